@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import sys
 
+import matplotlib.image
 import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
@@ -198,6 +199,11 @@ def test_numbers_in_cells_stand_out_from_them(drawn: list) -> None:
     assert [t.get_color() for t in drawn[0].axes[0].texts] == ["white", figures.INK, "white"]
 
 
+def test_numbers_in_cells_lose_only_a_leading_zero(drawn: list) -> None:
+    figures.heat([("", np.array([[10.25, -10.4, 100.0, 0.5, -0.5, 20.5]]), ["a"], [*"uvwxyz"])], "x.png")
+    assert [t.get_text() for t in drawn[0].axes[0].texts] == ["10.25", "−10.40", "100.00", ".50", "−.50", "20.50"]
+
+
 def test_code_maps_name_their_classes(drawn: list) -> None:
     points, classes = np.zeros((4, 2)), np.array([0, 5, 5, 7])
     figures.code_maps([("by rule", points, classes)], "x.png", names={"by rule": {0: "constant", 5: "sum"}})
@@ -305,3 +311,18 @@ def test_the_axis_of_results_can_name_another_split(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     figures.results({"HYLA": [0.5]}, tmp_path / "a.svg", score="accuracy on unseen shapes")
     assert drawn[0].axes[0].get_xlabel() == "accuracy on unseen shapes"
+
+
+def test_an_image_keeps_its_colours(tmp_path):
+    """A table of 256 colours changed a tenth of the pixels, by up to a fifth of the range."""
+    rows, columns = np.mgrid[0:32, 0:32] / 31
+    image = np.stack([rows, columns, 0.5 + 0.5 * np.sin(9 * rows * columns)], axis=-1)
+    values = np.random.default_rng(0).random((16, 16))
+    panel = ("head 1", values, [*"abcdefghijklmnop"], [*"abcdefghijklmnop"])
+    path = figures.heat([panel], tmp_path / "a.png", numbers=False, grouped=False, picture=(image, 4, 4))
+    shown = np.unique(matplotlib.image.imread(path)[..., :3].reshape(-1, 3), axis=0)
+    off = np.abs(image.reshape(-1, 1, 3) - shown).max(-1).min(-1)
+    assert (off > 2 / 255).mean() < 0.2  # but for colours below numbers and lines
+    panel = ("head 1", values[:4, :4], [*"abcd"], [*"abcd"])
+    few = matplotlib.image.imread(figures.heat([panel], tmp_path / "b.png"))
+    assert len(np.unique(few.reshape(-1, few.shape[-1]), axis=0)) <= 256

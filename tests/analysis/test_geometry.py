@@ -62,6 +62,9 @@ def test_mistakes() -> None:
         embed(np.array([[0.0], [1.0], [2.0], [np.inf], [3.0]]))
     with pytest.raises(ValueError, match=r"embed: unknown method 'tnse'; did you mean 'tsne'\?"):
         embed(np.random.default_rng(0).normal(size=(9, 2)), "tnse")
+    for function in (means, similarity):  # a mean of NaN had similarity 0 to all classes
+        with pytest.raises(ValueError, match=r"^means: codes must be finite but 1 of 3 are not$"):
+            function(np.array([[0.0], [np.nan], [1.0]]), np.arange(3))
     with pytest.raises(ValueError, match=r"^similarity: b = 3 in codes but 2 in labels \(b\) = \(2,\)$"):
         similarity(np.zeros((3, 2)), np.zeros(2, int))
 
@@ -119,3 +122,10 @@ def test_centred_similarity_is_of_what_classes_do_not_share() -> None:
     assert similarity(codes, labels)[1].min() == pytest.approx(24 / 26)
     wanted = np.array([[1, -1, 1, -1], [-1, 1, -1, 1], [1, -1, 1, -1], [-1, 1, -1, 1]])
     np.testing.assert_allclose(similarity(codes, labels, centred=True)[1], wanted, atol=1e-12)
+
+
+def test_codes_of_a_model_in_bfloat16() -> None:
+    codes, labels = two_clouds()
+    half = torch.tensor(codes, dtype=torch.bfloat16)
+    assert np.array_equal(embed(half, "pca"), embed(half.float(), "pca"))
+    assert purity(half, labels) == purity(half.float(), labels)

@@ -11,7 +11,7 @@ import torch
 
 import polyhead as ph
 from polyhead.analysis import probe as run_probe, probe_model, probe_run, purity, query_codes
-from polyhead.analysis.probe import clusters, draws
+from polyhead.analysis.probe import _check_token, clusters, draws
 from polyhead.models.build import build
 from polyhead.tasks import FuzzyLogic, Sraven
 
@@ -286,6 +286,17 @@ def test_codes_of_chosen_pairs_are_those_that_the_layer_returns(heads: tuple) ->
 def test_unknown_pairs_are_named() -> None:
     with pytest.raises(ValueError, match=r"^query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'\?"):
         query_codes(raven_model(ph.Linear(2)), RAVEN, "iid", 4, pairs="last_rwo")
+
+
+def test_a_query_that_is_no_token_is_refused() -> None:
+    """It was broadcast to all numbers of a token, and floats were cut to integers."""
+    model = ph.Transformer(small_run(None).model)
+    said = r"^query_codes: query must be one token of \(4,\), torch.float32, but is \(\), torch.float32$"
+    with pytest.raises(ValueError, match=said):
+        query_codes(model, TASK, "iid", 4, query=torch.tensor(0.5))
+    with pytest.raises(ValueError, match=r"one token of \(\), torch.int64, but is \(\), torch.float32$"):
+        _check_token(torch.tensor(2.5), torch.tensor([1, 2]))
+    _check_token(torch.tensor(1), torch.tensor([1, 2]))
 
 
 def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:

@@ -156,6 +156,9 @@ def test_an_image_is_shown_as_it_is():
     image, rows, columns = picture(model_of(Images()), digits, sample=2)
     assert (rows, columns, image.shape) == (4, 4, (8, 8, 3))
     np.testing.assert_allclose(image[..., 1], (digits.inputs[2, 0] + 1) / 2)
+    bright = dataclasses.replace(digits, inputs=digits.inputs.clone())
+    bright.inputs[2] = 0.2  # from -1 to 1, it was drawn as 0.2 of 0 to 1
+    np.testing.assert_allclose(picture(model_of(Images()), bright, sample=2)[0], 0.6)
     assert picture(model_of(EASY), batch_of(EASY)) is None
 
 

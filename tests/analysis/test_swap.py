@@ -1,13 +1,16 @@
 """A forward pass with another sequence's code equals a forward pass written by hand."""
 
+import functools
+
 import pytest
 import torch
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.analysis import capture, mix_codes, swap_codes
+from polyhead.analysis import capture, codes, mix_codes, swap, swap_codes
 from polyhead.analysis.swap import CODES, codes_of, controls, replaced
 from polyhead.config import stream
+from polyhead.layers.heads.groups import SoftmaxHeads
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.task import zadeh
 from polyhead.train.evaluation import predict
@@ -141,3 +144,87 @@ def test_a_share_mixes_both_codes_on_the_same_pairs():
         outputs = predict(model, TASK, own)
     for rule, batch in (("own", own), ("donor", donor)):
         assert row[rule] == pytest.approx(TASK.metrics(outputs, batch)["r2"].double().mean().item(), abs=1e-5)
+
+
+def softmax_of(q, k, v, *, keep=None, act=None, **seen):
+    code = ph.ops.latent_code(q, k, normalise="softmax", **seen)
+    return torch.einsum("bhts,bshe->bthe", code if keep is None else code * keep, v)
+
+
+def largest(q, k, v, *, keep=None, **seen):
+    code = ph.ops.latent_code(q, k, normalise="softmax", **seen)
+    return torch.einsum("bhts,bshe->bthse", code if keep is None else code * keep, v).amax(3)
+
+
+class Called(torch.nn.Module):
+    """A user's function as a module."""
+
+    def forward(self, *tensors, **options):
+        return softmax_of(*tensors, **options)
+
+
+class Forward(SoftmaxHeads):
+    """Its forward calls no other function, so none can take the place of `attend`."""
+
+    def forward(self, q, k, v, **seen):
+        return softmax_of(q, k, v, **{name: x for name, x in seen.items() if name != "keep"})
+
+    def code(self, q, k, **seen):
+        return ph.ops.latent_code(q, k, normalise="softmax", **seen)
+
+
+class Method(SoftmaxHeads):
+    """The function and its code are methods."""
+
+    def attend(self, q, k, v, **options):
+        return softmax_of(q, k, v, **options)
+
+    def code(self, q, k, **seen):
+        return ph.ops.latent_code(q, k, normalise="softmax", **seen)
+
+
+def own(change):
+    """A model whose second layer computes a function of a user: by `use`, or as another class."""
+    model = model_of(ph.Softmax(3)).float()
+    group = model.blocks[1].attention.groups[0]
+    if isinstance(change, type):
+        group.__class__ = change
+        if "attend" in vars(change):
+            del group.attend
+    else:
+        group.use(change, code=functools.partial(ph.ops.latent_code, normalise="softmax"))
+    return model
+
+
+@pytest.mark.parametrize("change", [largest, Forward])
+def test_a_function_that_does_not_mix_values_by_its_code_is_refused(change):
+    """The swap computed another network, or the same one with every code."""
+    with pytest.raises(ValueError, match=r"^swap_codes: \w+ must compute what softmax heads compute from their code"):
+        swap_codes(own(change), TASK, pairs=4)
+
+
+@pytest.mark.parametrize("change", [softmax_of, Called(), Method])
+def test_a_function_that_does_is_swapped_and_stays_as_it_was(change):
+    model, group = own(change), model_of(ph.Softmax(3)).float()
+    before = dict(vars(model.blocks[1].attention.groups[0])), codes(capture(model, pairs_as_floats())[1], -1, -1)
+    found = {row["code"]: row["donor"] for row in swap_codes(model, TASK, pairs=6)}
+    wanted = {row["code"]: row["donor"] for row in swap_codes(group, TASK, pairs=6)}
+    assert found == pytest.approx(wanted, rel=1e-4)
+    assert {name: vars(model.blocks[1].attention.groups[0])[name] for name in before[0]} == before[0]
+    assert torch.equal(codes(capture(model, pairs_as_floats())[1], -1, -1), before[1])
+
+
+def pairs_as_floats():
+    return TASK.contrasts("compositional", 5, torch.Generator().manual_seed(1))[0]
+
+
+def test_no_pair_is_alone_in_a_batch(monkeypatch):
+    """The third code of a pair that is alone was the donor's."""
+    assert swap._batches(500) == [500]
+    assert swap._batches(1300) == [500, 500, 300]
+    assert swap._batches(501) == [499, 2]
+    assert swap._batches(1001) == [500, 499, 2]
+    drawn = []
+    monkeypatch.setattr(swap, "controls", lambda *given: drawn.append(len(given[0][0])) or controls(*given))
+    assert {row["n"] for row in swap_codes(model_of(ph.Softmax(3)).float(), TASK, pairs=501)} == {501}
+    assert drawn == [499, 2]

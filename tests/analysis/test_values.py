@@ -247,3 +247,23 @@ def test_mistakes() -> None:
         codes(taps, [1], 2)
     with pytest.raises(ValueError, match=r"^value_network: sample must be in \[-2, 2\) but is 2$"):
         value_network(taps, 0, 0, sample=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_another_output_than_the_sum_of_code_times_value_is_refused_in_every_precision(dtype: torch.dtype) -> None:
+    """With rounding of half precision in mind, 1e3 roundings of the largest number refused nothing."""
+
+    def summed(q, k, v, *, keep, **seen):
+        return torch.einsum("bhts,bshe->bthe", ph.ops.latent_code(q, k, normalise="softmax", **seen), v)
+
+    def largest(q, k, v, *, keep, **seen):
+        code = ph.ops.latent_code(q, k, normalise="softmax", **seen)
+        return torch.einsum("bhts,bshe->bthse", code, v).amax(3)
+
+    attention, x = layer([ph.Softmax(3)]).to(dtype), torch.randn(2, T, DIM).to(dtype)
+    code = functools.partial(ph.ops.latent_code, normalise="softmax")
+    attention.groups[0].use(summed, code=code)
+    assert len(value_network(tap(attention, x), 0, 0)) == 1
+    attention.groups[0].use(largest, code=code)
+    with pytest.raises(ValueError, match="must be the sum of code times value but is not"):
+        value_network(tap(attention, x), 0, 0)

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import re
+import statistics
 
 import pytest
 
@@ -88,6 +89,56 @@ def test_the_figure_of_the_long_trainings_has_all_models_that_come_along():
         assert {split: round(score["r2"], 4) for split, score in shown[name].items()} == {
             split: mean for split, (mean, _) in scores.items()
         }
+
+
+def over_seeds(values):
+    """A mean and its standard error as pages write them, from all digits: a rounded score is not rounded again."""
+    values = list(values)
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.3f} ± {error:.3f}".replace("-", "−")
+
+
+def test_pages_repeat_the_means_of_the_long_trainings():
+    """Most of these were computed from rounded scores, and off by one in the last digit."""
+    found = json.loads((RESULTS / "fuzzy" / "long" / "results.json").read_text())["numbers"]
+    index, deviations = (" ".join((RESULTS / f"{page}.md").read_text().split()) for page in ("index", "deviations"))
+    said = [(label, quantity) for label in ("HYLA", "Softmax", "Linear") for quantity in ("unseen", "novel")]
+    for label, quantity in (*said, *((label, q) for label in ("HYLA", "Softmax") for q in ("gap", "late"))):
+        wanted = over_seeds(found[label][quantity].values())
+        assert wanted in index, (label, quantity, wanted)
+        assert quantity != "unseen" or label == "Linear" or wanted in deviations, (label, wanted)
+    hyla, softmax = (found[label]["unseen"] for label in ("HYLA", "Softmax"))
+    *leads, last = (f"{hyla[seed] - softmax[seed]:.3f}" for seed in hyla)
+    assert f"HYLA is ahead of softmax, by {', '.join(leads)} and {last}" in index
+    swaps = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]["HYLA"]
+    for whose, told in (("the donor's", "donor's"), ("a third sequence's", "another's")):
+        score = swaps[f"{whose}, against the donor's function"]
+        wanted = f"{score['mean']:.2f} ± {score['standard_error']:.2f} {told}".replace("-", "−")
+        assert wanted in deviations, wanted
+
+
+HYLA = {
+    "Fig. 2C and A3": ("fig-2c",),
+    "Fig. 4A: data and width": ("fig-4a", "fig-4a-heads"),
+    "Fig. 4B and A4: data and depth": ("fig-4b",),
+    "Fig. 5C: number of heads": ("fig-5c",),
+    "Fig. 5D and A5: features, fraction held out": ("fig-5d", "fig-a5"),
+}
+
+
+@pytest.mark.parametrize("section", HYLA)
+def test_the_page_of_numbers_repeats_its_figures(section):
+    """Every row of scores is a row of a figure of the section, and so is the floor in its text."""
+    parts = re.split(r"^## (.*)$", (RESULTS / "hyla.md").read_text(), flags=re.M)
+    text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
+    known = [row[1:] for name in HYLA[section] for row in SMALL[name]["rows"]]
+    scores = [re.findall(r"[\d.]+ ± [\d.]+", line) for line in text.splitlines() if line.startswith("| ")]
+    assert sum(map(bool, scores)) >= 2
+    for row in filter(None, scores):
+        assert any(row == cells[: len(row)] for cells in known), row
+    notes = " ".join(note for name in HYLA[section] for note in SMALL[name]["notes"])
+    for floor in re.findall(r"known combinations alone ([\d.]+\d)", text):
+        assert f"known combinations: {floor}" in notes
 
 
 def test_the_page_repeats_what_probes_read_without_training():

@@ -22,7 +22,7 @@ from polyhead.cli import verbs as cli
 from polyhead.config import Batch
 from polyhead.pages.explore import data as explore_data, writer as explore
 from polyhead.pages.explore.data import gather, quantised, shown
-from polyhead.pages.explore.page import CODES
+from polyhead.pages.explore.page import CODES, MORE, html
 from polyhead.spec import NORMALISE
 from polyhead.tasks.text.tokens import Bytes
 
@@ -116,6 +116,29 @@ def test_a_foreign_mask_says_what_is_causal() -> None:
         assert (found.causal, len(found.numbers)) == (causal, 2 * (10 if causal else 16))
 
 
+@pytest.mark.parametrize(
+    ("heads", "options", "ways"),
+    [
+        (
+            ph.Abstractor(2, act="sigmoid"),
+            {},
+            ("act",),
+        ),  # the page said "the score itself"
+        (ph.Abstractor(2), {}, ("softmax",)),
+        (ph.Hyla(2), {"positions": ph.Alibi()}, ("rms_heads", "bias")),
+        (ph.Linear(2), {}, ("identity",)),
+    ],
+)
+def test_the_equations_of_a_page_are_those_of_its_model(heads: Any, options: dict[str, Any], ways: tuple) -> None:
+    taps = capture(model_of((heads,), **options), batch_of("abcd"))
+    found = gather(taps, "abcd")
+    assert found.normalised == ways
+    assert all((CODES | MORE)[way] in html(found) for way in ways)
+    other = [replace(taps[0], groups=(replace(taps[0].groups[0], scale=1.0),))]
+    assert MORE["scale"] in html(gather(other, "abcd"))
+    assert MORE["scale"] not in html(found)
+
+
 def test_a_page_is_light(tmp_path: pathlib.Path) -> None:
     """200 tokens, 6 layers, 8 heads: at most a megabyte and a bit, whatever the heads do."""
     for heads, most in ((ph.Softmax(8), 0.9e6), (ph.Hyla(8), 1.25e6)):
@@ -140,7 +163,7 @@ def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
 def test_tokens_can_be_seen() -> None:
     ids = Bytes().encode("é\n ")
     assert [shown(piece) for piece in explore.pieces(Bytes(), ids)] == ["\\xc3", "\\xa9", "⏎", "·"]
-    assert set(CODES) == {*NORMALISE, "own"}
+    assert set(CODES) == {*NORMALISE, "act", "own"}
 
     class Sentence:
         """Drops the blank a text begins with, as SentencePiece does."""

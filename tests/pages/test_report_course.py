@@ -58,4 +58,15 @@ def test_from_the_score_at_half_of_the_training_to_its_last():
 
 def test_the_last_score_before_it_stands_in_and_that_before_training_does_not():
     assert report_text.courses(groups((40, 60, 100)))[0][1:] == pytest.approx((0.1, 0.85, 0.1, 0.6))
+    (words,) = report_text.course(groups((40, 60, 100)))
+    assert words.startswith("After step 40 of training HYLA gained 0.750 on known combinations")
     assert report_text.course(groups((0, 60, 100))) == []
+
+
+def test_a_lower_error_is_a_gain(monkeypatch):
+    monkeypatch.setattr(FuzzyLogic, "better", "lower")
+    found = groups()
+    (words,) = report_text.course(found)
+    assert words.startswith("In the second half of training Softmax lost 0.200 on known combinations and gained 0.100")
+    (gap,) = report_text._gap(report_text.ranked(found), report_text.where(found))
+    assert gap == "From known to unseen combinations the score rises by −0.500 for Softmax and −0.250 for HYLA."

@@ -24,13 +24,13 @@ def run(folder: pathlib.Path, heads: ph.Softmax | ph.Hyla, seed: int) -> pathlib
 
 
 def test_scores_are_new_and_codes_are_swapped_and_mapped(tmp_path, monkeypatch):
-    for name, value in (("SEQUENCES", 128), ("PAIRS", 20), ("POINTS", 40)):
+    for name, value in (("SEQUENCES", 120), ("PAIRS", 20), ("POINTS", 40)):
         monkeypatch.setattr(trained, name, value)
     given = [run(tmp_path, ph.Softmax(4), 0), run(tmp_path, ph.Hyla(4), 0), run(tmp_path, ph.Hyla(4), 1)]
     full = trained.measure(given, ["iid", "compositional"], lambda line: None)
     assert [(group.label, len(group.entries)) for group in full.found] == [("Softmax", 1), ("HYLA", 2)]
     _, model = ph.load(given[0])
-    wanted = ph.train.evaluate(model, TASK, "compositional", seed=0, batches=8, batch_size=16)["r2"]
+    wanted = ph.train.evaluate(model, TASK, "compositional", seed=0, batches=7, batch_size=16)["r2"]
     assert full.found[0].score("compositional").mean == pytest.approx(wanted)
     assert wanted != ph.train.read_result(given[0]).scores["compositional"]["r2"]
     assert [len(rows) for rows in full.swaps.values()] == [1, 2]
@@ -43,6 +43,12 @@ def test_scores_are_new_and_codes_are_swapped_and_mapped(tmp_path, monkeypatch):
     assert headline.number(mean) in page
     assert page.count("with the sequence's own code, the donor's and another's") == 2
     assert trained.sentence(full).startswith("Trained in full (2 steps, ")
+    assert "The training had 2 steps." in page  # no word of models that come with polyhead: these do not
+    assert "the scores on 112 sequences a split" in page  # 7 whole batches of 16, not the 120 that were asked for
+    index = {str(entry.folder): {"digest": ph.digest(entry.run)} for group in full.found for entry in group.entries}
+    monkeypatch.setattr(trained.shipped, "models", lambda: index)
+    trained.section(ours := Page(), full)
+    assert "These models come with polyhead (polyhead list models); their training had 2 steps." in "".join(ours.parts)
     bars = [trace for trace in out.figures[0]["data"] if trace["type"] == "bar"]
     assert [trace["name"] for trace in bars] == ["Softmax", "HYLA"]
     assert all(min(trace["y"]) >= -1 for trace in bars)

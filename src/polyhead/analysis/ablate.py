@@ -32,7 +32,8 @@ def zero_heads(
     Rows are {layer, head, score, se, drop, drop_se, n}; head None: a whole layer; layer None: nothing zeroed.
 
     `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences.  All rows use the same
-    `sequences` sequences, from a stream that neither training nor evaluation reads.
+    `sequences` sequences, from a stream that neither training nor evaluation reads.  Of an encoder-decoder, layers are
+    those of the decoder, and their self-attention is zeroed.
 
     >>> rows = zero_heads(model, task)
     >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most

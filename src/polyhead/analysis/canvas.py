@@ -4,6 +4,8 @@ import io
 import pathlib
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from polyhead.spec.optional import optional
 
 if TYPE_CHECKING:
@@ -59,9 +61,12 @@ def save(figure: "Figure", path: str | pathlib.Path) -> pathlib.Path:
 
 
 def _fewer_colours(png: bytes) -> bytes:
-    """The same picture with a table of 256 colours, more than a figure has but for its smoothed edges."""
-    from PIL import Image  # matplotlib needs it, too
+    """The same picture with a table of 256 colours, or itself if more than its smoothed edges would differ."""
+    from PIL import Image, ImageChops  # matplotlib needs it, too
 
-    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    whole = Image.open(io.BytesIO(png)).convert("RGB")
+    picture = whole.quantize(256, dither=Image.Dither.NONE)
+    if (np.asarray(ImageChops.difference(whole, picture.convert("RGB"))).max(-1) > 16).mean() > 0.03:
+        return png  # for example an image in front of a matrix
     picture.save(out := io.BytesIO(), "PNG", optimize=True)
     return out.getvalue()

@@ -20,7 +20,9 @@ from polyhead.train.evaluation import sources
 
 
 def as_array(value: Any) -> np.ndarray:
-    """A NumPy array from a tensor on any device, or from anything that NumPy accepts."""
+    """A NumPy array from a tensor on any device, or from anything that NumPy accepts.  bfloat16 becomes float32."""
+    if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
+        value = value.float()
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 

@@ -341,7 +341,7 @@ def _numbers(axes: "Axes", values: Array, image: Any) -> None:
         if np.isfinite(value):
             red, green, blue, _ = image.cmap(image.norm(value))
             ink = INK if 0.3 * red + 0.59 * green + 0.11 * blue > 0.5 else "white"
-            text = f"{round(value, 2) + 0.0:.2f}".replace("0.", ".", 1).replace("-", "−")  # no minus zero
+            text = f"{round(value, 2) + 0.0:.2f}".removeprefix("0").replace("-0.", "−.").replace("-", "−")  # no −.00
             written = axes.text(column, row, text, ha="center", va="center", fontsize=6, color=ink)
             written.set_in_layout(False)  # the text is inside the axes; measuring it would be slow
 

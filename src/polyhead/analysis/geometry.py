@@ -62,7 +62,7 @@ def similarity(
 
     `centred`: subtract the mean over classes first.  Without it, a component that all classes share brings every
     similarity near 1: softmax codes, for example, are all positive.  A class whose mean code is exactly zero has
-    similarity 0 to every class, itself included.
+    similarity 0 to every class, itself included.  Raises ValueError for codes that are not finite.
     """
     classes, mean = means(codes, labels)
     mean = mean - mean.mean(0) if centred else mean
@@ -75,8 +75,9 @@ def similarity(
 def means(
     codes: Float[Tensor, "b h"] | Float[Array, "b h"], labels: Int[Tensor, " b"] | Int[Array, " b"]
 ) -> tuple[Int[Array, " c"], Float[Array, "c h"]]:
-    """The mean code of every class: (classes in ascending order, means)."""
-    x, y = as_array(codes).astype(np.float64), as_array(labels)
+    """The mean code of every class: (classes in ascending order, means).  Raises ValueError for codes that are not
+    finite."""
+    x, y = _checked(codes, "means"), as_array(labels)
     classes = np.unique(y)
     return classes, np.stack([x[y == label].mean(0) for label in classes])
 

@@ -117,6 +117,7 @@ def query_codes(
 
     `pairs`: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
     `query`: one token (c,) or () that replaces the last one of every sequence; the targets stay those of the old token.
+    Raises ValueError for a query of another shape, or of floats where tokens are integers.
     Fields of the task change the sequences: `replace(task, inputs="fixed_context")`, `replace(task, permuted=False)`.
 
     >>> layers, batch = query_codes(model, task, "compositional", 1000)
@@ -128,6 +129,7 @@ def query_codes(
     layers: list[list[Tensor]] = []
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
     if query is not None:
+        _check_token(query, batches[0].inputs[:, -1])
         for batch in batches:
             batch.inputs[:, -1] = query
     for batch in batches:
@@ -261,6 +263,13 @@ def clusters(
 
 def _chosen(index: Index, n: int) -> Array:
     return np.arange(n)[index if isinstance(index, slice) else as_array(index)]
+
+
+def _check_token(query: Tensor, tokens: Tensor) -> None:
+    """Raise ValueError unless `query` is like each of `tokens`: it would be broadcast, or rounded to an integer."""
+    if query.shape != tokens.shape[1:] or query.is_floating_point() > tokens.is_floating_point():
+        wanted, came = (f"{tuple(one.shape)}, {one.dtype}" for one in (tokens[0], query))
+        raise ValueError(f"query_codes: query must be one token of {wanted}, but is {came}")
 
 
 def _check(x: Array, y: Array, fit: Array, held: Array) -> None:

@@ -83,7 +83,7 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
     for end, inputs in ((_end(settings), batch.inputs), (_end(getattr(settings, "encoder", None)), batch.source)):
         if isinstance(end, Patches) and inputs is not None:
             pixels = as_array(inputs[_within("sample", sample, len(inputs))]).astype(float)
-            pixels = (pixels + 1) / 2 if pixels.min() < 0 else pixels
+            pixels = (pixels + 1) / 2 if inputs.min() < 0 else pixels  # of all: a bright image alone does not say it
             channels, height, width = end.image
             colours = np.broadcast_to(pixels, (3, height, width)) if channels == 1 else pixels[[0, 1 % channels, -1]]
             rows, columns = height // end.patch[0], width // end.patch[1]

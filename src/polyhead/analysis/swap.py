@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from polyhead.analysis.capture import capture
+from polyhead.analysis.values import agree
 from polyhead.config import Batch, Task, stream
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.heads.functions import coder
+from polyhead.layers.heads.functions import coder, compiled, is_own
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
@@ -58,7 +59,7 @@ def swap_codes(
 
     Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences, drawn by
     `task.contrasts` from a stream that neither training nor evaluation reads.  ValueError for a task without such
-    pairs, and for heads whose output is not a function of code and values.
+    pairs, and for heads whose output is not a function of code and values, such as many a function of a user.
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """
@@ -112,16 +113,39 @@ def _scores(
     layer = _layer(who, model, layer)
     found: dict[Name, tuple[list[Tensor], list[Tensor]]] = {}
     with looking(model):
-        for step, start in enumerate(range(0, pairs, 500)):
+        for step, count in enumerate(_batches(pairs)):
             generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))
-            batches = task.contrasts(split, min(500, pairs - start), generator)
+            batches = task.contrasts(split, count, generator)
             mine, theirs = (codes_of(model, layer, batch) for batch in batches)
+            if step == 0:
+                _check_functions(who, model, layer, batches[0], mine)
             for name, code in codes(mine, theirs, generator).items():
                 with replaced(model, layer, code):
                     outputs = predict(model, task, batches[0]).float()
                 for parts, batch in zip(found.setdefault(name, ([], [])), batches, strict=True):
                     parts.append(task.metrics(outputs, batch)[task.metric].cpu())
     return {name: _row(torch.cat(own), torch.cat(donor)) for name, (own, donor) in found.items()}
+
+
+def _batches(pairs: int) -> list[int]:
+    """Sizes of batches: 500, and the rest.  No pair is alone, because it takes a third code from another pair."""
+    sizes = [min(500, pairs - start) for start in range(0, pairs, 500)]
+    return [*sizes[:-2], 499, 2] if sizes[-1] == 1 else sizes
+
+
+def _check_functions(who: str, model: Transformer, layer: int, batch: Batch, mine: Codes) -> None:
+    """Raise ValueError unless a user's functions compute what their kind of heads computes from code and values."""
+    groups = _groups(model, layer)
+    if not any(map(is_own, groups)):
+        return
+    seen = [group.output[:, -1] for group in capture(model, batch)[layer].groups]
+    for codes, wanted in ((mine, seen), ([torch.zeros_like(x) for x in mine], [torch.zeros_like(x) for x in seen])):
+        with replaced(model, layer, codes):
+            found = [group.output[:, -1] for group in capture(model, batch)[layer].groups]
+        for group, ours, theirs in zip(groups, found, wanted, strict=True):
+            if not agree(ours, theirs):
+                name, kind = type(group).__name__, group.kind
+                raise ValueError(f"{who}: {name} must compute what {kind} heads compute from their code, but do not")
 
 
 def codes_of(model: Transformer, layer: int, batch: Batch) -> Codes:
@@ -132,15 +156,19 @@ def codes_of(model: Transformer, layer: int, batch: Batch) -> Codes:
 @contextlib.contextmanager
 def replaced(model: Transformer, layer: int, rows: Codes) -> Iterator[None]:
     """A context in which the last token of `layer` has the codes `rows`, (b h s) for each group of heads."""
-    groups = _groups(model, layer)
-    before = [(group.attend, group.functions) for group in groups]
+    groups = [compiled(group) for group in _groups(model, layer)]
+    before = [dict(vars(group)) for group in groups]
     try:
         for group, row in zip(groups, rows, strict=True):
-            group.use(_attend(group, row))
+            attend = _attend(group, row)
+            # A function cannot take the place of a module.
+            group._modules = {name: module for name, module in group._modules.items() if name != "attend"}
+            group.use(attend)
         yield
     finally:
-        for group, (attend, functions) in zip(groups, before, strict=True):
-            group.attend, group.functions = attend, functions
+        for group, own in zip(groups, before, strict=True):
+            vars(group).clear()
+            vars(group).update(own)
 
 
 def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:

@@ -7,7 +7,8 @@
 attends to 200 tokens equally gives each 0.005.  For a causal model only the visible pairs are stored: j <= i.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.analysis.capture import as_array
-from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.layers.taps import OWN, GroupTaps, Taps
 from polyhead.ops.latent_code import visible
 
 Array = np.ndarray
@@ -34,7 +35,7 @@ class Explored:
     causal: bool
     layers: list[dict[str, Any]]
     numbers: bytes
-    normalised: tuple[str, ...]  # the distinct normalisations of codes
+    normalised: tuple[str, ...]  # how codes are made: the keys of `page.CODES`
     note: str  # why tokens are omitted, or empty
 
     @property
@@ -63,7 +64,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explo
         }
         for i, layer in enumerate(taps)
     ]
-    ways = dict.fromkeys(group.normalise for layer in taps for group in layer.groups)
+    ways = dict.fromkeys(way for layer in taps for group in layer.groups for way in _ways(group))
     of = max(of, len(tokens))
     note = "" if count == of else f"Of {of:,} tokens the first {count:,} are shown."
     return Explored(tuple(map(shown, tokens[:count])), causal, layers, b"".join(holder.parts), tuple(ways), note)
@@ -101,6 +102,16 @@ def _causal(group: GroupTaps) -> bool:
     if look is None:
         return t == 1
     return not look.broadcast_to(*look.shape[:-2], t, t).triu(1).any()
+
+
+def _ways(group: GroupTaps) -> Iterator[str]:
+    """How the code of a group is made of its scores, and these of queries and keys."""
+    pointwise = group.kind == "abstractor" and group.relation_act not in ("softmax", "identity")
+    yield "act" if pointwise else group.normalise
+    if group.kind != OWN and group.bias is not None:
+        yield "bias"
+    if group.kind != OWN and not math.isclose(group.scale, group.q.shape[-1] ** -0.5, rel_tol=1e-6):
+        yield "scale"
 
 
 def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:

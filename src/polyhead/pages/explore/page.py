@@ -17,9 +17,15 @@ CODES = {
     "identity": f"{SCORE}: the score itself, of either sign and any size",
     "softmax_rms_heads": f"softmax over j of {SCORE}, then divided by its root mean square over the heads",
     "softmax_heads": f"softmax over h of {SCORE}: the heads compete for the pair, and its code adds up to 1",
+    "act": f"act({SCORE}), a function of the score alone: tokens do not compete",
     "own": "what the function that these heads were given makes of q<sub>h,i</sub> and k<sub>h,j</sub>",
 }
 """The equation of the code of a pair, by `normalise`."""
+MORE = {
+    "bias": "To the scores of this model a bias of the pair is added, for example of its positions.",
+    "scale": "In the scores of this model another factor is in the place of 1 / √d.",
+}
+"""What is different in a model's scores."""
 
 
 def html(found: Explored, title: str = "") -> str:
@@ -41,7 +47,8 @@ def html(found: Explored, title: str = "") -> str:
 
 def _words(found: Explored) -> str:
     """The explanation of the page, with the equations of its model."""
-    ways = [f"<li>code<sub>h</sub>(i → j) = {CODES[way]}.</li>" for way in found.normalised]
+    ways = [f"<li>code<sub>h</sub>(i → j) = {CODES[way]}.</li>" for way in found.normalised if way not in MORE]
+    ways += [f"<li>{MORE[way]}</li>" for way in MORE if way in found.normalised]
     kinds = {group["kind"] for layer in found.layers for group in layer["groups"]}
     more = ""
     if any(group["relations"] for layer in found.layers for group in layer["groups"]):

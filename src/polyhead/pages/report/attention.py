@@ -29,11 +29,15 @@ KINDS = ("attention", "relations", "symbols")
 
 @dataclass(frozen=True)
 class Example:
-    """One input: its description, its image if it has one, and its attention in every layer."""
+    """One input: its description, its image if it has one, and its attention in every layer.
+
+    `last`: the layers are those of its last tokens, so many; None: of all.
+    """
 
     text: str
     image: Picture | None
     layers: tuple[LayerLook, ...]
+    last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,17 @@ def _examples(model: Any, task: Task, batch: Batch) -> Iterator[Example]:
     with looking(model):
         outputs = predict(model, task, batch).float()
     for i in range(EXAMPLES):
-        layers = tuple(_cut(layer, TOKENS) for layer in look(model, batch, sample=i, task=task))
+        whole, most = look(model, batch, sample=i, task=task), TOKENS
+        layers = tuple(_cut(layer, most) for layer in whole)
         if (cells := _cells(layers)) > left:
             if i:
                 return
-            layers = tuple(_cut(layer, TOKENS // 2) for layer in layers)
+            most = TOKENS // 2
+            layers = tuple(_cut(layer, most) for layer in whole)
         left -= cells
-        yield Example(describe(task, batch, outputs, i), picture(model, batch, sample=i), layers)
+        longer = max(len(side) for layer in whole for side in (layer.receivers, layer.senders)) > most
+        words = describe(task, batch, outputs, i)
+        yield Example(words, picture(model, batch, sample=i), layers, most if longer else None)
 
 
 def _every(layers: Sequence[LayerLook]) -> Iterator[Map]:

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from polyhead.pages import document
 from polyhead.pages.document import escape
-from polyhead.pages.report.attention import KINDS, TOKENS, Example, Looked, Map, maps
+from polyhead.pages.report.attention import KINDS, Example, Looked, Map, maps
 from polyhead.pages.report.figures import FAINT, blank
 from polyhead.pages.report.headline import sample
 from polyhead.pages.report.page import STEPS, Page
@@ -48,8 +48,6 @@ def _words(one: Looked) -> list[str]:
             " Relational heads retrieve no content: weighted by their attention, they add up symbols of the tokens "
             "they look at and relations to them."
         )
-    if any(len(layer.senders) == TOKENS for example in one.examples for layer in example.layers):
-        lines.append(f"Of sequences longer than {TOKENS} tokens the last {TOKENS} are shown.")
     return lines
 
 
@@ -69,6 +67,8 @@ def _block(out: Page, one: Looked) -> str:
     choices += "".join(_select(kind, WORDS[kind][0], []) for kind in kinds)
     seen = "".join(_seen(i, example) for i, example in enumerate(one.examples))
     body = f'<div class="choices">{choices}</div>{seen}<div class="row">{plots}</div>'
+    if (last := next((example.last for example in one.examples if example.last), None)) is not None:
+        body += f'<p class="note">Of sequences longer than {last} tokens the last {last} are shown.</p>'
     return f'<div class="look" id="{name}">{body}</div>'
 
 
@@ -83,7 +83,7 @@ def _packed(found: dict[str, list[Map]]) -> dict[str, list[dict[str, Any]]]:
         kind: [
             {
                 "name": each.name,
-                "limit": round(each.limit, 6) or each.limit,
+                "limit": float(f"{each.limit:.6g}"),
                 "signed": each.signed,
                 "rows": each.rows,
                 "columns": each.columns,

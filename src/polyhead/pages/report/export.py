@@ -95,11 +95,12 @@ def _over_layers(cells: Cells, what: str) -> Draw:
     panels = []
     for target in dict.fromkeys(target for _, (_, target) in cells):
         series: dict[str, dict[int, list[float]]] = {}
-        chance: dict[int, float] = {}
+        levels: dict[int, list[float]] = {}
         for (label, (layer, name)), (score, level, _) in cells.items():
             if name == target:
                 series.setdefault(label, {})[layer + 1] = list(score.values)
-                chance[layer + 1] = level
+                levels.setdefault(layer + 1, []).append(level)
+        chance = {layer: float(np.mean(each)) for layer, each in levels.items()}  # of all mechanisms, as in the page
         panels.append((target, series, {"chance": chance}))
     return _line(panels, "layer", what)
 

@@ -5,7 +5,7 @@ report says "ahead, but the seeds do not settle it", or with single seeds "ahead
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from polyhead.config import Task
 from polyhead.config.words import Floor, Parts
@@ -64,6 +64,12 @@ def with_error(summary: Summary, digits: int = 3) -> str:
     if summary.error is None or not math.isfinite(summary.error) or not math.isfinite(summary.mean):
         return number(summary.mean, digits)
     return f"{number(summary.mean, digits)}\u00a0±\u00a0{number(summary.error, digits)}"  # no line break inside
+
+
+def span(counts: Iterable[int]) -> str:
+    """The least and the largest of several counts: "2,000", or "359 to 2,000"."""
+    found = sorted(counts)
+    return " to ".join(f"{count:,}" for count in dict.fromkeys((found[0], found[-1])))
 
 
 def seeds(n: int) -> str:
@@ -169,6 +175,7 @@ def opening(
 
 
 Course = tuple[str, float, float, float, float]
+Halves = tuple[int, float, float]
 
 
 def courses(found: Sequence[Group]) -> list[Course]:
@@ -180,16 +187,26 @@ def courses(found: Sequence[Group]) -> list[Course]:
         both = [[_halves(entry, metric, which) for entry in group.finished] for which in ("iid", split)]
         if any(pair is None for each in both for pair in each):
             return []
-        a, b, c, d = (sum(pair[i] for pair in each if pair) / len(each) for each in both for i in (0, 1))
+        a, b, c, d = (sum(pair[i] for pair in each if pair) / len(each) for each in both for i in (1, 2))
         rows.append((group.label, a, b, c, d))
     return rows
 
 
-def _halves(entry: Entry, metric: str, split: str) -> tuple[float, float] | None:
-    """The last score up to half of the training, and the final score."""
-    steps, scores = entry.curve("eval", metric, split)
-    early = [score for step, score in zip(steps, scores, strict=True) if 0 < step <= entry.run.train.steps / 2]
-    return (early[-1], scores[-1]) if early else None
+def _halves(entry: Entry, metric: str, split: str) -> Halves | None:
+    """The last score up to half of the training, after its step, and the final score."""
+    rows = [*zip(*entry.curve("eval", metric, split), strict=True)]
+    early = [row for row in rows if 0 < row[0] <= entry.run.train.steps / 2]
+    return (*early[-1], rows[-1][1]) if early else None
+
+
+def _later(found: Sequence[Group]) -> str:
+    """ "In the second half of training", or "After step 6,000" where the first of `courses` is not at the half."""
+    entries = [entry for group in found for entry in group.finished]
+    which = ("iid", headline(found))
+    pairs = [(entry, _halves(entry, found[0].task.metric, split)) for entry in entries for split in which]
+    if all(pair is None or 2 * pair[0] == entry.run.train.steps for entry, pair in pairs):
+        return "In the second half of training"
+    return f"After step {span(pair[0] for _, pair in pairs if pair)} of training"
 
 
 def course(found: Sequence[Group]) -> list[str]:
@@ -199,12 +216,12 @@ def course(found: Sequence[Group]) -> list[str]:
         return []
     unseen = where(found)
     known = "known combinations" if unseen == "unseen combinations" else "fresh data"
-    each = []
+    each, gain = [], found[0].task.gain
     for label, before, after, early, late in rows:
-        first, second = _by(after - before), _by(late - early)
+        first, second = _by(gain(after - before)), _by(gain(late - early))
         second = second.removeprefix(f"{first.split()[0]} ")  # the verb is said once
         each.append(f"{label} {first} on {known} and {second} on {unseen}")
-    return [f"In the second half of training {'; '.join(each)}."]
+    return [f"{_later(found)} {'; '.join(each)}."]
 
 
 def _by(change: float) -> str:
@@ -273,12 +290,13 @@ def _best_floor(order: Sequence[Scored], floors: dict[str, Summary]) -> str:
 
 
 def _gap(order: Sequence[Scored], unseen: str) -> list[str]:
-    gaps = [(group.label, iid.mean - score.mean) for group, score in order if (iid := group.score("iid"))]
+    gaps = [(g.label, g.task.gain(iid.mean - score.mean)) for g, score in order if (iid := g.score("iid"))]
     if not gaps:
         return []
+    way = "rises" if order[0][0].task.better == "lower" else "falls"
     each = and_([f"{number(gap)} for {label}" for label, gap in gaps])
     known = "known" if unseen == "unseen combinations" else "fresh data of the kind that was trained on"
-    return [f"From {known} to {unseen} the score falls by {each}."]
+    return [f"From {known} to {unseen} the score {way} by {each}."]
 
 
 def _are(names: Sequence[str]) -> str:

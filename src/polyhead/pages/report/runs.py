@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -77,12 +77,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class Summary:
-    """A mean and standard error, over seeds or over the test sequences of a single seed (`over`)."""
+    """A mean and standard error, over seeds or over the test sequences of a single seed (`over`).
+
+    `count`: for a floor, the number of sequences.
+    """
 
     mean: float
     error: float | None
     values: tuple[float, ...]
     over: str
+    count: int = field(default=0, compare=False)
 
     @property
     def n(self) -> int:
@@ -287,11 +291,19 @@ def _kind(run: Run) -> str:
 
 
 def _difference(run: Run, twins: Sequence[Run]) -> str:
-    """The setting that distinguishes a run from others with the same label: " · lr 0.003"."""
+    """The settings that distinguish a run from others with the same label: " · lr 0.003".
+
+    At least the first three in which any other differs, and more until no other agrees in all of them.
+    """
     mine = flat(to_dict(_unseeded(run), semantic=True))
     others = [flat(to_dict(_unseeded(twin), semantic=True)) for twin in twins]
+    others = [other for other in others if other != mine]
     names = [n for n in mine if any(other.get(n) != mine[n] for other in others)]
-    return "".join(f" · {name.rpartition('.')[2]} {mine[name]}" for name in names[:3])
+    told = names[:3]
+    for name in names[3:]:
+        alike = [other for other in others if all(other.get(n) == mine[n] for n in told)]
+        told += [name] if any(other.get(name) != mine[name] for other in alike) else []
+    return "".join(f" · {name.rpartition('.')[2]} {mine[name]}" for name in told)
 
 
 def unequal(found: Sequence[Group]) -> list[str]:
@@ -318,6 +330,7 @@ def baselines(
     """
     tasks = list(dict.fromkeys(entry.run.task for group in found for entry in group.entries))
     table: dict[str, dict[str, Summary]] = {}
+    asked = max(100, sequences // len(tasks))
     for split in splits:
         scores: dict[str, list[Any]] = {}
         for task in tasks:
@@ -325,10 +338,12 @@ def baselines(
             if measure is None:
                 return {}
             progress(f"floors and ceiling, {split}")
-            for name, score in measure(split, sequences=max(100, sequences // len(tasks))).items():
+            for name, score in measure(split, sequences=asked).items():
                 scores.setdefault(name, []).append(score)
+        count = sum(min(asked, asked if (held := task.count(split)) is None else held) for task in tasks)
         for name, each in scores.items():
             whole = Score.over(each)
             error = whole.standard_error if whole.count else None  # an exact floor has no error
-            table.setdefault(name, {})[split] = Summary(whole.mean, error, tuple(s.mean for s in each), "sequences")
+            means = tuple(score.mean for score in each)
+            table.setdefault(name, {})[split] = Summary(whole.mean, error, means, "sequences", count)
     return table

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import plotly.graph_objects as go
 
 from polyhead.analysis.swap import CODES, swap_codes
+from polyhead.config import digest
 from polyhead.pages import document
 from polyhead.pages.document import escape
 from polyhead.pages.report import figures, headline as text
@@ -17,6 +18,7 @@ from polyhead.pages.report.page import Page
 from polyhead.pages.report.runs import Group, Progress, Summary, baselines, groups, read, summary
 from polyhead.pages.report.sections import layer_maps, legend
 from polyhead.train import evaluate, load_model
+from polyhead.train.store import shipped
 
 SEQUENCES, PAIRS = 2048, 1000
 LOWEST = -1.0  # least R² in the figure; the table has the numbers
@@ -73,7 +75,8 @@ def sentence(trained: Trained) -> str:
     order = text.ranked(trained.found)
     scores = text.and_([f"{group.label} {text.number(score.mean)}" for group, score in order])
     run = order[0][0].entries[0].run
-    about = f"{run.train.steps:,} steps, {text.seeds(order[0][1].n)}; scored now, on {SEQUENCES:,} {run.task.items}"
+    scored = f"scored now, on {_scored(trained)} {run.task.items}"
+    about = f"{run.train.steps:,} steps, {text.seeds(order[0][1].n)}; {scored}"
     return f"Trained in full ({about}): {scores} on {text.where(trained.found)}."
 
 
@@ -81,9 +84,12 @@ def section(out: Page, trained: Trained) -> None:
     """The whole section."""
     first = trained.found[0].entries[0].run
     name = text.metric_name(first.task.metric)
+    ours = {about["digest"] for about in shipped.models().values()}
+    come = all(digest(entry.run) in ours for group in trained.found for entry in group.entries)
     words = (
-        f"These models come with polyhead (polyhead list models); their training had {first.train.steps:,} steps. "
-        f"All below was computed for this report, the scores on {SEQUENCES:,} {first.task.items} a split."
+        f"{'These models come with polyhead (polyhead list models); their' * come or 'The'} training had "
+        f"{first.train.steps:,} steps. "
+        f"All below was computed for this report, the scores on {_scored(trained)} {first.task.items} a split."
     )
     out.section("trained", "The same networks, trained in full", "Trained in full")
     out.add(document.paragraphs([words]))
@@ -101,6 +107,12 @@ def section(out: Page, trained: Trained) -> None:
     if trained.swaps:
         _swaps(out, trained, name)
     _maps(out, trained)
+
+
+def _scored(trained: Trained) -> str:
+    """The number of sequences of a score."""
+    results = [entry.result for group in trained.found for entry in group.entries]
+    return text.span(int(scores["sequences"]) for result in results if result for scores in result.scores.values())
 
 
 def _swaps(out: Page, trained: Trained, name: str) -> None:

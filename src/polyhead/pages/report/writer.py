@@ -300,7 +300,7 @@ def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Tabl
         label = f'{escape(words.label)}<span class="small">{escape(words.does)}</span>'
         cells = [text.with_error(table[floor][s]) if s in table[floor] else "" for s in splits]
         exact = all(row.error is None for row in table[floor].values())
-        count = "exact" if exact else f"{SEQUENCES:,} {task.items}"
+        count = "exact" if exact else f"{text.span(row.count for row in table[floor].values())} {task.items}"
         rows.append(("floor first" if i == 0 else "floor", [label, *cells, count, "", ""]))
     out.add(document.table(head, rows))
     measured = any(row.error is not None for by_split in table.values() for row in by_split.values())
