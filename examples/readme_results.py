@@ -121,7 +121,7 @@ def full():
     for name in demo.full():
         _, row, seed = name.split("-")
         found[row][seed] = shipped.models()[name]["scores"]["compositional"][0]
-    floors = json.loads(LONG.read_text("utf-8"))["numbers"]["Mixture"]["unseen"]
+    floors = json.loads(LONG.read_text(encoding="utf-8"))["numbers"]["Mixture"]["unseen"]
     n, floor = len(found["hyla"]), {seed: floors[seed] for seed in found["hyla"]}
     hyla, softmax, mixture = (sum(each.values()) / len(each) for each in (*found.values(), floor))
     above = sum(score > floor[seed] for seed, score in found["hyla"].items())
