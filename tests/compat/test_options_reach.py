@@ -92,5 +92,5 @@ def test_a_sequence_of_one_token_is_a_sequence():
     pytest.importorskip("transformers")
     from polyhead.compat.huggingface.model import PolyheadForCausalLM
 
-    found = PolyheadForCausalLM._boundaries(object.__new__(PolyheadForCausalLM), torch.tensor([[0, 0, 1, 0, 3]]))
+    found = PolyheadForCausalLM._boundaries(object.__new__(PolyheadForCausalLM), torch.tensor([[0, 0, 1, 0, 0]]))
     assert found.tolist() == [0, 1, 3, 4, 5]

@@ -34,6 +34,8 @@ KNOWN = {
     "papers/reproduce.py": "results.json",
     "papers/language/shared.py": "run/data.json",
     "papers/page.py": "own pictures",
+    "papers/study.py": "run/data.json; files for their digest",
+    "analysis/canvas.py": "own pictures",
     "config/serial.py": "run/config.json, mine.yaml, grid.yaml",
     "tasks/fuzzy_logic/task.py": "own table",
     "tasks/images/data.py": "pictures; CIFAR's binary version is numbers",

@@ -106,7 +106,15 @@ MODELS = {
 def a_run(name: str, folder: Any, **train: Any) -> Any:
     task, model = MODELS[name]
     given = {"steps": 8, "batch_size": 16, "warmup": 2, "lr": 1e-2, "evaluate": SPLITS, "eval_batches": 2} | train
-    return ph.Run(task, model, name=name, train=ph.Train(**given), folder=str(folder), device="cpu", threads=1)
+    return ph.Run(
+        task,
+        model,
+        name=name,
+        train=ph.Train(**given),
+        folder=None if folder is None else str(folder),
+        device="cpu",
+        threads=1,
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -125,7 +125,7 @@ def read(path: str | pathlib.Path) -> Any:
     path = pathlib.Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else yaml.load(text, _loader())
+        values = json.loads(text, object_pairs_hook=_object) if path.suffix == ".json" else _from_yaml(text)
         measure(values)
         return values
     except RecursionError:
@@ -140,6 +140,14 @@ def read(path: str | pathlib.Path) -> Any:
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     _check_once([name for name, _ in pairs])
     return dict(pairs)
+
+
+def _from_yaml(text: str) -> Any:
+    loader = _loader()(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 @functools.cache

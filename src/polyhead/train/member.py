@@ -126,7 +126,7 @@ class Member:
         bad = first_bad(list(losses))
         first = step if bad is None else step - len(losses) + bad + 1
         known = f" of the last {RECENT:,}" if bad == 0 and len(losses) == RECENT else ""
-        return ValueError(diverged(what, self.config, self.folder, step, first, self.saved, known))
+        return ValueError(diverged(what, self.config, self.folder, step, first, self.saved, known=known))
 
     def finish(
         self,

@@ -89,7 +89,8 @@ def changed(run: Run, values: Mapping[str, Value]) -> Run:
 def words(run: Run, values: Mapping[str, Value]) -> list[str]:
     """These fields of `run` as arguments of the command line.
 
-    >>> words(run, {"train.lr": 0.01, "model.causal": True, "model.bias": False})
+    >>> from polyhead.papers.recipes import RECIPES
+    >>> words(RECIPES["fuzzy-hyla"](), {"train.lr": 0.01, "model.causal": True, "model.bias": False})
     ['--train.lr', '0.01', '--model.causal', '--model.no-bias']
     """
     found: list[str] = []

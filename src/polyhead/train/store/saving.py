@@ -89,7 +89,9 @@ class Rating:
         self.best = score if best else self.best
 
 
-def diverged(what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int, known: str = "") -> str:
+def diverged(
+    what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int, *, known: str = ""
+) -> str:
     """The advice for a run with a loss or parameters (`what`) that are not finite at `step`, and at `first` before.
 
     `known`: of which steps `first` is the first bad one, if not of all.  The batch of step `first` is written into the
