@@ -32,7 +32,6 @@ KNOWN = {
     "jaxside/convert.py": "run/checkpoint.safetensors: tests/jaxside/test_convert.py",
     "papers/redraw.py": "results.json",
     "papers/reproduce.py": "results.json",
-    "papers/language/shared.py": "run/data.json",
     "papers/page.py": "own pictures",
     "papers/study.py": "run/data.json; files for their digest",
     "analysis/canvas.py": "own pictures",

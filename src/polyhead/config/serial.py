@@ -142,7 +142,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return dict(pairs)
 
 
-def _from_yaml(text: str) -> Any:
+def _from_yaml(text: str) -> object:
     loader = _loader()(text)
     try:
         return loader.get_single_data()
