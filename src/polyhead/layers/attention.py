@@ -160,9 +160,9 @@ class MultiHeadAttention(nn.Module):
         scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...  By
         default x's are 0, 1, ... too or, if causal with a context, such that the last query is the last key.  `keep`
         (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in eval mode; 0 throughout a head
-        removes that head.  `symbols` is one tensor for all groups or one (or None) per
-        group: (b|1 s symbol width), or a table of 2 distance + 1 rows by clipped offset.  For a table, `first` is the
-        index of query 0 among the keys (default: the last query is the last key if causal, else query 0 is key 0).
+        removes that head.  `symbols` is one tensor for all groups or one (or None) per group: (b|1 s symbol width), or
+        a table of 2 distance + 1 rows by clipped offset.  For a table, `first` is the index of query 0 among the keys
+        (default: the last query is the last key if causal, else query 0 is key 0).
         `cu_seqlens` (int32, n + 1): x (1 t m) is n packed sequences, masked from one another; sequence i has the rows
         cu_seqlens[i] to cu_seqlens[i + 1], and its positions start at 0.  With a `cache`, x follows the tokens in the
         cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.  Raises

@@ -1,6 +1,5 @@
 """The base of our models in transformers: initialisation, tied parameters, saving, and outputs of a forward pass."""
 
-import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -184,16 +183,15 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         few = tail is not None and looks.stream is None  # the requested stream must be complete
         stream = [] if lazy and looks.stream is None else looks.stream
         cache = None if past_key_values is None else past_key_values.memory
-        with contextlib.nullcontext() if cache is None or torch.compiler.is_compiling() else cache.whole():
-            answer = self.model(
-                inputs,
-                **where,
-                tail=min(int(tail or 0), inputs.shape[1]) if few else None,
-                cache=cache,
-                taps=looks.taps,
-                stream=stream,
-                lazy=lazy,
-            )
+        answer = self.model(
+            inputs,
+            **where,
+            tail=min(int(tail or 0), inputs.shape[1]) if few else None,
+            cache=cache,
+            taps=looks.taps,
+            stream=stream,
+            lazy=lazy,
+        )
         if lazy and stream is not None:
             return stream[-1], past_key_values
         return answer if few or tail is None else answer[:, -tail:], past_key_values
