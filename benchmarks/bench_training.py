@@ -1,12 +1,15 @@
 """Training steps of the papers' models beside the plainest eager PyTorch network of the same shape, in one run.
 
-    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo|sraven] [--compile] [--whole] [--json FILE]
+    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo|sraven] [--compile] [--whole] [--same-products]
+                                        [--json FILE]
 
 Both networks train on the same batches from the same initial parameters; a pair is one step of each, in alternating
 order.  Figures are process CPU time per step on one thread: median over pairs, and the ratio plain / ours with a
 95 % interval of the median (order statistics).  Nothing is timed unless both networks give the same loss first.
 
-Ours computes the last layer only where the task scores, as the trainer does; `--whole` switches that off.
+Ours trains as the trainer does: the last layer is computed only where the task scores (`--whole` switches that off),
+and matrix products are `polyhead.train.fast_products`.  The plain network has PyTorch's own products, or ours with
+`--same-products`.
 """
 
 import argparse
@@ -24,7 +27,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.recipes import RECIPES
 from polyhead.tasks import FuzzyLogic
-from polyhead.train import fast_products
+from polyhead.train import fast_products, products
 from polyhead.train.evaluation import predict
 from polyhead.train.optimiser import build, learning_rate
 
@@ -155,10 +158,11 @@ def plain_step(model, task, batch_size):
     return step
 
 
-def seconds(step, i):
-    start = time.process_time()
-    step(i)
-    return time.process_time() - start
+def seconds(step, kind, i):
+    with products.using(kind):
+        start = time.process_time()
+        step(i)
+        return time.process_time() - start
 
 
 def median_interval(values):
@@ -168,7 +172,7 @@ def median_interval(values):
     return statistics.median(ordered), ordered[max(0, n // 2 - half)], ordered[min(n - 1, n // 2 + half)]
 
 
-def measure(kind, shape, pairs, compiled, whole):
+def measure(kind, shape, pairs, compiled, whole, kinds):
     torch.manual_seed(0)
     size = SHAPES[shape]
     if shape == "sraven":
@@ -186,12 +190,12 @@ def measure(kind, shape, pairs, compiled, whole):
     if abs(first[0] - first[1]) > 1e-5 * abs(first[1]):
         raise SystemExit(f"{kind}: parity is red, nothing is timed: losses {first[0]:.7f} and {first[1]:.7f}")
     for i in range(1, 5):
-        for step in steps:
-            step(i)
+        for step, its in zip(steps, kinds, strict=True):
+            seconds(step, its, i)
     times = ([], [])
     for i in range(5, 5 + pairs):
         for which in (0, 1) if i % 2 else (1, 0):
-            times[which].append(seconds(steps[which], i))
+            times[which].append(seconds(steps[which], kinds[which], i))
     ratio, low, high = median_interval([b / a for a, b in zip(*times, strict=True)])
     mine, theirs = (statistics.median(t) * 1e3 for t in times)
     return {
@@ -215,13 +219,16 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="paper")
     parser.add_argument("--compile", action="store_true", help="compile our network (the plain one stays eager)")
     parser.add_argument("--whole", action="store_true", help="compute the last layer at all positions")
+    parser.add_argument("--same-products", action="store_true", help="the plain network has our products, too")
     parser.add_argument("--json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, {options.shape} shape")
+    with fast_products() as ours, fast_products(options.same_products) as theirs:
+        print(f"products: ours {ours}, plain {theirs}")
     rows = []
     for kind in GROUPS:
-        row = measure(kind, options.shape, options.pairs, options.compile, options.whole)
+        row = measure(kind, options.shape, options.pairs, options.compile, options.whole, (ours, theirs))
         rows.append(row)
         print(
             f"{kind:8s} ours {row['ours_ms']:6.1f} ms  plain {row['plain_ms']:6.1f} ms  "
@@ -230,9 +237,8 @@ def main():
         )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "rows": rows}, file, indent=2)
+            json.dump({"torch": torch.__version__, "products": [str(ours), str(theirs)], "rows": rows}, file, indent=2)
 
 
 if __name__ == "__main__":
-    with fast_products():
-        main()
+    main()
