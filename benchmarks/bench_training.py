@@ -1,19 +1,21 @@
 """Training steps of the papers' models beside the plainest eager PyTorch network of the same shape, in one run.
 
-    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo|sraven] [--compile] [--whole] [--same-products]
+    python benchmarks/bench_training.py [--pairs 20] [--shape paper|demo|sraven] [--compile] [--whole] [--equal]
                                         [--json FILE]
 
-Both networks train on the same batches from the same initial parameters; a pair is one step of each, in alternating
-order.  Figures are process CPU time per step on one thread: median over pairs, and the ratio plain / ours with a
-95 % interval of the median (order statistics).  Nothing is timed unless both networks give the same loss first.
+Both networks train on the same batches from the same initial parameters, each in a process of its own; a pair is one
+step of each, in alternating order, while the other one waits.  Figures are process CPU time per step on one thread:
+median over pairs, and the ratio plain / ours with a 95 % interval of the median (order statistics).  Nothing is timed
+unless both networks give the same loss first.
 
-Ours trains as the trainer does: the last layer is computed only where the task scores (`--whole` switches that off),
-and matrix products are `polyhead.train.fast_products`.  The plain network has PyTorch's own products, or ours with
-`--same-products`.
+Ours is as the trainer has it: the last layer is computed only where the task scores (`--whole` switches that off),
+matrix products are `polyhead.train.fast_products`, and the process keeps the memory that it frees.  The plain network
+has PyTorch as it comes; with `--equal`, it has our products and memory, too.
 """
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import time
@@ -27,7 +29,8 @@ from polyhead.models.transformer import Transformer
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.recipes import RECIPES
 from polyhead.tasks import FuzzyLogic
-from polyhead.train import fast_products, products
+from polyhead.train import fast_products
+from polyhead.train.device import keep_memory
 from polyhead.train.evaluation import predict
 from polyhead.train.optimiser import build, learning_rate
 
@@ -37,6 +40,9 @@ SHAPES = {
     "sraven": {"batch": 128},
 }
 """Fuzzy logic as in the HYLA paper and smaller, and the paper's SRAVEN (four layers, 16 heads of width 4)."""
+
+SPAWN = multiprocessing.get_context("spawn")
+WARM = 5
 
 GROUPS = {"softmax": Softmax, "linear": Linear, "hyla": Hyla}
 
@@ -158,13 +164,6 @@ def plain_step(model, task, batch_size):
     return step
 
 
-def seconds(step, kind, i):
-    with products.using(kind):
-        start = time.process_time()
-        step(i)
-        return time.process_time() - start
-
-
 def median_interval(values):
     """The median with a 95 % interval by order statistics."""
     ordered, n = sorted(values), len(values)
@@ -172,7 +171,8 @@ def median_interval(values):
     return statistics.median(ordered), ordered[max(0, n // 2 - half)], ordered[min(n - 1, n // 2 + half)]
 
 
-def measure(kind, shape, pairs, compiled, whole, kinds):
+def steps_of(kind, shape, compiled, whole):
+    """The training steps of our network and of the plain one, with the same parameters."""
     torch.manual_seed(0)
     size = SHAPES[shape]
     if shape == "sraven":
@@ -185,32 +185,52 @@ def measure(kind, shape, pairs, compiled, whole, kinds):
     copy_into(plain, ours)
     if compiled:
         ours.compile()
-    steps = our_step(ours, task, size["batch"], whole), plain_step(plain, task, size["batch"])
-    first = [step(0).item() for step in steps]
+    return our_step(ours, task, size["batch"], whole), plain_step(plain, task, size["batch"])
+
+
+def serve(pipe, side, as_trainer, *what):
+    """A process with one of the networks: its products, then seconds and loss of every step that is asked for."""
+    torch.set_num_threads(1)
+    if as_trainer:
+        keep_memory()
+    step = steps_of(*what)[side]
+    with fast_products(as_trainer) as products:
+        pipe.send(str(products))
+        while (i := pipe.recv()) is not None:
+            start = time.process_time()
+            loss = step(i)
+            pipe.send((time.process_time() - start, loss.item()))
+
+
+def measure(kind, shape, pairs, compiled, whole, equal):
+    pipes, processes = [], []
+    for side, as_trainer in enumerate((True, equal)):
+        here, there = SPAWN.Pipe()
+        processes.append(SPAWN.Process(target=serve, args=(there, side, as_trainer, kind, shape, compiled, whole)))
+        processes[-1].start()
+        pipes.append(here)
+    names = [pipe.recv() for pipe in pipes]
+
+    def step(side, i):
+        pipes[side].send(i)
+        return pipes[side].recv()
+
+    first = [step(side, 0)[1] for side in (0, 1)]
     if abs(first[0] - first[1]) > 1e-5 * abs(first[1]):
         raise SystemExit(f"{kind}: parity is red, nothing is timed: losses {first[0]:.7f} and {first[1]:.7f}")
-    for i in range(1, 5):
-        for step, its in zip(steps, kinds, strict=True):
-            seconds(step, its, i)
     times = ([], [])
-    for i in range(5, 5 + pairs):
-        for which in (0, 1) if i % 2 else (1, 0):
-            times[which].append(seconds(steps[which], kinds[which], i))
+    for i in range(1, WARM + pairs):
+        for side in (0, 1) if i % 2 else (1, 0):
+            times[side].append(step(side, i)[0])
+    for pipe, process in zip(pipes, processes, strict=True):
+        pipe.send(None)
+        process.join()
+    times = [each[WARM - 1 :] for each in times]
     ratio, low, high = median_interval([b / a for a, b in zip(*times, strict=True)])
     mine, theirs = (statistics.median(t) * 1e3 for t in times)
-    return {
-        "mechanism": kind,
-        "shape": shape,
-        "compile": compiled,
-        "whole": whole,
-        "ours_ms": mine,
-        "plain_ms": theirs,
-    } | {
-        "ratio": ratio,
-        "low": low,
-        "high": high,
-        "pairs": pairs,
-    }
+    settings = {"mechanism": kind, "shape": shape, "compile": compiled, "whole": whole, "products": names}
+    found = {"ours_ms": mine, "plain_ms": theirs, "ratio": ratio, "low": low, "high": high, "pairs": pairs}
+    return settings | found
 
 
 def main():
@@ -219,16 +239,15 @@ def main():
     parser.add_argument("--shape", choices=SHAPES, default="paper")
     parser.add_argument("--compile", action="store_true", help="compile our network (the plain one stays eager)")
     parser.add_argument("--whole", action="store_true", help="compute the last layer at all positions")
-    parser.add_argument("--same-products", action="store_true", help="the plain network has our products, too")
+    parser.add_argument("--equal", action="store_true", help="the plain process has our products and memory, too")
     parser.add_argument("--json")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread, {options.shape} shape")
-    with fast_products() as ours, fast_products(options.same_products) as theirs:
-        print(f"products: ours {ours}, plain {theirs}")
     rows = []
     for kind in GROUPS:
-        row = measure(kind, options.shape, options.pairs, options.compile, options.whole, (ours, theirs))
+        row = measure(kind, options.shape, options.pairs, options.compile, options.whole, options.equal)
+        if not rows:
+            print("products: ours {}, plain {}".format(*row["products"]))
         rows.append(row)
         print(
             f"{kind:8s} ours {row['ours_ms']:6.1f} ms  plain {row['plain_ms']:6.1f} ms  "
@@ -237,7 +256,7 @@ def main():
         )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"torch": torch.__version__, "products": [str(ours), str(theirs)], "rows": rows}, file, indent=2)
+            json.dump({"torch": torch.__version__, "rows": rows}, file, indent=2)
 
 
 if __name__ == "__main__":
