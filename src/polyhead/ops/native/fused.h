@@ -35,7 +35,7 @@ template <int H, int C, bool CUT> POLYHEAD_INLINE void mix_columns(const number*
     Vec code[H], half[2][C] = {}, z[C];  // two sums, so that neither waits for long
     POLYHEAD_UNROLL
     for (int h = 0; h < H; h++) {
-      code[h] = load(w + h * LANES);
+      code[h] = hold(w + h * LANES);
       POLYHEAD_UNROLL
       for (int c = 0; c < C; c++) half[h % 2][c] += code[h] * v[h * BLOCK + c];
     }
@@ -69,12 +69,12 @@ POLYHEAD_INLINE void unmix_columns(const number* w, const number* v, const numbe
   for (int r = 0; r < n; r++, w += H * LANES, da += H * LANES, dout += H * BLOCK, dz += C * LANES) {
     Vec code[H], total[H];
     POLYHEAD_UNROLL
-    for (int h = 0; h < H; h++) code[h] = load(w + h * LANES), total[h] = load(da + h * LANES);
+    for (int h = 0; h < H; h++) code[h] = hold(w + h * LANES), total[h] = load(da + h * LANES);
     for (int c = 0; c < C; c++) {
       Vec own[H], z = splat(0), dy = splat(0);
       POLYHEAD_UNROLL
       for (int h = 0; h < H; h++) {
-        own[h] = load(v + h * step + c * LANES);
+        own[h] = hold(v + h * step + c * LANES);
         z += code[h] * own[h];
         dy += code[h] * dout[h * BLOCK + c];
       }

@@ -76,6 +76,16 @@ POLYHEAD_INLINE void store(number* to, const Vec& x) {
   POLYHEAD_UNROLL
   for (int p = 0; p < PARTS; p++) write(to + p * WIDTH, x.of[p]);
 }
+// A load whose result stays in a register.  Compilers would read memory again for every product, as if that cost nothing;
+// but a core reads no more vectors than it multiplies, and the products of a pair need the numbers of its row as well.
+POLYHEAD_INLINE Vec hold(const number* from) {
+  Vec x = load(from);
+#if defined(__AVX512F__)
+  POLYHEAD_UNROLL
+  for (int p = 0; p < PARTS; p++) asm("" : "+v"(x.of[p]));
+#endif
+  return x;
+}
 POLYHEAD_INLINE Vec splat(number x) {
   return each_part([&](int) { return x - part{}; });
 }
