@@ -76,16 +76,6 @@ POLYHEAD_INLINE void store(number* to, const Vec& x) {
   POLYHEAD_UNROLL
   for (int p = 0; p < PARTS; p++) write(to + p * WIDTH, x.of[p]);
 }
-// A load whose result stays in a register.  Compilers would read memory again for every product, as if that cost nothing;
-// but a core reads no more vectors than it multiplies, and the products of a pair need the numbers of its row as well.
-POLYHEAD_INLINE Vec hold(const number* from) {
-  Vec x = load(from);
-#if defined(__AVX512F__)
-  POLYHEAD_UNROLL
-  for (int p = 0; p < PARTS; p++) asm("" : "+v"(x.of[p]));
-#endif
-  return x;
-}
 POLYHEAD_INLINE Vec splat(number x) {
   return each_part([&](int) { return x - part{}; });
 }
@@ -152,6 +142,20 @@ POLYHEAD_INLINE Vec larger(const Vec& x, const Vec& y) {
 }
 POLYHEAD_INLINE Vec smaller(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return smaller(x.of[p], y.of[p]); });
+}
+
+// A load whose result stays in a register.  Compilers would read memory again for every product, as if that cost nothing;
+// but a core reads no more vectors at once than it multiplies, and the products of a pair have to read its rows as well.
+template <class T> POLYHEAD_INLINE void settle(T&) {}
+#if defined(__AVX512F__)
+POLYHEAD_INLINE void settle(real16& x) { asm("" : "+v"(x)); }
+#endif
+POLYHEAD_INLINE Vec hold(const number* from) {
+  return each_part([&](int p) {
+    part x = read<part>(from + p * WIDTH);
+    settle(x);
+    return x;
+  });
 }
 
 // relu(x); NaN stays NaN, as everywhere: a number that nobody can know must not become one that looks right.
