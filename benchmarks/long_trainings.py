@@ -1,10 +1,11 @@
 """The long trainings of docs/results/protocol.md: fuzzy logic at the paper's scale, in the order written there.
 
     nice -n 19 python benchmarks/long_trainings.py --folder runs/long [--workers 2] [--seeds 1 2 3] [--list]
+    nice -n 19 python benchmarks/long_trainings.py --folder runs/long --seeds 1 2 3 --models hyla-linear linear-rms
 
 First six runs of 5,000 steps of seed 0 choose each model's rate by R² on `validation`, then every seed trains softmax,
-HYLA and linear for 50,000 steps.  Give the same command again to resume: finished runs are skipped, begun ones
-continue exactly.
+HYLA and linear for 50,000 steps.  `--models` names others: ablations take the rate of the model that they change.  Give
+the same command again to resume: finished runs are skipped, begun ones continue exactly.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from polyhead.tasks import FuzzyLogic
 from polyhead.train.store.folder import Result
 
 MODELS = ("softmax", "hyla", "linear")
+ABLATIONS = {"hyla-linear": "hyla", "hyla-norms": "hyla", "linear-rms": "linear", "hyla-softmax": "hyla"}
+"""Row of Table A1 -> the model that it changes."""
+
 RATES = (1e-3, 3e-3)
 SEEDS = (1, 2, 3, 4, 5, 6)
 TIE = 0.005  # of R²: within it the lower rate is taken
@@ -72,16 +76,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/long"))
     parser.add_argument("--workers", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--models", choices=(*MODELS, *ABLATIONS), nargs="+", default=MODELS)
     parser.add_argument("--list", action="store_true", help="train nothing: say what would be trained")
     given = parser.parse_args()
     if given.list:
-        for run in (*choices(), *(training(row, seed, 1e-3) for seed in given.seeds for row in MODELS)):
+        for run in (*choices(), *(training(row, seed, 1e-3) for seed in given.seeds for row in given.models)):
             print(f"{run.name:20} {run.train.steps:6} steps")
         return
     lrs = rates(given.folder / "rates", given.workers)
     print("learning rates:", ", ".join(f"{row} {lr:g}" for row, lr in lrs.items()))
     _train(
-        tuple(training(row, seed, lrs[row]) for seed in given.seeds for row in MODELS),
+        tuple(training(row, seed, lrs[ABLATIONS.get(row, row)]) for seed in given.seeds for row in given.models),
         given.folder / "main",
         given.workers,
     )
