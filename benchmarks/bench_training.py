@@ -206,8 +206,10 @@ def measure(kind, shape, pairs, compiled, whole, equal):
     pipes, processes = [], []
     for side, as_trainer in enumerate((True, equal)):
         here, there = SPAWN.Pipe()
-        processes.append(SPAWN.Process(target=serve, args=(there, side, as_trainer, kind, shape, compiled, whole)))
+        arguments = (there, side, as_trainer, kind, shape, compiled, whole)
+        processes.append(SPAWN.Process(target=serve, args=arguments, daemon=True))
         processes[-1].start()
+        there.close()  # so that a process that failed is noticed
         pipes.append(here)
     names = [pipe.recv() for pipe in pipes]
 
