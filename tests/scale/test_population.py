@@ -138,8 +138,12 @@ def test_a_member_is_an_ordinary_run_afterwards(members: Any, tmp_path: pathlib.
     for result in results[:2]:
         (result.folder / "result.json").unlink()  # killed between the last checkpoint and the result
     anew = population.train(runs, tmp_path, progress=False, at_once=3)
-    assert [result.scores for result in anew] == [result.scores for result in results]
-    assert [rows(result.folder) for result in results[:2]] == before
+    # Two are in a pass where three were: products of oneDNN then round otherwise.
+    for mine, earlier in zip(anew, results, strict=True):
+        for split, scores in earlier.scores.items():
+            assert mine.scores[split] == pytest.approx(scores, rel=1e-5), (mine.name, split)
+    for result, wanted in zip(results[:2], before, strict=True):
+        assert rows(result.folder) == [pytest.approx(row, rel=1e-5) for row in wanted]
     (again, *_) = population.train(runs[:1], tmp_path, again=True, progress=False)
     assert "population" not in again.environment
 

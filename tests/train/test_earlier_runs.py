@@ -38,7 +38,10 @@ def closeness() -> float:
     """0 where this machine and PyTorch are those that wrote the numbers: then they are the same to the last digit."""
     made = read("expected.json")["made"]
     here = environment(torch.device("cpu"))
-    return 0.0 if made == {name: here[name] for name in made} else 1e-4
+    vectors = (
+        torch.backends.cpu.get_cpu_capability()
+    )  # processors of one name differ in it, and then in the last digits
+    return 0.0 if made == {name: here[name] for name in made} and vectors == "AVX2" else 1e-4
 
 
 def near(value: Any) -> Any:
