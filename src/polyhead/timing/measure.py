@@ -26,6 +26,7 @@ from polyhead.ops.latent_code import at_least_float32
 from polyhead.spec.shapes import one_of
 from polyhead.timing.sides import PASSES, Options, Side, compiled, operations, sides, tensors
 from polyhead.train.products import fast_products
+from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment
 
 SMALL = 200
@@ -52,6 +53,7 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
     Raises Red if an implementation disagrees with the reference, ValueError for invalid options.
     """
     options = asked.settled()
+    check_folder("bench", folder)
     device, threads = torch.device(options.device), torch.get_num_threads()
     torch.set_num_threads(options.threads)
     held = contextlib.ExitStack()
@@ -72,7 +74,6 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
         bench = _Bench(options, chosen(options, found, absent), tell)
         for t in options.lengths:
             result["rows"] += bench.length(t)
-            folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{options.op}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draw(options.op, result["rows"], folder)
         return result
