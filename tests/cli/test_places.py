@@ -1,5 +1,6 @@
 """Where a command writes: a place that cannot be written is one line before the work.  A user may have no home."""
 
+import errno
 import os
 import pathlib
 
@@ -7,10 +8,12 @@ import pytest
 
 import polyhead as ph
 from polyhead import cli
+from polyhead.cli.train import configured
 from polyhead.ops.native import library
+from polyhead.scale.sweep.jobs import prepare
 from polyhead.spec import home
 from polyhead.tasks.task import located
-from polyhead.train.store import shipped
+from polyhead.train.store import files, shipped
 from polyhead.train.store.files import check_folder, check_place
 
 NOT_THERE = "nowhere/run"
@@ -60,7 +63,7 @@ FOLDERS = {
     "demo --folder": "demo: file/report.html cannot be written (File exists)",
     "reproduce lm-bytes --scale smoke --folder": "reproduce: file/lm-bytes cannot be written (Not a directory)",
     "tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder": "tune: file cannot be written (File exists)",
-    "sweep fuzzy-hyla --folder": "sweep: file cannot be made (File exists)",
+    "sweep fuzzy-hyla --folder": "sweep: file cannot be written (File exists)",
     "train fuzzy-hyla --folder": "run folder: file cannot be made (File exists)",
 }
 
@@ -70,6 +73,22 @@ def test_a_folder_that_cannot_be_written_is_one_line_before_the_work(here, capsy
     if command.startswith("tune"):
         pytest.importorskip("optuna")
     assert line([*command.split(), "file"], capsys) == FOLDERS[command]
+
+
+@pytest.mark.parametrize("verb", ["sweep", "train"])
+def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch, verb):
+    """Finished ones do not."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
+    runs = ["fuzzy-hyla", "--train.steps", "3,4"] if verb == "sweep" else ["demo"]
+    wanted = "sweep: folder cannot be written (Permission denied)"
+    assert line([verb, *runs, "--folder", "folder"], capsys) == wanted
+    (run,), _ = configured("train", "fuzzy-hyla", [[]])
+    (here / "folder" / f"{run.name}-{ph.digest(run)}").mkdir()
+    assert prepare("sweep", [run], "folder", again=False) == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
 
 
 def test_redrawing_looks_at_the_folder_first(here, capsys):
@@ -109,27 +128,27 @@ def test_lists_need_no_home(homeless, capsys):
     assert cli.main(["list", "impls", "--json"]) == 0
     said = capsys.readouterr().out
     if library.enabled():
-        assert "this user has no home folder; set HOME or POLYHEAD_NATIVE_CACHE" in said
+        assert "this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)" in said
     assert cli.main(["list", "models"]) == 0
 
 
 def test_a_model_that_is_here_needs_no_home_and_another_says_so(homeless, monkeypatch, tmp_path):
     assert ph.load("fuzzy-hyla-1")[0].seed == 1
     monkeypatch.setattr(shipped, "REPOSITORY", tmp_path)
-    wanted = "fuzzy-hyla-1 is not here and there is no folder to download it to: this user has no home folder; set HOME"
-    with pytest.raises(ValueError, match=f"load: {wanted} or POLYHEAD_MODELS"):
+    wanted = "fuzzy-hyla-1 is not here and there is no folder to download it to: this user has no home folder"
+    with pytest.raises(ValueError, match=rf"load: {wanted} \(set HOME or POLYHEAD_MODELS\)"):
         ph.load("fuzzy-hyla-1")
 
 
 @pytest.mark.parametrize(("shell", "own"), [("bash", "XDG_DATA_HOME"), ("zsh", "ZDOTDIR"), ("fish", "XDG_CONFIG_HOME")])
 def test_completion_is_installed_nowhere(homeless, capsys, shell, own):
     said = line(["completion", shell, "--install"], capsys)
-    assert said == f"polyhead completion: this user has no home folder; set HOME or {own}"
+    assert said == f"polyhead completion: this user has no home folder (set HOME or {own})"
 
 
 def test_a_folder_in_no_home_is_refused_and_not_made(homeless, here):
     for folder in ("~", "~/data"):
-        with pytest.raises(ValueError, match=f"^folder {folder}: this user has no home folder; set HOME$"):
+        with pytest.raises(ValueError, match=rf"^folder {folder}: this user has no home folder \(set HOME\)$"):
             located(folder)
     assert located("~data") == str(here / "~data")
 

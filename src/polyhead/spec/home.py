@@ -18,4 +18,4 @@ def home(own: str) -> Path:
     try:
         return Path.home()
     except RuntimeError:
-        raise RuntimeError(f"this user has no home folder; set HOME or {own}") from None
+        raise RuntimeError(f"this user has no home folder (set HOME or {own})") from None

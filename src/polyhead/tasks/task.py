@@ -150,7 +150,7 @@ def located(folder: str) -> str:
     """
     given, folder = folder, os.path.expanduser(folder)
     if given == folder and given.startswith("~") and given[1:2] in ("", os.sep):  # a folder of that name would be made
-        raise ValueError(f"folder {given}: this user has no home folder; set HOME")
+        raise ValueError(f"folder {given}: this user has no home folder (set HOME)")
     try:
         return os.path.abspath(folder)
     except OSError:  # the working directory was deleted
