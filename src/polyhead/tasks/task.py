@@ -69,7 +69,7 @@ class Score:
         sqrt(n / (n - 1) Σ w² (x - mean)²) / Σ w.  Cochran 1977, section 6.4.
         """
         values = values.double()
-        if amounts is None:
+        if amounts is None or (amounts == amounts[:1]).all():  # to the last bit the plain mean
             mean, spread = values.mean(), values.std(correction=1) if len(values) > 1 else values.new_tensor(math.nan)
         else:
             parts = amounts.double() / amounts.double().mean()

@@ -53,7 +53,6 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
     Raises Red if an implementation disagrees with the reference, ValueError for invalid options.
     """
     options = asked.settled()
-    check_folder("bench", folder)
     device, threads = torch.device(options.device), torch.get_num_threads()
     torch.set_num_threads(options.threads)
     held = contextlib.ExitStack()
@@ -71,6 +70,7 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
             "matrix_tflops": matrix_rate(device),
             "rows": [],
         }
+        check_folder("bench", folder)
         bench = _Bench(options, chosen(options, found, absent), tell)
         for t in options.lengths:
             result["rows"] += bench.length(t)
