@@ -74,3 +74,35 @@ def test_a_file_and_the_command_line_mean_the_same(tmp_path, monkeypatch, recipe
     assert run == wanted
     pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\nmodel: {{max_length: 99}}\n")
     assert configured("train", "mine.yaml", [[]])[0][0].model.max_length == 99
+
+
+@pytest.mark.parametrize("verb", ["train", "sweep"])
+@pytest.mark.parametrize(
+    ("files", "line"),
+    [
+        ({"mine.yaml": "mine.yaml"}, "mine.yaml: its recipe leads back to mine.yaml: mine.yaml -> mine.yaml"),
+        ({"mine.yaml": "./mine.yaml"}, "mine.yaml: its recipe leads back to ./mine.yaml: mine.yaml -> ./mine.yaml"),
+        (
+            {"mine.yaml": "b.yaml", "b.yaml": "mine.yaml"},
+            "b.yaml: its recipe leads back to mine.yaml: mine.yaml -> b.yaml -> mine.yaml",
+        ),
+        (
+            {"mine.yaml": "b.yaml", "b.yaml": "b.yaml"},
+            "b.yaml: its recipe leads back to b.yaml: mine.yaml -> b.yaml -> b.yaml",
+        ),
+    ],
+)
+def test_a_circle_of_files_is_one_line(tmp_path, monkeypatch, capsys, verb, files, line):
+    monkeypatch.chdir(tmp_path)
+    for name, recipe in files.items():
+        pathlib.Path(name).write_text(f"recipe: {recipe}\n")
+    assert main([verb, "mine.yaml"]) == 2
+    assert capsys.readouterr().err == f"polyhead: {line}\n"
+
+
+def test_a_file_may_start_from_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("b.yaml").write_text("recipe: fuzzy-hyla\ntrain: {lr: 2.0e-3}\n")
+    pathlib.Path("mine.yaml").write_text("recipe: b.yaml\ntrain: {steps: 7}\n")
+    (run,), _ = configured("train", "mine.yaml", [[]])
+    assert (run.train.lr, run.train.steps) == (2e-3, 7)

@@ -37,6 +37,28 @@ def test_the_loss_is_that_of_the_next_tokens():
     assert model(ids, labels=labels).loss == 20
 
 
+@pytest.mark.parametrize("items", [None, 0, 8])
+def test_a_batch_without_labels_adds_nothing(items):
+    """A mean over no label is 0 / 0, and one such micro-batch made the loss of a whole step NaN."""
+    model, ids = make(), tokens(2, 6)
+    labels = torch.full_like(ids, -100)
+    labels[:, 0] = ids[:, 0]  # of no next token
+    given = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
+    loss = model(ids, labels=labels, **given).loss
+    loss.backward()
+    assert loss == 0
+    assert all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)
+    settings = ours.PolyheadConfig(model.config.settings, num_labels=3, pad_token_id=0)
+    assert ours.PolyheadForSequenceClassification(settings)(ids, labels=torch.full((2,), -100)).loss == 0
+
+
+def test_nan_is_not_hidden():
+    model, ids = make(), tokens(2, 6)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    assert model(ids, labels=ids).loss.isnan()
+
+
 def test_padding_on_the_right_changes_nothing():
     model, ids = make(), tokens(1, 6)
     mask = torch.tensor([[1, 1, 1, 1, 0, 0]])

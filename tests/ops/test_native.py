@@ -138,7 +138,8 @@ def test_without_a_home_there_is_none(place, monkeypatch):
     monkeypatch.setattr(native.Path, "home", homeless)
     monkeypatch.delenv("POLYHEAD_NATIVE_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert native.missing("hyla") == "cannot be built: Could not determine home directory."
+    line = "cannot be built: this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)"
+    assert native.missing("hyla") == native.status("hyla") == line
 
 
 FAILURES = {

@@ -111,9 +111,47 @@ def test_a_long_text_is_cut_and_the_page_says_so(
 def test_a_foreign_mask_says_what_is_causal() -> None:
     layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
     full = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    for mask, causal in ((full, False), (full.tril(), True), (full.tril() & full.triu(-1), True)):
+    for mask, causal, size in ((full, False, 32), (full.tril(), True, 20), (full.tril() & full.triu(-1), True, 30)):
         found = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
-        assert (found.causal, len(found.numbers)) == (causal, 2 * (10 if causal else 16))
+        assert (found.causal, len(found.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
+
+
+HIDDEN = "A mask or a window hides some pairs: they are shown as not visible, without numbers."
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, 4), (False, 4), (True, None), (True, 30)])
+def test_pairs_outside_a_window_are_hidden_and_not_zero(causal: bool, window: int | None, tmp_path: pathlib.Path):
+    """They were numbers, 0: looked at and ignored."""
+    text = TEXT[:30]
+    model = model_of((ph.Hyla(4),), DUAL, causal=causal, window=window)
+    path = explore.explore(model, text, Bytes(), tmp_path / "page.html", progress=False)
+    page, numbers = held(path)
+    t = len(page["tokens"])
+    i, j = np.tril_indices(t) if causal else np.indices((t, t)).reshape(2, -1)
+    far = abs(i - j) >= (window or t)
+    for group in (group for layer in page["layers"] for group in layer["groups"]):
+        if not far.any():
+            assert group["hidden"] is None
+            continue
+        about = group["hidden"]
+        assert (about["planes"], about["row"]) == (1, len(i))
+        assert numbers[about["start"] : about["start"] + len(i)] == far.astype(np.uint8).tobytes()
+        assert (unpacked(group["code"], numbers, len(i))[:, far] == 0).all()
+    assert (HIDDEN in path.read_text()) == far.any()
+
+
+def test_each_head_may_have_its_own_mask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
+    mask = torch.ones(1, 2, 4, 4, dtype=torch.bool)
+    mask[0, 1, :, 0] = False  # padding, for one head
+    taps = [replace(layer, groups=(replace(layer.groups[0], mask=mask),))]
+    found = gather(taps, "abcd")
+    about = found.layers[0]["groups"][0]["hidden"]
+    hidden = np.frombuffer(found.numbers[about["start"] :], np.uint8).reshape(2, 10)
+    assert hidden.tolist() == [[0] * 10, [1, 1, 0, 1, 0, 0, 1, 0, 0, 0]]
+    assert found.note == HIDDEN
+    monkeypatch.setattr(explore_data, "NUMBERS", len(found.numbers) - 1)
+    assert len(gather(taps, "abcd").tokens) == 3
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,31 @@ def test_pinning_and_keys(browser: Any, shown_model: Any) -> None:
     seen.page.close()
 
 
+def test_what_a_window_hides_is_not_shown_as_zero(browser: Any, tmp_path: pathlib.Path) -> None:
+    """A layer with a window of four, and the same layer without."""
+    near, batch = model_of((ph.Hyla(4),), window=4), batch_of(TEXT)
+    taps = [*capture(near, batch), *capture(model_of((ph.Hyla(4),)), batch)]
+    tokens = [chr(97 + i % 26) for i in range(batch.inputs.shape[1])]
+    seen = Seen(browser, explore.write(taps, tokens, tmp_path / "page.html", progress=False))
+    seen.token(30).click()
+    assert seen.page.locator(".token.unseen").count() == len(tokens) - 31
+    seen.token(20).hover()
+    cells = seen.page.locator("#code tbody tr").nth(0).locator("td")
+    assert cells.all_inner_texts() == ["–"] * 4
+    assert cells.nth(0).get_attribute("title").endswith("not visible")
+    assert seen.page.locator("#code td.hidden").count() == 4
+    assert "not visible" not in seen.pair()
+    seen.page.locator("#layer").select_option("0")
+    assert seen.page.locator(".token.unseen").count() == len(tokens) - 4
+    assert [i for i, _ in seen.found("reads")] != []
+    assert {i for i, _ in seen.found("reads")} == {27, 28, 29, 30}
+    assert seen.pair().endswith("(not visible in this layer)")
+    assert seen.found("nearest") == []
+    assert "not visible" in seen.page.locator("#about").inner_text()
+    assert seen.fine()
+    seen.page.close()
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
 def test_text_stays_text(browser: Any, tmp_path: pathlib.Path, width: int, scheme: str) -> None:
     """Whole tags as tokens, wherever tokens are shown: in the text, the pair, and both lists."""

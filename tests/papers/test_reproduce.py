@@ -188,5 +188,5 @@ def test_a_folder_that_is_a_file_is_one_line(figure, tmp_path, capsys):
     (tmp_path / "file").write_text("mine")
     assert cli.main(["reproduce", figure, "--scale", "smoke", "--folder", str(tmp_path / "file")]) == 2
     said = capsys.readouterr().err
-    assert said == f"polyhead: reproduce: {tmp_path}/file/{figure} cannot be made (Not a directory)\n"
+    assert said == f"polyhead: reproduce: {tmp_path}/file/{figure} cannot be written (Not a directory)\n"
     assert (tmp_path / "file").read_text() == "mine"

@@ -1,5 +1,6 @@
 """Members whose tasks hold out different combinations, because in the study a seed also changes the split."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,20 @@ def test_members_with_other_splits_are_trained_as_alone(tiny, tmp_path, task, at
         assert losses[0] == pytest.approx(losses[1], rel=5e-3)  # in float32; other data would differ by tenths
         for split in evaluate:
             assert result.scores[split]["loss"] == pytest.approx(alone.scores[split]["loss"], rel=5e-3)
+
+
+def test_the_last_window_of_a_text_counts_as_alone(tiny, tmp_path):
+    (tmp_path / "text.txt").write_text("".join(f"line {i} is {i**2 % 97}\n" for i in range(400)))
+    task = ph.tasks.Text(str(tmp_path / "text.txt"), length=24, folder=str(tmp_path / "tokens"))
+    count = task.count("iid")
+    assert not task.batch("iid", count, seed=0, step=0).scored.all()
+    ends = {"inputs": task.ends[0], "outputs": task.ends[1], "max_length": 24, "residual_dropout": 0.0, "causal": True}
+    ends |= {"steps": 1, "eval_every": 1, "eval_batches": count, "task": task, "evaluate": ("iid",)}
+    runs = [tiny(None, name=f"r{seed}", seed=seed, **ends) for seed in (0, 1)]
+    for result in population.train(runs, tmp_path / "together", progress=False, at_once=2):
+        scores = result.scores["iid"]
+        assert scores["sequences"] == count
+        assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / math.log(2), rel=1e-6)
 
 
 def test_tasks_that_differ_otherwise_stay_apart(tiny):

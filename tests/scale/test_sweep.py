@@ -374,7 +374,7 @@ def test_bad_sweeps(tiny: Tiny, tmp_path: pathlib.Path):
             Resources(**{name: value})
     assert not os.listdir(tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"sweep: \S+file cannot be made \(File exists\)"):
+    with pytest.raises(ValueError, match=r"sweep: \S+file cannot be written \(File exists\)"):
         sweep([run], tmp_path / "file")
     assert sweep([], tmp_path) == []
 

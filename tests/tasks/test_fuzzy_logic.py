@@ -226,6 +226,15 @@ def test_loss_is_the_squared_error_at_the_query():
     torch.testing.assert_close(outputs.grad[:, -1], -2 * batch.targets[:, -1] / 6)
 
 
+def test_a_part_of_a_batch_that_scores_nothing_has_no_loss():
+    task = FuzzyLogic()
+    batch = task.batch("train", 6, seed=0, step=0)
+    outputs = torch.randn_like(batch.targets, requires_grad=True)
+    loss = task.loss(outputs, dataclasses.replace(batch, scored=torch.zeros_like(batch.scored)))
+    loss.backward()
+    assert (loss.item(), outputs.grad.abs().max().item()) == (0, 0)
+
+
 def test_r2_is_per_sequence_over_the_variance_of_all_targets():
     task = FuzzyLogic()
     batch = task.batch("train", 20, seed=0, step=0)

@@ -225,6 +225,15 @@ def test_the_loss_is_the_cross_entropy_of_what_is_scored():
     assert len(terms) == int((batch.latents["answer_length"] + 1).sum())
 
 
+def test_a_part_of_a_batch_that_scores_nothing_has_no_loss():
+    task = Maths("algebra__linear_1d", "easy")
+    batch = task.batch("train", 4, seed=0, step=0)
+    outputs = torch.randn(4, 31, VOCABULARY, requires_grad=True)
+    loss = task.loss(outputs, dataclasses.replace(batch, scored=torch.zeros_like(batch.scored)))
+    loss.backward()
+    assert (loss.item(), outputs.grad.abs().max().item()) == (0, 0)
+
+
 # ------------------------------------------------------------------------------------------------------- the surface
 @pytest.mark.parametrize(
     ("setting", "message"),

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from some import some
+from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.tasks import KINDS, Text
 from polyhead.tasks.task import token_losses
 from polyhead.tasks.text import data as text_data, floors as text_floors
 from polyhead.tasks.text.task import order
+from polyhead.train import evaluate
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +204,40 @@ def test_scores_by_hand(lazy, folder):
     mean = bits[batch.scored].mean() * math.log(2)
     torch.testing.assert_close(task.loss(outputs, batch), mean)
     assert task.derived({"loss": math.log(7.0)}) == {"perplexity": pytest.approx(7)}
+
+
+def test_the_mean_over_a_split_is_its_bits_over_its_bytes(folder):
+    """Whatever the length of the last window; and the standard error is that of such a mean."""
+    task = task_of(folder, length=48)
+    torch.manual_seed(0)
+    table = torch.randn(256, 256)
+    tokens = torch.from_numpy(row(task, "iid"))
+    nats = F.cross_entropy(table[tokens[:-1]], tokens[1:], reduction="none")
+    batch = task.batch("iid", task.count("iid"), seed=0, step=0)
+    assert 0 < batch.scored.sum(1).min() < 40  # a short last window
+    for parts in (1, 3):
+        found = evaluate(Bigrams(table), task, "iid", batches=1000, batch_size=9, accumulate=parts)
+        assert found["sequences"] == task.count("iid")
+        assert found["loss"] == pytest.approx(nats.mean().item(), rel=1e-6)
+        assert found["bits_per_byte"] == pytest.approx(nats.mean().item() / math.log(2), rel=1e-6)
+        assert found["accuracy"] == pytest.approx((table[tokens[:-1]].argmax(1) == tokens[1:]).double().mean().item())
+    bits = task.metrics(table[batch.inputs], batch)["bits_per_byte"].double()
+    sizes = batch.scored.sum(1).double()
+    mean = (bits * sizes).sum() / sizes.sum()
+    n = len(bits)
+    error = (n / (n - 1) * (sizes * (bits - mean)).square().sum()).sqrt() / sizes.sum()
+    assert found["bits_per_byte_se"] == pytest.approx(error.item(), rel=1e-6)
+
+
+class Bigrams(torch.nn.Module):
+    """Logits of the next byte from the last one alone."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, inputs, *, mask=None):
+        return self.table[inputs]
 
 
 def test_bits_of_tokens_are_spread_over_the_bytes_of_their_split(folder):

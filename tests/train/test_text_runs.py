@@ -165,6 +165,27 @@ def test_a_part_counts_by_what_it_scores(text: Text, tmp_path: pathlib.Path, mon
     assert losses(tmp_path / "4") == pytest.approx(losses(tmp_path / "1"), rel=1e-6)
 
 
+class Sparse(Text):
+    """Only the first row of a batch is scored."""
+
+    def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Any:
+        made = super().batch(split, batch_size, seed=seed, step=step, device=device)
+        first = (torch.arange(batch_size) == 0)[:, None] & made.scored
+        return dataclasses.replace(made, scored=first) if split == "train" else made
+
+
+def test_a_part_without_a_scored_position_counts_as_nothing(text: Text, tmp_path: pathlib.Path):
+    """Its mean loss is 0 / 0: the whole step was NaN."""
+    task = Sparse(**{field.name: getattr(text, field.name) for field in dataclasses.fields(text)})
+    for parts in (1, 8):
+        settings = config(text, tmp_path / str(parts), {"accumulate": parts, "steps": 4, "log_every": 4})
+        run(dataclasses.replace(settings, task=task), progress=False)
+    ours, theirs = (load_file(tmp_path / parts / "checkpoint.safetensors") for parts in ("8", "1"))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-5)
+        assert value.isfinite().all()
+
+
 def test_parts_must_divide_the_batch():
     with pytest.raises(ValueError, match="Train: accumulate must divide batch_size 8 but is 3"):
         ph.Train(batch_size=8, accumulate=3)

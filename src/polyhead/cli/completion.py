@@ -13,6 +13,7 @@ from typing import get_type_hints
 
 import tyro
 
+from polyhead.spec.home import home
 from polyhead.spec.shapes import one_of
 
 EVERYWHERE = ("--help", "--json", "--quiet", "--import")
@@ -22,16 +23,25 @@ OF_RUNS = ("train", "sweep", "tune", "plan")
 
 
 def place(shell: str) -> tuple[pathlib.Path, str]:
-    """The path where `shell` looks for a command's script, and the remaining step for the user."""
-    home = pathlib.Path.home()
+    """The path where `shell` looks for a command's script, and the remaining step for the user.
+
+    Raises ValueError for a user without a home folder.
+    """
+    try:
+        return _place(shell)
+    except RuntimeError as error:
+        raise ValueError(f"polyhead completion: {error}") from None
+
+
+def _place(shell: str) -> tuple[pathlib.Path, str]:
     if shell == "bash":
-        data = pathlib.Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+        data = pathlib.Path(os.environ.get("XDG_DATA_HOME") or home("XDG_DATA_HOME") / ".local" / "share")
         return data / "bash-completion" / "completions" / "polyhead", "start a new shell (bash-completion 2 reads it)"
     if shell == "zsh":
-        folder = pathlib.Path(os.environ.get("ZDOTDIR") or home) / ".zfunc"
+        folder = pathlib.Path(os.environ.get("ZDOTDIR") or home("ZDOTDIR")) / ".zfunc"
         line = f"fpath+=({folder}); autoload -Uz compinit; compinit"
         return folder / "_polyhead", f"in .zshrc there must be: {line}"
-    settings = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    settings = pathlib.Path(os.environ.get("XDG_CONFIG_HOME") or home("XDG_CONFIG_HOME") / ".config")
     return settings / "fish" / "completions" / "polyhead.fish", "start a new shell"
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 START, SCORING = 6.0, 1.1
 """Seconds until a worker trains; the time for evaluation as a share of the time for steps."""
 
+PAGE = "report.html"
+
 RACE = """\
 1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
 hexominoes.  Softmax heads mix values.  Dual attention also has heads that compare.  CoRelNet only compares."""
@@ -62,7 +64,9 @@ class Demo:
         from polyhead.scale.sweep.jobs import sweep
         from polyhead.train import Result
         from polyhead.train.device import pick_device
+        from polyhead.train.store.files import check_place
 
+        check_place("demo", self.folder / PAGE)
         where: Any = {"device": self.device, "deterministic": self.deterministic}
         made = demo.race(), demo.fuzzy(self.steps or demo.steps_on(pick_device(self.device)))
         parts = [[replace(reseeded(run, self.seed), **where) for run in part] for part in made]
@@ -75,8 +79,7 @@ class Demo:
             folders.append([o.folder for o in outcomes if isinstance(o, Result) and o.name in {r.name for r in part}])
         race, fuzzy = folders
         if race and fuzzy:
-            page = self.folder / "report.html"
-            path = report.write(fuzzy, page, title="polyhead demo", beside=race, trained=demo.full())
+            path = report.write(fuzzy, self.folder / PAGE, title="polyhead demo", beside=race, trained=demo.full())
             done = {"between, a game: accuracy": race, "fuzzy logic: R²": fuzzy}
             scored = {name: report.results_table(part) for name, part in done.items()}
             emit(lambda: {"report": path, **scored}, lambda: _print(scored, report.title(fuzzy), path))

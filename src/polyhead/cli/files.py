@@ -1,5 +1,6 @@
 """Configuration files: a run, or changes to a recipe; and groups of heads written as one word."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,11 +14,14 @@ if TYPE_CHECKING:
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
-def read(path: str, recipe: Callable[[str], Sequence["Run"]]) -> "Run":
+def read(path: str, recipe: Callable[[str], Sequence["Run"]], within: Sequence[str] = ()) -> "Run":
     """The run in a file.  A file with `recipe` starts from that recipe and lists the changed fields.
 
-    Raises ValueError for a recipe of several runs, and for unknown fields.
+    `within`: the files that start from this one, the first first.  Raises ValueError for a recipe of several runs, for
+    unknown fields, and for a file that starts from itself.
     """
+    if os.path.realpath(path) in map(os.path.realpath, within):
+        raise ValueError(f"{within[-1]}: its recipe leads back to {path}: {' -> '.join([*within, path])}")
     from polyhead.config import from_dict, serial
     from polyhead.tasks import KINDS
     from polyhead.train import read_config

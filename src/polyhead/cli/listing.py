@@ -112,7 +112,10 @@ class Table:
 
     def __call__(self) -> int:
         from polyhead.scale.records import records
+        from polyhead.train.store.files import check_place
 
+        if self.out is not None:
+            check_place("table", self.out, renamed=False)
         found = records(*self.runs, who="table")
         text = found.text(self.format)
         if self.out is None:

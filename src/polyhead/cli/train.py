@@ -121,8 +121,8 @@ def training() -> Any:
     return Training
 
 
-def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], str]:
-    """The runs of a recipe or a file, and the help text."""
+def _resolve(verb: str, recipe: str, scale: str | None, within: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
+    """The runs of a recipe or a file, and the help text.  `within`: the files that start from it."""
     from polyhead.config.extensions import added, kind_of
     from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale, every
 
@@ -131,7 +131,10 @@ def _resolve(verb: str, recipe: str, scale: str | None) -> tuple[list["Run"], st
             f"polyhead {verb}: --scale is for the recipes of figures and {', '.join(SINGLE)}, not for {recipe}"
         )
     if recipe.endswith(files.SUFFIXES):
-        return [files.read(recipe, lambda name: _resolve(verb, name, None)[0])], f"Train the run in {recipe}."
+        inner = (*within, recipe)
+        return [files.read(recipe, lambda name: _resolve(verb, name, None, inner)[0], within)], (
+            f"Train the run in {recipe}."
+        )
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
     if name in RECIPES and (other := added("recipes").get(name)) is not None:

@@ -255,13 +255,14 @@ class Completion:
 
     def __call__(self) -> int:
         from polyhead.cli.completion import place, script
+        from polyhead.train.store.files import check_place
 
         text = script(self.shell, VERBS)
         if not self.install:
             emit(lambda: {"script": text}, lambda: print(text, end=""))
             return 0
         path, then = place(self.shell)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        check_place("polyhead completion", path)
         path.write_text(text, encoding="utf-8")
         emit(lambda: {"completion": str(path)}, lambda: print(f"completion: {path}; {then}"))
         return 0

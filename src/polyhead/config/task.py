@@ -140,11 +140,15 @@ class Task(Checked, abc.ABC):
 
     @abc.abstractmethod
     def loss(self, outputs: Array, batch: Batch) -> Array:
-        """Mean loss over scored positions: a scalar."""
+        """Mean loss over scored positions: a scalar; 0 if there are none, as in a part of an accumulated batch."""
 
     @abc.abstractmethod
     def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
-        """Per-sequence scores (b,) by name: their mean over batches is the reported figure."""
+        """Per-sequence scores (b,) by name: their mean over batches, weighted by `amounts`, is the reported figure."""
+
+    def amounts(self, batch: Batch) -> Array | None:
+        """How much each sequence (b) counts in the means of `metrics`; None: all count the same."""
+        return None
 
     def gain(self, score: float) -> float:
         """A score of the headline metric for ranking: negated if lower is better."""

@@ -16,6 +16,7 @@ from polyhead.papers.reproduce import PAGE, RESULTS, About, check, runs_of, show
 from polyhead.papers.study import Point, Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
+from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import write
 
 
@@ -51,7 +52,7 @@ def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tup
     from polyhead.papers.page import write_page
 
     study = _study(about, path)
-    place.mkdir(parents=True, exist_ok=True)
+    check_folder("reproduce", place)
     try:
         outcome = known.draw(study, place)
     except ValueError as error:

@@ -27,6 +27,7 @@ from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
 from polyhead.train.device import pick_device
+from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment, write
 
 About = dict[str, Any]
@@ -62,10 +63,7 @@ def reproduce(
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     place = base / figure
     check(place / RESULTS)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"reproduce: {place} cannot be made ({error.strerror})") from None
+    check_folder("reproduce", place)
     outcomes: Sequence[Result | Failure] = ()
     if known.runs is not None:
         engine = Here() if scale == "smoke" and workers is None else None

@@ -62,11 +62,21 @@ class Score:
     identified: float | None = None
 
     @classmethod
-    def of(cls, values: Tensor, identified: float | None = None) -> "Score":
-        """The score from per-sequence `values` (b)."""
+    def of(cls, values: Tensor, identified: float | None = None, amounts: Tensor | None = None) -> "Score":
+        """The score from per-sequence `values` (b).
+
+        `amounts` (b): what each counts in the mean, Σ w x / Σ w.  Its standard error is that of a ratio of two sums,
+        sqrt(n / (n - 1) Σ w² (x - mean)²) / Σ w.  Cochran 1977, section 6.4.
+        """
         values = values.double()
-        error = values.std(correction=1) / len(values) ** 0.5 if len(values) > 1 else torch.tensor(float("nan"))
-        return cls(values.mean().item(), error.item(), len(values), identified)
+        if amounts is None or (amounts == amounts[:1]).all():  # to the last bit the plain mean
+            mean, spread = values.mean(), values.std(correction=1) if len(values) > 1 else values.new_tensor(math.nan)
+        else:
+            parts = amounts.double() / amounts.double().mean()
+            mean = (parts * values).mean()
+            off = (parts * (values - mean)).square().sum()
+            spread = (off / (len(values) - 1)).sqrt() if len(values) > 1 else off * math.nan
+        return cls(mean.item(), spread.item() / len(values) ** 0.5, len(values), identified)
 
     @classmethod
     def over(cls, scores: Sequence["Score"]) -> "Score":
@@ -134,8 +144,13 @@ def advance(generator: torch.Generator) -> None:
 
 
 def located(folder: str) -> str:
-    """The absolute path of `folder`, for caches: a relative path means another folder in another working directory."""
-    folder = os.path.expanduser(folder)
+    """The absolute path of `folder`, for caches: a relative path means another folder in another working directory.
+
+    Raises ValueError for a path in the home folder of a user who has none.
+    """
+    given, folder = folder, os.path.expanduser(folder)
+    if given == folder and given.startswith("~") and given[1:2] in ("", os.sep):  # a folder of that name would be made
+        raise ValueError(f"folder {given}: this user has no home folder (set HOME)")
     try:
         return os.path.abspath(folder)
     except OSError:  # the working directory was deleted

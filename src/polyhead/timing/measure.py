@@ -26,6 +26,7 @@ from polyhead.ops.latent_code import at_least_float32
 from polyhead.spec.shapes import one_of
 from polyhead.timing.sides import PASSES, Options, Side, compiled, operations, sides, tensors
 from polyhead.train.products import fast_products
+from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment
 
 SMALL = 200
@@ -69,10 +70,10 @@ def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, to
             "matrix_tflops": matrix_rate(device),
             "rows": [],
         }
+        check_folder("bench", folder)
         bench = _Bench(options, chosen(options, found, absent), tell)
         for t in options.lengths:
             result["rows"] += bench.length(t)
-            folder.mkdir(parents=True, exist_ok=True)
             (folder / f"{options.op}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         draw(options.op, result["rows"], folder)
         return result

@@ -1,7 +1,6 @@
 """Scores of a model on a split of its task."""
 
 import contextlib
-import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from polyhead.config import Batch, Logits, Task
 from polyhead.layers.taps import looking
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.models.transformer import Transformer
+from polyhead.tasks.task import Score
 from polyhead.train.world import World
 
 LAZY = 2**26
@@ -100,8 +100,8 @@ def evaluate(
     accumulate: int = 1,
     world: World | None = None,
 ) -> dict[str, float]:
-    """The loss over all scored positions, and for each metric its mean over sequences and the standard error
-    `<metric>_se` of that mean (nan for a single sequence).
+    """The loss over all scored positions; for each metric its mean over sequences, weighted by the task's `amounts`,
+    and the standard error `<metric>_se` of that mean (nan for a single sequence).
 
     Batches 0 to `batches` - 1 of the split's own stream are scored: the same for every model with this seed.  If a
     split has fewer batches, each of its sequences is scored once.  `sequences` is the number of scored sequences.
@@ -112,6 +112,7 @@ def evaluate(
     device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []
     scored: list[Tensor] = []
+    amounts: list[Tensor | None] = []
     values: dict[str, list[Tensor]] = defaultdict(list)
     sequences = 0
     with looking(model):
@@ -121,10 +122,11 @@ def evaluate(
                 loss, found = _score(model, task, part, precision, world)
                 losses.append(loss)
                 scored.append(part.scored.sum())
+                amounts.append(task.amounts(part))
                 sequences += len(part.inputs)
                 for name, value in found.items():
                     values[name].append(value)
-    scores = summary(*_gathered(losses, values, world), scored, sequences)
+    scores = summary(*_gathered(losses, values, world), scored, sequences, amounts)
     return scores | task.derived(scores)
 
 
@@ -145,7 +147,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     }
     if not counted:
         return torch.zeros((), dtype=torch.double), scores
-    return task.loss(outputs, own).double() * (own.scored.sum() / part.scored.sum()), scores
+    return task.loss(outputs, own).double() * (own.scored.sum() / part.scored.sum().clamp(min=1)), scores
 
 
 def _gathered(
@@ -169,15 +171,20 @@ def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
 
 
 def summary(
-    losses: list[Tensor], values: Mapping[str, list[Tensor]], scored: list[Tensor], sequences: int
+    losses: list[Tensor],
+    values: Mapping[str, list[Tensor]],
+    scored: list[Tensor],
+    sequences: int,
+    amounts: Sequence[Tensor | None] = (),
 ) -> dict[str, float]:
     """The mean loss over all positions of batches with so many `scored` ones, the mean and standard error of each
-    metric over all sequences, and the number of sequences."""
+    metric over all sequences, and the number of sequences.  `amounts`: of the sequences, see `Task.amounts`."""
     counts = torch.stack(scored).cpu().double()
-    weights = counts / counts.sum()
-    scores = {"loss": (torch.stack(losses).cpu().double() * weights).sum().item()}
+    means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # of a task whose mean of none is NaN
+    scores = {"loss": (means * (counts / counts.sum())).sum().item()}
+    known = [one for one in amounts if one is not None]
+    each = torch.cat(known).cpu() if known else None
     for name, parts in values.items():
-        value = torch.cat(parts).cpu().double()
-        scores[name] = value.mean().item()
-        scores[f"{name}_se"] = value.std().item() / len(value) ** 0.5 if len(value) > 1 else math.nan
+        score = Score.of(torch.cat(parts).cpu(), amounts=each)
+        scores |= {name: score.mean, f"{name}_se": score.standard_error}
     return {**scores, "sequences": sequences}

@@ -130,7 +130,7 @@ class Single:
         if isinstance(self.model, Transformer):
             loss = loss + self.model.auxiliary_loss()
         if piece is not batch:  # the mean over all scored positions of the batch; gradients of processes are averaged
-            loss = loss * (piece.scored.sum() * self.world.size / batch.scored.sum())
+            loss = loss * (piece.scored.sum() * self.world.size / batch.scored.sum().clamp(min=1))
         early = score and self.sharded  # sharded: before resharding; otherwise after the backward pass, to save memory
         scores = self._metrics(outputs, piece) if early else {}
         self.scaler.scale(loss).backward()

@@ -254,11 +254,18 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             )
         return edges
 
-    def _loss(self, labels: Tensor | None, share: Tensor | float = 1.0, **given: object) -> Tensor | None:
-        """The loss by `loss_function`, plus `share` of the load-balance loss of mixtures of experts in training."""
+    def _loss(
+        self, labels: Tensor | None, share: Tensor | float = 1.0, told: Tensor | None = None, **given: object
+    ) -> Tensor | None:
+        """The loss by `loss_function`, plus `share` of the load-balance loss of mixtures of experts in training.
+
+        `told`: the labels that are compared, if not all of `labels`; the loss is 0 if none of them is scored.
+        """
         if labels is None:
             return None
-        loss = self.loss_function(labels=labels, **given)
+        loss: Tensor = self.loss_function(labels=labels, **given)
+        if not labels.is_floating_point():  # a mean over no label is 0 / 0: a micro-batch without labels adds nothing
+            loss = torch.where(((labels if told is None else told) != -100).any(), loss, 0.0)
         return loss + share * self.model.auxiliary_loss() if self.training else loss
 
 

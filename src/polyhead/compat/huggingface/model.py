@@ -179,11 +179,13 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         )
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
-        share, items = 1.0, others.get("num_items_in_batch")
-        if labels is not None and items is not None:  # the losses of several batches are added up: so is the balance
-            told = others.get("shift_labels")
-            share = ((labels[..., 1:] if told is None else told) != -100).sum() / items
-        loss = self._loss(labels, share, logits=logits, vocab_size=logits.shape[-1], **others)
+        share, told, items = 1.0, others.get("shift_labels"), others.get("num_items_in_batch")
+        if labels is not None and told is None:
+            told = labels[..., 1:]
+        if told is not None and items is not None:  # the losses of several batches are added up: so is the balance
+            others["num_items_in_batch"] = items = torch.as_tensor(items).clamp(min=1)
+            share = (told != -100).sum() / items
+        loss = self._loss(labels, share, told, logits=logits, vocab_size=logits.shape[-1], **others)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
         return output.to_tuple() if return_dict is False else output
 

@@ -31,6 +31,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.native.check import RIGHT, WRONG, worst_error
 from polyhead.ops.native.threads import threads
 from polyhead.ops.tiles import reach
+from polyhead.spec.home import cache
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
@@ -116,11 +117,13 @@ def status(op: str) -> str:
     """The state of native code for `polyhead list impls`: whether it is built, or why not.  Builds nothing."""
     if not enabled():
         return "turned off by POLYHEAD_NATIVE=0"
-    if cached(source(op)).exists():
-        return "built"
-    return (
-        "not built yet: compiled on first use" if _compiler() else "cannot be built: neither g++ nor clang++ is there"
-    )
+    try:
+        built = cached(source(op)).exists()
+    except RuntimeError as error:  # no home
+        return _short(error)
+    if built or _compiler():
+        return "built" if built else "not built yet: compiled on first use"
+    return "cannot be built: neither g++ nor clang++ is there"
 
 
 # ------------------------------------------------------------------------------------------------------------- building
@@ -142,9 +145,8 @@ def flags(dtype: torch.dtype) -> list[str]:
 
 
 def folder() -> Path:
-    """The folder of the cache."""
-    own, shared = os.environ.get("POLYHEAD_NATIVE_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    return Path(own) if own else Path(shared or Path.home() / ".cache") / "polyhead" / "native"
+    """The folder of the cache.  Raises RuntimeError for a user without a home folder."""
+    return Path(os.environ.get("POLYHEAD_NATIVE_CACHE") or cache("native", "POLYHEAD_NATIVE_CACHE"))
 
 
 def _processor() -> str:
@@ -195,8 +197,7 @@ def _build(command: list[str], name: str, path: Path) -> str | None:
     try:
         done = subprocess.run(
             [*command, str(SOURCES / f"{name}.cpp"), "-o", str(part)],
-            capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False,
-            encoding="utf-8",
+            capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False, encoding="utf-8",
         )  # fmt: skip
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()

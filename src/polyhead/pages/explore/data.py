@@ -4,7 +4,8 @@
     byte = sign(x) round(127 sqrt(|x| / limit))            otherwise, as a signed byte
 
 `limit` is the largest |x| of a group of heads.  The square root gives small numbers more resolution: a head that
-attends to 200 tokens equally gives each 0.005.  For a causal model only the visible pairs are stored: j <= i.
+attends to 200 tokens equally gives each 0.005.  For a causal model only the pairs with j <= i are stored.  Pairs that
+a mask or a window hides as well are listed beside them: a byte a pair, 1 where it is hidden.
 """
 
 import math
@@ -36,7 +37,7 @@ class Explored:
     layers: list[dict[str, Any]]
     numbers: bytes
     normalised: tuple[str, ...]  # how codes are made: the keys of `page.CODES`
-    note: str  # why tokens are omitted, or empty
+    note: str  # which tokens are omitted and whether pairs are hidden, or empty
 
     @property
     def facts(self) -> str:
@@ -66,8 +67,12 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explo
     ]
     ways = dict.fromkeys(way for layer in taps for group in layer.groups for way in _ways(group))
     of = max(of, len(tokens))
-    note = "" if count == of else f"Of {of:,} tokens the first {count:,} are shown."
-    return Explored(tuple(map(shown, tokens[:count])), causal, layers, b"".join(holder.parts), tuple(ways), note)
+    notes = [] if count == of else [f"Of {of:,} tokens the first {count:,} are shown."]
+    if holder.hides:
+        notes.append("A mask or a window hides some pairs: they are shown as not visible, without numbers.")
+    return Explored(
+        tuple(map(shown, tokens[:count])), causal, layers, b"".join(holder.parts), tuple(ways), " ".join(notes)
+    )
 
 
 def shown(piece: str) -> str:
@@ -104,6 +109,21 @@ def _causal(group: GroupTaps) -> bool:
     return not look.broadcast_to(*look.shape[:-2], t, t).triu(1).any()
 
 
+def _hidden(group: GroupTaps, pairs: Array) -> Array | None:
+    """Which of the stored `pairs` (n n) a mask or a window hides (1|h n'); None: none of them."""
+    n, t = len(pairs), group.q.shape[1]
+    look = visible(group.mask, group.causal, t, t, group.q.device)
+    if look is None:
+        return None
+    hidden = ~as_array(look.expand(*look.shape[:-2], t, t)).reshape(-1, t, t)[:, :n, :n][:, pairs]
+    return hidden if hidden.any() else None
+
+
+def _stored(count: int, causal: bool) -> Array:
+    """The pairs (n n) that a page stores."""
+    return np.tril(np.ones((count, count), dtype=bool), 0 if causal else count)
+
+
 def _ways(group: GroupTaps) -> Iterator[str]:
     """How the code of a group is made of its scores, and these of queries and keys."""
     pointwise = group.kind == "abstractor" and group.relation_act not in ("softmax", "identity")
@@ -116,9 +136,10 @@ def _ways(group: GroupTaps) -> Iterator[str]:
 
 def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
     """The number of tokens that fit into a page."""
-    pairs, each = 0, 0
+    pairs, each, whole = 0, 0, _stored(tokens, causal)
     for group in (group for layer in taps for group in layer.groups):
         pairs += group.q.shape[2] + (0 if group.q_rel is None or not group.relates else group.q_rel.shape[2])
+        pairs += 0 if (hidden := _hidden(group, whole)) is None else len(hidden)
         each += 0 if group.assignments is None else group.assignments[0, 0].numel()
 
     def held(t: int) -> int:
@@ -131,8 +152,8 @@ class _Holder:
     """Collects the bytes of arrays, one after another."""
 
     def __init__(self, count: int, causal: bool) -> None:
-        self.count, self.parts, self.length = count, list[bytes](), 0
-        self.pairs = np.tril(np.ones((count, count), dtype=bool), 0 if causal else count)
+        self.count, self.parts, self.length, self.hides = count, list[bytes](), 0, False
+        self.pairs = _stored(count, causal)
 
     def group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
         """A group of heads in the form for the page's script."""
@@ -141,7 +162,10 @@ class _Holder:
         assigned = None
         if group.assignments is not None:  # the heads of symbolic attention, one after another
             assigned = self._add(_float(group.assignments)[0, : self.count].transpose(1, 0, 2), layer)
-        return {"kind": group.kind, "heads": group.q.shape[2], "code": code, "relations": related, "symbols": assigned}
+        hidden = None if (found := _hidden(group, self.pairs)) is None else self._kept(found)
+        self.hides |= hidden is not None
+        arrays = {"code": code, "relations": related, "symbols": assigned, "hidden": hidden}
+        return {"kind": group.kind, "heads": group.q.shape[2], **arrays}
 
     def _pairs(self, matrices: Float[Tensor, "1 n t t"], layer: str) -> dict[str, Any]:
         return self._add(_float(matrices)[0, :, : self.count, : self.count][:, self.pairs], layer)
@@ -151,10 +175,14 @@ class _Holder:
         if not np.isfinite(values).all():
             raise ValueError(f"explore: {layer} must have finite codes, relations and symbols but some are not")
         data, limit, signed = quantised(values)
-        about = {"start": self.length, "planes": len(values), "limit": limit, "signed": signed}
+        return self._kept(data) | {"limit": limit, "signed": signed}
+
+    def _kept(self, data: Array) -> dict[str, int]:
+        """Store `data`, a byte each; returns their place."""
+        about = {"start": self.length, "planes": len(data), "row": data.shape[-1]}
         self.parts.append(data.tobytes())
         self.length += data.size
-        return about | {"row": values.shape[-1]}
+        return about
 
 
 def quantised(values: Array) -> tuple[Array, float, bool]:

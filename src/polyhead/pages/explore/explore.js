@@ -18,7 +18,8 @@
   const place = (i, j) => (causal ? (i * (i + 1)) / 2 + j : i * count + j);
   const planes = (group, name) => {
     const array = group[name];
-    return array === null ? [] : Array.from({ length: array.planes }, (_, n) => ({ array, kind: group.kind, first: n * array.row }));
+    const own = { array, kind: group.kind, hidden: group.hidden };
+    return array === null ? [] : Array.from({ length: array.planes }, (_, n) => ({ ...own, first: n * array.row, head: name === "code" ? n : null }));
   };
   for (const layer of layers) {
     layer.heads = layer.groups.flatMap((group) => planes(group, "code"));
@@ -27,6 +28,13 @@
     layer.limit = Math.max(...layer.heads.map(({ array }) => array.limit));
     layer.signed = layer.heads.some(({ array }) => array.signed);
   }
+  // Whether a mask or a window hides a pair from a head; from a relation, if from all heads of its group.
+  const hides = ({ hidden, head }, i, j) => {
+    if (hidden === null) return false;
+    const from = (n) => bytes[hidden.start + n * hidden.row + place(i, j)] === 1;
+    return hidden.planes > 1 && head !== null ? from(head) : Array.from({ length: hidden.planes }, (_, n) => n).every(from);
+  };
+  const open = (list, i, j) => (sees(i, j) ? list.filter((plane) => !hides(plane, i, j)) : []);
   const rootAt = (plane, i, j) => root(plane.array, plane.first + place(i, j));
   const valueAt = (plane, i, j) => number(plane.array, rootAt(plane, i, j));
   const shown = (x) => {
@@ -80,13 +88,14 @@
     const list = painted(), rows = state.paint === "rows", height = list.length > 8 ? 2 : 3, limit = layers[state.layer].limit;
     get("tokens").style.setProperty("--strip", rows ? `${height * list.length}px` : "0px");
     boxes.forEach((box, j) => {
-      const seen = sees(state.token, j);
+      const heads = open(list, state.token, j), seen = heads.length > 0;
       let image = "none", size = "auto";
       if (seen && rows) {
-        const stops = list.map((plane, h) => `${colour(rootAt(plane, state.token, j))} ${h * height}px ${(h + 1) * height}px`);
+        const shade = (plane) => (heads.includes(plane) ? colour(rootAt(plane, state.token, j)) : "var(--rule)");
+        const stops = list.map((plane, h) => `${shade(plane)} ${h * height}px ${(h + 1) * height}px`);
         [image, size] = [`linear-gradient(to bottom, ${stops})`, `100% ${height * list.length}px`];
       } else if (seen) {
-        const x = mean(list, state.token, j), most = list.length === 1 ? list[0].array.limit : limit;
+        const x = mean(heads, state.token, j), most = list.length === 1 ? list[0].array.limit : limit;
         const c = colour(Math.sign(x) * Math.sqrt(Math.abs(x) / most));
         image = `linear-gradient(${c}, ${c})`;
       }
@@ -119,11 +128,12 @@
     });
     return () => {
       for (const { cell, row, plane, label, l, own } of cells) {
-        const r = rootAt(plane, state.token, state.key), x = number(plane.array, r);
-        cell.style.backgroundImage = `linear-gradient(${colour(r)}, ${colour(r)})`;
-        cell.textContent = columns > 12 ? "" : shown(x);
-        cell.title = `${label}: ${x.toPrecision(3).replace("-", "−")}`;
-        cell.dataset.value = x;
+        const r = rootAt(plane, state.token, state.key), x = number(plane.array, r), no = hides(plane, state.token, state.key);
+        cell.style.backgroundImage = no ? "" : `linear-gradient(${colour(r)}, ${colour(r)})`;
+        cell.textContent = columns > 12 ? "" : no ? "–" : shown(x);
+        cell.title = `${label}: ${no ? "not visible" : x.toPrecision(3).replace("-", "−")}`;
+        cell.dataset.value = no ? "not visible" : x;
+        cell.classList.toggle("hidden", no);
         cell.classList.toggle("on", l === state.layer && own === state.paint);
         row.classList.toggle("on", l === state.layer);
       }
@@ -146,7 +156,10 @@
 
   const reads = () => {
     const list = painted(), one = list.length === 1, [what, n] = state.paint.split(" ");
-    const strength = (j) => (!sees(state.token, j) ? null : one ? valueAt(list[0], state.token, j) : mean(list, state.token, j, Math.abs));
+    const strength = (j) => {
+      const heads = open(list, state.token, j);
+      return !heads.length ? null : one ? valueAt(list[0], state.token, j) : mean(heads, state.token, j, Math.abs);
+    };
     const found = best(strength).sort((a, b) => Math.abs(b.x) - Math.abs(a.x)).slice(0, SHOWN);
     const by = n === undefined ? "all heads, mean size" : `${what} ${Number(n) + 1}`;
     get("most").replaceChildren(what === "relation" ? "Relates most to " : "Reads most ", make("span", "note", by));
@@ -160,11 +173,12 @@
   };
 
   const nearest = () => {
-    const list = state.scope === "all" ? layers.flatMap((layer) => layer.heads) : layers[state.layer].heads;
+    const all = state.scope === "all" ? layers.flatMap((layer) => layer.heads) : layers[state.layer].heads;
+    const list = open(all, state.token, state.key);
     const apart = state.token - state.key, own = list.map((plane) => valueAt(plane, state.token, state.key));
     const norm = Math.hypot(...own);
     const cosine = (i) => {
-      if (i === state.token || !sees(i, i - apart)) return null;
+      if (i === state.token || open(list, i, i - apart).length < list.length) return null;
       let dot = 0, square = 0;
       list.forEach((plane, h) => {
         const x = valueAt(plane, i, i - apart);
@@ -175,7 +189,8 @@
     };
     const found = best(cosine).sort((a, b) => b.x - a.x).slice(0, SHOWN);
     const same = apart === 0 ? "each token for itself" : `each token for the one ${Math.abs(apart)} ${apart > 0 ? "before" : "after"} it`;
-    get("about").textContent = norm ? `Cosine of codes, ${same}; a bar marks them in the text.` : "The code of this pair is 0: nothing is near it.";
+    const none = list.length ? "The code of this pair is 0: nothing is near it." : "This pair is not visible: it has no code.";
+    get("about").textContent = norm ? `Cosine of codes, ${same}; a bar marks them in the text.` : none;
     get("nearest").replaceChildren(...found.map(({ i, x }) => item(i, around(i), x, () => choose({ token: i, key: i - apart }))));
     boxes.forEach((box) => box.classList.remove("near"));
     found.forEach(({ i }) => boxes[i].classList.add("near"));
@@ -218,7 +233,8 @@
     get("legend").setAttribute("aria-label", `Colours from ${shown(low * limit)} to ${shown(limit)}: orange above 0, blue below.`);
   };
   const told = () => {
-    get("pair").replaceChildren(piece(state.token), ` #${state.token + 1} reads `, piece(state.key), ` #${state.key + 1}`, state.key === state.token ? " (itself)" : "");
+    get("pair").replaceChildren(piece(state.token), ` #${state.token + 1} reads `, piece(state.key), ` #${state.key + 1}`, state.key === state.token ? " (itself)" : "",
+      open(layers[state.layer].heads, state.token, state.key).length ? "" : " (not visible in this layer)");
     get("state").textContent = !state.pinned
       ? "Point at a token, or move with the arrow keys; a click or Enter pins it."
       : !state.held

@@ -25,6 +25,7 @@ from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config, read_result
 from polyhead.train.progress import wanted
 from polyhead.train.store import folder as folders
+from polyhead.train.store.files import check_place
 
 Path = str | pathlib.Path
 
@@ -72,6 +73,7 @@ def explore(
     ValueError for an empty text, a text longer than the model's context, tokens outside the model's vocabulary, a model
     that does not read tokens, and as in `write`.
     """
+    check_place("explore", pathlib.Path(path))
     ids = [int(token) for token in codec.encode(text)] if text else []
     if not ids:
         raise ValueError("explore: at least one token was wanted but the text is empty")
@@ -100,6 +102,7 @@ def explore_folder(
     for a run that is not finished or not on text, and as in `explore`.
     """
     folder = pathlib.Path(folder)
+    check_place("explore", pathlib.Path(path))
     model: Any
     if holds_model(folder):
         from polyhead.compat.huggingface import explore as foreign  # takes seconds

@@ -5,7 +5,6 @@ and the configuration and command of every run.  Every number is read from the r
 checkpoints and task.
 """
 
-import errno
 import json
 import os
 import pathlib
@@ -42,6 +41,7 @@ from polyhead.pages.report.sections import sections
 from polyhead.pages.report.trained import Trained, measure, section as trained_section, sentence
 from polyhead.spec.shapes import one_of
 from polyhead.train.progress import wanted
+from polyhead.train.store.files import check_folder, check_place
 from polyhead.train.store.folder import environment
 
 SEQUENCES = 2000  # per split, for floors and ceiling
@@ -81,9 +81,9 @@ def write(
     that is not a run, a damaged file, runs of different tasks, or a path that cannot be written.
     """
     path = pathlib.Path(path)
-    _check_place(path)
+    check_place("report", path)
     if static is not None:
-        _check_folder(pathlib.Path(static))
+        _check_figures(pathlib.Path(static))
     say = _speaker(progress)
     findings = _gather(folders, say)
     others = _measure(beside, say) if (beside := list(beside)) else None
@@ -117,7 +117,7 @@ def export(
     """
     for kind in formats:
         one_of("export", "format", kind, (*FORMATS, "pdf"))
-    _check_folder(pathlib.Path(directory))
+    _check_figures(pathlib.Path(directory))
     say = _speaker(progress)
     return _draw(_gather(folders, say), pathlib.Path(directory), say, formats)
 
@@ -177,26 +177,10 @@ def _draw(
     return draw(directory, findings.found, findings.splits, findings.table, *done, formats=formats)
 
 
-def _check_folder(directory: pathlib.Path) -> None:
+def _check_figures(folder: pathlib.Path) -> None:
     """Raise a ValueError before the work if figures cannot be drawn, or the folder cannot be written."""
     blank(1.0, 1.0)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
-
-
-def _check_place(path: pathlib.Path) -> None:
-    """Raise a ValueError before the work if the file cannot be written."""
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.touch()
-        partial.unlink()
-    except OSError as error:
-        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
+    check_folder("report", folder)
 
 
 def _page(findings: Findings, title: str | None, others: Findings | None, full: Trained | None) -> str:

@@ -312,6 +312,7 @@ class Stack:
         losses: list[list[Tensor]] = [[] for _ in self.runs]
         values: list[dict[str, list[Tensor]]] = [{} for _ in self.runs]
         scored: list[list[Tensor]] = [[] for _ in self.runs]
+        amounts: list[list[Tensor | None]] = [[] for _ in self.runs]
         sequences = 0
         with torch.no_grad():
             for number in range(enough(self.task, split, count, train.batch_size)):
@@ -323,9 +324,11 @@ class Stack:
                         own = _at(batch, self.which[i])
                         losses[i].append(self.task.loss(outputs[j], own))
                         scored[i].append(own.scored.sum())
+                        amounts[i].append(self.task.amounts(own))
                         for name, value in self.task.metrics(outputs[j], own).items():
                             values[i].setdefault(name, []).append(value)
-        found = [summary(*each, sequences) for each in zip(losses, values, scored, strict=True)]
+        parts = zip(losses, values, scored, amounts, strict=True)
+        found = [summary(loss, value, count, sequences, own) for loss, value, count, own in parts]
         return [scores | self.task.derived(scores) for scores in found]
 
     def _chunks(self) -> Iterator[slice]:

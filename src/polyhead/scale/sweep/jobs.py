@@ -27,6 +27,7 @@ from polyhead.scale.sweep.screen import Screen
 from polyhead.train.stop import Stop
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
+from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import Result, clear
 
 __all__ = ["LOG", "MEMORY", "Failure", "prepare", "sweep"]
@@ -83,7 +84,7 @@ def sweep(
 def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again: bool) -> list[pathlib.Path]:
     """The folder of each run, `folder`/NAME-DIGEST; with `again`, all training there is deleted.
 
-    Raises ValueError for a run that occurs twice, and if a folder cannot be made.
+    Raises ValueError for a run that occurs twice, and if a new run's folder cannot be written.
     """
     places = [pathlib.Path(folder) / f"{run.name}-{configs.digest(run)}" for run in runs]
     if len(set(places)) < len(places):
@@ -93,10 +94,8 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
         if again and place.exists():
             with claim(run, place):
                 clear(place)
-    try:
-        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{who}: {folder} cannot be made ({error.strerror})") from None
+    if not (places and all(place.exists() for place in places)):  # finished runs may be where nobody can write
+        check_folder(who, pathlib.Path(folder))
     return places
 
 

@@ -32,7 +32,7 @@ from polyhead.train.checks import check, read_all
 from polyhead.train.stop import MISTAKE, Stop
 from polyhead.train.store.claims import Held, locked
 from polyhead.train.store.disk import DiskRetry
-from polyhead.train.store.files import write
+from polyhead.train.store.files import check_folder, write
 from polyhead.train.store.folder import Result, read_metrics
 
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
@@ -70,10 +70,7 @@ def tune(
     check(run)
     read_all(run)
     path = pathlib.Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"tune: {path} cannot be made ({error.strerror})") from None
+    check_folder("tune", path)
     try:
         with locked(path):
             _claim(path, question)

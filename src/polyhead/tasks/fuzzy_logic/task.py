@@ -205,7 +205,7 @@ class FuzzyLogic(Task):
         """Mean squared error at the query."""
         check_outputs(self, outputs, batch)
         square = (outputs - batch.targets).square().masked_fill(~batch.scored[..., None], 0)
-        return square.sum() / (batch.scored.sum() * square.shape[-1])
+        return square.sum() / (batch.scored.sum().clamp(min=1) * square.shape[-1])
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:

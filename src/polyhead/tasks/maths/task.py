@@ -165,8 +165,8 @@ class Maths(Task):
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
         """Mean cross-entropy over the characters of the answers, including their ends."""
-        logits = self._logits(outputs, batch)
-        return F.cross_entropy(logits[batch.scored], batch.targets[batch.scored])
+        logits, targets = self._logits(outputs, batch)[batch.scored], batch.targets[batch.scored]
+        return F.cross_entropy(logits, targets, reduction="sum") / max(1, len(targets))
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:

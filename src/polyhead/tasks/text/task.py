@@ -205,13 +205,13 @@ class Text(Task):
     def loss(self, outputs: Tensor | LazyLogits, batch: Batch) -> Tensor:
         """Mean cross-entropy in nats per token."""
         nats = token_losses(outputs, batch.targets)
-        return (nats * batch.scored).sum() / batch.scored.sum()
+        return (nats * batch.scored).sum() / batch.scored.sum().clamp(min=1)
 
     def metrics(self, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
         """For each sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens predicted as the most likely one.
 
-        Each token counts as its split's mean bytes per token.  So the mean over a whole split is total bits over total
-        bytes, and tokenizers can be compared.  A separator between documents counts as one byte.
+        Each token counts as its split's mean bytes per token.  So the mean over a whole split, weighted by `amounts`,
+        is total bits over total bytes, and tokenizers can be compared.  A separator of documents counts as one byte.
         """
         nats = (token_losses(outputs, batch.targets) * batch.scored).sum(dim=1)
         right = ((token_guesses(outputs) == batch.targets) & batch.scored).sum(dim=1)
@@ -219,6 +219,10 @@ class Text(Task):
             "bits_per_byte": nats / math.log(2) / batch.latents["bytes"],
             "accuracy": right / batch.scored.sum(dim=1),
         }
+
+    def amounts(self, batch: Batch) -> Tensor:
+        """The bytes (b) that each window scores: the last window of a split scores fewer than the others."""
+        return batch.latents["bytes"]
 
     def derived(self, scores: dict[str, float]) -> dict[str, float]:
         """`perplexity` per token; it depends on the tokenizer."""

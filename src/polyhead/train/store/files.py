@@ -1,10 +1,12 @@
 """Files are written atomically, and checked for damage when they are read."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
 import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -46,6 +48,34 @@ def named(path: pathlib.Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, f"{path}: cannot be written ({error.strerror})") from None
+
+
+def check_place(who: str, path: pathlib.Path, *, renamed: bool = True) -> None:
+    """Raise a ValueError, before the work, if the file `path` cannot be written; its folder is made.
+
+    `renamed`: it is written beside its place, as by `write`, which needs a folder that can be written.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if renamed or not path.exists():
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise ValueError(f"{who}: {path} cannot be written ({error.strerror})") from None
+
+
+def check_folder(who: str, folder: pathlib.Path) -> None:
+    """Raise a ValueError, before the work, if nothing can be written into `folder`; it is made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{who}: {folder} cannot be written ({error.strerror})") from None
 
 
 def link(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -7,6 +7,7 @@ Each model is a run folder, so every command that takes a folder also takes its 
 `polyhead eval fuzzy-hyla`.  Missing files are downloaded once.  Every file must have the SHA-256 of the index.
 """
 
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -18,6 +19,7 @@ import sys
 import urllib.error
 from typing import TypedDict
 
+from polyhead.spec.home import cache
 from polyhead.train.store.files import Damaged
 
 INDEX = pathlib.Path(__file__).with_name("models.json")
@@ -88,19 +90,24 @@ def folder(name: str) -> pathlib.Path:
 
 
 def _kept() -> pathlib.Path:
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(shared) if shared else pathlib.Path.home() / ".cache") / "polyhead" / "models"
+    return cache("models", OWN)
 
 
 def _places() -> list[pathlib.Path]:
     own = os.environ.get(OWN)
-    return [*([pathlib.Path(own)] if own else []), REPOSITORY, _kept()]
+    found = [*([pathlib.Path(own)] if own else []), REPOSITORY]
+    with contextlib.suppress(RuntimeError):  # without a home folder nothing is kept
+        found.append(_kept())
+    return found
 
 
 def _download(name: str) -> pathlib.Path:
     from torch.hub import download_url_to_file
 
-    into, source = _kept() / name, f"{SOURCE}/{name}"
+    try:
+        into, source = _kept() / name, f"{SOURCE}/{name}"
+    except RuntimeError as error:
+        raise ValueError(f"load: {name} is not here and there is no folder to download it to: {error}") from None
     try:
         into.mkdir(parents=True, exist_ok=True)
         for file, digest in models()[name]["files"].items():

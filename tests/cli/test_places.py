@@ -1,0 +1,161 @@
+"""Where a command writes: a place that cannot be written is one line before the work.  A user may have no home."""
+
+import errno
+import os
+import pathlib
+
+import pytest
+
+import polyhead as ph
+from polyhead import cli
+from polyhead.cli.train import configured
+from polyhead.ops.native import library
+from polyhead.scale.sweep.jobs import prepare
+from polyhead.spec import home
+from polyhead.tasks.task import located
+from polyhead.train.store import files, shipped
+from polyhead.train.store.files import check_folder, check_place
+
+NOT_THERE = "nowhere/run"
+"""No run: what says so has looked at the place before."""
+
+
+def line(arguments, capsys):
+    """The one line that a command says before it exits with 2."""
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1, said.err
+    return said.err.removeprefix("polyhead: ").strip()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory with a folder and a file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    return tmp_path
+
+
+FILES = ("table {} --out", "explore {} --text a --out")
+
+
+@pytest.mark.parametrize("command", FILES)
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("folder", "Is a directory"),
+        ("file/page", "File exists"),
+        pytest.param(
+            "/proc/page", "No such file or directory", marks=pytest.mark.skipif(os.name != "posix", reason="")
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_one_line_before_the_work(here, capsys, command, place, why):
+    said = line([*command.format(NOT_THERE).split(), place], capsys)
+    assert said == f"{command.split()[0]}: {place} cannot be written ({why})"
+    assert sorted(os.listdir(here)) == ["file", "folder"]
+
+
+FOLDERS = {
+    "bench hyla --out": "bench: file cannot be written (File exists)",
+    "demo --folder": "demo: file/report.html cannot be written (File exists)",
+    "reproduce lm-bytes --scale smoke --folder": "reproduce: file/lm-bytes cannot be written (Not a directory)",
+    "tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder": "tune: file cannot be written (File exists)",
+    "sweep fuzzy-hyla --folder": "sweep: file cannot be written (File exists)",
+    "train fuzzy-hyla --folder": "run folder: file cannot be made (File exists)",
+}
+
+
+@pytest.mark.parametrize("command", FOLDERS)
+def test_a_folder_that_cannot_be_written_is_one_line_before_the_work(here, capsys, command):
+    if command.startswith("tune"):
+        pytest.importorskip("optuna")
+    assert line([*command.split(), "file"], capsys) == FOLDERS[command]
+
+
+@pytest.mark.parametrize("verb", ["sweep", "train"])
+def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch, verb):
+    """Finished ones do not."""
+
+    def refuse(*_, **__):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
+    runs = ["fuzzy-hyla", "--train.steps", "3,4"] if verb == "sweep" else ["demo"]
+    wanted = "sweep: folder cannot be written (Permission denied)"
+    assert line([verb, *runs, "--folder", "folder"], capsys) == wanted
+    (run,), _ = configured("train", "fuzzy-hyla", [[]])
+    (here / "folder" / f"{run.name}-{ph.digest(run)}").mkdir()
+    assert prepare("sweep", [run], "folder", again=False) == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
+
+
+def test_redrawing_looks_at_the_folder_first(here, capsys):
+    results = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small" / "lm-bytes"
+    said = line(["reproduce", "lm-bytes", "--from", str(results), "--folder", "file"], capsys)
+    assert said == "reproduce: file cannot be written (File exists)"
+
+
+def test_what_may_be_written_is_left_as_it_was(here):
+    (here / "file").write_text("old")
+    check_place("x", here / "file")
+    check_place("x", here / "new" / "page.html")
+    check_folder("x", here / "more")
+    assert (here / "file").read_text() == "old"
+    assert sorted(path.name for path in here.rglob("*")) == ["file", "folder", "more", "new"]
+
+
+# ------------------------------------------------------------------------------------------------------------- no home
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user without HOME and without an entry, as in many containers."""
+
+    pwd = pytest.importorskip("pwd")
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR", "POLYHEAD_NATIVE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(shipped.OWN, raising=False)
+    with pytest.raises(RuntimeError):
+        pathlib.Path.home()
+
+
+def test_lists_need_no_home(homeless, capsys):
+    assert cli.main(["list", "impls", "--json"]) == 0
+    said = capsys.readouterr().out
+    if library.enabled():
+        assert "this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)" in said
+    assert cli.main(["list", "models"]) == 0
+
+
+def test_a_model_that_is_here_needs_no_home_and_another_says_so(homeless, monkeypatch, tmp_path):
+    assert ph.load("fuzzy-hyla-1")[0].seed == 1
+    monkeypatch.setattr(shipped, "REPOSITORY", tmp_path)
+    wanted = "fuzzy-hyla-1 is not here and there is no folder to download it to: this user has no home folder"
+    with pytest.raises(ValueError, match=rf"load: {wanted} \(set HOME or POLYHEAD_MODELS\)"):
+        ph.load("fuzzy-hyla-1")
+
+
+@pytest.mark.parametrize(("shell", "own"), [("bash", "XDG_DATA_HOME"), ("zsh", "ZDOTDIR"), ("fish", "XDG_CONFIG_HOME")])
+def test_completion_is_installed_nowhere(homeless, capsys, shell, own):
+    said = line(["completion", shell, "--install"], capsys)
+    assert said == f"polyhead completion: this user has no home folder (set HOME or {own})"
+
+
+def test_a_folder_in_no_home_is_refused_and_not_made(homeless, here):
+    for folder in ("~", "~/data"):
+        with pytest.raises(ValueError, match=rf"^folder {folder}: this user has no home folder \(set HOME\)$"):
+            located(folder)
+    assert located("~data") == str(here / "~data")
+
+
+def test_caches_lie_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert home.cache("native", "X") == tmp_path / ".cache" / "polyhead" / "native"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+    assert home.cache("native", "X") == tmp_path / "shared" / "polyhead" / "native"
