@@ -8,7 +8,7 @@ to, so its cache does not grow either.  If positions are given, they must increa
 
 import contextlib
 import uuid
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ class LayerCache:
         self._made: dict[Hashable, dict[str, Tensor]] = {}
         self._cross: LayerCache | None = None
         self._owner: str | None = None
+        self._whole = False  # inside of `whole`, which is done once
 
     @property
     def cross(self) -> "LayerCache":
@@ -119,25 +120,18 @@ class LayerCache:
 
     def copied(self) -> "LayerCache":
         """A copy that holds the same tensors."""
-        new = LayerCache.__new__(LayerCache)  # copy.copy takes three times as long
-        vars(new).update(vars(self))
-        new._kept, new._made = dict(self._kept), dict(self._made)
-        new._cross = None if self._cross is None else self._cross.copied()
+        new = LayerCache.__new__(LayerCache)  # copy.copy takes four times as long, and every call makes one
+        cross = None if self._cross is None else self._cross.copied()
+        new.__dict__ = {**vars(self), "_kept": self._kept.copy(), "_made": self._made.copy(), "_cross": cross}
+        new._whole = False
         return new
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Context manager: a call of the layer inside adds all its tokens or, if it is interrupted, none."""
-        before = self.copied()
-        try:
-            yield
-        except BaseException:
-            self.restore(before)
-            raise
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_whole": False}
 
-    def restore(self, before: "LayerCache") -> None:
-        """Hold again what it held when it was `copied`."""
-        vars(self).update(vars(before))
+    def whole(self) -> "Whole":
+        """Context manager: a call of the layer inside adds all its tokens or, if it is interrupted, none."""
+        return Whole((self,))
 
     def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
         """Stored tensors followed by `new` (b t ...); only the last `count` (None: all) stay stored."""
@@ -238,16 +232,9 @@ class Cache:
         for layer in self.layers:
             layer.reorder(rows, batch)
 
-    @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
+    def whole(self) -> "Whole":
         """Context manager: a call of a model inside adds its tokens to all layers or, if it is interrupted, to none."""
-        before = [layer.copied() for layer in self.layers]
-        try:
-            yield
-        except BaseException:
-            for layer, kept in zip(self.layers, before, strict=True):
-                layer.restore(kept)
-            raise
+        return Whole(self.layers)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -259,6 +246,26 @@ class Cache:
         return iter(self.layers)
 
 
+class Whole:
+    """The context manager of `whole`.  One made of a generator takes three times as long."""
+
+    def __init__(self, layers: Sequence[LayerCache]) -> None:
+        self.layers = layers
+
+    def __enter__(self) -> None:
+        self.before = [layer.copied() for layer in self.layers]
+        for layer in self.layers:
+            layer._whole = True
+
+    def __exit__(self, raised: type[BaseException] | None, *_: object) -> None:
+        for layer, kept in zip(self.layers, self.before, strict=True):
+            layer._whole = False
+            if raised is not None:
+                vars(layer).update(vars(kept))
+
+
 def whole(cache: Cache | LayerCache | None) -> contextlib.AbstractContextManager[None]:
-    """`cache.whole()`; without a cache, and in compiled code, it does nothing."""
-    return contextlib.nullcontext() if cache is None or torch.compiler.is_compiling() else cache.whole()
+    """`cache.whole()`; without a cache, inside of another, and in compiled code, it does nothing."""
+    if cache is None or torch.compiler.is_compiling() or (isinstance(cache, LayerCache) and cache._whole):
+        return contextlib.nullcontext()
+    return cache.whole()

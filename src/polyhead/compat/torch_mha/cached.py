@@ -84,9 +84,9 @@ def _whole_call(
     seen = () if torch.compiler.is_compiling() else modules
     try:
         for module in seen:
-            module.called = False
+            vars(module)["called"] = False
         with whole(cache):
             return forward(*args, **kwargs)
     finally:
         for module in seen:
-            module.called = None
+            vars(module)["called"] = None
