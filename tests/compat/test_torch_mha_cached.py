@@ -171,17 +171,22 @@ def test_views_and_copies_of_one_tensor_are_self_attention(way, steps):
 
 
 def asked(first, then):
-    """Two calls of one module, whose query and key are these functions of its two tokens."""
+    """Two calls of one module, whose query, key and value are these functions of its two tokens."""
     model, x = attention(), torch.randn(B, 2, DIM, dtype=F64)
     with cached(model):
         for call, token in ((first, x[:, :1]), (then, x[:, 1:])):
-            query, key = call(token)
-            model["one"](query, key, key)
+            query, *context = call(token)
+            model["one"](query, context[0], context[-1])
 
 
 NOISE = 1 + torch.arange(DIM, dtype=F64)
 CONFUSED = [
     (lambda x: (x, x * NOISE), lambda x: (x, x * NOISE), "keys as in its first call were wanted but others came"),
+    (
+        lambda x: (x, NOISE[None, None].expand_as(x), x),
+        lambda x: (x, NOISE[None, None].expand_as(x), x),
+        "values as in",
+    ),
     (lambda x: (x, x), lambda x: (x, x * NOISE), "self-attention is in its cache but cross-attention came"),
     (lambda x: (x, x * NOISE), lambda x: (x, x), "cross-attention is in its cache but self-attention came"),
 ]

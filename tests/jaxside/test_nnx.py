@@ -366,8 +366,8 @@ def test_what_is_not_in_a_table_is_nan():
 def test_numbers_that_are_none_are_refused():
     attention = nnx.MultiHeadAttention(8, ph.Softmax(2))
     for part, name, make in (
-        ("TransformerBlock", "dropout", lambda x: nnx.TransformerBlock(attention, nnx.MlpLayer(8), dropout=x)),
-        ("Norm", "eps", lambda x: nnx.TransformerBlock(attention, nnx.MlpLayer(8), norm_eps=x)),
+        ("TransformerBlock", "dropout", lambda x: nnx.TransformerBlock(attention, attention, dropout=x)),
+        ("Norm", "eps", lambda x: nnx.TransformerBlock(attention, attention, norm_eps=x)),
     ):
         for number in (float("nan"), float("inf")):
             with pytest.raises(ValueError, match=rf"^{part}: {name} must be a finite number but is {number}$"):

@@ -183,7 +183,7 @@ class MultiheadAttention(OurHeads):
         values = keys if value is key else self._batch_first(value)
         self._check(x, keys, values)
         b, t, own = *x.shape[:2], keys is x
-        memory = None if self.memory is None else self._entry(self.memory, None if own else keys)
+        memory = None if self.memory is None else self._entry(self.memory, None if own else (keys, values))
         decodes, past = own and memory is not None, 0 if memory is None else memory.length
         s = past + t if decodes else keys.shape[1]
         if causal and pairs is None and not decodes:
@@ -207,12 +207,13 @@ class MultiheadAttention(OurHeads):
 
         They may be two views of the same memory, or copies.  Cross-attention is not asked again after its first call.
         """
-        if self.memory is None or torch.compiler.is_compiling():
+        if self.memory is None or _unread(query):
             return False
         return _one_view(query, key) or (not self.memory.crossed and _equal(query, key))
 
-    def _entry(self, cache: LayerCache, context: Tensor | None) -> LayerCache:
-        """The part of the cache for this call: of self-attention or, with a `context` (b s m), of cross-attention.
+    def _entry(self, cache: LayerCache, context: tuple[Tensor, Tensor] | None) -> LayerCache:
+        """The part of the cache for this call: of self-attention or, with a `context` (keys and values, b s m), of
+        cross-attention.
 
         Raises ValueError for a cache of another module, for both kinds of attention, for a second call of the module in
         one call of the model, and for another context of the same length.
@@ -226,10 +227,14 @@ class MultiheadAttention(OurHeads):
         if self.called is not None:
             vars(self)["called"] = True  # in a tenth of the time that Module.__setattr__ takes
         memory.claim(WHO, self)
-        if context is not None and not torch.compiler.is_compiling():
-            kept = memory.once("context", lambda: {"x": context.detach() if context.requires_grad else context})["x"]
-            if memory.length and not _one_view(kept, context) and _differ(kept, context):
-                raise ValueError(f"{WHO}: keys as in its first call were wanted but others came (see cached)")
+        if context is not None and not _unread(context[0]):
+            new = dict(zip(("keys", "values"), context[: 1 if context[1] is context[0] else 2], strict=False))
+            kept = memory.once(
+                "context", lambda: {name: x.detach() if x.requires_grad else x for name, x in new.items()}
+            )
+            for name in kept.keys() & new.keys() if memory.length else ():
+                if not _one_view(kept[name], new[name]) and _differ(kept[name], new[name]):
+                    raise ValueError(f"{WHO}: {name} as in its first call were wanted but others came (see cached)")
         return memory
 
     def _batch_first(self, x: Tensor) -> Tensor:
@@ -321,6 +326,11 @@ class MultiheadAttention(OurHeads):
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
 
 
+def _unread(x: Tensor) -> bool:
+    """Whether numbers cannot be read: in compiled code and on the meta device."""
+    return torch.compiler.is_compiling() or x.is_meta
+
+
 def _one_view(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are the same part of the same memory."""
     return a is b or (a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.is_set_to(b))
@@ -335,8 +345,8 @@ def _differ(kept: Tensor, context: Tensor) -> bool:
     if kept.shape != context.shape or not kept.numel():
         return False
     slack = max(torch.finfo(x.dtype).eps for x in (kept, context)) ** 0.5
-    pair = (x.to(torch.promote_types(kept.dtype, context.dtype)) for x in (kept, context))
-    return not torch.allclose(*pair, rtol=slack, atol=slack * float(kept.abs().mean().nan_to_num()), equal_nan=True)
+    a, b = (x.to(torch.promote_types(kept.dtype, context.dtype)) for x in (kept, context))
+    return not torch.allclose(a, b, rtol=slack, atol=slack * float(a.abs().mean().nan_to_num()), equal_nan=True)
 
 
 _FORWARD, _INIT = (inspect.signature(f) for f in (nn.MultiheadAttention.forward, nn.MultiheadAttention.__init__))
