@@ -225,7 +225,7 @@ class MultiheadAttention(OurHeads):
         if self.called:
             raise ValueError(f"{WHO}: with a cache a model must call it once in each pass but called it twice")
         if self.called is not None:
-            vars(self)["called"] = True  # in a tenth of the time that Module.__setattr__ takes
+            vars(self)["called"] = True  # quicker than Module.__setattr__
         memory.claim(WHO, self)
         if context is not None and not _unread(context[0]):
             new = dict(zip(("keys", "values"), context[: 1 if context[1] is context[0] else 2], strict=False))
