@@ -1,5 +1,7 @@
 """PyTorch's layers with our heads, decoded step by step: what one pass over the whole sequence computes."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -58,14 +60,17 @@ def test_a_decoder_decodes_as_in_one_pass(name, batch_first):
     assert_close(model(x, memory, tgt_mask=causal(T), memory_key_padding_mask=hidden), wanted)  # no cache is left
 
 
-def test_keys_of_a_context_are_computed_once():
+def test_keys_of_a_context_are_computed_once(monkeypatch):
     model = decoder([ph.Softmax(2), ph.Hyla(2)])
     x, memory = torch.randn(B, T, DIM, dtype=F64), torch.randn(B, S, DIM, dtype=F64)
     found = []
-    for later in (memory, torch.zeros_like(memory)):
+    for later in (memory, memory.clone()):
         with cached(model):
             model(x[:, :3], memory)
+            for layer in model.layers:
+                monkeypatch.setattr(layer.multihead_attn, "_project", None)
             found.append(model(x[:, 3:4], later))
+            monkeypatch.undo()
             with pytest.raises(
                 ValueError, match=r"^MultiheadAttention: 5 keys as in its cache were wanted but 4 came$"
             ):
@@ -133,3 +138,151 @@ def test_after_an_error_the_model_is_as_before():
     with pytest.raises(ValueError, match="must be"), cached(model):
         model(torch.zeros(1, 3, DIM + 1, dtype=F64), torch.zeros(1, 3, DIM, dtype=F64))
     assert not any(getattr(module, "memory", None) for module in model.modules())
+
+
+# ---------------------------------------------------------------------------------------------- which attention it is
+def attention(heads=None):
+    torch.manual_seed(0)
+    module = nn.ModuleDict({"one": nn.MultiheadAttention(DIM, HEADS, batch_first=True, dtype=F64)})
+    replace(module, heads)
+    return scrambled(module)
+
+
+WAYS = {
+    "one tensor": lambda x: (x, x, x),
+    "views": lambda x: (x[:, :], x[:, :], x[:, :]),
+    "copies": lambda x: (x, x.clone(), x.clone()),
+    "a copied value": lambda x: (x, x, x.clone()),
+}
+
+
+@pytest.mark.parametrize("steps", [STEPS, (1, 1, 1, 1, 1, 1)])
+@pytest.mark.parametrize("way", WAYS)
+def test_views_and_copies_of_one_tensor_are_self_attention(way, steps):
+    model, x = attention([ph.Softmax(2), ph.Hyla(2)]), torch.randn(B, T, DIM, dtype=F64)
+    wanted = model["one"](x, x, x, attn_mask=causal(T), need_weights=False)[0]
+    pieces, first = [], 0
+    with cached(model) as cache:
+        for size in steps:
+            pieces.append(model["one"](*WAYS[way](x[:, first : first + size]), need_weights=False)[0])
+            first += size
+        assert cache.length == T
+    assert_close(torch.cat(pieces, 1), wanted, rtol=1e-9, atol=1e-9)
+
+
+def asked(first, then):
+    """Two calls of one module, whose query, key and value are these functions of its two tokens."""
+    model, x = attention(), torch.randn(B, 2, DIM, dtype=F64)
+    with cached(model):
+        for call, token in ((first, x[:, :1]), (then, x[:, 1:])):
+            query, *context = call(token)
+            model["one"](query, context[0], context[-1])
+
+
+NOISE = 1 + torch.arange(DIM, dtype=F64)
+CONFUSED = [
+    (lambda x: (x, x * NOISE), lambda x: (x, x * NOISE), "keys as in its first call were wanted but others came"),
+    (
+        lambda x: (x, NOISE[None, None].expand_as(x), x),
+        lambda x: (x, NOISE[None, None].expand_as(x), x),
+        "values as in",
+    ),
+    (lambda x: (x, x), lambda x: (x, x * NOISE), "self-attention is in its cache but cross-attention came"),
+    (lambda x: (x, x * NOISE), lambda x: (x, x), "cross-attention is in its cache but self-attention came"),
+]
+
+
+@pytest.mark.parametrize(("first", "then", "line"), CONFUSED, ids=[line[:30] for _, _, line in CONFUSED])
+def test_attention_that_changes_its_kind_or_its_keys_is_refused(first, then, line):
+    with pytest.raises(ValueError, match=rf"^MultiheadAttention: {line}"):
+        asked(first, then)
+
+
+def test_a_context_may_be_computed_in_each_call():
+    model, x = decoder(None), torch.randn(B, T, DIM, dtype=F64)
+    memory, order = torch.randn(B, S, DIM, dtype=F64), torch.tensor([1, 0])
+    wanted = model(x, memory, tgt_mask=causal(T))[order]
+    with cached(model) as cache:
+        model(x[:, :3], memory)
+        model(x[:, 3:4], memory * (1 + 1e-12))
+        cache.reorder(order)
+        y = model(x[order, 4:], memory[order])
+    assert_close(y, wanted[:, 4:], rtol=1e-9, atol=1e-9)
+
+
+class Twice(nn.Module):
+    """One layer at two depths."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True, dtype=F64)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+def test_a_module_that_one_call_asks_twice_is_refused():
+    model = Twice()
+    replace(model)
+    with cached(model.eval()) as cache, pytest.raises(ValueError, match="must call it once in each pass but called it"):
+        model(torch.randn(B, 3, DIM, dtype=F64))
+    assert cache.length == 0
+    with cached(model.layer) as cache:
+        model.layer(torch.randn(B, 3, DIM, dtype=F64))
+    assert cache.length == 3
+
+
+def test_the_cache_of_another_model_is_refused():
+    x, memory = torch.randn(B, T, DIM, dtype=F64), torch.randn(B, S, DIM, dtype=F64)
+    with cached(decoder(None)) as cache, torch.no_grad():
+        pass
+    one, two = decoder(None), decoder(None)
+    with cached(one, cache):
+        one(x[:, :3], memory)
+    with (
+        cached(two, cache),
+        pytest.raises(
+            ValueError, match=r"^MultiheadAttention: a cache of its own was wanted but that of another layer"
+        ),
+    ):
+        two(x[:, 3:], memory)
+    assert cache.length == 3
+
+
+# ------------------------------------------------------------------------------------------------------- whole calls
+@pytest.mark.parametrize("place", ["layers.1.linear1", "layers.1.multihead_attn.out_proj", "layers.0.self_attn"])
+def test_a_call_that_was_interrupted_adds_nothing(place):
+    model = decoder(PLAIN["neighbours"])
+    x, memory = torch.randn(B, T, DIM, dtype=F64), torch.randn(B, S, DIM, dtype=F64)
+    wanted = model(x, memory, tgt_mask=causal(T))
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    def step(new, first):
+        hook = model.get_submodule(place).register_forward_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(new, memory)
+        hook.remove()
+        assert (cache.length, cache[0].crossed, cache[1].crossed) == (first, 0, first)
+        return model(new, memory)
+
+    with cached(model) as cache:
+        y = stepwise(step, x)
+    assert_close(y, wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_the_models_own_forward_comes_back():
+    model, plain = decoder(None), decoder(None)
+    x, memory = torch.randn(B, 2, DIM, dtype=F64), torch.randn(B, S, DIM, dtype=F64)
+    before = model.forward
+    model.forward = lambda *given: 2 * before(*given)  # as accelerate sets one
+    mine = model.forward
+    with cached(model), torch.no_grad():
+        y = model(x, memory)
+        again = copy.deepcopy(model)
+        assert again.forward.args[0][0] is again.layers[0].self_attn.memory is not model.layers[0].self_attn.memory
+    assert model.forward is mine
+    with cached(plain):
+        assert_close(y, 2 * plain(x, memory))
+    assert "forward" not in vars(plain)

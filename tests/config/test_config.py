@@ -1,7 +1,8 @@
 """A run is a frozen value: writing, reading, comparing and hashing lose no field."""
 
 import json
-from dataclasses import FrozenInstanceError, replace
+import typing
+from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 from some import some
@@ -13,6 +14,7 @@ from polyhead.config import (
     Linear,
     Logits,
     RelativeBias,
+    Rotary,
     Run,
     Softmax,
     Tokens,
@@ -23,6 +25,7 @@ from polyhead.config import (
     digest,
     stream,
 )
+from polyhead.config.serial import Checked
 from polyhead.papers.recipes import RECIPES
 from polyhead.tasks import KINDS, FuzzyLogic
 
@@ -95,7 +98,9 @@ MISTAKES = [
     ({"kind": "Train", "betas": [0.9]}, "betas: 2 values were wanted but [0.9] came"),
     ({"kind": "Train", "betas": [0.9, 1]}, "betas must be two numbers in [0, 1) but are (0.9, 1.0)"),
     ({"kind": "Train", "clip": 0}, "clip must be above 0, or None, but is 0.0"),
-    ({"kind": "Train", "lr": float("nan")}, "lr must be at least 0 but is nan"),
+    ({"kind": "Train", "lr": float("nan")}, "lr must be a finite number but is nan"),
+    ({"kind": "Rotary", "theta": 0}, "theta must be above 0 but is 0.0"),
+    ({"kind": "TransformerConfig", **ENDS, "norm_eps": -1}, "norm_eps must be at least 0 but is -1.0"),
     *(
         ({"kind": "Train", name: -1}, f"{name} must be at least 0 but is -1")
         for name in ("lr", "weight_decay", "warmup", "final", "eps")
@@ -198,3 +203,35 @@ def test_a_late_field_leaves_old_digests_alone():
     assert config.to_dict(config.Softmax(4, share=True), semantic=True)["share"] is True
     assert config.digest(old) != config.digest(config.Softmax(4, share=True))
     assert "share" in config.to_dict(old)  # in the file it is spelled out
+
+
+EVERY = (
+    *(cls() for cls in (*KINDS, Rotary, Experts, Train)),
+    TransformerConfig(Tokens(3), Logits(3)),
+    config.AbstractorConfig(Tokens(3)),
+)
+
+
+def kinds_of_configuration(base=Checked):
+    for cls in base.__subclasses__():
+        yield cls
+        yield from kinds_of_configuration(cls)
+
+
+def numbers(cls):
+    hints = typing.get_type_hints(cls)
+    return [f.name for f in fields(cls) if float in (hints[f.name], *typing.get_args(hints[f.name])) and f.init]
+
+
+def test_every_number_of_a_configuration_is_finite():
+    """Comparisons pass NaN, and JSON has neither NaN nor infinity."""
+    ours = {cls for cls in kinds_of_configuration() if cls.__module__.startswith("polyhead.") and numbers(cls)}
+    assert ours <= {type(part) for part in EVERY}
+    for part in EVERY:
+        for name in numbers(type(part)):
+            for number in (float("nan"), float("inf"), -float("inf")):
+                given = (number, 0.9) if name == "betas" else number
+                with pytest.raises(
+                    ValueError, match=rf"^{type(part).__name__}: {name} must be .* but (is|are) \(?{number}"
+                ):
+                    replace(part, **{name: given})

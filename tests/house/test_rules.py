@@ -171,7 +171,7 @@ def test_tests_and_benchmarks_are_short_too():
     assert not [str(path.relative_to(ROOT)) for path in others if path.read_text().count("\n") > 400]
 
 
-ALLOWED = {"Any": 681, "splats": 3, "** arguments": 141}
+ALLOWED = {"Any": 680, "splats": 3, "** arguments": 141}
 """These may only go down: lower a number when yours is lower."""
 
 

@@ -361,3 +361,16 @@ def test_what_is_not_in_a_table_is_nan():
         found = np.isnan(look_up(jnp.array([[-1, 0, 4, 5, -100]]))).all(-1)
         assert found.tolist() == [[True, False, False, True, True]]
         assert not np.isnan(look_up(jnp.array([[0, 4]]))).any()
+
+
+def test_numbers_that_are_none_are_refused():
+    attention = nnx.MultiHeadAttention(8, ph.Softmax(2))
+    for part, name, make in (
+        ("TransformerBlock", "dropout", lambda x: nnx.TransformerBlock(attention, attention, dropout=x)),
+        ("Norm", "eps", lambda x: nnx.TransformerBlock(attention, attention, norm_eps=x)),
+    ):
+        for number in (float("nan"), float("inf")):
+            with pytest.raises(ValueError, match=rf"^{part}: {name} must be a finite number but is {number}$"):
+                make(number)
+    with pytest.raises(ValueError, match=r"MultiHeadAttention: window must be an integer of at least 1 but is True$"):
+        nnx.MultiHeadAttention(8, ph.Softmax(2), window=True)

@@ -76,6 +76,7 @@ BAD = {
     "bias": lambda f, q, k, v: f(q, k, v, bias=q[0, 0]),
     "list": lambda f, q, k, v: f(q, [1.0], v),
     "window": lambda f, q, k, v: f(q, k, v, window=0),
+    "true window": lambda f, q, k, v: f(q, k, v, window=True),
     "impl": lambda f, q, k, v: f(q, k, v, impl="referenze"),
     "normalise": lambda f, q, k, v: f(q, k, v, normalise="rms_head", impl="blocked"),
     "packed": lambda f, q, k, v: f(q, k[:, :3], v[:, :3], cu_seqlens=PACKED[type(q)]),
@@ -103,7 +104,7 @@ def test_errors_are_worded_alike(fault):
 def test_codes_and_relations_refuse_what_mechanisms_refuse(function, how):
     q, k = torch.zeros(2, 4, 2, 3), torch.zeros(2, 5, 2, 3)
     for what, faults in {
-        "window must be at least 1 but is 0": {"window": 0},
+        "window must be an integer of at least 1 but is True": {"window": True},
         "with cu_seqlens b must be 1 and t = s but b = 2": {"cu_seqlens": True},
         "must have one dtype but have": {"dtype": True},
     }.items():

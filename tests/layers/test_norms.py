@@ -1,9 +1,14 @@
 """The layers around `ops.norms`: their gains, names, dtypes and the meta device."""
 
+import functools
+
 import pytest
 import torch
 
+import polyhead as ph
+from polyhead.compat.torch_mha import MultiheadAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm
+from polyhead.layers.positions import SinusoidalPositions
 from polyhead.ops.norms import layer_norm, rms_norm
 
 
@@ -56,3 +61,32 @@ def test_meta_device_then_reset(kind):
 def test_wrong_width_is_one_line():
     with pytest.raises(ValueError, match=r"^rms_norm: d = 5 in x but 6 in weight"):
         RMSNorm(6)(torch.zeros(2, 5))
+
+
+BLOCK = functools.partial(ph.TransformerBlock, ph.MultiHeadAttention(8, ph.Softmax(2)), ph.MlpLayer(8))
+NUMBERS = {
+    "RMSNorm: eps": lambda x: RMSNorm(4, eps=x),
+    "LayerNorm: eps": lambda x: LayerNorm(4, eps=x),
+    "TransformerBlock: dropout": lambda x: BLOCK(dropout=x),
+    "RotaryEmbedding: theta": lambda x: ph.RotaryEmbedding(4, theta=x),
+    "SinusoidalPositions: theta": lambda x: SinusoidalPositions(4, 4, theta=x),
+    "MultiheadAttention: dropout": lambda x: MultiheadAttention(8, 2, dropout=x),
+}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), -1.0])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_layers_are_finite_and_not_negative(name, number):
+    wanted = "(at least|above) 0" if number == -1 else "a finite number"
+    with pytest.raises(ValueError, match=rf"^{name} must be {wanted} but is {number}$"):
+        NUMBERS[name](number)
+    if "theta" in name:
+        with pytest.raises(ValueError, match=rf"^{name} must be above 0 but is 0.0$"):
+            NUMBERS[name](0.0)
+
+
+@pytest.mark.parametrize("window", [True, 0])
+def test_a_window_of_a_layer_is_a_count(window):
+    line = rf"^MultiHeadAttention: window must be an integer of at least 1 but is {window}$"
+    with pytest.raises(ValueError, match=line):
+        ph.MultiHeadAttention(8, ph.Softmax(2), window=window)

@@ -1,5 +1,8 @@
 """The table of backends: names, errors, and the choice that "auto" makes."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from compilers import IMPLS, READY
@@ -9,6 +12,7 @@ from polyhead import ops
 from polyhead.ops import dispatch
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, backend, choose, resolve
+from polyhead.spec.shapes import check_window
 
 PLAIN = {"state": {"normalise": "identity", "act": "identity"}}
 """Options of an impl that refuses the defaults."""
@@ -127,3 +131,29 @@ def test_the_choice_imports_nothing(monkeypatch, arguments):
     call_all()  # kernels are imported when they first run
     monkeypatch.setattr(dispatch.importlib, "import_module", forbidden)
     call_all()
+
+
+@pytest.mark.parametrize("window", [True, False, 0, -1])
+def test_a_window_that_is_no_count_is_refused_by_every_impl(arguments, window):
+    line = f"window must be an integer of at least 1 but is {window}$"
+    for op, impls in IMPLS.items():
+        for impl in ("auto", *impls):
+            with pytest.raises(ValueError, match=f"^{PUBLIC[op]}: {line}"):
+                resolve(op, impl)(*arguments(op, qkv()), window=window, **PLAIN.get(impl, {}))
+    q, k, _ = qkv()
+    for who, call in (("latent_code", {"normalise": "softmax"}), ("relations", {"relation_act": "identity"})):
+        with pytest.raises(ValueError, match=f"^{who}: {line}"):
+            getattr(ops, who)(q, k, window=window, **call)
+
+
+@pytest.mark.parametrize("window", [2.5, 2.0, float("nan"), "3", torch.tensor(3), np.int64(0), np.bool_(1)], ids=repr)
+def test_what_annotations_refuse_is_refused_without_them(window):
+    with pytest.raises(
+        ValueError, match=rf"^op: window must be an integer of at least 1 but is {re.escape(repr(window))}$"
+    ):
+        check_window("op", window)
+
+
+def test_an_integer_of_numpy_is_a_window():
+    assert all(type(check_window("op", kind(3))) is int for kind in (int, np.int32, np.uint8))
+    assert check_window("op", None) is None

@@ -55,6 +55,29 @@ def test_steps_are_the_whole_call_in_pieces(problem, cuts):
     assert_close(torch.cat(outs, 1), wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("step", [ops.hyla_step, ops.linear_step])
+def test_steps_refuse_two_dtypes_as_the_whole_call_does(step):
+    q, k, v = torch.zeros(3, 1, 2, 2, 4)
+    _, state = step(q, k, v)
+    for place in range(3):
+        given = [x.double() if i == place else x for i, x in enumerate((q, k, v))]
+        kinds = ", ".join(str(x.dtype) for x in given)
+        line = f"q, k and v must have one dtype but have {kinds}"
+        with pytest.raises(ValueError, match=f"^{step.__name__}: {line}$"):
+            step(*given)
+        with pytest.raises(ValueError, match=f"^hyla: {line}$"):
+            ops.hyla(*given, **PLAIN)
+    with pytest.raises(
+        ValueError, match=rf"^{step.__name__}: q, k and v must have one device but have cpu, cpu, meta$"
+    ):
+        step(q, k, v.to("meta"))
+    with pytest.raises(
+        ValueError, match=rf"^{step.__name__}: the state of torch.float32 tokens must be torch.float32 but"
+    ):
+        step(q, k, v, state.double())
+    assert step(*(x.half() for x in (q, k, v)), state)[1].dtype == torch.float32
+
+
 def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem):
     for dtype in (torch.float16, torch.bfloat16):
         torch.manual_seed(0)

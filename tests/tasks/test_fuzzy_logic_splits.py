@@ -106,7 +106,7 @@ def test_the_papers_seed_2_lacks_two_terms_in_training():
         ({"length": 1}, r"length must be at least 2 but is 1"),
         ({"held_out": 0.0}, r"held_out must lie between 0 and 1 but is 0.0"),
         ({"held_out": 1.0}, r"held_out must lie between 0 and 1 but is 1.0"),
-        ({"held_out": float("nan")}, r"held_out must lie between 0 and 1 but is nan"),
+        ({"held_out": float("nan")}, r"held_out must be a finite number but is nan"),
         ({"unknown": 1.0}, r"unknown must lie between 0 and 1 but is 1.0"),
         ({"unknown": 0.1}, r"2 terms a function need as many known and unknown ones.*15 known and 1 unknown"),
         ({"unknown": 0.95}, r"1 known and 15 unknown"),

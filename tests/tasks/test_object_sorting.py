@@ -122,8 +122,8 @@ def test_a_run_is_written_and_read():
         ({"length": 49}, "length must be at most 48 (objects) but is 49"),
         ({"length": 1}, "length must be at least 2 but is 1"),
         ({"length": 2, "examples": 1129}, "examples must be at most 1128 (half of all sequences) but is 1129"),
-        ({"noise": -1.0}, "noise must be a finite number of at least 0 but is -1.0"),
-        ({"noise": float("inf")}, "noise must be a finite number of at least 0 but is inf"),
+        ({"noise": -1.0}, "noise must be at least 0 but is -1.0"),
+        ({"noise": float("inf")}, "noise must be a finite number but is inf"),
         ({"length": True}, "length must be an integer but is True"),
     ],
 )

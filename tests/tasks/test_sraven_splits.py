@@ -94,7 +94,7 @@ def test_a_split_with_many_held_out_is_drawn_until_every_rule_is_in_training():
         ({"grid": 9}, r"values must be at least 9, the grid, but is 8"),
         ({"held_out": 0.0}, r"held_out must lie between 0 and 1 but is 0.0"),
         ({"held_out": 1.0}, r"held_out must lie between 0 and 1 but is 1.0"),
-        ({"held_out": float("nan")}, r"held_out must lie between 0 and 1 but is nan"),
+        ({"held_out": float("nan")}, r"held_out must be a finite number but is nan"),
         ({"held_out": 0.003}, r"held_out=0.003 of 330 multisets of rules leaves one split empty"),
         ({"held_out": 0.999}, r"held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
         ({"features": 2, "held_out": 0.95}, r"leaves 2 training multisets of 2 rules, too few to cover all 8 rules"),

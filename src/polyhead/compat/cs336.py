@@ -23,6 +23,7 @@ from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
 from polyhead.ops.norms import rms_norm
 from polyhead.spec.numbers import swiglu_width
+from polyhead.spec.shapes import check_number
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -196,6 +197,7 @@ class RMSNorm(nn.Module):
         self, d_model: int, eps: float = 1e-5, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
+        check_number("RMSNorm", "eps", eps, 0)
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
 

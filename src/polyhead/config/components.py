@@ -10,7 +10,7 @@ from typing import ClassVar
 from polyhead.config.mechanisms import positive
 from polyhead.config.serial import Checked, added_later
 from polyhead.spec import ACTS
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import check_number, one_of
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Rotary(Position):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_number("Rotary", "theta", self.theta, 0, above=True)
         one_of("Rotary", "layout", self.layout, ("interleaved", "half"))
 
 

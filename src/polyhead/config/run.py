@@ -44,7 +44,7 @@ from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
 from polyhead.spec.notebook import as_table
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import check_number, one_of
 
 Heads = tuple[Mechanism, ...]
 
@@ -112,6 +112,7 @@ class TransformerConfig(Checked):
                 names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind not in _BASES)
                 raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
         positive(self, "dim", "layers", "max_length", "window")
+        check_number("TransformerConfig", "norm_eps", self.norm_eps, 0)
         if self.per_layer and len(self._lists) != self.layers:
             raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
         if self.cross_heads is not None:
@@ -281,9 +282,8 @@ class Train(Checked):
         if self.batch_size % self.accumulate:
             raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
         for name in ("lr", "weight_decay", "warmup", "final", "eps"):
-            if not getattr(self, name) >= 0:  # also refuses nan
-                raise ValueError(f"Train: {name} must be at least 0 but is {getattr(self, name)}")
-        if self.clip is not None and not self.clip > 0:
+            check_number("Train", name, getattr(self, name), 0)
+        if self.clip is not None and self.clip <= 0:
             raise ValueError(f"Train: clip must be above 0, or None, but is {self.clip}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"Train: betas must be two numbers in [0, 1) but are {self.betas}")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyhead.config.extensions import UnknownKind, find, kind_of
-from polyhead.spec.shapes import checked, one_of
+from polyhead.spec.shapes import check_number, checked, one_of
 
 if typing.TYPE_CHECKING:
     import yaml
@@ -34,7 +34,7 @@ def added_later(default: Any) -> Any:
 class Checked:
     """Base of frozen dataclasses: checks the types of fields that are Booleans, numbers or strings.
 
-    The constructor raises ValueError for another type: `causal="no"` would count as True.
+    The constructor raises ValueError for another type, as `causal="no"` would count as True, and for nan and inf.
     """
 
     if not typing.TYPE_CHECKING:  # to an editor the constructor is that of the dataclass
@@ -48,6 +48,8 @@ class Checked:
                 raise ValueError(f"{kind.__name__}: {name} has {value.bit_length()} bits, which no size or seed has")
             if type(value) not in kinds and (isinstance(value, bool) or not isinstance(value, kinds)):
                 raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
+            if isinstance(value, float):  # neither JSON nor a range such as `x <= 0` knows nan and inf
+                check_number(kind.__name__, name, value)
 
 
 _PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}

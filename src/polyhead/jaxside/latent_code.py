@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int32
 
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_window, one_of, shaped
 
 Array = jax.Array | np.ndarray
 """The type of arguments; results are jax.Array."""
@@ -250,8 +250,7 @@ def seen_by_any(look: jax.Array | None) -> jax.Array | None:
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
     """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: they may be traced."""
-    if window is not None and window < 1:
-        raise ValueError(f"{who}: window must be at least 1 but is {window}")
+    check_window(who, window)
     if cu_seqlens is not None and (b != 1 or t != s):
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 

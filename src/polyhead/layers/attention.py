@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
-from polyhead.layers.cache import LayerCache
+from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.call import Call, Limits, call_of, check, drawn_keep, no_script, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
@@ -31,7 +31,7 @@ from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, described
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import allowed, dense
-from polyhead.spec.shapes import named, shaped
+from polyhead.spec.shapes import check_window, named, shaped
 
 Positions = config.Position | nn.ModuleDict | None
 Part = tuple[AttentionCall | None, Tensor]
@@ -73,10 +73,9 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"MultiHeadAttention: dropout must be in [0, 1) but is {dropout}")
-        if window is not None and window < 1:
-            raise ValueError(f"MultiHeadAttention: window must be at least 1 but is {window}")
         heads = config.head_list("MultiHeadAttention", heads)
-        self.dim, self.causal, self.window, self.max_length = dim, causal, window, max_length
+        self.dim, self.causal, self.max_length = dim, causal, max_length
+        self.window = check_window("MultiHeadAttention", window)
         self.dropout, self.dropout_shared = dropout, dropout_shared
         self.total_heads = sum(group.heads for group in heads)
         how: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -168,23 +167,24 @@ class MultiHeadAttention(nn.Module):
         cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.  Raises
         ValueError for shapes, dtypes or combinations of arguments that do not match.
         """
-        call = call_of(
-            x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
-            cu_seqlens=cu_seqlens, cache=cache,
-        )  # fmt: skip
-        check((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
-        mask, bias, keep = (call.held(array) for array in (mask, bias, keep))
-        bias, keep = self._bias(bias, call), self._keep(x, call.s) if keep is None else keep
-        limits = self._limits(bias, mask, keep, call)
-        plain = bias is None and mask is None and keep is None and not return_code and taps is None
-        parts = self._parts(self._symbols(symbols, call), limits, call, plain)
-        result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y in parts], dim=-1))
-        if call.memory is not None:
-            call.memory.advance(call.t, call.span)
-        if taps is not None:
-            seen = tuple(self._tap(i, own, y) for i, (own, y) in enumerate(parts) if own is not None)
-            taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
-        return (result, self._code(parts)) if return_code else result
+        with whole(cache):
+            call = call_of(
+                x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
+                cu_seqlens=cu_seqlens, cache=cache, layer=self,
+            )  # fmt: skip
+            check((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
+            mask, bias, keep = (call.held(array) for array in (mask, bias, keep))
+            bias, keep = self._bias(bias, call), self._keep(x, call.s) if keep is None else keep
+            limits = self._limits(bias, mask, keep, call)
+            plain = bias is None and mask is None and keep is None and not return_code and taps is None
+            parts = self._parts(self._symbols(symbols, call), limits, call, plain)
+            result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y in parts], dim=-1))
+            if call.memory is not None:
+                call.memory.advance(call.t, call.span)
+            if taps is not None:
+                seen = tuple(self._tap(i, own, y) for i, (own, y) in enumerate(parts) if own is not None)
+                taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
+            return (result, self._code(parts)) if return_code else result
 
     def _parts(self, symbols: Sequence[Tensor | None], limits: Limits, call: Call, plain: bool) -> list[Part]:
         """The call and the output of each group."""
@@ -214,10 +214,11 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: with own_symbols=False its relational heads need symbols=")
         own = call.context is None
         sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
-        first, cache = (call.past, call.memory) if own else (0, None)
-        where: dict[str, Any] = {"first": first, "cache": cache, "cu_seqlens": call.cu_seqlens}
-        where |= {"positions": call.positions if own else None}
-        made = [source(call.source, **where) for source in sources]
+        first, cache, where = (call.past, call.memory, call.positions) if own else (0, None, None)
+        made = [
+            source(call.source, first=first, cache=cache, cu_seqlens=call.cu_seqlens, positions=where)
+            for source in sources
+        ]
         return [None if which is None else made[which] for which in self.source_of]
 
     def _inputs(

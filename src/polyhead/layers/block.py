@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.cache import LayerCache
+from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import check_number, named, one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
 """The type of the argument `symbols` of `MultiHeadAttention.forward`."""
@@ -79,6 +79,7 @@ class TransformerBlock(nn.Module):
             self.norm_cross = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.norm2 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.feedforward = feedforward
+        check_number("TransformerBlock", "dropout", dropout, 0)
         self.dropout = nn.Dropout(dropout)
 
     @named
@@ -107,24 +108,25 @@ class TransformerBlock(nn.Module):
         `MultiHeadAttention`; they exclude a context and a tail.
         """
         self._check(context, cu_seqlens, tail)
-        source = self.norm1(x) if self.pre else x
-        if tail is None or tail == x.shape[1]:
-            y = self.attention(
-                source, mask=mask, keep=keep, symbols=symbols, positions=positions, cu_seqlens=cu_seqlens, cache=cache,
-                taps=taps,
-            )  # fmt: skip
-        else:
-            if positions is not None or cache is not None:
-                what = "positions" if cache is None else "a cache"
-                raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
-            x = x[:, -tail:]
-            y = self._attend_tail(x, source, tail, mask, keep, symbols=symbols, taps=taps)
-        x = self._add(x, y, self.norm1)
-        if self.cross is not None:
-            asking = self.norm_cross(x) if self.pre else x
-            y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
-            x = self._add(x, y, self.norm_cross)
-        return self._add(x, self.feedforward(self.norm2(x) if self.pre else x), self.norm2)
+        with whole(cache):
+            source = self.norm1(x) if self.pre else x
+            if tail is None or tail == x.shape[1]:
+                y = self.attention(
+                    source, mask=mask, keep=keep, symbols=symbols, positions=positions, cu_seqlens=cu_seqlens,
+                    cache=cache, taps=taps,
+                )  # fmt: skip
+            else:
+                if positions is not None or cache is not None:
+                    what = "positions" if cache is None else "a cache"
+                    raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
+                x = x[:, -tail:]
+                y = self._attend_tail(x, source, tail, mask, keep, symbols=symbols, taps=taps)
+            x = self._add(x, y, self.norm1)
+            if self.cross is not None:
+                asking = self.norm_cross(x) if self.pre else x
+                y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
+                x = self._add(x, y, self.norm_cross)
+            return self._add(x, self.feedforward(self.norm2(x) if self.pre else x), self.norm2)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         """x + dropout(y), normalised in a post-norm block."""

@@ -88,14 +88,18 @@ def call_of(
     window: int | None,
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
+    layer: nn.Module,
 ) -> Call:
-    """The `Call` of a layer of width `dim`.  Given positions are appended to the cache.
+    """The `Call` of a `layer` of width `dim`.  Given positions are appended to the cache.
 
-    Raises ValueError for a wrong width, and for arguments that a cache or packed sequences exclude.
+    Raises ValueError for a wrong width, for arguments that a cache or packed sequences exclude, and for a cache of
+    another layer.
     """
     if x.shape[-1] != dim:
         raise ValueError(f"{WHO}: m = {dim} but x (b t m) = {tuple(x.shape)}")
     _check_exclusions(x, context, causal, cu_seqlens, cache)
+    if cache is not None:
+        (cache if context is None else cache.cross).claim(WHO, layer)
     t = x.shape[1]
     call = Call(
         x, context, None, past=0, lead=0, gone=0, span=None, s=t, first=0,

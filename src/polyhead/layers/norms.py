@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from polyhead.layers import Device
 from polyhead.ops.norms import layer_norm, rms_norm
-from polyhead.spec.shapes import named
+from polyhead.spec.shapes import check_number, named
 
 
 @named
@@ -22,6 +22,7 @@ class RMSNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_number("RMSNorm", "eps", eps, 0)
         self.dim, self.eps = dim, eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
 
@@ -52,6 +53,7 @@ class LayerNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_number("LayerNorm", "eps", eps, 0)
         self.dim, self.eps = dim, eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(torch.zeros(dim, device=device, dtype=dtype)) if bias else None)

@@ -18,7 +18,7 @@ from polyhead.layers.own import OwnPositions
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec.numbers import alibi_slopes, bucket_table
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import check_number, named, one_of
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:
@@ -96,6 +96,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         one_of("RotaryEmbedding", "layout", layout, LAYOUTS)
         check_even("RotaryEmbedding", dim)
+        check_number("RotaryEmbedding", "theta", theta, 0, above=True)
         self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
         self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device, dtype)
 
@@ -308,6 +309,7 @@ class SinusoidalPositions(nn.Module):
     ) -> None:
         super().__init__()
         check_even("SinusoidalPositions", dim)
+        check_number("SinusoidalPositions", "theta", theta, 0, above=True)
         self.max_length, self.dim, self.theta = max_length, dim, float(theta)
         self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device)
         self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)

@@ -22,7 +22,7 @@ from polyhead.ops.latent_code import blank, check_limits
 from polyhead.ops.precision import casting
 from polyhead.ops.tiling import Blocked
 from polyhead.spec import MECHANISMS
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import check_window, one_of
 
 BACKENDS: dict[str, tuple[str, ...]] = {
     "softmax": ("native", "sdpa", "blocked", "reference"),
@@ -125,6 +125,8 @@ def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
 
     Raises ValueError unless the op's tensors share one dtype and one device and the scale is a number.
     """
+    if x.window is not None:  # native code and kernels want Python's integer
+        x = replace(x, window=check_window(PUBLIC[op], x.window))
     forward = choose(op, impl, x)
     if x.mask is None:
         return forward(x)

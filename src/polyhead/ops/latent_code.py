@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_window, one_of, shaped
 
 for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
     einsum(_like, "one -> one")  # at a later first use einops would make torch.compile recompile
@@ -255,10 +255,20 @@ def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Tensor | None) -> None:
     """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: that would synchronise the
     device."""
-    if window is not None and window < 1:
-        raise ValueError(f"{who}: window must be at least 1 but is {window}")
+    check_window(who, window)
     if cu_seqlens is not None and (b != 1 or t != s):
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+
+
+def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
+    """Raise ValueError unless the tensors of a step have one dtype and one device, and the state that of sums over
+    such tokens."""
+    for what in ("dtype", "device"):
+        came = [getattr(x, what) for x in (q, k, v)]
+        if any(kind != came[0] for kind in came):
+            raise ValueError(f"{who}: q, k and v must have one {what} but have {', '.join(map(str, came))}")
+    if state is not None and state.dtype != wide(q).dtype:
+        raise ValueError(f"{who}: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
 
 
 def code(x: AttentionCall) -> Tensor:

@@ -8,6 +8,8 @@ wanted, what came.  This file imports neither torch nor jax: anything with `.sha
 import difflib
 import functools
 import inspect
+import math
+import numbers
 import types
 import typing
 from collections.abc import Callable, Iterable
@@ -44,6 +46,25 @@ def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{who}: unknown {what} {value!r}{hint} (choose from {', '.join(map(str, names))})")
+
+
+def check_number(who: str, name: str, value: int | float, least: int | None = None, *, above: bool = False) -> None:
+    """Raise ValueError unless `value` is finite and, if `least` is given, at least that (`above`: above it)."""
+    if not math.isfinite(value):
+        raise ValueError(f"{who}: {name} must be a finite number but is {value}")
+    if least is not None and (value < least or (above and value == least)):
+        raise ValueError(f"{who}: {name} must be {'above' if above else 'at least'} {least} but is {value}")
+
+
+def check_window(who: str, window: object) -> int | None:
+    """`window` as an integer, or None.  Raises ValueError for anything else, and for an integer below 1."""
+    if window is None:
+        return None
+    # The plain test comes first: torch.compile cannot trace the other one.
+    whole = type(window) is int or (isinstance(window, numbers.Integral) and not isinstance(window, bool))
+    if not whole or window < 1:  # type: ignore[operator]
+        raise ValueError(f"{who}: window must be an integer of at least 1 but is {window!r}")
+    return int(window)  # type: ignore[call-overload]
 
 
 @dataclass(frozen=True)

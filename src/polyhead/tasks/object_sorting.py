@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Tokens, Vectors, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_number, one_of, shaped
 from polyhead.tasks.classification import ACCURACY, CHANCE
 from polyhead.tasks.examples import distinct, picks, training_set, unseen
 from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, ascending, mean_places, nearest
@@ -83,8 +83,7 @@ class ObjectSorting(Task):
                 f"ObjectSorting: examples must be at most {sequences // 2} (half of all sequences) "
                 f"but is {self.examples}"
             )
-        if not isinstance(self.noise, (int, float)) or not 0 <= self.noise < math.inf:
-            raise ValueError(f"ObjectSorting: noise must be a finite number of at least 0 but is {self.noise!r}")
+        check_number("ObjectSorting", "noise", self.noise, 0)
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -7,12 +7,17 @@ with torch_mha.cached(decoder) as cache:
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+import torch
 from torch import nn
 
 from polyhead.compat.torch_mha.module import MultiheadAttention
-from polyhead.layers.cache import Cache
+from polyhead.layers.cache import Cache, whole
+
+Output = TypeVar("Output")
 
 
 @contextlib.contextmanager
@@ -32,12 +37,14 @@ def cached(model: nn.Module, cache: Cache | None = None) -> Iterator[Cache]:
     6
 
     `cache`: one that an earlier block returned.  Self-attention is causal, whether a mask says so or not; other masks
-    have one column for each token so far.  Keys and values of cross-attention are computed in the first call;
-    attention whose query and key are one tensor is self-attention, any other is cross-attention.
-    Positions are the caller's: those of new tokens begin at `cache.length`.
+    have one column for each token so far.  Positions are the caller's: those of new tokens begin at `cache.length`.
+    Attention is self-attention if query and key are one tensor, two views of the same memory or equal copies; any other
+    is cross-attention, whose keys and values are computed in the first call.  Compiled code knows one tensor only, not
+    views and copies.  A call of `model` that is interrupted adds no tokens.
 
     Raises ValueError for a model without our attention modules or with one of PyTorch's, for one with an encoder beside
-    its decoder, within another such block, and for a cache of another number of modules.
+    its decoder, within another such block, and for a cache of another number of modules; and a call, if a module is
+    called twice in it, is once self- and once cross-attention, or gets another context than in its first call.
     """
     found = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
     parts = [type(module) for module in model.modules()]
@@ -51,10 +58,35 @@ def cached(model: nn.Module, cache: Cache | None = None) -> Iterator[Cache]:
     cache = Cache(len(found)) if cache is None else cache
     if len(cache) != len(found):
         raise ValueError(f"cached: a cache of {len(found)} attention modules was wanted but one of {len(cache)} came")
+    before = vars(model).get("forward")
     try:
         for module, memory in zip(found, cache, strict=True):
             module.memory = memory
+        # A partial, as it can be copied with the model.
+        vars(model)["forward"] = functools.partial(_whole_call, cache, found, model.forward)
         yield cache
     finally:
         for module in found:
             module.memory = None
+        vars(model).pop("forward", None)
+        if before is not None:
+            vars(model)["forward"] = before
+
+
+def _whole_call(
+    cache: Cache,
+    modules: Sequence[MultiheadAttention],
+    forward: Callable[..., Output],
+    *args: object,
+    **kwargs: object,
+) -> Output:
+    """A call of the model, which adds its tokens to all entries of the cache or, if it is interrupted, to none."""
+    seen = () if torch.compiler.is_compiling() else modules
+    try:
+        for module in seen:
+            vars(module)["called"] = False
+        with whole(cache):
+            return forward(*args, **kwargs)
+    finally:
+        for module in seen:
+            vars(module)["called"] = None

@@ -28,6 +28,7 @@ from polyhead.layers.heads.functions import attended, coder
 from polyhead.layers.projection import Rows, widths_of
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import drop
+from polyhead.spec.shapes import check_number
 
 WHO = "MultiheadAttention"
 Masks = tuple[Tensor | None, Tensor | None]
@@ -54,6 +55,7 @@ class MultiheadAttention(OurHeads):
     """
 
     memory: LayerCache | None = None  # set by `cached`
+    called: bool | None = None  # whether it was, in the present call of a cached model; None: outside of one
     in_proj_weight: Tensor | None
     in_proj_bias: Tensor | None
     q_proj_weight: Tensor | None
@@ -86,6 +88,7 @@ class MultiheadAttention(OurHeads):
             "dtype": dtype,
         }
         named |= dict(zip(LATE, late, strict=False))
+        check_number(WHO, "dropout", dropout, 0)
         groups = config.head_list(WHO, config.Softmax(num_heads) if heads is None else heads)
         total = sum(group.heads for group in groups)
         if total != num_heads:
@@ -176,11 +179,11 @@ class MultiheadAttention(OurHeads):
     ) -> tuple[Tensor, Tensor, list[AttentionCall], Tensor | None]:
         """For a call: query and value (b t m), the call of each group's op, and the dropout mask of all heads."""
         x = self._batch_first(query)  # equal inputs stay one tensor
-        keys = x if key is query else self._batch_first(key)
+        keys = x if key is query or self._continues(query, key) else self._batch_first(key)
         values = keys if value is key else self._batch_first(value)
         self._check(x, keys, values)
         b, t, own = *x.shape[:2], keys is x
-        memory = self.memory if self.memory is None or own else self.memory.cross
+        memory = None if self.memory is None else self._entry(self.memory, None if own else (keys, values))
         decodes, past = own and memory is not None, 0 if memory is None else memory.length
         s = past + t if decodes else keys.shape[1]
         if causal and pairs is None and not decodes:
@@ -198,6 +201,41 @@ class MultiheadAttention(OurHeads):
         if memory is not None:
             memory.advance(t, None)
         return x, values, [limits.call(*part) for part in zip(parts, (0, *ends), ends, strict=False)], keep
+
+    def _continues(self, query: Tensor, key: Tensor) -> bool:
+        """Whether a call with a cache is self-attention though its key is another tensor object than its query.
+
+        They may be two views of the same memory, or copies.  Cross-attention is not asked again after its first call.
+        """
+        if self.memory is None or _unread(query):
+            return False
+        return _one_view(query, key) or (not self.memory.crossed and _equal(query, key))
+
+    def _entry(self, cache: LayerCache, context: tuple[Tensor, Tensor] | None) -> LayerCache:
+        """The part of the cache for this call: of self-attention or, with a `context` (keys and values, b s m), of
+        cross-attention.
+
+        Raises ValueError for a cache of another module, for both kinds of attention, for a second call of the module in
+        one call of the model, and for another context of the same length.
+        """
+        memory = cache if context is None else cache.cross
+        if cache.crossed if context is None else cache.length:
+            now, before = ("self", "cross") if context is None else ("cross", "self")
+            raise ValueError(f"{WHO}: {before}-attention is in its cache but {now}-attention came (see cached)")
+        if self.called:
+            raise ValueError(f"{WHO}: with a cache a model must call it once in each pass but called it twice")
+        if self.called is not None:
+            vars(self)["called"] = True  # quicker than Module.__setattr__
+        memory.claim(WHO, self)
+        if context is not None and not _unread(context[0]):
+            new = dict(zip(("keys", "values"), context[: 1 if context[1] is context[0] else 2], strict=False))
+            kept = memory.once(
+                "context", lambda: {name: x.detach() if x.requires_grad else x for name, x in new.items()}
+            )
+            for name in kept.keys() & new.keys() if memory.length else ():
+                if not _one_view(kept[name], new[name]) and _differ(kept[name], new[name]):
+                    raise ValueError(f"{WHO}: {name} as in its first call were wanted but others came (see cached)")
+        return memory
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.is_nested:
@@ -286,6 +324,29 @@ class MultiheadAttention(OurHeads):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+
+
+def _unread(x: Tensor) -> bool:
+    """Whether numbers cannot be read: in compiled code and on the meta device."""
+    return torch.compiler.is_compiling() or x.is_meta
+
+
+def _one_view(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are the same part of the same memory."""
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and a.is_set_to(b))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return (a.dtype, a.device, a.shape) == (b.dtype, b.device, b.shape) and torch.equal(a, b)
+
+
+def _differ(kept: Tensor, context: Tensor) -> bool:
+    """Whether two contexts of one shape differ by more than rounding: a caller may compute one in each call."""
+    if kept.shape != context.shape or not kept.numel():
+        return False
+    slack = max(torch.finfo(x.dtype).eps for x in (kept, context)) ** 0.5
+    a, b = (x.to(torch.promote_types(kept.dtype, context.dtype)) for x in (kept, context))
+    return not torch.allclose(a, b, rtol=slack, atol=slack * float(a.abs().mean().nan_to_num()), equal_nan=True)
 
 
 _FORWARD, _INIT = (inspect.signature(f) for f in (nn.MultiheadAttention.forward, nn.MultiheadAttention.__init__))

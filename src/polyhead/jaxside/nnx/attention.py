@@ -22,7 +22,7 @@ from polyhead.jaxside.nnx.heads import Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
-from polyhead.spec.shapes import named
+from polyhead.spec.shapes import check_window, named
 
 WHO = "MultiHeadAttention"
 Symbols = Sequence[Array | None] | None
@@ -61,10 +61,9 @@ class MultiHeadAttention(nnx.Module):
     ) -> None:
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"{WHO}: dropout must be in [0, 1) but is {dropout}")
-        if window is not None and window < 1:
-            raise ValueError(f"{WHO}: window must be at least 1 but is {window}")
         heads, draw = config.head_list(WHO, heads), Draw(rngs, init, dtype)
-        self.dim, self.causal, self.window, self.max_length = dim, causal, window, max_length
+        self.dim, self.causal, self.max_length = dim, causal, max_length
+        self.window = check_window(WHO, window)
         self.dropout, self.dropout_shared, self.heads = dropout, dropout_shared, heads
         self.total_heads = sum(group.heads for group in heads)
         self.sizes = tuple(mechanism.sizes(dim, self.total_heads) for mechanism in heads)

@@ -14,7 +14,7 @@ from flax import nnx
 from polyhead.jaxside import norms
 from polyhead.jaxside.latent_code import Array, act as activation
 from polyhead.spec.numbers import swiglu_width
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import check_number, named, one_of
 
 TRUNCATION = 0.87962566103423978
 """Standard deviation of a unit normal truncated at +-2."""
@@ -97,6 +97,7 @@ class Norm(nnx.Module):
     bias: nnx.Param | None
 
     def __init__(self, dim: int, draw: Draw, *, kind: str = "layer", eps: float = 1e-5, bias: bool = True) -> None:
+        check_number("Norm", "eps", eps, 0)
         self.kind, self.eps = one_of("norm", "kind", kind, ("layer", "rms")), eps
         self.weight = draw.full(1.0, dim)
         self.bias = draw.full(0.0, dim) if bias and kind == "layer" else None

@@ -27,7 +27,7 @@ from polyhead.jaxside.nnx.components import (
 )
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import check_number, named, one_of
 
 WHO = "polyhead.jaxside.nnx.Transformer"
 
@@ -48,6 +48,7 @@ class TransformerBlock(nnx.Module):
         dtype: Any = jnp.float32,
     ) -> None:
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
+        check_number("TransformerBlock", "dropout", dropout, 0)
         draw = Draw(None, dtype=dtype)  # for norms, which draw nothing
         self.norm1 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
         self.attention = attention

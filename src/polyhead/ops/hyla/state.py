@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import emptied, wide
+from polyhead.ops.latent_code import check_step, emptied, wide
 from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import refuse, stateless
 from polyhead.spec.shapes import shaped
@@ -79,6 +79,7 @@ def hyla_step(
     """Causal HYLA of t new tokens, given the state of all earlier tokens: outputs and the next state.
 
     normalise and act are the identity.  The state is in at least float32; None means that there are no earlier tokens.
+    Raises ValueError for dtypes that do not match.
 
     >>> torch.manual_seed(0)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
@@ -88,6 +89,7 @@ def hyla_step(
     >>> torch.allclose(torch.cat((out, last), 1), wanted)
     True
     """
+    check_step("hyla_step", q, k, v, state)
     g, d, e = *k.shape[2:], v.shape[-1]
     before = _nothing(k, v) if state is None else rearrange(state, "b f c e g d -> b 1 (f c) (e g d)")
     scaled = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import compute, load
-from polyhead.ops.latent_code import act as activation, blank, code, drop, emptied, sequence_of, share, wide
+from polyhead.ops.latent_code import act as activation, blank, check_step, code, drop, emptied, sequence_of, share, wide
 from polyhead.ops.linear.chunked import step
 from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import is_key_mask, refuse, stateless
@@ -119,18 +119,11 @@ def linear_step(
     >>> torch.allclose(torch.cat((out, last), 1), linear_attention(q, k, v, causal=True))
     True
     """
-    _check_step(q, k, v, state, mask)
-    k, v = blank(mask, emptied(mask, k), v)
-    return step(q, k, activation(act)(v), state, scale)
-
-
-def _check_step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, mask: Tensor | None) -> None:
-    if len({x.dtype for x in (q, k, v)}) > 1:
-        raise ValueError(f"linear_step: q, k and v must have one dtype but have {q.dtype}, {k.dtype}, {v.dtype}")
-    if state is not None and state.dtype != wide(q).dtype:
-        raise ValueError(f"linear_step: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
+    check_step("linear_step", q, k, v, state)
     if mask is not None and not is_key_mask(mask):
         raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
+    k, v = blank(mask, emptied(mask, k), v)
+    return step(q, k, activation(act)(v), state, scale)
 
 
 load("linear")

@@ -1,0 +1,192 @@
+"""A cache belongs to one layer, and a call adds all its tokens to it or none."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+import zoo
+from torch.testing import assert_close
+from zoo import make_layer as make
+
+import polyhead as ph
+from polyhead.config import Hyla, Linear, Relational, RelationalSymbols, Rotary, Softmax
+from polyhead.layers.cache import Cache, LayerCache
+
+F64 = torch.float64
+M = 48
+OTHER = r"^MultiHeadAttention: a cache of its own was wanted but that of another layer came$"
+COPIES = {
+    "copied": LayerCache.copied,
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_graphs():
+    """Only leaves of a graph can be deep copies."""
+    with torch.no_grad():
+        yield
+
+
+def tokens(t):
+    return torch.randn(2, t, M, dtype=F64)
+
+
+# -------------------------------------------------------------------------------------------------------- one layer
+@pytest.mark.parametrize("heads", [[Softmax(4)], [Linear(4)], [Softmax(2), Hyla(2)]], ids=["softmax", "linear", "two"])
+def test_another_layer_is_refused_and_adds_nothing(heads):
+    first, second, cache = make(heads, causal=True), make(heads, causal=True), LayerCache()
+    x = tokens(5)
+    y = first(x[:, :3], cache=cache)
+    with pytest.raises(ValueError, match=OTHER):
+        second(x[:, :3], cache=cache)
+    y = torch.cat((y, first(x[:, 3:], cache=cache)), 1)
+    assert_close(y, first(x), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copies_of_a_cache_belong_to_the_same_layer(way):
+    first, second, x = make([Softmax(4)], causal=True), make([Softmax(4)], causal=True), tokens(5)
+    cache = LayerCache()
+    first(x[:, :3], cache=cache)
+    same = COPIES[way](cache)
+    with pytest.raises(ValueError, match=OTHER):
+        second(x[:, 3:], cache=same)
+    assert_close(first(x[:, 3:], cache=same), first(x)[:, 3:], atol=1e-10, rtol=1e-10)
+
+
+def test_cross_attention_has_an_owner_of_its_own():
+    own, cross, other = make([Softmax(4)], causal=True), make([Softmax(4)]), make([Softmax(4)])
+    x, context, cache = tokens(3), tokens(4), LayerCache()
+    for i in range(3):
+        own(x[:, i : i + 1], cache=cache)
+        cross(x[:, i : i + 1], context, cache=cache)
+    with pytest.raises(ValueError, match=OTHER):
+        other(x, context, cache=cache)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_a_copy_of_a_layer_goes_on_where_it_stopped(way):
+    layer, x, cache = make([Softmax(2), Hyla(2)], causal=True), tokens(5), LayerCache()
+    layer(x[:, :3], cache=cache)
+    again, same = COPIES[way]((layer, cache))
+    for each, kept in ((again, cache), (layer, same)):
+        assert_close(each(x[:, 3:], cache=kept), layer(x)[:, 3:], atol=1e-10, rtol=1e-10)
+
+
+def test_layers_that_were_copied_before_are_different_layers():
+    layer = make([Softmax(4)], causal=True)
+    first, second = copy.deepcopy(layer), copy.deepcopy(layer)
+    cache, x = LayerCache(), tokens(3)
+    first(x, cache=cache)
+    with pytest.raises(ValueError, match=OTHER):
+        second(x, cache=cache)
+
+
+def test_one_layer_may_have_several_caches_and_other_weights():
+    """As where one module stands at two depths, or a state is loaded."""
+    layer, x, caches = make([Softmax(4)], causal=True), tokens(4), Cache(2)
+    for a, b in ((0, 3), (3, 4)):
+        y = layer(layer(x[:, a:b], cache=caches[0]), cache=caches[1])
+    assert_close(y, layer(layer(x))[:, 3:], atol=1e-10, rtol=1e-10)
+    layer.load_state_dict(make([Softmax(4)], causal=True).state_dict())
+    layer(x[:, :1], cache=caches[0])
+
+
+def test_an_empty_cache_is_everybodys():
+    cache, x = LayerCache(), tokens(2)
+    for seen in (x[:, :0], x):
+        make([Softmax(4)], causal=True)(seen, cache=cache)
+
+
+def test_a_cache_keeps_no_model_alive():
+    layer, cache = make([Softmax(4)], causal=True), LayerCache()
+    layer(tokens(2), cache=cache)
+    gone = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert gone() is None
+
+
+def language_model():
+    torch.manual_seed(0)
+    ends = ph.Tokens(9), ph.Logits(9)
+    return ph.Transformer(ph.TransformerConfig(*ends, dim=16, heads=[Softmax(2)], causal=True, max_length=8)).eval()
+
+
+def test_another_model_is_refused_and_adds_nothing():
+    one, two, cache = language_model(), language_model(), Cache(2)
+    x = torch.tensor([[1, 2, 3, 4]])
+    one(x[:, :3], cache=cache)
+    with pytest.raises(ValueError, match=OTHER):
+        two(x[:, 3:], cache=cache)
+    assert cache.length == 3
+    assert_close(one(x[:, 3:], cache=cache), one(x)[:, 3:])
+
+
+@pytest.mark.compile
+def test_compiled_and_plain_calls_share_a_cache():
+    torch.compiler.reset()
+    layer, x, cache = make([Softmax(4)], causal=True), tokens(4), LayerCache()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    y = torch.cat([(compiled if i % 2 else layer)(x[:, i : i + 1], cache=cache) for i in range(4)], 1)
+    assert_close(y, layer(x), atol=1e-10, rtol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------------ whole calls
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mixture", zoo.EVERY)
+@pytest.mark.parametrize("place", ["groups", "out"])
+def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
+    layer, x, cache = make(zoo.EVERY[mixture], causal=True, positions=Rotary(), window=4), tokens(9), LayerCache()
+    where, bytes_before = torch.arange(9)[None], []
+    part = layer.out if place == "out" else layer.groups[-1]
+
+    def call(first, last):
+        return layer(x[:, first:last], positions=where[:, first:last], cache=cache)
+
+    pieces = []
+    for first, last in ((0, 2), (2, 3), (3, 9)):
+        bytes_before.append(cache.nbytes)
+        hook = part.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            call(first, last)
+        hook.remove()
+        assert (cache.length, cache.nbytes) == (first, bytes_before[-1])
+        pieces.append(call(first, last))
+    assert_close(torch.cat(pieces, 1), layer(x, positions=where), atol=1e-10, rtol=1e-10)
+
+
+def test_an_interrupted_call_to_a_context_adds_nothing():
+    layer, x, context, cache = make([Softmax(2), Relational(2)]), tokens(4), tokens(3), LayerCache()
+    hook = layer.out.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        layer(x[:, :2], torch.zeros_like(context), cache=cache)
+    hook.remove()
+    assert (cache.cross.length, cache.nbytes) == (0, 0)
+    y = torch.cat([layer(x[:, i : i + 2], context, cache=cache) for i in (0, 2)], 1)
+    assert_close(y, layer(x, context), atol=1e-10, rtol=1e-10)
+
+
+def test_an_interrupted_block_adds_nothing():
+    """Its attention was done when its feed-forward layer was interrupted."""
+    symbols = RelationalSymbols(neighbours=2)
+    block = ph.TransformerBlock(
+        make([Softmax(2), Relational(2, symbols=symbols)], causal=True), ph.MlpLayer(M), dtype=F64
+    )
+    block, x, cache = block.double().eval(), tokens(5), LayerCache()
+    y = [block(x[:, :3], cache=cache)]
+    hook = block.feedforward.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        block(x[:, 3:], cache=cache)
+    hook.remove()
+    y.append(block(x[:, 3:], cache=cache))
+    assert_close(torch.cat(y, 1), block(x), atol=1e-10, rtol=1e-10)
