@@ -50,14 +50,25 @@ def test_another_layer_is_refused_and_adds_nothing(heads):
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_copies_of_a_cache_belong_to_the_same_layer(way):
-    first, second, x = make([Softmax(4)], causal=True), make([Softmax(4)], causal=True), tokens(5)
+def test_copies_of_a_cache_go_on_and_then_belong_to_that_layer(way):
+    first, second, x = make([Softmax(4)], causal=True), make([Softmax(4)], causal=True), tokens(6)
     cache = LayerCache()
     first(x[:, :3], cache=cache)
     same = COPIES[way](cache)
+    assert_close(first(x[:, 3:5], cache=same), first(x[:, :5])[:, 3:], atol=1e-10, rtol=1e-10)
     with pytest.raises(ValueError, match=OTHER):
-        second(x[:, 3:], cache=same)
-    assert_close(first(x[:, 3:], cache=same), first(x)[:, 3:], atol=1e-10, rtol=1e-10)
+        second(x[:, 5:], cache=same)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_a_model_built_anew_goes_on_from_a_cache_that_was_kept(way):
+    first, second, x = make([Softmax(4)], causal=True), make([Softmax(4)], causal=True), tokens(5)
+    second.load_state_dict(first.state_dict())
+    cache = LayerCache()
+    first(x[:, :3], cache=cache)
+    with pytest.raises(ValueError, match=OTHER):  # in one process it may as well be another depth
+        second(x[:, 3:], cache=cache)
+    assert_close(second(x[:, 3:], cache=COPIES[way](cache)), first(x)[:, 3:], atol=1e-10, rtol=1e-10)
 
 
 def test_cross_attention_has_an_owner_of_its_own():

@@ -28,8 +28,8 @@ class LayerCache:
     `length`: number of tokens so far; in `.cross`, of queries.  `gone`: how many of the first tokens were dropped.
     `real` (b s): which of the stored tokens are not padding; None if there is no padding.
 
-    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer, or the layer after
-    pickling, may go on where it stopped.
+    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer may go on where it
+    stopped.  A cache that was copied or read from a file belongs to the layer that fills it next.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class LayerCache:
         return new
 
     def __getstate__(self) -> dict[str, object]:
-        return {**vars(self), "_whole": False}
+        return {**vars(self), "_whole": False, "_owner": None}  # a cache from a file meets a model that was built anew
 
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: a call of the layer inside adds all its tokens or, if it is interrupted, none."""
