@@ -16,8 +16,8 @@ class Generate:
 
     With an empty prompt it starts a new document.  Ctrl-C stops it.
 
-    >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt "def main("
-    >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
+    >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt "def main("
+    >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
