@@ -1,5 +1,6 @@
 """Static figures: file formats, and every measured number at its position."""
 
+import io
 import itertools
 import pathlib
 import sys
@@ -105,6 +106,17 @@ def test_lines_go_through_means_with_the_seeds_standard_errors(drawn: list) -> N
     ]
     assert sorted(dots) == [(16, 0.4), (16, 0.6), (32, 0.7), (32, 0.8), (32, 0.9)]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "32"]
+
+
+def test_numbers_of_long_trainings_do_not_run_together(drawn: list) -> None:
+    curve = {"HYLA": {step: [0.5] for step in range(500, 13_000, 500)}}
+    figures.lines([("known", curve, {}), ("unseen", curve, {})], "x.png", x_label="training step", y_label="R²")
+    drawn[0].savefig(io.BytesIO(), format="svg")  # which places them
+    for axes in drawn[0].axes:
+        ticks = [tick for tick in axes.get_xticklabels() if 0 <= tick.get_position()[0] <= 13_000]
+        boxes = [tick.get_window_extent() for tick in ticks]
+        assert len(boxes) > 2
+        assert all(right.x0 - left.x1 > left.width for left, right in itertools.pairwise(boxes))
 
 
 def test_floors_are_level_or_steps_half_way_to_the_next_place(drawn: list) -> None:

@@ -56,6 +56,7 @@ def mistake(capsys: Any, arguments: list[str]) -> str:
         ("train", "polyhead train: RECIPE is missing; see polyhead list recipes"),
         ("train fuzzy-hyla --threads 0", "Run: threads must be at least 1, or None, but is 0"),
         ("report RUN --out .", "report: . cannot be written (Is a directory)"),
+        ("train fuzzy-hyla --model.heads softmax:4,hyla:3", "Softmax: 7 heads in all (4 of them here) do not divide"),
         ("train --seed 1", "polyhead train: RECIPE comes first but --seed came"),
         ("train fuzzy-hila", "polyhead train: unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'? (choose from "),
         (
@@ -131,6 +132,7 @@ def test_mistakes_on_the_command_line(
 ):
     monkeypatch.chdir(tmp_path)
     assert line in mistake(capsys, command.replace("RUN", str(trained)).split())
+    assert not list(tmp_path.rglob("config.json"))  # no folder of a run
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".safetensors", ".jsonl")]
 
 

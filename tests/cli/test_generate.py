@@ -1,6 +1,7 @@
 """`polyhead generate`: text appears token by token; every mistake is one line."""
 
 import io
+import json
 import sys
 from dataclasses import replace
 
@@ -51,6 +52,13 @@ def test_it_writes_what_the_model_says(folder, capfdbinary):
     how = ("--steps", 20, "--temperature", 1.5, "--top-k", 90, "--top-p", 0.9, "--seed", 4, "--no-echo")
     (text,) = said(folder, ["é"], steps=20, temperature=1.5, top_k=90, top_p=0.9, seed=4)
     assert ask(capfdbinary, folder, "--prompt", "é", *how) == (0, f"{text}\n", "")
+
+
+def test_as_json(folder, capfdbinary):
+    texts = said(folder, ["def ", "def "], steps=20, temperature=0.8, seed=0)
+    code, out, err = ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20, "--samples", 2, "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"run": str(folder), "prompt": "def ", "texts": texts}
 
 
 def test_prompts_from_files_and_standard_input(folder, capfdbinary, monkeypatch, tmp_path):

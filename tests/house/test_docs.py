@@ -128,6 +128,11 @@ def one_of_each(runs, text):
     ), text
 
 
+def divided(runs, devices):
+    """The exit code 0 if every batch can be divided among the devices, as training and plans want it; else 2."""
+    return 2 if any(run.train.batch_size % (devices * run.train.accumulate) for run in runs) else 0
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """A folder with the files that commands read."""
@@ -144,9 +149,9 @@ def dry(monkeypatch, files):
     monkeypatch.chdir(files)
     resolve = cli_runs._resolve
     monkeypatch.setattr(cli_runs, "_resolve", lambda *named: one_of_each(*resolve(*named)))
-    monkeypatch.setattr(cli_runs, "train", lambda *_, **__: 0)
+    monkeypatch.setattr(cli_runs, "train", lambda runs, devices=1, **_: divided(runs, devices))
     monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_, **__: [])
-    monkeypatch.setattr(cli_plan, "answer", lambda *_: 0)
+    monkeypatch.setattr(cli_plan, "answer", lambda runs, asked: divided(runs, asked.devices))
     monkeypatch.setattr(cli_tune, "answer", lambda *_: 0)
     for name, kind in cli.VERBS.items():
         if name not in ("train", "sweep", "tune", "plan"):  # those read their arguments when they are called
@@ -166,6 +171,7 @@ def test_commands_parse(words, dry):
 def test_a_command_that_does_not_exist_is_noticed(dry, capsys):
     assert dry(["polyhead", "train", "fuzzy-hyla", "--train.rate", "1"]) == 2
     assert dry(["polyhead", "eval", "runs/a", "--split", "novel"]) == 2
+    assert dry(["polyhead", "plan", "lm-hyla", "--devices", "64", "--card", "h100"]) == 2  # eight sequences
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 

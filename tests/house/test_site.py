@@ -256,6 +256,9 @@ def test_every_page_of_a_mechanism_has_all_parts():
         assert "![" in text
         for part in ("## When to use it", "## Notes", "```python", "$$", row.source, f"`{row.size}`", f"`{row.work}`"):
             assert part in text, part
+        order = [text.index(part) for part in ("\n\n", "![", "## When to use it", "<!-- spec -->", "## Notes")]
+        assert order == sorted(order)
+        assert text[order[0] + 2] not in "!<$|"  # the idea comes first, in words
         assert f"`{row.config}`" in (DOCS / "mechanisms" / "index.md").read_text()
 
 

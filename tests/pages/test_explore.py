@@ -90,7 +90,7 @@ def test_a_long_text_is_cut_and_the_page_says_so(
 ) -> None:
     model = model_of((ph.Hyla(2),), DUAL)
     whole, _ = held(explore.explore(model, TEXT[:20], Bytes(), tmp_path / "whole.html"))
-    assert re.fullmatch(r"explore: 0\.\d MB, 20 tokens, 2 layers, 6 heads\.\n", capsys.readouterr().err)
+    assert re.fullmatch(r"explore: \d+ kB, 20 tokens, 2 layers, 6 heads\.\n", capsys.readouterr().err)
     monkeypatch.setattr(explore, "TOKENS", 20)
     path = explore.explore(model, TEXT, Bytes(), tmp_path / "cut.html")
     told = f"Of {len(TEXT.encode())} tokens the first 20 are shown."

@@ -50,6 +50,15 @@ def test_runs_are_named_by_what_differs(tiny):
     assert labels(far) == [f"tiny-{digest(run)}" for run in far]
 
 
+def test_runs_are_named_by_their_heads(tiny):
+    groups = [(ph.Softmax(4),), (ph.Softmax(2), ph.Hyla(2)), (ph.Softmax(2), ph.Hyla(2, act="identity"))]
+    runs = [tiny(None, heads=heads, layers=2) for heads in (*groups, ((ph.Softmax(4),), (ph.Hyla(4),)))]
+    wanted = ["softmax:4", "softmax:2+hyla:2", "softmax:2+hyla:2 act=identity", "softmax:4/hyla:4"]
+    assert labels(runs) == [f"heads={words}" for words in wanted]
+    assert labels([tiny(None, heads=(ph.Relational(4),)), runs[0]]) == ["heads=relational:4", "heads=softmax:4"]
+    assert labels([tiny(None, heads=(ph.Hyla(4, value_depth=depth),)) for depth in (1, 2)])[0] == "value_depth=1"
+
+
 def test_runs_of_a_folder_stand_by_their_settings_numbers_by_size(grid, tiny):
     finished(tiny(None, seed=10), grid[1], 0.5)
     finished(tiny(None, seed=2), grid[1], 0.5)
@@ -66,6 +75,8 @@ def test_the_best_is_marked_and_all_formats_are_written(grid):
     assert [row["novel r2"] for row in found.cells()] == ["1.250 ± 0.010", "1.750 ± 0.010 *", "1.500 ± 0.010", ""]
     assert found.text("md").splitlines()[3].endswith("| done | 12/12 | **0.750 ± 0.010** | **1.750 ± 0.010** |")
     assert r"seed=0 & done & 12/12 & \textbf{0.750 $\pm$ 0.010} &" in found.text("latex")
+    finished(replace(runs[0], name="below"), folder, -0.25)
+    assert r"below & done & 12/12 & $-$0.250 $\pm$ 0.010 &" in records(folder).text("latex")
     finished(replace(runs[3], name="level"), folder, 0.75)
     level = [row["iid r2"] for row in records(folder).cells() if row["iid r2"].startswith("0.750")]
     assert level == ["0.750 ± 0.010 *"] * 2  # whoever is level with the best is marked, too

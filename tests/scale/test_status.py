@@ -88,7 +88,7 @@ def test_heads_of_another_kind_are_told_apart(tiny, tmp_path):
 
     runs = [tiny(None, heads=(kind(2),)) for kind in (Softmax, Hyla)]
     rows = status(runs, tmp_path)
-    assert [row["kind"] for row in rows] == ["Softmax", "Hyla"]
+    assert [row["heads"] for row in rows] == ["softmax:2", "hyla:2"]
     assert all(len(row) == len(rows[0]) for row in rows)
 
 

@@ -114,6 +114,7 @@ def test_every_feature_names_the_extra_it_needs(tmp_path):
     said = json.loads(done.stdout)
     assert said.keys() == LINES.keys()
     assert {name: line.partition(": ")[2].replace(f"{tmp_path}/", "") for name, line in said.items()} == LINES
+    assert not {"r", "t"} & {path.name for path in tmp_path.iterdir()}  # said before a folder is made
 
 
 def test_extras_that_are_named_exist():

@@ -57,6 +57,10 @@ def test_what_fits_passes():
             "attend: mask must be boolean, True where attention is allowed, but is torch.float32",
         ),
         (lambda: attend(Q, K, mask=torch.zeros(5, 6).bool()), "attend: s = 7 in k but 6 in mask (#t #s) = (5, 6)"),
+        (
+            lambda: attend(Q, K, mask=torch.zeros(2, 7).bool()),
+            "attend: t = 5 in q but 2 in mask (#t #s) = (2, 7); of keys it is mask[:, None, None]",
+        ),
         (lambda: attend(Q.long(), K), "attend: q must be of a floating dtype but is torch.int64"),
         (
             lambda: attend(Q, K, where=torch.zeros(2, 5)),
@@ -90,6 +94,8 @@ def test_unknown_names_get_the_nearest():
         one_of("op", "act", "rellu", spec.ACTS)
     with pytest.raises(ValueError, match=r"op: unknown act 7 \(choose from"):
         one_of("op", "act", 7, spec.ACTS)
+    with pytest.raises(ValueError, match=r"^x: unknown mechanism 'cosine' \(choose from softmax, linear\)$"):
+        one_of("x", "mechanism", "cosine", ["softmax", "linear"])  # half of its letters, and no other word
 
 
 @pytest.mark.compile
@@ -110,6 +116,10 @@ def test_other_libraries_names_are_answered_with_ours():
         (lambda: ph.TransformerConfig(ph.Tokens(2), ph.Logits(2), n_layers=2), "n_layers is called layers here"),
         (lambda: layer(x, attn_mask=None), "MultiHeadAttention: attn_mask is called mask here"),
         (lambda: ph.ops.hyla(x, x, x, is_causal=True), "hyla: is_causal is called causal here"),
+        (
+            lambda: ph.ops.hyla(x, x, x, dropout_p=0.1),
+            r"dropout_p is not taken here; give keep=F\.dropout\(torch\.ones",
+        ),
         (lambda: layer(x, is_causal=True), "Attention: is_causal is called causal here and belongs to the constructor"),
         (lambda: layer(x, causal=True), "MultiHeadAttention: causal belongs to the constructor"),
         (lambda: layer(x, batch_first=True), "MultiHeadAttention: batch_first is not needed"),

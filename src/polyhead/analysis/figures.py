@@ -111,9 +111,7 @@ def lines(
             _line(axes, points, label, _style(label, labels))
         for name, level in floors.items():
             _level(axes, level, xs, name, names, log_x)
-        if len(xs) <= 8:
-            axes.set_xticks(xs, [f"{x:g}" for x in xs])
-            axes.minorticks_off()
+        _ticks(axes, xs, log_x)
         axes.set_title(title, fontsize=9, color=INK)
         axes.set_xlabel(x_label if isinstance(x_label, str) else x_label[i], fontsize=9)
     grid[0].set_yscale("log" if log_y else "linear")
@@ -124,6 +122,15 @@ def lines(
         axes.set_axis_off()
     _legend(figure, grid[: len(panels)], [*labels, *names], columns)
     return save(figure, path)
+
+
+def _ticks(axes: "Axes", xs: Sequence[Number], log_x: bool) -> None:
+    """A number at each of a few places, else so few numbers that they do not run together."""
+    if len(xs) <= 8:
+        axes.set_xticks(xs, [f"{x:g}" for x in xs])
+        axes.minorticks_off()
+    elif not log_x:
+        axes.locator_params(axis="x", nbins=5)
 
 
 def _hiding_nothing(

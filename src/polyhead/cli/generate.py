@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from polyhead.cli.output import emit
+
 
 @dataclass(frozen=True)
 class Generate:
@@ -16,8 +18,8 @@ class Generate:
 
     With an empty prompt it starts a new document.  Ctrl-C stops it.
 
-    >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt "def main("
-    >>> polyhead generate runs/language-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
+    >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt "def main("
+    >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -66,7 +68,10 @@ class Generate:
             top_p=self.top_p, stop=stops, generator=generator,
         )  # fmt: skip
         try:
-            show(pieces, prompt if self.echo else "", self.samples)
+            emit(
+                lambda: {"run": str(self.run), "prompt": prompt, "texts": texts(pieces, self.samples)},
+                lambda: show(pieces, prompt if self.echo else "", self.samples),
+            )
         except KeyboardInterrupt:
             print()
             return 130
@@ -94,6 +99,14 @@ def check_run(run: Any) -> None:
         raise ValueError(f"generate: a run that trains on text was wanted but {run.name} learns {run.task.name}")
     if not getattr(run.model, "causal", False):
         raise ValueError(f"generate: a model that sees no later tokens was wanted but {run.name} has no causal=True")
+
+
+def texts(pieces: Iterator[list[str | None]], samples: int) -> list[str]:
+    """The new text of each sample."""
+    found = [""] * samples
+    for said in pieces:
+        found = [text + (piece or "") for text, piece in zip(found, said, strict=True)]
+    return found
 
 
 def show(pieces: Iterator[list[str | None]], prompt: str, samples: int) -> None:

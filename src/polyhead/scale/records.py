@@ -264,7 +264,7 @@ def _escaped(text: str) -> str:
     text = re.sub(r"[&%$#_{}~^]", r"\\\g<0>", text.replace("\\", "/"))
     for sign, tex in SIGNS.items():
         text = text.replace(sign, tex)
-    return text
+    return re.sub(r"^(\\textbf{|)-(?=\d)", r"\1$-$", text)  # a minus, not a hyphen
 
 
 SIGNS = {"±": r"$\pm$", "²": "$^2$", r"\~": r"\~{}", r"\^": r"\^{}", "\0": r"\textbf{", "\1": "}"}

@@ -91,5 +91,7 @@ def _answer(who: str, name: str, names: Collection[str], kind: type | None) -> N
             if ours in taken and kind is not None:
                 called = "" if ours == name else f"is called {ours} here and "
                 raise TypeError(f"{who}: {name} {called}belongs to {place}")
+    if "dropout" in meant and "keep" in names:
+        raise TypeError(f"{who}: {name} is not taken here; give keep=F.dropout(torch.ones(b, h, t, s), p)")
     if name == "batch_first":
         raise TypeError(f"{who}: batch_first is not needed, the batch always comes first")

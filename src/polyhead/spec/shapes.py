@@ -43,7 +43,7 @@ def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
     names = list(valid)
     if value in names:
         return str(value)
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.55)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{who}: unknown {what} {value!r}{hint} (choose from {', '.join(map(str, names))})")
 
@@ -219,10 +219,12 @@ def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict
             sizes[letter] = (size, name)
         elif expected != size:
             origin = f" in {sizes[letter][1]}" if letter in sizes else ""
-            _mismatch(who, f"{letter} = {expected}{origin}", size, name, pattern, shape)
+            of_keys = name == "mask" and shape == tuple(sizes.get(one, (-1, ""))[0] for one in "bs")
+            hint = "; of keys it is mask[:, None, None]" if of_keys else ""
+            _mismatch(who, f"{letter} = {expected}{origin}", size, name, pattern, f"{shape}{hint}")
         if letter == "g" and "h" in sizes and (size == 0 or sizes["h"][0] % size):
-            _mismatch(who, f"{sizes['h'][0]} heads in {sizes['h'][1]}", size, name, pattern, shape)
+            _mismatch(who, f"{sizes['h'][0]} heads in {sizes['h'][1]}", size, name, pattern, f"{shape}")
 
 
-def _mismatch(who: str, wanted: str, came: int, name: str, pattern: Pattern, shape: tuple[int, ...]) -> NoReturn:
+def _mismatch(who: str, wanted: str, came: int, name: str, pattern: Pattern, shape: str) -> NoReturn:
     raise ValueError(f"{who}: {wanted} but {came} in {name} ({pattern.text}) = {shape}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from polyhead.config import Run, check_run, digest
 from polyhead.config.extensions import check_found, foreign
+from polyhead.models.build import build
 from polyhead.train.checks import check, read_all
 from polyhead.train.device import process
 from polyhead.train.loop import Callback, alone
@@ -69,6 +70,8 @@ def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume:
     """Lock the folder; returns 1 if the run is already finished, else 0."""
     for kind in foreign(config):
         check_found(kind, "train")  # else the run could not be loaded again
+    if not folder.exists():
+        build(config.model, device="meta")  # a model that cannot be built leaves no folder
     held.enter_context(claim(config, folder))
     if again:
         clear(folder)

@@ -59,7 +59,8 @@ def write(
         raise ValueError(f"explore: {wrong}") from None
     if wanted(progress):
         note = f" {found.note}" if found.note else ""
-        print(f"explore: {len(page) / 1e6:.1f} MB, {found.facts}.{note}", file=sys.stderr)
+        size = f"{len(page) / 1e6:.1f} MB" if len(page) >= 1e6 else f"{len(page) / 1e3:.0f} kB"
+        print(f"explore: {size}, {found.facts}.{note}", file=sys.stderr)
     return path
 
 

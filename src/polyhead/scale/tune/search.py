@@ -66,6 +66,7 @@ def tune(
     for name, value in (("trials", trials), ("workers", workers), ("threads", threads)):
         if value is not None and value < 1:
             raise ValueError(f"tune: {name} must be at least 1 but is {value}")
+    _optuna()  # before the folder is made
     question = _question(run, space, sampler, prune)
     check(run)
     read_all(run)
