@@ -1,6 +1,7 @@
 """All that the README says of the demo, from the runs of `make demo`: figure, table, sentences, and the time it takes.
 
 python examples/readme_results.py [runs/demo [CORE_MINUTES]]
+python examples/readme_results.py --kept     # the README again from docs/results, after new models in `models/`
 
 Nothing of it is typed by hand, so that after other steps or seeds (`FUZZY_STEPS` in papers/demo.py) this one command
 is all there is to do; tests hold the README to it.  The table is that of the report and of the demo's last lines, to
@@ -175,6 +176,8 @@ def draw(found, path):
 
 
 def main():
+    if sys.argv[1:] == ["--kept"]:
+        return write(json.loads(KEPT.read_text(encoding="utf-8")))
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "demo")
     found = measured(folder)
     if len(sys.argv) > 2:  # by the processor's clock: where others had a part of it, that of the wall says too much
@@ -183,13 +186,18 @@ def main():
             found[part]["seconds"] *= factor
     KEPT.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     draw(found, ROOT / "docs" / "figures" / "demo.svg")
+    write(found)
+    recipes = RECIPES.read_text(encoding="utf-8")
+    RECIPES.write_text(re.sub(r'("demo": )[\d.]+', rf"\g<1>{minutes(found):.1f}", recipes), encoding="utf-8")
+    print(lines(found))
+
+
+def write(found):
+    """Its passages of the README."""
     text = README.read_text(encoding="utf-8")
     for name, passage in PASSAGES.items():
         text = put(text, name, passage(found))
     README.write_text(text, encoding="utf-8")
-    recipes = RECIPES.read_text(encoding="utf-8")
-    RECIPES.write_text(re.sub(r'("demo": )[\d.]+', rf"\g<1>{minutes(found):.1f}", recipes), encoding="utf-8")
-    print(lines(found))
 
 
 PASSAGES = {"demo-says": says, "demo-results": lines}
