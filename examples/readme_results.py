@@ -177,7 +177,8 @@ def draw(found, path):
 
 def main():
     if sys.argv[1:] == ["--kept"]:
-        return write(json.loads(KEPT.read_text(encoding="utf-8")))
+        write(json.loads(KEPT.read_text(encoding="utf-8")))
+        return
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "runs" / "demo")
     found = measured(folder)
     if len(sys.argv) > 2:  # by the processor's clock: where others had a part of it, that of the wall says too much
