@@ -72,7 +72,7 @@ def test_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, capsy
     assert busy.error == f"run folder: another process is training in {folders[1]}"
     assert busy.code == 2
     for wanted, mended in ((whole[0], anew), (whole[2], fine)):
-        same(wanted.folder, mended.folder, rel=1e-6)
+        same(wanted.folder, mended.folder, rel=1e-5)  # two in a pass where three were: oneDNN then rounds otherwise
     said = capsys.readouterr().err.splitlines()
     assert [line.partition("set aside as ")[2] for line in said] == [
         *("checkpoint.safetensors.damaged", "", "result.json.damaged")
