@@ -155,9 +155,9 @@ def relational(h: int, d: int, r: int, dtype: torch.dtype, *, full: bool = False
         bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
         masks = limits(look, packed() if full else None, 512 if full else None, T)
         call = Call(q, k, q_rel, k_rel, symbols, bias, masks, True, d**-0.5, "relu", by_offset, shared)
-        stat = empty(1, h, T, dtype=torch.float32)
-        above = Above(empty(1, T, h, d, dtype=dtype), empty(1, T, h, r, dtype=dtype), stat, stat)
-        out = above.dretrieved, above.drelated, stat
+        stat, softmax = (empty(1, *rows, h, T, dtype=torch.float32) for rows in ((), (2,)))
+        above = Above(empty(1, T, h, d, dtype=dtype), empty(1, T, h, r, dtype=dtype), softmax, stat)
+        out = above.dretrieved, above.drelated, softmax
         return [*forward_launches(call, out), *backward_launches(call, above, Grads.empty(call))]
 
     extras = ", all limits" * full + ", by offset" * by_offset

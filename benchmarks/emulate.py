@@ -44,12 +44,16 @@ from polyhead.ops.relational.triton import launches as relational_launches
 
 CPU = Setting(torch.device("cpu"), False, 1)
 CAUSAL, RELU, IDENTITY = ("causal", True), ("relation_act", "relu"), ("act", "identity")
+TANH = "relation_act", "tanh"
 TINY = Shape("hyla", b=1, t=17, s=17, h=2, g=2, d=16, r=2, options=(CAUSAL,))
+SHORT = replace(TINY, b=2, t=33, h=1, g=1, d=8, r=3)
 RELATIONAL = replace(TINY, op="relational", options=(CAUSAL, RELU))
 QUICK = {
     "hyla, strided mask": (90, "bf16", replace(TINY, b=2, t=3, mask=True, options=(IDENTITY,))),
     "relational, one relation": (80, "bf16", replace(RELATIONAL, r=1)),
     "linear": (80, "fp16", replace(TINY, op="linear")),
+    "hyla, softmax": (90, "fp32", replace(SHORT, options=(IDENTITY, ("normalise", "softmax")))),
+    "relational, softmax": (90, "fp32", replace(SHORT, op="relational", s=33, bias=True, options=(CAUSAL, TANH))),
 }
 """Name -> capability, dtype, shape."""
 

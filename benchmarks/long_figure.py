@@ -1,8 +1,8 @@
 """The figures and the tests of the long trainings, from all of their runs that are finished.
 
-    python benchmarks/long_figure.py [runs/long/main/*]       draws docs/results/fuzzy/long and fuzzy/inside anew
+    python benchmarks/long_figure.py [runs/long/main/*]       draws the pages of docs/results/fuzzy anew
 
-`long` has their scores, `inside` what swaps and probes of their codes show.
+`long` has the scores of the main test, `inside` what swaps and probes of their codes show, `parts` the ablations.
 Without folders it takes the runs in `models/`, where `ship_models.py` puts them.  It names the folders that it leaves
 out: unfinished runs, and runs that are not of the protocol.
 """
@@ -12,7 +12,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from long_trainings import MODELS, SEEDS, training
+from long_trainings import ABLATIONS, MODELS, SEEDS, training
 from polyhead.config import Run, digest
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla import inside, long
@@ -28,9 +28,10 @@ PLACE = Path(__file__).parents[1] / "docs" / "results" / "fuzzy"
 PAGES = {
     "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
     "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
+    "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
 }
 RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
-"""Chosen before the runs: see docs/results/protocol.md."""
+"""Chosen before the runs: see docs/results/protocol.md.  An ablation takes that of the model that it changes."""
 
 
 def main() -> None:
@@ -39,19 +40,23 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=PLACE)
     parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
     given = parser.parse_args()
-    wanted = {digest(training(row, seed, RATES[row])) for row in MODELS for seed in SEEDS}
-    runs, results = [], []
+    rates = RATES | {row: RATES[changed] for row, changed in ABLATIONS.items()}
+    wanted = {digest(training(row, seed, rates[row])): row for row in rates for seed in SEEDS}
+    finished: list[tuple[str, Run, Result]] = []
     for folder in given.folders or sorted(shipped.REPOSITORY.glob("fuzzy-*")):
         run, result = read_config(folder), read_result(folder)
         if result is None or digest(run) not in wanted:
             print(f"left out: {folder}, {'not a run of the protocol' if result else 'not finished'}")
             continue
-        runs.append(replace(run, folder=None))
-        results.append(result)
-    for name, known in PAGES.items():
-        if name in given.pages:
-            page(name, known, given.into / name, runs, results)
-    print(f"{len(runs)} of {len(wanted)} runs")
+        finished.append((wanted[digest(run)], replace(run, folder=None), result))
+    for name in given.pages:
+        of = rates if name == "parts" else MODELS
+        mine = [(run, result) for row, run, result in finished if row in of]
+        if name == "parts" and not any(row in ABLATIONS for row, _, _ in finished):
+            print("parts: no ablation is finished")
+            continue
+        page(name, PAGES[name], given.into / name, [run for run, _ in mine], [result for _, result in mine])
+    print(f"{len(finished)} of {len(wanted)} runs")
 
 
 def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Result]) -> None:

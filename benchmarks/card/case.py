@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from parity_rounding import Rounded
@@ -128,8 +129,31 @@ def rounded(
     """The reference in float64, each step off by as much as a rounding, at random (Monte Carlo arithmetic)."""
     unit, terms = UNITS[kind]
     for n in range(DRAWS):
-        with Rounded(unit, n, terms):
+        with Rounded(unit, n, terms), padded() if terms else contextlib.nullcontext():
             yield both(op, "reference", made, options, dout)
+
+
+@contextlib.contextmanager
+def padded() -> Iterator[None]:
+    """Sums of products of a single term get a second one, 0: PyTorch would not compute them as products of matrices.
+
+    Tensor cores cut what they multiply, however few terms there are.
+    """
+    plain = torch.einsum
+
+    def einsum(pattern: str, *tensors: Tensor) -> Tensor:
+        ins, _, out = pattern.partition("->")
+        each = zip(tensors, ins.split(","), strict=True)
+        return plain(pattern, *(two(x, {*letters} - {*out}, letters) for x, letters in each))
+
+    def two(x: Tensor, summed: set[str], letters: str) -> Tensor:
+        for n, letter in enumerate(letters):
+            if letter in summed and x.shape[n] == 1:
+                x = torch.cat((x, torch.zeros_like(x)), n)
+        return x
+
+    with mock.patch.object(torch, "einsum", einsum):
+        yield
 
 
 def parity(shape: Shape, kind: str, setting: Setting, impl: str = "triton", calls: int = 2) -> dict[str, Any]:

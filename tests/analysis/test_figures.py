@@ -278,13 +278,14 @@ def test_an_untrained_network_has_the_look_of_its_model_but_dashed(drawn: list) 
     assert [line.get_markerfacecolor() == "white" for line in lines] == [False, True, False, True]
 
 
-def test_no_two_of_ten_models_have_one_colour(drawn: list) -> None:
+def test_no_two_of_twelve_models_have_one_colour(drawn: list) -> None:
     labels = ["Softmax", "Dual attention", "Dual attention, package start", "Relational heads only", "Softmax + RoPE"]
     labels += ["Softmax + T5 bias", "CoRelNet", "PrediNet", "Abstractor", "HYLA"]
+    labels[4:4] = ["Dual attention, disentangled heads", "Dual attention, RCA heads"]
     figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
     colours = [to_rgb(c.lines[0].get_color()) for c in drawn[0].axes[0].containers]
     apart = [max(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(colours, 2)]
-    assert len(apart) == 45
+    assert len(apart) == 66
     assert min(apart) > 0.15
 
 

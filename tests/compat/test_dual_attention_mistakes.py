@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from dual_arguments import CONFIG, PLAIN, SYMBOLS, VOCAB, D
 
 import polyhead as ph
 from polyhead.compat import dual_attention
@@ -32,41 +33,7 @@ from polyhead.config import (
     Vectors,
 )
 
-D, VOCAB = 16, 11
-SYMBOLS = {"d_model": D, "n_heads": 4, "n_symbols": 6, "trainable_symbols": False}
-CONFIG = {
-    "vocab_size": VOCAB,
-    "d_model": D,
-    "n_layers": 3,
-    "n_heads_sa": 2,
-    "n_heads_ra": 2,
-    "dff": None,
-    "dropout_rate": 0.0,
-    "activation": "gelu",
-    "norm_first": True,
-    "max_block_size": 12,
-    "pos_enc_type": "RoPE",
-    "symbol_retrieval": "symbolic_attention",
-    "symbol_retrieval_kwargs": SYMBOLS,
-    "symbol_retriever_config": {"shared_symbol_retriever": True, "weight_tie_symbol_library": False},
-    "bias": False,
-    "sa_kwargs": {"n_kv_heads": 1},
-    "ra_kwargs": {"n_kv_heads": 1, "n_relations": 4, "symmetric_rels": True},
-}
 WITHOUT = "without relational heads the package's decoders and vision models"
-PLAIN = {
-    "vocab_size": VOCAB,
-    "d_model": D,
-    "n_layers": 2,
-    "n_heads": 4,
-    "dff": 20,
-    "dropout_rate": 0.0,
-    "activation": "relu",
-    "norm_first": True,
-    "max_block_size": 12,
-    "pos_enc_type": "RoPE",
-    "bias": False,
-}
 LANGUAGE = TransformerConfig(
     *(Tokens(VOCAB), Logits(VOCAB, tied=True)),
     dim=D,

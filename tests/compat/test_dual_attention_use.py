@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from dual_arguments import CONFIG, PLAIN as RELU, VOCAB, D
 from safetensors.torch import load_file, save_file, save_model
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -31,40 +32,7 @@ from dual_attention.relational_attention import RelationalAttention
 from dual_attention.transformer_blocks import DecoderBlock, EncoderBlock
 
 NEAR = {"atol": 1e-5, "rtol": 1e-5}
-D, VOCAB = 16, 11
-SYMBOLS = {"d_model": D, "n_heads": 4, "n_symbols": 6, "trainable_symbols": False}
-CONFIG = {
-    "vocab_size": VOCAB,
-    "d_model": D,
-    "n_layers": 3,
-    "n_heads_sa": 2,
-    "n_heads_ra": 2,
-    "dff": None,
-    "dropout_rate": 0.0,
-    "activation": "gelu",
-    "norm_first": True,
-    "max_block_size": 12,
-    "pos_enc_type": "RoPE",
-    "symbol_retrieval": "symbolic_attention",
-    "symbol_retrieval_kwargs": SYMBOLS,
-    "symbol_retriever_config": {"shared_symbol_retriever": True, "weight_tie_symbol_library": False},
-    "bias": False,
-    "sa_kwargs": {"n_kv_heads": 1},
-    "ra_kwargs": {"n_kv_heads": 1, "n_relations": 4, "symmetric_rels": True},
-}
-PLAIN = {
-    "vocab_size": VOCAB,
-    "d_model": D,
-    "n_layers": 2,
-    "n_heads": 4,
-    "dff": 20,
-    "dropout_rate": 0.0,
-    "activation": "swiglu",
-    "norm_first": True,
-    "max_block_size": 12,
-    "pos_enc_type": "RoPE",
-    "bias": False,
-}
+PLAIN = RELU | {"activation": "swiglu"}
 
 
 def package(config, cls=DualAttnTransformerLM):

@@ -37,6 +37,17 @@ def test_every_name_is_there(name):
     assert getattr(ph, name) is getattr(importlib.import_module(module), attribute, None) or name in ph._MODULES
 
 
+DOORS = sorted({*ph._MODULES.values(), *(f"polyhead.{p.parent.name}" for p in SOURCE.parent.glob("[!_]*/__init__.py"))})
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_public_module_lists_what_it_offers(door):
+    """Not its imports: `dir` is what completion shows."""
+    module = pytest.importorskip(door, exc_type=ImportError)  # an extra may be missing
+    assert dir(module) == sorted(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
 def test_no_two_classes_differ_in_case_alone():
     classes = [name for name in ph.__all__ if name[0].isupper()]
     assert len({name.lower() for name in classes}) == len(classes)

@@ -158,6 +158,8 @@ def test_in_the_place_of_torchs_attention(row):
 @pytest.mark.parametrize("row", ROWS)
 def test_twins_in_jax_show_the_code_that_they_compute(row):
     flax, nnx = pytest.importorskip("flax"), pytest.importorskip("polyhead.jaxside.nnx")
+    from polyhead.jaxside.latent_code import AttentionCall
+
     heads, _ = heads_of(row, 3)
     group = flax.nnx.eval_shape(lambda: nnx.MultiHeadAttention(M, heads, max_length=9)).groups[0]
     (q, k), bias = np.random.default_rng(0).normal(size=(2, B, T, 4, 4)).astype("f4"), np.ones((4, 2 * T - 1), "f4")
@@ -171,12 +173,13 @@ def test_twins_in_jax_show_the_code_that_they_compute(row):
             **{name: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for name, x in limits.items()},
         )
     )
-    np.testing.assert_allclose(group.code(q, k, limits), theirs, rtol=2e-5, atol=2e-6, err_msg=str(options))
+    call = AttentionCall(q, k, **limits)
+    np.testing.assert_allclose(group.code(call), theirs, rtol=2e-5, atol=2e-6, err_msg=str(options))
 
     class Other(type(group)):
-        def __call__(self, made, limits):
-            return -super().__call__(made, limits)
+        def __call__(self, x):
+            return -super().__call__(x)
 
     other = Other.__new__(Other)
     with pytest.raises(ValueError, match=r"^Other: the code of its __call__ is not known: give the class a method"):
-        other.code(q, k, limits)
+        other.code(call)

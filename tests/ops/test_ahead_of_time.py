@@ -12,7 +12,7 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "ahead_of_time.py"
 KERNELS = [
-    *("linear_sums", "linear_read", "hyla_forward", "hyla_queries", "hyla_keys", "hyla_lse", "hyla_delta"),
+    *("linear_sums", "linear_read", "hyla_forward", "hyla_queries", "hyla_keys", "hyla_softmax", "hyla_delta"),
     *(f"relational_{name}" for name in ("forward", "backward_queries", "backward_keys", "backward_offsets")),
 ]
 

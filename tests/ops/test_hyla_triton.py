@@ -299,3 +299,16 @@ def test_the_custom_op_keeps_the_rules(problem, full):
     window = 3 if full else None
     keywords = {"causal": True, "window": window, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
     torch.library.opcheck(torch.ops.polyhead.hyla_triton, packed(call), keywords)
+
+
+def test_a_weight_is_as_exact_as_its_score_where_all_scores_are_large():
+    """They are 2^14 and a little more, without rounding; the log-sum-exp next to it would be off by up to 2^-10."""
+    little = torch.arange(7.0, device=DEVICE) / 4
+    k = torch.stack((torch.ones_like(little), little), 1)[None, :, None].requires_grad_()
+    q = torch.tensor([2.0**14, 1.0], device=DEVICE).expand(1, 3, 1, 2).clone().requires_grad_()
+    v, dout = torch.randn(1, 7, 1, 2, device=DEVICE).requires_grad_(), torch.randn(1, 3, 1, 2, device=DEVICE)
+    options = {"normalise": "softmax", "act": "identity", "scale": 1.0, "bias": None}
+    came = run("triton", (q, k, v), options, dout)
+    exact = run("reference", [x.detach().double().requires_grad_() for x in (q, k, v)], options, dout.double())
+    for n in (0, 3):  # the output and the gradient of the values
+        assert_close(came[n].double(), exact[n], rtol=2e-6, atol=1e-6)

@@ -287,3 +287,21 @@ def test_the_custom_op_keeps_the_rules(problem, arguments, full):
     window = 3 if full else None
     keywords = {"causal": True, "window": window, "scale": 0.5, "normalise": "softmax", "act": "relu"}
     torch.library.opcheck(torch.ops.polyhead.relational_triton, packed(call), keywords)
+
+
+@pytest.mark.parametrize("split", [128, 16])
+def test_a_weight_is_as_exact_as_its_score_where_all_scores_are_large(monkeypatch, split):
+    """They are 2^14 and a little more, without rounding; the log-sum-exp next to it would be off by up to 2^-10."""
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational.triton.launches"), "SPLIT", split)
+    s = 20
+    little = torch.arange(s, device=DEVICE).float() / 8
+    k = torch.stack((torch.ones_like(little), little), 1)[None, :, None].requires_grad_()
+    q = torch.tensor([2.0**14, 1.0], device=DEVICE).expand(1, 3, 1, 2).clone().requires_grad_()
+    sizes = (1, 3, 1, 2), (1, s, 1, 2), (1, s, 1, 2), (1, 2, 1)  # q_rel, k_rel, symbols, relation_weight
+    tensors = [q, k, *(torch.randn(size, device=DEVICE).requires_grad_() for size in sizes)]
+    options = {"relation_act": "identity", "scale": 1.0, "bias": None}
+    cotangent = cotangent_of(tensors)
+    came = run("triton", tensors, options, cotangent)
+    exact = run("reference", [x.detach().double().requires_grad_() for x in tensors], options, cotangent.double())
+    for n in (0, 5):  # the output and the gradient of the symbols
+        assert_close(came[n].double(), exact[n], rtol=2e-6, atol=2e-6)

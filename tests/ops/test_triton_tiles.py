@@ -38,6 +38,9 @@ def test_rows_too_far_apart_are_copied(tiles):
     assert tiles.rowwise(far).stride(1) == 4
     near = torch.empty_strided((1, 2, 1, 4), (1, 2**24, 4, 1), device="meta")
     assert tiles.rowwise(near) is near
+    heads = torch.empty_strided((1, 2, 3, 4), (1, 4, 2**29 + 1, 1), device="meta")
+    assert tiles.rowwise(heads).stride(2) == 4
+    assert tiles.rowwise(heads[:, :, :2]).stride(2) == 2**29 + 1
 
 
 def test_two_numbers_make_one_without_a_device(tiles, monkeypatch):

@@ -105,6 +105,11 @@ def test_games_are_the_papers():
     assert one["dual-package"].model == replace(
         dual, heads=(dual.heads[0], replace(dual.heads[1], relation_init="package"))
     )
+    assert one["disentangled"].model.heads == (
+        ph.Softmax(1, 64, 64),
+        ph.Disentangled(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True),
+    )
+    assert one["rca"].model.heads == (ph.Softmax(1, 64, 64), ph.Abstractor(1, 64, 64, symbols=ph.PositionSymbols()))
     assert {row: one[row].model.positions for row in ("softmax", "softmax-rope", "softmax-t5")} == {
         "softmax": ph.Learned(),
         "softmax-rope": ph.Rotary(),

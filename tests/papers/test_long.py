@@ -112,3 +112,17 @@ def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_seque
     assert "Runs: HYLA 1, Softmax 1." in found.pictures[0][1]
     assert {verdict.outcome for verdict in found.verdicts} == {NO_TEST}
     assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
+
+
+def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(study, tmp_path, monkeypatch):
+    panels = []
+    monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)
+    hyla, softmax = study.points
+    without = replace(softmax, run=replace(softmax.run, name="hyla-linear-1"))
+    other = replace(hyla, run=replace(hyla.run, name="hyla-2", seed=2))
+    found = long.draw_parts(replace(study, points=(hyla, softmax, without, other)), tmp_path)
+    assert {row[1] for row in found.rows} == {"1"}  # no ablation has seed 2
+    assert list(panels[0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
+    (verdict,) = found.verdicts  # those of other ablations wait for their runs; those of the main test are elsewhere
+    assert verdict.claim == "HYLA composes better than without its nonlinearity"
+    assert verdict.parts[0].estimate.values == pytest.approx({1: 0.05})

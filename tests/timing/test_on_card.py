@@ -171,3 +171,23 @@ def test_of_what_is_0_by_cancellation_roundings_are_the_yardstick(on_card, kind)
     moved = case.farthest(case.rounded("relational", kind, made, options, dout), exact)
     assert exact[1].norm() < 1e-12
     assert 1e-4 < moved[1][0] < 1
+
+
+def test_tf32_cuts_the_factors_of_a_product_with_one_term(on_card, monkeypatch):
+    """One query and one key: what a card makes of it is green, and what is a little farther off is red."""
+    case = importlib.import_module("card.case")
+    setting = case.Setting(torch.device("cpu"), True, 1)
+    shape = case.Shape("relational", b=1, t=1, s=1, h=1, g=1, d=8, r=2, options=(("relation_act", "identity"),))
+    right, gradient, scale = case.both, 5, 1.0  # of the symbols: that of the output, times a weight of 1
+
+    def card(op, impl, *rest):
+        out = right(op, impl, *rest)
+        return [cut(x) * scale if impl == "blocked" and n == gradient else x for n, x in enumerate(out)]
+
+    def cut(x):
+        return (x.view(torch.int32) & -0x2000).view(torch.float32)
+
+    monkeypatch.setattr(case, "both", card)
+    assert "red" not in case.parity(shape, "tf32", setting, impl="blocked")
+    scale = 1.003
+    assert case.parity(shape, "tf32", setting, impl="blocked")["red"] == [gradient]

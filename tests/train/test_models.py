@@ -16,7 +16,7 @@ from polyhead.analysis.ablate import zero_heads
 from polyhead.config import Batch, Classes, CoRelNetConfig, Learned, Logits, Patches, Task, Tokens, TransformerConfig
 from polyhead.models.transformer import Transformer
 from polyhead.scale.population import training as population
-from polyhead.scale.population.stacked import Stack, refusal
+from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.tasks import KINDS
 from polyhead.train import evaluate, fast_products, load_model, run
 from polyhead.train.evaluation import predict
@@ -214,7 +214,7 @@ def test_what_does_not_fit_the_task_is_one_line(task: str, model: Any, text: str
 
 
 def test_populations_leave_out_what_they_cannot_hold(tmp_path: Any):
-    reasons = {name: refusal(a_run(name, tmp_path)) for name in MODELS}
+    reasons = {name: unsupported_reason(a_run(name, tmp_path)) for name in MODELS}
     assert reasons == {
         "sequences": "it is an encoder-decoder",
         "images": None,
@@ -223,7 +223,7 @@ def test_populations_leave_out_what_they_cannot_hold(tmp_path: Any):
     }
     frozen = [config.Relational(4, symbols=config.SymbolicAttention(trainable=False))]
     image = a_run("images", tmp_path)
-    assert refusal(replace(image, model=replace(image.model, heads=frozen))) == "its symbols are frozen"
+    assert unsupported_reason(replace(image, model=replace(image.model, heads=frozen))) == "its symbols are frozen"
     with pytest.raises(ValueError, match=r"^population: sequences must be trained alone: it is an encoder-decoder$"):
         Stack([a_run("sequences", tmp_path)], torch.device("cpu"), 1)
     runs = [replace(a_run(name, None), folder=None, seed=seed) for name in ("sequences", "images") for seed in (0, 1)]

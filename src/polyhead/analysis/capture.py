@@ -5,7 +5,6 @@ made the output.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ from polyhead.spec import SOFTMAX_AXIS
 from polyhead.train.evaluation import sources
 
 
-def as_array(value: Any) -> np.ndarray:
+def as_array(value: object) -> np.ndarray:
     """A NumPy array from a tensor on any device, or from anything that NumPy accepts.  bfloat16 becomes float32."""
     if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
         value = value.float()

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 Array = np.ndarray
 FAINT = "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
-SPARE = ("#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c")
+SPARE = (
+    "#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c",
+    "#2e5e3e",
+)  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # the same as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}

@@ -4,8 +4,6 @@ Schug et al. 2024, figures 2D, A2 (t-SNE of codes), 5A, 5B (what the clusters fo
 codes).
 """
 
-from typing import Any
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -116,7 +114,7 @@ def purity(
     return float(torch.cat(found).mean()), float((counts * (counts - 1)).sum() / (n * (n - 1)))
 
 
-def _checked(codes: Any, who: str) -> Array:
+def _checked(codes: object, who: str) -> Array:
     x = as_array(codes).astype(np.float64)
     if not np.isfinite(x).all():
         raise ValueError(f"{who}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")

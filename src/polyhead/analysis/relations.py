@@ -9,7 +9,6 @@ They are recomputed from the taps of one forward pass, so no layer stores a t x 
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -79,11 +78,12 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
 
     None for a model that does not read images.  Patch n (from 1, row by row) is token n.
     """
-    settings: Any = getattr(model, "config", None)
+    settings: object = getattr(model, "config", None)
     for end, inputs in ((_end(settings), batch.inputs), (_end(getattr(settings, "encoder", None)), batch.source)):
         if isinstance(end, Patches) and inputs is not None:
             pixels = as_array(inputs[_within("sample", sample, len(inputs))]).astype(float)
-            pixels = (pixels + 1) / 2 if inputs.min() < 0 else pixels  # of all: a bright image alone does not say it
+            # Decided by all images, as one bright image has no negative numbers.
+            pixels = (pixels + 1) / 2 if inputs.min() < 0 else pixels
             channels, height, width = end.image
             colours = np.broadcast_to(pixels, (3, height, width)) if channels == 1 else pixels[[0, 1 % channels, -1]]
             rows, columns = height // end.patch[0], width // end.patch[1]
@@ -91,7 +91,7 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
     return None
 
 
-def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = False, end: Any = None) -> Names:
+def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = False, end: object = None) -> Names:
     """The names of the `count` tokens of the only sample of `batch`, or of its source.
 
     These are the task's names, if it has some.  Otherwise integer tokens are their own names, and vectors and patches
@@ -106,7 +106,7 @@ def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = F
     return (*first, *(str(i + 1) for i in range(count - len(first))))
 
 
-def _end(settings: Any) -> Any:
+def _end(settings: object) -> object:
     return getattr(settings, "inputs", None)
 
 
@@ -133,7 +133,7 @@ def _shown(model: nn.Module, batch: Batch, count: int, task: Task | None, *, sou
 
 
 def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> Names:
-    settings: Any = getattr(model, "config", None)
+    settings: object = getattr(model, "config", None)
     end = _end(getattr(settings, "encoder", None) if source else settings)
     names = token_names(task, batch, count, source=source, end=end)
     return names if len(names) == count else tuple(str(i + 1) for i in range(count))

@@ -67,9 +67,9 @@ class Demo:
         from polyhead.train.store.files import check_place
 
         check_place("demo", self.folder / PAGE)
-        where: Any = {"device": self.device, "deterministic": self.deterministic}
         made = demo.race(), demo.fuzzy(self.steps or demo.steps_on(pick_device(self.device)))
-        parts = [[replace(reseeded(run, self.seed), **where) for run in part] for part in made]
+        placed = partial(replace, device=self.device, deterministic=self.deterministic)
+        parts = [[placed(reseeded(run, self.seed)) for run in part] for part in made]
         waits = [minutes(part, self.workers) for part in parts]
         outcomes, folders = [], []
         for part, words, unseen, wait in zip(parts, (RACE, FUZZY), UNSEEN, waits, strict=True):

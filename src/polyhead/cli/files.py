@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
-    from polyhead.config import Mechanism, Run
+    from polyhead.config import Mechanism, Run, Task
 
 SUFFIXES = (".json", ".yaml", ".yml")
 
@@ -59,7 +59,7 @@ def fitted(run: "Run", default: "Run") -> "Run":
     return replace(run, model=model)
 
 
-def _fitted_encoder(model: Any, before: Any, task: Any, default: Any) -> Any:
+def _fitted_encoder(model: Any, before: Any, task: "Task", default: "Task") -> Any:
     """The same for an encoder, which reads the task's source."""
     if before.inputs == default.source == model.inputs:
         model = replace(model, inputs=task.source)

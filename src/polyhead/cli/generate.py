@@ -5,11 +5,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from polyhead.cli.output import emit
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class Generate:
             raise ValueError(f"generate: {where}: {error.strerror}") from None
 
 
-def check_run(run: Any) -> None:
+def check_run(run: "Run") -> None:
     """Raise a ValueError unless the run trains a decoder of text."""
     if not hasattr(run.task, "codec"):
         raise ValueError(f"generate: a run that trains on text was wanted but {run.name} learns {run.task.name}")

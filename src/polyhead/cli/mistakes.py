@@ -43,7 +43,9 @@ def _unknown(box: Box, word: str) -> str:
 
 
 def nearest(word: str, options: Sequence[str]) -> str | None:
-    """The option that was meant: of those with the same last name, or what another library calls so, the most similar.
+    """The option that `word` probably means.
+
+    Candidates have the last name of `word`, or our name for what another library calls so; the most similar one wins.
 
     >>> nearest("--heads", ["--model.dim", "--model.heads.0.heads"]), nearest("--learning_rate", ["--train.lr"])
     ('--model.heads.0.heads', '--train.lr')
@@ -75,7 +77,7 @@ def _wrong_kind(box: Box, option: str, reason: str, kinds: str) -> str:
 
 
 def _refused(box: Box, reason: str) -> str:
-    """Our own configuration refuses a value, and says who it is."""
+    """A configuration refused a value: its message names itself already."""
     return reason
 
 
@@ -91,7 +93,7 @@ MISTAKES: dict[str, Callable[..., str]] = {
 
 
 def _either(names: Sequence[str]) -> str:
-    """ "True or False or None": always in one order, None last."""
+    """ "True or False or None": in a fixed order, None last."""
     return " or ".join(sorted(names, key=lambda name: (name == "None", name == "False", name)))
 
 

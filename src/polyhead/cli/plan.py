@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -45,13 +46,13 @@ def answer(runs: Sequence["Run"], asked: Any) -> int:
     """Plan the runs and print the result; the exit code."""
     from polyhead.scale.plan.estimate import plan
 
-    given: Any = {"devices": asked.devices, "card": asked.card, "share": asked.share}
-    given["link"] = None if asked.link is None else asked.link * 1e9
+    link = None if asked.link is None else asked.link * 1e9
+    planned = partial(plan, devices=asked.devices, card=asked.card, share=asked.share, link=link)
     groups = alike(runs)
     alone = len(groups) == 1
-    plans = [plan(group[0], search=alone, **given) for group in groups]
+    plans = [planned(group[0], search=alone) for group in groups]
     dearest = max(range(len(plans)), key=lambda i: plans[i].hours)
-    chosen = plans[0] if alone else plan(groups[dearest][0], **given)
+    chosen = plans[0] if alone else planned(groups[dearest][0])
     found = [{**one.to_dict(), "runs": len(group)} for one, group in zip(plans, groups, strict=True)]
 
     def tell() -> None:
@@ -85,9 +86,9 @@ def alike(runs: Sequence["Run"]) -> list[list["Run"]]:
 
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        same: Any = {"lr": 0.0, "weight_decay": 0.0, "decay": Decay(), "warmup": 0, "final": 0.0, "betas": (0.0, 0.0)}
+        train = replace(run.train, lr=0.0, weight_decay=0.0, decay=Decay(), warmup=0, final=0.0, betas=(0.0, 0.0))
         # Not by digest: checkpointing, and how often a run is evaluated, cost something and change no result.
-        alone = replace(run, name="", folder=None, seed=0, train=replace(run.train, **same))
+        alone = replace(run, name="", folder=None, seed=0, train=train)
         groups.setdefault(json.dumps(to_dict(alone), sort_keys=True), []).append(run)
     return list(groups.values())
 

@@ -130,8 +130,8 @@ def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: b
         return together.train(runs, folder, again=options.again)
     from polyhead.scale.sweep.jobs import sweep
 
-    asked: Any = {"workers": options.workers, "again": options.again, "retries": options.retries}
-    return sweep(runs, folder, engine=engine, **asked)
+    workers, again, retries = options.workers, options.again, options.retries
+    return sweep(runs, folder, engine=engine, workers=workers, again=again, retries=retries)
 
 
 def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:

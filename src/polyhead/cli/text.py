@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from polyhead.config import Run, Task
+    from polyhead.tasks import Score
 
 WIDTH = 120  # if the output is not a terminal
 FIGURES = """\
@@ -52,7 +53,7 @@ def table(title: str, rows: Sequence[Row]) -> None:
     Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False).print(shown)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
@@ -70,7 +71,7 @@ def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool =
     table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
 
 
-def _measured(score: Any) -> str:
+def _measured(score: "Score") -> str:
     """A floor or the ceiling as text; without an error if it is exact."""
     return f"{score.mean:.3f} ± {score.standard_error:.3f}" if score.count else f"{score.mean:.3f}"
 
@@ -171,7 +172,7 @@ def tasks() -> list[Row]:
 
     rows: list[Row] = []
     for kind in (*KINDS, *cast("dict[str, type[Task]]", added("tasks")).values()):
-        task: Any = kind()
+        task = kind()
         what = (inspect.getdoc(kind) or "").splitlines()[0]
         row = {"task": kind.__name__, "what": what, "splits": ", ".join(task.splits), "metric": kind.metric}
         fields = ", ".join(f"{f.name}={getattr(task, f.name)!r}" for f in dataclasses.fields(kind))

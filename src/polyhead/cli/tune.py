@@ -50,8 +50,8 @@ def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]
     if options.status:
         told(tune.status(folder))
         return 0
-    given: dict[str, Any] = {name: getattr(options, name) for name in OPTIONS if name != "status"}
-    outcome = tune.tune(run, space, folder=folder, **given)
+    trials, workers, sampler, prune = options.trials, options.workers, options.sampler, options.prune
+    outcome = tune.tune(run, space, folder=folder, trials=trials, workers=workers, sampler=sampler, prune=prune)
     told(outcome, [*train, *words(run, outcome.best.values)] if outcome.best is not None else ())
     return 0 if outcome.best is not None else say("no trial has a score", 1)
 

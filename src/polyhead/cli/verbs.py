@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -27,6 +27,11 @@ from polyhead.cli.train import Train, failed, train, usage
 from polyhead.cli.tune import Tune
 from polyhead.spec.shapes import one_of
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
+
+if TYPE_CHECKING:
+    import torch
+
+    from polyhead.scale.sweep import Failure
 
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 EXAMPLES = """\
@@ -215,7 +220,7 @@ class Reproduce:
         from polyhead.papers.redraw import redraw
         from polyhead.papers.reproduce import reproduce
 
-        failures: tuple[Any, ...] = ()
+        failures: Sequence[Failure] = ()
         if self.results is not None:
             given = [n for n in ("scale", "seeds", "workers", "population") if getattr(self, n) is not None]
             given += ["device"] * (self.device != "auto")
@@ -358,7 +363,7 @@ def _overview() -> str:
     return "\n".join([head, "", "Multi-head attention: train it, compare it, look inside.", "", *verbs, "", EXAMPLES])
 
 
-def _device(name: str, deterministic: bool = False) -> Any:
+def _device(name: str, deterministic: bool = False) -> "torch.device":
     from polyhead.train.device import be_deterministic, pick_device
 
     device = pick_device(name)

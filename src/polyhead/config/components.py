@@ -41,8 +41,9 @@ class Rotary(Position):
 class RelativeBias(Position):
     """T5 relative bias, one table per layer.  Keys after the query share bucket 0.
 
-    By default there are as many buckets as positions, as in the HYLA paper's code.  The nearer half of the distances
-    has one each; of the others, which are logarithmic, some hold two distances and some none.
+    By default there are as many buckets as positions, as in the HYLA paper's code.  Each of the
+    nearer half of the distances has a bucket of its own.  The other buckets are logarithmic: some hold two distances,
+    some none.
     """
 
     buckets: int | None = None

@@ -3,7 +3,6 @@
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.config.sizes import Sizes
@@ -29,7 +28,7 @@ LARGEST = {"layers": 4096, "neighbours": 4096}
 """Upper limits of fields, so that a file with 10^12 layers is refused at once."""
 
 
-def positive(part: Any, *names: str) -> None:
+def positive(part: object, *names: str) -> None:
     """Raise ValueError unless each of these fields is None or at least 1, and at most its limit in `LARGEST`."""
     for name in names:
         value, most = getattr(part, name), LARGEST.get(name)

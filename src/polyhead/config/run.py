@@ -209,7 +209,7 @@ def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
         warnings.warn(said, BlindToOrder, stacklevel)
 
 
-def head_list(who: str, heads: Any) -> Heads:
+def head_list(who: str, heads: object) -> Heads:
     """`heads` as a tuple of mechanisms; a single mechanism becomes a tuple of one."""
     groups = (heads,) if isinstance(heads, Mechanism) else heads
     if not isinstance(groups, (list, tuple)) or not groups:
@@ -220,13 +220,14 @@ def head_list(who: str, heads: Any) -> Heads:
     return tuple(groups)
 
 
-def _layers_of_heads(heads: Any) -> Any:
+def _layers_of_heads(heads: object) -> Heads | tuple[Heads, ...]:
     """One list of mechanisms, or a list per layer."""
     who = "TransformerConfig"
-    nested = [isinstance(group, (list, tuple)) for group in heads] if isinstance(heads, (list, tuple)) else []
+    layers = heads if isinstance(heads, (list, tuple)) else ()
+    nested = [isinstance(group, (list, tuple)) for group in layers]
     if any(nested) and not all(nested):
         raise ValueError(f"{who}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
-    return tuple(head_list(who, group) for group in heads) if any(nested) else head_list(who, heads)
+    return tuple(head_list(who, group) for group in layers) if any(nested) else head_list(who, heads)
 
 
 Model = TransformerConfig | Baseline

@@ -15,7 +15,7 @@ from polyhead.spec.shapes import shaped
 def swiglu(
     x: Float[Array, "... m"], w1: Float[Array, "f m"], w2: Float[Array, "m f"], w3: Float[Array, "f m"]
 ) -> Float[Array, "... m"]:
-    """`w2 (silu(w1 x) * w3 x)`, without biases; weights are [out, in], as in `polyhead.SwiGLU`.
+    """`w2 (silu(w1 x) * w3 x)`, without biases; weights are [out, in], as in `polyhead.SwigluLayer`.
 
     >>> import jax.numpy as jnp
     >>> one = jnp.ones((1, 1))

@@ -28,7 +28,7 @@ from polyhead.layers.own import OwnPositions
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
-from polyhead.layers.taps import GroupTaps, Taps, described
+from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import allowed, dense
 from polyhead.spec.shapes import check_window, named, shaped
@@ -78,9 +78,8 @@ class MultiHeadAttention(nn.Module):
         self.window = check_window("MultiHeadAttention", window)
         self.dropout, self.dropout_shared = dropout, dropout_shared
         self.total_heads = sum(group.heads for group in heads)
-        how: dict[str, Any] = {"device": device, "dtype": dtype}
         groups = [
-            build(mechanism, dim, self.total_heads, bias=bias, max_length=max_length, **how) for mechanism in heads
+            build(m, dim, self.total_heads, bias=bias, max_length=max_length, device=device, dtype=dtype) for m in heads
         ]
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
@@ -88,31 +87,35 @@ class MultiHeadAttention(nn.Module):
         self.shared = [mechanism.share for mechanism in heads]
         self.widths = widths_of(self.sizes)
         self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
-        self.qkv = linear(dim, sum(self.widths), bias=bias, **how)
-        self.out = nn.Linear(sum(size.heads * size.value_dim for size in self.sizes), dim, bias=bias, **how)
+        self.qkv = linear(dim, sum(self.widths), bias=bias, device=device, dtype=dtype)
+        values = sum(size.heads * size.value_dim for size in self.sizes)
+        self.out = nn.Linear(values, dim, bias=bias, device=device, dtype=dtype)
         self._add_positions(positions, heads, max_length, device, dtype)
         # Norms of q and k, group by group; a group that shares its queries and keys has none.
         norms = [
-            nn.Identity() if shared else LayerNorm(size.dim, eps=1e-6, bias=False, **how)
+            nn.Identity() if shared else LayerNorm(size.dim, eps=1e-6, bias=False, device=device, dtype=dtype)
             for size, shared in zip(self.sizes, self.shared, strict=True)
             for _ in range(2)
         ]
         self.qk_norms = nn.ModuleList(norms) if qk_norm else None
         self.symbol_dims = [group.symbol_dim if isinstance(group, SymbolGroup) else None for group in groups]
-        self._add_symbols(heads if own_symbols else (), how)
+        self._add_symbols(heads if own_symbols else (), device, dtype)
 
     __prepare_scriptable__ = no_script
 
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
 
-    def _add_symbols(self, heads: Sequence[config.Mechanism], how: dict[str, Any]) -> None:
+    def _add_symbols(self, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None) -> None:
         """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
         named = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
         distinct = list(dict.fromkeys(named))
         self.source_of = [distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads]
-        options = {"causal": self.causal, "max_length": self.max_length, **how}
-        self.symbols = nn.ModuleList(build_symbols(s, self.dim, place=i, **options) for i, s in enumerate(distinct))
+        causal, length = self.causal, self.max_length
+        self.symbols = nn.ModuleList(
+            build_symbols(s, self.dim, causal=causal, max_length=length, place=i, device=device, dtype=dtype)
+            for i, s in enumerate(distinct)
+        )
 
     def _add_positions(
         self,
@@ -382,19 +385,14 @@ class MultiHeadAttention(nn.Module):
 
     def _tap(self, i: int, own: AttentionCall, y: Tensor) -> GroupTaps:
         w_value, b_value = value_weights(self.qkv, self.sizes, i)
-        return GroupTaps(
-            output=y.unflatten(-1, (self.sizes[i].heads, -1)),
-            bias=own.bias,
+        return tapped(
+            self._groups()[i],
+            own,
+            y.unflatten(-1, (self.sizes[i].heads, -1)),
             mask=allowed(replace(own, causal=False)),
             causal=self.causal,
             scale=self.sizes[i].dim ** -0.5,
             w_value=w_value,
             b_value=b_value,
             w_out=out_weight(self.out, self.sizes, i),
-            q=own.q,
-            k=own.k,
-            v=own.v,
-            q_rel=own.q_rel,
-            k_rel=own.k_rel,
-            **described(self._groups()[i], own),
         )

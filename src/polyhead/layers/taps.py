@@ -79,22 +79,46 @@ class GroupTaps:
         return relate(relations(self.q_rel, k_rel, relation_act="identity"), self.relation_act, look)
 
 
-def described(group: Any, x: AttentionCall) -> dict[str, Any]:
-    """The fields of `GroupTaps` that describe a group; the others come from the call.
+def tapped(
+    group: Any,
+    x: AttentionCall,
+    output: Tensor,
+    *,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float,
+    w_value: Tensor | None,
+    b_value: Tensor | None,
+    w_out: Tensor | None,
+) -> GroupTaps:
+    """The taps of a group after the call `x`.
 
     A user's code function gets the limits of the call again.  For a user's function the options are unknown.
     """
-    own = is_own(group)
-    bare = compiled(group)
-    how: dict[str, Any] = {"kind": OWN, "normalise": OWN} if own else {"kind": group.kind, "normalise": group.normalise}
-    return how | {
-        "act": getattr(group, "act", OWN),  # a wrapper may not pass on these attributes
-        "depth": getattr(group, "depth", 1),
-        "value_weight": getattr(group, "value_weight", None),
-        "relation_act": bare.relation_act if isinstance(bare, SymbolGroup) and not own else None,
-        "relation_weight": bare.relation_weight if isinstance(bare, RelationalHeads) and not own else None,
-        "coder": seen_coder(group, x),
-    }
+    own, bare = is_own(group), compiled(group)
+    return GroupTaps(
+        kind=OWN if own else group.kind,
+        normalise=OWN if own else group.normalise,
+        act=getattr(group, "act", OWN),  # a wrapper may not pass on these attributes
+        depth=getattr(group, "depth", 1),
+        q=x.q,
+        k=x.k,
+        v=x.v,
+        output=output,
+        bias=x.bias,
+        mask=mask,
+        causal=causal,
+        scale=scale,
+        w_value=w_value,
+        b_value=b_value,
+        w_out=w_out,
+        value_weight=getattr(group, "value_weight", None),
+        coder=seen_coder(group, x),
+        q_rel=x.q_rel,
+        k_rel=x.k_rel,
+        relation_act=bare.relation_act if isinstance(bare, SymbolGroup) and not own else None,
+        relation_weight=bare.relation_weight if isinstance(bare, RelationalHeads) and not own else None,
+    )
 
 
 @dataclass(frozen=True)

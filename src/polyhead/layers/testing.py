@@ -20,6 +20,8 @@ from polyhead.config.mechanisms import MECHANISMS, SymbolSource
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache
 
+__all__ = ["PROMISES", "check"]
+
 WIDTH, TOKENS = 4, 6
 """Width of a head, and length of a sequence."""
 
@@ -154,3 +156,7 @@ PROMISES: dict[str, Callable[[Mechanism], None]] = {
     "file": _file,
 }
 """Name of a promise -> its check."""
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -3,12 +3,14 @@
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from polyhead.config import Experts, Mlp, Model, Swiglu, TransformerConfig
 from polyhead.models.build import build
+
+M = TypeVar("M", bound=Model)
 
 LARGEST_WIDTH = 1 << 16
 """The largest width that `match` tries."""
@@ -21,7 +23,7 @@ def parameters(settings: Model) -> int:
         return sum(p.numel() for p in build(settings, device="meta").parameters())
 
 
-def match(settings: Model, target: int, *, field: str = "dim", tolerance: float = 0.01) -> Any:
+def match(settings: M, target: int, *, field: str = "dim", tolerance: float = 0.01) -> M:
     """`settings` with the width that brings the number of parameters nearest to `target`, within `tolerance` of it.
 
     `field`: "dim" is the model width, in steps that the heads divide; "hidden" is the width of the feed-forward layers;
@@ -46,7 +48,7 @@ def match(settings: Model, target: int, *, field: str = "dim", tolerance: float 
     return found
 
 
-def _nearest(settings: Any, target: int, field: str) -> tuple[Any, list[Any]]:
+def _nearest(settings: M, target: int, field: str) -> tuple[M, list[M]]:
     """The settings nearest to `target`, and the one or two candidates around it."""
     step = _step(settings, field)
     low, high = 0, 1  # in steps: `low` is too small (or 0), `high` is large enough
@@ -65,11 +67,11 @@ def _nearest(settings: Any, target: int, field: str) -> tuple[Any, list[Any]]:
     return min(around, key=lambda s: abs(parameters(s) - target)), around
 
 
-def _count(settings: Any, field: str, width: int) -> int:
+def _count(settings: Model, field: str, width: int) -> int:
     return parameters(resized(settings, field, width))
 
 
-def _step(settings: Any, field: str) -> int:
+def _step(settings: Model, field: str) -> int:
     """The step: all widths are multiples of it."""
     if field != "dim":
         return 1
@@ -82,12 +84,13 @@ def _step(settings: Any, field: str) -> int:
     return math.lcm(*(2 * sum(group.heads for group in heads) for heads in layers))
 
 
-def resized(settings: Any, field: str, width: int) -> Any:
+def resized(settings: M, field: str, width: int) -> M:
     """`settings` with another value of `field`, see `match`.  Raises ValueError for a field that it does not have."""
     if not isinstance(settings, TransformerConfig):
         if not hasattr(settings, field) or type(getattr(settings, field)) not in (int, type(None)):
             raise ValueError(f"match: {type(settings).__name__} has no integer {field!r}")
-        return dataclasses.replace(settings, **{field: width})
+        changed: dict[str, Any] = {field: width}
+        return dataclasses.replace(settings, **changed)
     if field not in ("dim", "hidden"):
         raise ValueError(f'match: field must be "dim", "hidden" or "both" but is {field!r}')
     changes: dict[str, Any] = {"dim": width}
@@ -101,7 +104,7 @@ def resized(settings: Any, field: str, width: int) -> Any:
     return dataclasses.replace(settings, **changes)
 
 
-def _value(settings: Any, field: str) -> str:
+def _value(settings: Model, field: str) -> str:
     feedforward: Mlp | Swiglu | Experts | None = getattr(settings, "feedforward", None)
     width = feedforward.hidden if field == "hidden" and feedforward is not None else getattr(settings, field)
     return f"{field} {width}"

@@ -49,31 +49,33 @@ class Sources:
         length = settings.encoder.max_length if cross and settings.encoder is not None else settings.max_length
         causal = settings.causal and not cross
         self.known: dict[object, int] = {}
+        build = functools.partial(
+            build_symbols, dim=settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
+        )
         for layer, heads in enumerate(layers):
-            self.reads.append([])
-            for group in heads:
-                if not isinstance(group, config.SymbolHeads):
-                    self.reads[layer].append(None)
-                    continue
-                source = group.symbols
-                key = source if source.shared else (source, layer)
-                if key not in self.known:
-                    number = self.known[key] = len(self.places)
-                    if lender is not None and source in lender.known:
-                        module = lender.module(lender.known[source])
-                    else:
-                        module = build_symbols(
-                            source, settings.dim, causal=causal, max_length=length, place=number, device=device,
-                            dtype=dtype,
-                        )  # fmt: skip
-                    home = self.shared if source.shared else self.own[layer]
-                    self.places.append((home, len(home)))
-                    home.append(module)
-                    if isinstance(source, config.SymbolicAttention) and source.tied:
-                        self.tied.append((number, source))
-                    self.once.append(cross or getattr(source, "once", False))
-                self.reads[layer].append(self.known[key])
+            sources = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
+            self.reads.append([None if s is None else self._number(s, layer, lender, build) for s in sources])
         self.tie()
+
+    def _number(
+        self, source: config.SymbolSource, layer: int, lender: "Sources | None", build: Callable[..., nn.Module]
+    ) -> int:
+        """The index of a source of a layer, which is built or borrowed if it is new."""
+        key = source if source.shared else (source, layer)
+        if key in self.known:
+            return self.known[key]
+        number = self.known[key] = len(self.places)
+        if lender is not None and source in lender.known:
+            module = lender.module(lender.known[source])
+        else:
+            module = build(source, place=number)
+        home = self.shared if source.shared else self.own[layer]
+        self.places.append((home, len(home)))
+        home.append(module)
+        if isinstance(source, config.SymbolicAttention) and source.tied:
+            self.tied.append((number, source))
+        self.once.append(self.cross or getattr(source, "once", False))
+        return number
 
     def module(self, number: int) -> nn.Module:
         """The module of a source as it is registered now: somebody may have wrapped or replaced it."""
@@ -116,25 +118,35 @@ class Sources:
         if all(number is None for number in reads):
             return None
         given: dict[int, Tensor] = {}
-        where = {"mask": mask, "cu_seqlens": cu_seqlens, "positions": positions}
         for number in reads:
             if number is None or number in given:  # called twice, a source would add the same tokens to the cache twice
                 continue
             if number not in made or not self.once[number]:
                 seen = embedded if self.once[number] else x
-                made[number] = self._ask(number, seen, where, cache, again)
+                made[number] = self._ask(
+                    number, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions, cache=cache, again=again
+                )
             given[number] = made[number]
         return [None if number is None else given[number] for number in reads]
 
     def _ask(
-        self, number: int, seen: Tensor, where: dict[str, Tensor | None], cache: LayerCache | None, again: bool
+        self,
+        number: int,
+        seen: Tensor,
+        *,
+        mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        positions: Tensor | None,
+        cache: LayerCache | None,
+        again: bool,
     ) -> Tensor:
-        module = self.module(number)
+        source = recomputed(self.module(number), again and cache is None)
+        ask = functools.partial(source, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
         if cache is None:
-            return recomputed(module, again)(seen, **where)
+            return ask()
         if self.cross:  # the context is the same in every step
-            return cache.cross.once(("symbols", number), lambda: {"symbols": module(seen, **where)})["symbols"]
-        return module(seen, first=cache.length, cache=cache, **where)
+            return cache.cross.once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
+        return ask(first=cache.length, cache=cache)
 
     def shown(
         self,

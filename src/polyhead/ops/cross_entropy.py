@@ -198,7 +198,7 @@ def _(dloss, x, weight, bias, targets, z, *, factor, chunk, wanted):  # type: ig
 
 
 def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
-    ctx.options = {name: keyword_only_inputs[name] for name in ("factor", "chunk")}
+    ctx.factor, ctx.chunk = keyword_only_inputs["factor"], keyword_only_inputs["chunk"]
     ctx.save_for_backward(*inputs, output[1])
     ctx.mark_non_differentiable(output[1], output[2])
 
@@ -209,8 +209,10 @@ def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
     wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
     if batched([dloss]):
         x, weight, bias, targets, _ = ctx.saved_tensors
-        return *_all_at_once(dloss, (x, weight, bias), targets, ctx.options["factor"]), None
-    grads = torch.ops.polyhead.chunked_cross_entropy_backward(dloss, *ctx.saved_tensors, **ctx.options, wanted=wanted)
+        return *_all_at_once(dloss, (x, weight, bias), targets, ctx.factor), None
+    grads = torch.ops.polyhead.chunked_cross_entropy_backward(
+        dloss, *ctx.saved_tensors, factor=ctx.factor, chunk=ctx.chunk, wanted=wanted
+    )
     return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None
 
 

@@ -6,6 +6,7 @@ operations.  Double backward (create_graph=True) shows only when the backward pa
 lets the reference compute the gradients from the same tensors; an impl chosen by name raises RuntimeError.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -315,6 +316,7 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
         options |= {"pool": pool, "network": network}
         options = {name: x for name, x in options.items() if x is not None}  # only the options that this op has
         options |= {} if causal is None else {"window": window}
+        call = functools.partial(op, **options)
         (leaves, form), (dims, _), n = tree_flatten(args), tree_flatten(in_dims), info.batch_size
         paired = zip(leaves, dims, strict=True)
         whole = [x.expand(n, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in paired]
@@ -322,9 +324,9 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
 
         if all(x.shape[1:] == (0,) or (x.ndim == 5 and x.shape[1] == b) for x in whole):
             folded = [x[0] if x.ndim == 2 else x.flatten(0, 1) for x in whole]
-            out = tree_map(lambda x: x.unflatten(0, (n, b)), op(*tree_unflatten(folded, form), **options))
+            out = tree_map(lambda x: x.unflatten(0, (n, b)), call(*tree_unflatten(folded, form)))
         else:
-            outs = [op(*tree_unflatten([x[i] for x in whole], form), **options) for i in range(n)]
+            outs = [call(*tree_unflatten([x[i] for x in whole], form)) for i in range(n)]
             out = tree_map(lambda *each: torch.stack(each), *outs)
         return out, tree_map(lambda _: 0, out)
 

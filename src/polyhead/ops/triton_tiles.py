@@ -12,7 +12,7 @@ A kernel takes at most six arguments, by this convention:
                be a SyntaxError at launch: Triton's launcher has an argument of that name)
     C          frozen dataclass of compile-time constants
 
-Offsets of samples, heads and first rows have 64 bits; offsets of rows within a tile have 32.
+Offsets of samples and of first rows have 64 bits; offsets within a tile have 32.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ FARTHEST = 1 << 30
 """Windows are cut to this size: a larger one masks nothing more, and sums with positions must fit into 32 bits."""
 
 STEEPEST = 1 << 24
-"""The largest stride of rows: offsets within a tile have 32 bits."""
+"""The largest stride of rows: offsets within a tile have 32 bits.  The last head is at most FARTHEST away."""
 
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
 POINTERS = {dtype: f"*{kind.name}" for dtype, kind in TYPES.items()} | {torch.int32: "*i32", torch.uint8: "*u8"}
@@ -150,8 +150,9 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def rowwise(x: Tensor) -> Tensor:
-    """`x` if its last dimension is contiguous and its row stride is at most STEEPEST; otherwise a copy."""
-    return x if x.stride(-1) == 1 and x.stride(1) <= STEEPEST else x.contiguous()
+    """`x` if its last dimension is contiguous and the strides of rows and heads are not too large; otherwise a copy."""
+    row, head = (x.stride(-3), (x.shape[-2] - 1) * x.stride(-2)) if x.ndim > 2 else (0, 0)
+    return x if x.stride(-1) == 1 and row <= STEEPEST and head <= FARTHEST else x.contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------- launches
@@ -211,7 +212,7 @@ def load_by_head(start, row, end, strides, B: tl.constexpr):
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = tl.arange(0, B.rows)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h // B.share, tl.int64) * strides[2] + i * strides[1] + c
+    at = start + tl.cast(row, tl.int64) * strides[1] + ((h // B.share) * strides[2] + i * strides[1] + c)
     return tl.load(at, mask=(h < B.heads) & (row + i < end) & (c < B.width), other=0.0)
 
 
@@ -220,11 +221,11 @@ def load_by_row(start, row, end, strides, B: tl.constexpr):
     """The same as [row, head, width]."""
     i = tl.arange(0, B.rows)[:, None, None]
     place = tl.arange(0, B.heads_padded)[None, :, None]
-    c = B.first + tl.arange(0, B.width_padded)[None, None, :]
+    c = tl.arange(0, B.width_padded)[None, None, :]
     h = place // B.spread
-    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h // B.share, tl.int64) * strides[2] + i * strides[1] + c
+    at = start + B.first + tl.cast(row, tl.int64) * strides[1] + ((h // B.share) * strides[2] + i * strides[1] + c)
     here = (h < B.heads) & (place % B.spread == 0)
-    return tl.load(at, mask=here & (row + i < end) & (c < B.width), other=0.0)
+    return tl.load(at, mask=here & (row + i < end) & (c < B.width - B.first), other=0.0)
 
 
 @jit
@@ -233,7 +234,7 @@ def store_by_head(start, row, end, strides, x, B: tl.constexpr):
     h = tl.arange(0, B.heads_padded)[:, None, None]
     i = tl.arange(0, B.rows)[None, :, None]
     c = tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h, tl.int64) * strides[2] + i * strides[1] + c
+    at = start + tl.cast(row, tl.int64) * strides[1] + (h * strides[2] + i * strides[1] + c)
     tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
 
 
@@ -242,9 +243,9 @@ def store_by_row(start, row, end, strides, x, B: tl.constexpr):
     """The inverse of `load_by_row`."""
     i = tl.arange(0, B.rows)[:, None, None]
     h = tl.arange(0, B.heads_padded)[None, :, None]
-    c = B.first + tl.arange(0, B.width_padded)[None, None, :]
-    at = start + tl.cast(row, tl.int64) * strides[1] + tl.cast(h, tl.int64) * strides[2] + i * strides[1] + c
-    tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width))
+    c = tl.arange(0, B.width_padded)[None, None, :]
+    at = start + B.first + tl.cast(row, tl.int64) * strides[1] + (h * strides[2] + i * strides[1] + c)
+    tl.store(at, x.to(start.dtype.element_ty), mask=(h < B.heads) & (row + i < end) & (c < B.width - B.first))
 
 
 @jit
@@ -273,9 +274,10 @@ def by_offset(start, q0, k0, lengths, S: tl.constexpr, B: tl.constexpr):
     """[head, query, key] of a bias by offset (h t+s-1): column key - query + t - 1; B gives the heads."""
     t, s = lengths
     h = tl.arange(0, B.heads_padded)[:, None, None]
-    i = q0 + tl.arange(0, S.queries)[None, :, None]
-    j = k0 + tl.arange(0, S.keys)[None, None, :]
-    return tl.load(start + h * (t + s - 1) + j - i + t - 1, mask=(h < B.heads) & (i < t) & (j < s), other=0.0)
+    i = tl.arange(0, S.queries)[None, :, None]
+    j = tl.arange(0, S.keys)[None, None, :]
+    at = start + (k0 - q0 + t - 1) + h * (t + s - 1) + (j - i)
+    return tl.load(at, mask=(h < B.heads) & (q0 + i < t) & (k0 + j < s), other=0.0)
 
 
 @jit
@@ -285,18 +287,24 @@ def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
     look, sample, first, end, window = limits
     i = q0 + tl.arange(0, S.queries)
     j = k0 + tl.arange(0, S.keys)
-    seen = (i < t)[:, None] & (j < s)[None, :]
+    high = tl.where(i < t, s, 0)
     if S.causal:
-        seen = seen & (j[None, :] <= i[:, None] + (s - t))
+        high = tl.minimum(high, i + (s - t + 1))
     if window is not None:
-        ahead = j[None, :] - i[:, None] - (s - t)
-        seen = seen & (ahead < window) & (ahead > -window)
-    if look is not None:
-        seen = seen & (tl.load(look + b * sample + j, mask=j < s, other=0) != 0)[None, :]
+        high = tl.minimum(high, i + (s - t + window))
+    if first is not None:
+        high = tl.minimum(high, tl.load(end + i, mask=i < t, other=0))
+    seen = j[None, :] < high[:, None]
+    low = i + (s - t)
+    if window is not None:
+        low -= window - 1
     if first is not None:
         lowest = tl.load(first + i, mask=i < t, other=0)
-        highest = tl.load(end + i, mask=i < t, other=0)
-        seen = seen & (j[None, :] >= lowest[:, None]) & (j[None, :] < highest[:, None])
+        low = lowest if window is None else tl.maximum(low, lowest)
+    if window is not None or first is not None:
+        seen = seen & (j[None, :] >= low[:, None])
+    if look is not None:
+        seen = seen & (tl.load(look + b * sample + j, mask=j < s, other=0) != 0)[None, :]
     return seen
 
 

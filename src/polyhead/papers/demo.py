@@ -43,7 +43,7 @@ def race() -> tuple[Run, ...]:
 
 
 def steps_on(device: torch.device) -> int:
-    """How many steps of fuzzy logic fit into ten minutes: told from the kind of processor, so always the same on it."""
+    """How many steps of fuzzy logic fit into ten minutes.  The number depends on the kind of processor only."""
     slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() != "AVX512"
     return FEWER_STEPS if slow else FUZZY_STEPS
 

@@ -10,7 +10,7 @@ from typing import Any
 from polyhead.config import Run
 from polyhead.papers.claims import Verdict, judged
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import Score
 
 FLOOR_SEQUENCES = 1000
@@ -87,9 +87,9 @@ def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
     return {label: levels[name] for name, label in shown(runs, levels).items()}
 
 
-def by_model(study: Study, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[str, Cell]]:
+def by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:
     """Cells by place on `axes`, then by model."""
-    found: dict[tuple[Any, ...], dict[str, Cell]] = {}
+    found: dict[Coordinates, dict[str, Cell]] = {}
     for place, cell in study.cells(*axes, "model", task=task).items():
         found.setdefault(place[:-1], {})[place[-1]] = cell
     return found

@@ -19,6 +19,21 @@ from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import ROWS
 from polyhead.spec.shapes import one_of
 
+__all__ = [
+    "FAMILIES",
+    "FIGURES",
+    "MINUTES",
+    "RECIPES",
+    "SHORT",
+    "SINGLE",
+    "STUDIES",
+    "default_scale",
+    "every",
+    "for_seeds",
+    "reseeded",
+    "short_minutes",
+]
+
 FIGURES: dict[str, Figure] = {
     **dict(sorted((fuzzy.FIGURES | scaling.FIGURES | codes.FIGURES | tables.FIGURES | counts.FIGURES).items())),
     **games.FIGURES,
@@ -127,3 +142,7 @@ def for_seeds(runs: Iterable[Run], seeds: int) -> tuple[Run, ...]:
         raise ValueError(f"reproduce: seeds must be at least 1 but is {seeds}")
     made = [reseeded(run, seed) for seed, run in itertools.product(range(seeds), runs) if run.seed == 0]
     return tuple(replace(run, task=with_field(run.task, "split_seed", run.seed)) for run in made)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -30,6 +30,8 @@ from polyhead.train.device import pick_device
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment, write
 
+__all__ = ["check", "reproduce"]
+
 About = dict[str, Any]
 """The content of results.json."""
 FORMAT = 1
@@ -173,3 +175,7 @@ def _row(paper: Paper, point: Point) -> dict[str, Any]:
         "courses": point.read_courses(),
         **({} if (text := point.fingerprint()) is None else {"fingerprint": text}),
     }
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -42,6 +42,10 @@ AXES: dict[str, Axis] = {
 LAST = 5  # the number of last logged training losses to average
 
 
+Coordinates = tuple[Any, ...]
+"""The values of a run on some axes of a study, such as (64, "softmax")."""
+
+
 @dataclass(frozen=True)
 class Paper:
     """A paper, or a family of papers, whose figures are reproduced.
@@ -180,9 +184,9 @@ class Study:
         points = tuple(Point(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
         return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
 
-    def cells(self, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], Cell]:
+    def cells(self, *axes: str, task: str | None = None) -> dict[Coordinates, Cell]:
         """The selected cells by place on `axes`, in the order of the runs; `task`: only cells of this task."""
-        found: dict[tuple[Any, ...], dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[Coordinates, dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
         for point in self.points:
             places = self.paper.places(point.run)
             if task in (None, places["task"]):

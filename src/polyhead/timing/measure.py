@@ -309,5 +309,5 @@ def draw(op: str, rows: Sequence[Row], folder: pathlib.Path) -> None:
             panels.append((f"{op}, {which}", series, {}))
         panels = [panel for panel in panels if panel[1]]
         for kind in ("png", "svg") if panels else ():
-            axes: Any = {"x_label": "tokens", "y_label": unit, "log_x": True, "log_y": True, "columns": 2}
-            figures.lines(panels, folder / f"{op}-{name}.{kind}", **axes)
+            path = folder / f"{op}-{name}.{kind}"
+            figures.lines(panels, path, x_label="tokens", y_label=unit, log_x=True, log_y=True, columns=2)

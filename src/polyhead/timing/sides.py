@@ -9,7 +9,6 @@ dual-attention                  relational attention of the authors' package, if
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -164,13 +163,17 @@ class Side:
 def sides(options: Options, probe: Mapping[str, Tensor]) -> tuple[list[Side], dict[str, str]]:
     """The reference, every implementation that supports `probe`, and the others; and why some are omitted."""
     op, found, absent = options.op, [], {}
-    limits: Any = {"causal": options.causal, "window": options.window}
     takes = TENSORS[op]
     for impl in ("reference", *(name for name in BACKENDS[op] if name != "reference")):
         if impl == "triton" and not probe["q"].is_cuda:  # Triton's interpreter is only for tests
             absent[impl] = "takes CUDA tensors only"
             continue
-        side = Side(impl, functools.partial(resolve(op, impl), **limits), takes, square=impl == "reference")
+        side = Side(
+            impl,
+            functools.partial(resolve(op, impl), causal=options.causal, window=options.window),
+            takes,
+            square=impl == "reference",
+        )
         try:
             side.forward(probe)
         except ValueError as error:

@@ -24,7 +24,7 @@ three times as much in training.  On a CPU the loss then takes 20 % more time an
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[Any]:
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
     """A context for the forward pass in mixed precision; a no-op for fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()

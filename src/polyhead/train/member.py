@@ -94,15 +94,15 @@ class Member:
             self.rows = self.metrics.sync()  # the checkpoint counts rows, so they are written first
         score, best = self.rating.at(step)
         metadata = self._about(step, score, scaler)
-        how: dict[str, Any] = {"keep": self.config.train.keep, "retry": self.retry}
+        keep, retry = self.config.train.keep, self.retry
         if self.sharded:
             from polyhead.train.store.sharded import save_sharded
 
-            save_sharded(self.folder, model, optimiser, metadata, **how)
+            save_sharded(self.folder, model, optimiser, metadata, keep=keep, retry=retry)
             if self.world.on_rank_zero(lambda: int(best)):
                 self._save_whole(checkpoint.save_best, model, optimiser, metadata)
         elif self.world.first:
-            checkpoint.save_checkpoint(self.folder, model, optimiser, metadata, best=best, **how)
+            checkpoint.save_checkpoint(self.folder, model, optimiser, metadata, best=best, keep=keep, retry=retry)
         self.rating.kept(step)
         self.saved = step
 

@@ -69,7 +69,7 @@ def called(model: nn.Module, world: World, how: str) -> nn.Module:
     return call
 
 
-def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[Any]:
+def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[object]:
     """A context for one forward and backward pass.  Gradients are accumulated locally, and summed over ranks in the
     `last` pass of an update."""
     if isinstance(call, DistributedDataParallel):

@@ -131,7 +131,14 @@ def wide(name, kind):
 
 
 def choose_by_comparison(words, kind):
-    """setp, with another predicate combined or not."""
+    """setp, with another predicate combined or not; for pairs of 16-bit numbers, one predicate for each half."""
+    half = {"bf16x2": from_bf16, "f16x2": lambda x: x.view(np.float16)}.get(kind)
+
+    def both(m, x, on, at):
+        a, b = (m.get(y, "u32") for y in x.operands[1:3])
+        for target, shift in zip(x.operands[0].split("|"), (0, 16), strict=True):
+            low, other = ((y >> np.uint32(shift) & np.uint32(0xFFFF)).astype(np.uint16) for y in (a, b))
+            m.put(target, compared(words[1], half(low), half(other)), on)
 
     def step(m, x, on, at):
         with np.errstate(all="ignore"):
@@ -141,7 +148,7 @@ def choose_by_comparison(words, kind):
             found = found & other if words[2] == "and" else found | other
         m.put(x.operands[0], found, on)
 
-    return step
+    return both if half else step
 
 
 def select(kind):

@@ -159,14 +159,10 @@ class Width:
     def head(self) -> int:
         return self.model // self.total
 
-    def fields(self, heads: int, its: Arguments) -> dict[str, Any]:
-        """Fields of a mechanism; empty if the width is the default."""
+    def sizes(self, heads: int, its: Arguments) -> tuple[int | None, int | None, int | None]:
+        """`dim`, `value_dim` and `kv_heads` of a mechanism; None where the default is right."""
         key, kv, own = its.get("key_dim") or self.head, its["n_kv_heads"], self.total == self.listed
-        return {
-            "dim": None if own and key == self.head else key,
-            "value_dim": None if own else self.head,
-            "kv_heads": None if kv == heads else kv,
-        }
+        return None if own and key == self.head else key, None if own else self.head, None if kv == heads else kv
 
     def factor(self, its: Arguments) -> float:
         """The factor of queries: the package divides scores by the root of the head width, for every width of keys."""
@@ -177,7 +173,8 @@ def sensory(given: Arguments, name: str, heads: int, width: Width, prefix: str, 
     """Its Attention; `bias_out` None: from its own arguments."""
     its = part(given, name, (), SENSORY if bias_out is not None else {**SENSORY, "add_bias_out": False})
     out = its["add_bias_out"] if bias_out is None else bias_out
-    mechanism = Softmax(heads, **width.fields(heads, its))
+    dim, value_dim, kv_heads = width.sizes(heads, its)
+    mechanism = Softmax(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads)
     return Group(prefix, "sa", mechanism, its["add_bias_kv"], out, width.factor(its))
 
 
@@ -202,26 +199,33 @@ def relational(
     act = RELATION_ACTS[one_of("ra_kwargs", act_name, its[act_name], RELATION_ACTS)]
     if act == "softmax" and causal and kind != "rca":
         raise ValueError("ra_kwargs: the package's softmax of relations sees later tokens although causal, ours cannot")
-    fields = {**width.fields(heads, its), "symbols": source, "share": share}
+    dim, value_dim, kv_heads = width.sizes(heads, its)
     biases = its["add_bias_kv"], its["add_bias_out"], width.factor(its)
     if kind == "rca":
         if share:
             raise ValueError("share_attn_params: the package has it for relational_attention and disrca only")
-        return Group(prefix, kind, Abstractor(heads, act=act, **fields), *biases)
+        abstractor = Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
+        return Group(prefix, kind, abstractor, *biases)
     if kind == "disrca":
         if its["add_bias_kv"]:
             raise ValueError("ra_kwargs: add_bias_kv of disrca gives relation keys a bias, ours have none")
         if its["n_kv_heads"] not in (None, 1, heads):
             raise ValueError(f"ra_kwargs: n_kv_heads of disrca must be 1 or {heads} but is {its['n_kv_heads']}")
-        return Group(prefix, kind, Disentangled(heads, relation_act=act, **fields), *biases)
+        disentangled = Disentangled(
+            heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act
+        )
+        return Group(prefix, kind, disentangled, *biases)
     wide, relations = heads * width.head, its["n_relations"] or heads
     p = its["rel_proj_dim"] or wide // relations
     if p * relations != wide:
         raise ValueError(
             f"ra_kwargs: n_relations x rel_proj_dim must be {wide}, the heads' width, not {relations} x {p}"
         )
-    fields |= {"relations": None if relations == heads else relations, "symmetric": its["symmetric_rels"]}
-    return Group(prefix, kind, Relational(heads, relation_act=act, **fields), *biases)
+    mechanism = Relational(
+        heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
+        relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
+    )  # fmt: skip
+    return Group(prefix, kind, mechanism, *biases)
 
 
 def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource) -> tuple[Group, ...]:
@@ -233,8 +237,8 @@ def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource)
         raise ValueError(f"share_attn_params needs n_heads_sa = n_heads_ra but they are {sa} and {ra}")
     groups = [sensory(its, "sa_kwargs", sa, width, f"{prefix}self_attention.")] if sa else []
     if ra:
-        how: dict[str, Any] = {"source": source, "causal": its["causal"], "share": share}
-        groups.append(relational(its, kind, ra, width, f"{prefix}relational_attention.", **how))
+        where, causal = f"{prefix}relational_attention.", its["causal"]
+        groups.append(relational(its, kind, ra, width, where, source=source, causal=causal, share=share))
     if share and groups[0].factor != groups[1].factor:
         raise ValueError("share_attn_params needs one key_dim in sa_kwargs and ra_kwargs")
     return tuple(groups)

@@ -235,8 +235,7 @@ def load_block(
         found = block(own, dim, dual=dual, decoder=decoder, source=source)
         ends: dict[str, Any] = {"inputs": Vectors(dim), "outputs": Values(1), "dim": dim, "layers": 1}
         if decoder:
-            found_in = TransformerConfig(**ends)
-            ends["encoder"] = found_in
+            ends["encoder"] = TransformerConfig(Vectors(dim), Values(1), dim=dim, layers=1)
         settings = TransformerConfig(
             **(ends | dict(found.fields)), positions=Rotary() if rotary else None, max_length=max_length
         )
@@ -301,8 +300,8 @@ def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[Group, 
     width = Width(dim, its["total_n_heads"] or heads, heads)
     if kind == "sa":
         return (sensory({"arguments": inner}, "arguments", heads, width, ""),)
-    how: dict[str, Any] = {"source": _given_source(inner), "causal": causal}
-    return (relational({"ra_kwargs": inner}, kind, heads, width, "", **how),)
+    source = _given_source(inner)
+    return (relational({"ra_kwargs": inner}, kind, heads, width, "", source=source, causal=causal),)
 
 
 def _given_source(its: Mapping[str, Any]) -> SymbolSource:

@@ -100,13 +100,19 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         pairs = fitted("heads", mechanisms, place)
-        how: dict[str, Any] = {"max_length": place.max_length, "device": device, "dtype": dtype}
-        self.groups = nn.ModuleList(build(m, place.width, place.heads, bias=place.bias, **how) for m, _ in pairs)
+        width, length = place.width, place.max_length
+        self.groups = nn.ModuleList(
+            build(m, width, place.heads, bias=place.bias, max_length=length, device=device, dtype=dtype)
+            for m, _ in pairs
+        )
         self.slices = [where for _, where in pairs]
         named = [m.symbols if isinstance(m, config.SymbolHeads) else None for m, _ in pairs]
         distinct = [source for source in dict.fromkeys(named) if source is not None]
         self.source_of = [None if source is None else distinct.index(source) for source in named]
-        self.symbols = nn.ModuleList(build_symbols(source, place.width, causal=True, **how) for source in distinct)
+        self.symbols = nn.ModuleList(
+            build_symbols(source, width, causal=True, max_length=length, device=device, dtype=dtype)
+            for source in distinct
+        )
 
     @torch.no_grad()
     def begin(self, v_proj: nn.Module | None) -> None:

@@ -276,11 +276,15 @@ class _Looks:
     stream: list[Tensor] | None
     taps: list[Taps] | None
 
-    def shown(self) -> dict[str, tuple[Tensor, ...] | None]:
-        """Fields of the library's outputs: the stream before each block and the final, normalised one; and each layer's
-        latent code of all pairs (b h t s), all groups concatenated."""
-        codes = None if self.taps is None else tuple(_code(layer) for layer in self.taps)
-        return {"hidden_states": None if self.stream is None else tuple(self.stream), "attentions": codes}
+    @property
+    def hidden_states(self) -> tuple[Tensor, ...] | None:
+        """The stream before each block, and the final, normalised one."""
+        return None if self.stream is None else tuple(self.stream)
+
+    @property
+    def attentions(self) -> tuple[Tensor, ...] | None:
+        """Each layer's latent code of all pairs (b h t s), all groups concatenated."""
+        return None if self.taps is None else tuple(_code(layer) for layer in self.taps)
 
 
 def _code(taps: Taps) -> Tensor:

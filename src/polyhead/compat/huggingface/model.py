@@ -96,7 +96,9 @@ class PolyheadModel(PolyheadPreTrainedModel):
             x, cache = self._read(
                 *given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache, lazy=lazy
             )
-        output = BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache, **looks.shown())
+        output = BaseModelOutputWithPast(
+            last_hidden_state=x, past_key_values=cache, hidden_states=looks.hidden_states, attentions=looks.attentions
+        )
         return output.to_tuple() if return_dict is False else output
 
 
@@ -186,7 +188,13 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
             others["num_items_in_batch"] = items = torch.as_tensor(items).clamp(min=1)
             share = (told != -100).sum() / items
         loss = self._loss(labels, share, told, logits=logits, vocab_size=logits.shape[-1], **others)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=looks.hidden_states,
+            attentions=looks.attentions,
+        )
         return output.to_tuple() if return_dict is False else output
 
 
@@ -251,7 +259,13 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
             last = self._last(input_ids, attention_mask, x)
             logits = self.score(x[torch.arange(len(x), device=x.device), last])
         loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
-        output = SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=cache, **looks.shown())
+        output = SequenceClassifierOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            hidden_states=looks.hidden_states,
+            attentions=looks.attentions,
+        )
         return output.to_tuple() if return_dict is False else output
 
     def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
@@ -302,7 +316,9 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
         looks = self._look(others)
         logits = self._images(pixel_values, looks)[:, 0]
         loss = self._loss(labels, pooled_logits=logits, config=self.config, **others)
-        output = ImageClassifierOutput(loss=loss, logits=logits, **looks.shown())
+        output = ImageClassifierOutput(
+            loss=loss, logits=logits, hidden_states=looks.hidden_states, attentions=looks.attentions
+        )
         return output.to_tuple() if return_dict is False else output
 
 

@@ -11,6 +11,7 @@ is never used, because it would compute softmax attention without calling `forwa
 
 import inspect
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -102,27 +103,25 @@ class MultiheadAttention(OurHeads):
         self.add_zero_attn = False
         # False stops PyTorch's layers from using their fused kernel; in_proj_weight shows whether weights are joint.
         self._qkv_same_embed_dim = False
-        how: dict[str, Any] = {"device": named["device"], "dtype": named["dtype"]}
-        self._add_groups(groups, bias, max_length, how)
-        self._add_projections(bias, how)
-
-    def _add_groups(self, heads: config.Heads, bias: bool, max_length: int, how: dict[str, Any]) -> None:
-        self.add_groups(WHO, heads, self.embed_dim, bias=bias, max_length=max_length, **how)
+        device, dtype = named["device"], named["dtype"]
+        self.add_groups(WHO, groups, self.embed_dim, bias=bias, max_length=max_length, device=device, dtype=dtype)
         if len(self.symbols) and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
             raise ValueError(f"{WHO}: relational heads need kdim and vdim = {self.embed_dim}")
+        self._add_projections(bias, device, dtype)
 
-    def _add_projections(self, bias: bool, how: dict[str, Any]) -> None:
+    def _add_projections(self, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
         widths, sides = widths_of(self.sizes), (self.embed_dim, self.kdim, self.vdim)
         joint = len(set(sides)) == 1
+        empty = partial(torch.empty, device=device, dtype=dtype)
         for name, width, side in zip("qkv", widths, sides, strict=True):
-            parameter = None if joint else nn.Parameter(torch.empty(width, side, **how))
+            parameter = None if joint else nn.Parameter(empty(width, side))
             self.register_parameter(f"{name}_proj_weight", parameter)
-        rows = nn.Parameter(torch.empty(sum(widths), self.embed_dim, **how)) if joint else None
+        rows = nn.Parameter(empty(sum(widths), self.embed_dim)) if joint else None
         self.register_parameter("in_proj_weight", rows)
-        self.register_parameter("in_proj_bias", nn.Parameter(torch.empty(sum(widths), **how)) if bias else None)
+        self.register_parameter("in_proj_bias", nn.Parameter(empty(sum(widths))) if bias else None)
         out = sum(size.heads * size.value_dim for size in self.sizes)
-        self.out_proj = nn.Linear(out, self.embed_dim, bias=bias, **how)
+        self.out_proj = nn.Linear(out, self.embed_dim, bias=bias, device=device, dtype=dtype)
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:

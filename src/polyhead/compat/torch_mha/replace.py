@@ -56,7 +56,7 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
 
 
 def _without(model: nn.Module) -> str:
-    """What a model holds in place of modules that can be replaced."""
+    """Why a model has no module that can be replaced, as the end of an error message."""
     ours = sum(isinstance(m, OurHeads) for m in model.modules())
     if ours:
         return f"holds none: {ours} are replaced already"
@@ -88,7 +88,12 @@ def _mha(old: nn.MultiheadAttention, heads: Heads, max_length: int) -> Multihead
         raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one {what} came")
     where, has_bias = out.weight, old.in_proj_bias is not None
     new = MultiheadAttention(
-        *(old.embed_dim, old.num_heads, old.dropout, has_bias, old.bias_k is not None, old.add_zero_attn),
+        old.embed_dim,
+        old.num_heads,
+        dropout=old.dropout,
+        bias=has_bias,
+        add_bias_kv=old.bias_k is not None,
+        add_zero_attn=old.add_zero_attn,
         kdim=old.kdim,
         vdim=old.vdim,
         batch_first=old.batch_first,

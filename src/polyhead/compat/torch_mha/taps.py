@@ -10,6 +10,7 @@ recorded in the same way, so a model can be read before and after `replace`.
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from polyhead.compat.heads import OurHeads
 from polyhead.compat.torch_mha.module import MultiheadAttention
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight
-from polyhead.layers.taps import GroupTaps, Taps, described, looking
+from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
 from polyhead.ops.call import AttentionCall
 
 Values = tuple[Tensor | None, Tensor | None]
@@ -102,7 +103,9 @@ def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result
     )
     bias, mask = _limits(call, heads, q, k)
     group = softmax_group(
-        *(q, k, v),
+        q,
+        k,
+        v,
         bias=bias,
         mask=mask,
         w_value=wv.detach().unflatten(0, (heads, -1)),
@@ -135,24 +138,23 @@ def _taps_of_timm(name: str, module: timm.Attention, given: timm.Given, result: 
 
 def _group(module: OurHeads, i: int, own: AttentionCall, values: Values, out: nn.Module | None) -> GroupTaps:
     group: Any = module.groups[i]
-    about: dict[str, Any] = described(group, own)
-    about |= {what: x.detach() for what, x in about.items() if isinstance(x, Tensor)}
     w_value, b_value = values
-    return GroupTaps(
-        output=attended(group, own),
-        bias=own.bias,
+    taps = tapped(
+        group,
+        own,
+        attended(group, own),
         mask=own.mask,
         causal=own.causal,
         scale=module.sizes[i].dim ** -0.5,
         w_value=w_value,
         b_value=b_value,
         w_out=None if out is None else out_weight(out, module.sizes, i).detach(),
-        q=own.q,
-        k=own.k,
-        v=own.v,
-        q_rel=own.q_rel,
-        k_rel=own.k_rel,
-        **about,
+    )
+    deep, related = taps.value_weight, taps.relation_weight
+    return replace(
+        taps,
+        value_weight=None if deep is None else deep.detach(),
+        relation_weight=None if related is None else related.detach(),
     )
 
 

@@ -6,6 +6,7 @@ Parameters have the names and shapes of `polyhead.MultiHeadAttention`; functions
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +17,7 @@ from flax import nnx
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
-from polyhead.jaxside.latent_code import Array, dense
+from polyhead.jaxside.latent_code import Array, AttentionCall, dense
 from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
 from polyhead.jaxside.nnx.heads import Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
@@ -124,24 +125,24 @@ class MultiHeadAttention(nnx.Module):
             keep = keep.astype(x.dtype)
         keys = positions if context is None else None
         bias = self._bias(bias, t, s, positions, keys, x.dtype)
-        limits = self._limits(mask, t, s, positions, keys, self_attention=context is None)
+        mask, window = self._limits(mask, t, s, positions, keys, self_attention=context is None)
         given = self._symbols(symbols, source, keys)
         where = (positions, keys)
         if positions is None and context is not None and self.causal:  # the last query is the last key
             where = (max(0, s - t) + jnp.arange(t)[None], max(0, t - s) + jnp.arange(s)[None])
         outputs, codes = [], []
-        made: Made = {}
+        made: AttentionCall | None = None
         last = list(accumulate(size.heads for size in self.sizes))
         for i, (group, a, b) in enumerate(zip(self.groups, (0, *last), last, strict=False)):
             made = self._inputs(i, group, rows[i], x, source, symbols=given[i], before=made, where=where)
-            own = {**limits, "mask": _of(limits["mask"], a, b), "bias": _of(bias, a, b)}
-            outputs.append(group(made, {**own, "keep": _of(keep, a, b)}).reshape(*x.shape[:2], -1))
+            own = replace(made, bias=_of(bias, a, b), mask=_of(mask, a, b), keep=_of(keep, a, b), window=window)
+            outputs.append(group(own).reshape(*x.shape[:2], -1))
             if return_code:
-                codes.append(group.code(made["q"], made["k"], own))
+                codes.append(group.code(own))
         y = self.out(jnp.concatenate(outputs, -1))
         return (y, jnp.concatenate(codes, 1)) if return_code else y
 
-    def _check(self, x: Any, source: Any, mask: Any, bias: Any, keep: Any) -> None:
+    def _check(self, x: Array, source: Array, mask: Array | None, bias: Array | None, keep: Array | None) -> None:
         for name, array in (("x (b t m)", x), ("context (b s m)", source)):
             if array.ndim != 3 or array.shape[-1] != self.dim:
                 raise ValueError(f"{WHO}: m = {self.dim} but {name} = {tuple(array.shape)}")
@@ -200,10 +201,10 @@ class MultiHeadAttention(nnx.Module):
         source: Array,
         *,
         symbols: Array | None,
-        before: Made,
+        before: AttentionCall | None,
         where: tuple[Array | None, Array | None],
-    ) -> Made:
-        """The arrays for the function of group `i`."""
+    ) -> AttentionCall:
+        """The call of group `i`, without its limits other than causality.  `before`: that of the previous group."""
         made, (t, s) = dict(rows), (x.shape[1], source.shape[1])
         if isinstance(group, SymbolGroup):
             assert symbols is not None
@@ -214,10 +215,11 @@ class MultiHeadAttention(nnx.Module):
             else:
                 made["v"] = jnp.broadcast_to(values, (x.shape[0], *values.shape[1:]))
         if self.heads[i].share:
-            return made | {name: before[name] for name in "qk"}
-        for n, name in enumerate("qk"):
-            made[name] = self._place(2 * i + n, made[name], where[n])
-        return made
+            assert before is not None
+            q, k = before.q, before.k
+        else:
+            q, k = (self._place(2 * i + n, made[name], where[n]) for n, name in enumerate("qk"))
+        return AttentionCall(q, k, made["v"], q_rel=made.get("q_rel"), k_rel=made.get("k_rel"), causal=self.causal)
 
     def _place(self, which: int, rows: Array, positions: Array | None) -> Array:
         """Normalise and rotate the queries (`which` even) or keys (odd) of group `which` // 2."""
@@ -251,15 +253,14 @@ class MultiHeadAttention(nnx.Module):
         keys: Array | None,
         *,
         self_attention: bool,
-    ) -> dict[str, Any]:
+    ) -> tuple[Array | None, int | None]:
         """The mask and the window of the op.  With given positions the window becomes a part of the mask."""
-        limits = {"mask": mask, "causal": self.causal, "window": self.window}
         if self.window is None or (queries is None and (self.causal or self_attention or t == s)):
-            return limits
+            return mask, self.window
         queries = jnp.arange(t)[None] if queries is None else queries
         keys = jnp.arange(s)[None] if keys is None else keys
         near = jnp.abs(queries[:, None, :, None] - keys[:, None, None, :]) < self.window
-        return limits | {"mask": near if mask is None else mask & near, "window": None}
+        return near if mask is None else mask & near, None
 
 
 def _group(mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Draw, bias: bool, max_length: int) -> Group:

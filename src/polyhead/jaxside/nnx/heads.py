@@ -6,7 +6,7 @@ whose values are symbols, `value` maps symbols, and `q_rel` and `k_rel` map toke
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +39,17 @@ CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
 Made = dict[str, Array]
 
 
-def code(self: Any, q: Array, k: Array, limits: dict[str, Any]) -> Array:
-    """The code of all pairs (b h t s), by the function that computes the output.
+def code(self: "Group", x: AttentionCall) -> Array:
+    """The code of all pairs (b h t s) before dropout, by the function that computes the output.
 
     Raises ValueError for a subclass with its own `__call__` and without its own `code`.
     """
     if type(self).__call__.__module__ != __name__:
         who = type(self).__name__
         raise ValueError(f"{who}: the code of its __call__ is not known: give the class a method `code` beside it")
-    how = {name: getattr(self.mechanism, name) for name in ("normalise", "act") if hasattr(self.mechanism, name)}
-    given = {name: limit for name, limit in limits.items() if name != "keep"}
-    return CODES[type(self.mechanism)](jax.tree.map(jnp.asarray, AttentionCall(q, k, **given, **how)))
+    m = self.mechanism
+    x = replace(x, v=None, keep=None, normalise=getattr(m, "normalise", x.normalise), act=getattr(m, "act", x.act))
+    return CODES[type(m)](jax.tree.map(jnp.asarray, x))
 
 
 class ValueHeads(nnx.Module):
@@ -64,19 +64,28 @@ class ValueHeads(nnx.Module):
         deep = isinstance(mechanism, config.Hyla) and mechanism.value_depth == 2
         self.value_weight = draw.matrix(sizes.heads, e, e) if deep else None
 
-    def __call__(self, made: Made, limits: dict[str, Any]) -> Array:
-        m, qkv, how = self.mechanism, (made["q"], made["k"], made["v"]), limits | {"impl": self.mechanism.impl}
+    def __call__(self, x: AttentionCall) -> Array:
+        m = self.mechanism
         if isinstance(m, config.Softmax):
-            return softmax_attention(*qkv, **how)
-        assert isinstance(m, config.Linear | config.Hyla | config.Pooled)
-        how |= {"normalise": m.normalise, "act": m.act}
+            return softmax_attention(
+                x.q, x.k, x.v, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window, keep=x.keep, impl=m.impl
+            )
         if isinstance(m, config.Linear):
-            return linear_attention(*qkv, **how)
+            return linear_attention(
+                x.q, x.k, x.v, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window, keep=x.keep, impl=m.impl,
+                normalise=m.normalise, act=m.act,
+            )  # fmt: skip
         if isinstance(m, config.Pooled):
-            how |= {"pool": m.pool, "network": m.network}
-        elif self.value_weight is not None:
-            how["value_weight"] = self.value_weight[...]
-        return (pooled_attention if isinstance(m, config.Pooled) else hyla)(*qkv, **how)
+            return pooled_attention(
+                x.q, x.k, x.v, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window, keep=x.keep, impl=m.impl,
+                normalise=m.normalise, act=m.act, pool=m.pool, network=m.network,
+            )  # fmt: skip
+        assert isinstance(m, config.Hyla)
+        deep = None if self.value_weight is None else self.value_weight[...]
+        return hyla(
+            x.q, x.k, x.v, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window, keep=x.keep, impl=m.impl,
+            normalise=m.normalise, act=m.act, value_weight=deep,
+        )  # fmt: skip
 
 
 class HiddenMaps(nnx.Module):
@@ -116,10 +125,11 @@ class SymbolGroup(nnx.Module):
         sent = sizes.kv_heads if isinstance(mechanism, config.Disentangled) else r
         self.k_rel = Linear(wide, sent * p, draw, bias=False) if both else None
         self.value = Linear(self.symbol_dim, sizes.kv_heads * sizes.value_dim, draw, bias=bias)
-        relational = isinstance(mechanism, config.Relational)
-        self.relation_weight = self._weight(mechanism, draw, symbol_std) if relational else None
+        self.relation_weight = (
+            self._weight(mechanism, draw, symbol_std) if isinstance(mechanism, config.Relational) else None
+        )
 
-    def _weight(self, mechanism: Any, draw: Draw, symbol_std: float) -> nnx.Param:
+    def _weight(self, mechanism: config.Relational, draw: Draw, symbol_std: float) -> nnx.Param:
         """`relation_weight`, initialised as by `RelationalHeads.reset_parameters` of `polyhead.layers`."""
         e, r, init = self.sizes.value_dim, self.relations, mechanism.relation_init
         shape = (self.sizes.heads, e, r)
@@ -156,15 +166,24 @@ class SymbolGroup(nnx.Module):
         """The mapped symbols of the heads (... g e), from symbols by key or from a table by offset."""
         return _split(self.value(symbols), self.sizes.kv_heads)
 
-    def __call__(self, made: Made, limits: dict[str, Any]) -> Array:
-        m, q, k, v = self.mechanism, made["q"], made["k"], made["v"]
+    def __call__(self, x: AttentionCall) -> Array:
+        m = self.mechanism
         if isinstance(m, config.Abstractor):
-            return abstractor_attention(q, k, v, act=m.act, impl=m.impl, **limits)
-        assert isinstance(m, (config.Relational, config.Disentangled))
-        how = {"relation_act": m.relation_act, "impl": m.impl, **limits}
-        if self.relation_weight is None:
-            return disentangled_attention(q, k, made["q_rel"], made["k_rel"], v, **how)
-        return relational_attention(q, k, made["q_rel"], made["k_rel"], v, self.relation_weight[...], **how)
+            return abstractor_attention(
+                x.q, x.k, x.v, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window, keep=x.keep, impl=m.impl,
+                act=m.act,
+            )  # fmt: skip
+        if isinstance(m, config.Disentangled):
+            return disentangled_attention(
+                x.q, x.k, x.q_rel, x.k_rel, x.v, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window,
+                keep=x.keep, impl=m.impl, relation_act=m.relation_act,
+            )  # fmt: skip
+        assert isinstance(m, config.Relational)
+        assert self.relation_weight is not None
+        return relational_attention(
+            x.q, x.k, x.q_rel, x.k_rel, x.v, self.relation_weight[...], bias=x.bias, mask=x.mask, causal=x.causal,
+            window=x.window, keep=x.keep, impl=m.impl, relation_act=m.relation_act,
+        )  # fmt: skip
 
 
 Group = ValueHeads | SymbolGroup

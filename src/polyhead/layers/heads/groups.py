@@ -7,7 +7,6 @@ values are symbols are in symbolic.py.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -173,7 +172,7 @@ def build(
     `bias`: whether the maps of symbols and of hidden features have a bias.  `max_length`: that of the layer, from which
     relative symbols are initialised.
 
-    Raises ValueError for an unknown mechanism, and if the heads need to divide the model width and do not.
+    Raises ValueError for an unknown mechanism, and for heads that must divide the model width but do not.
     """
     name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
     heads, dim, value_dim, kv_heads = size.heads, size.dim, size.value_dim, size.kv_heads
@@ -181,9 +180,9 @@ def build(
     if isinstance(mechanism, Coded):  # first, because a user's mechanism may inherit from one of ours
         own = dataclasses.replace(size, takes="v" if share else "qkv")
         return OwnHeads(mechanism, own, device=device, dtype=dtype)
-    how: dict[str, Any] = {"impl": impl, "device": device, "dtype": dtype}
     if isinstance(mechanism, config.SymbolHeads):
-        return _symbol_group(mechanism, width, size, bias, max_length, how)
+        std = mechanism.symbols.start_std(width, max_length)
+        return _symbol_group(mechanism, width, size, bias=bias, symbol_std=std, device=device, dtype=dtype)
     if isinstance(mechanism, config.Softmax):
         return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
     if isinstance(mechanism, config.Linear):
@@ -192,8 +191,11 @@ def build(
             heads, dim, value_dim, kv_heads=kv_heads, share=share, normalise=normalise, act=act, impl=impl
         )
     if isinstance(mechanism, config.Hyla):
-        how |= {"normalise": mechanism.normalise, "act": mechanism.act, "value_depth": mechanism.value_depth}
-        return HylaHeads(heads, dim, value_dim, kv_heads=kv_heads, share=share, **how)
+        normalise, act, depth = mechanism.normalise, mechanism.act, mechanism.value_depth
+        return HylaHeads(
+            heads, dim, value_dim, kv_heads=kv_heads, share=share, normalise=normalise, act=act, value_depth=depth,
+            impl=impl, device=device, dtype=dtype,
+        )  # fmt: skip
     if type(mechanism) not in MECHANISMS:
         names = ", ".join(known.__name__ for known in MECHANISMS)
         raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
@@ -203,15 +205,28 @@ def build(
 
 
 def _symbol_group(
-    mechanism: config.SymbolHeads, width: int, size: Sizes, bias: bool, max_length: int, how: dict[str, Any]
+    m: config.SymbolHeads,
+    width: int,
+    size: Sizes,
+    *,
+    bias: bool,
+    symbol_std: float,
+    device: Device,
+    dtype: torch.dtype | None,
 ) -> SymbolGroup:
-    how = {"hidden": mechanism.hidden, "symbol_dim": mechanism.symbols.dim, "bias": bias, **how}
-    if isinstance(mechanism, config.Abstractor):
-        return AbstractorHeads(width, size, act=mechanism.act, **how)
-    assert isinstance(mechanism, (config.Relational, config.Disentangled))
-    how |= {"relation_dim": mechanism.relation_dim, "relation_act": mechanism.relation_act}
-    if isinstance(mechanism, config.Disentangled):
-        return DisentangledHeads(width, size, symmetric=mechanism.symmetric, **how)
-    how |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
-    how |= {"symbol_std": mechanism.symbols.start_std(width, max_length)}
-    return RelationalHeads(width, size, symmetric=mechanism.symmetric, **how)
+    if isinstance(m, config.Abstractor):
+        return AbstractorHeads(
+            width, size, act=m.act, symbol_dim=m.symbols.dim, hidden=m.hidden, bias=bias, impl=m.impl, device=device,
+            dtype=dtype,
+        )  # fmt: skip
+    if isinstance(m, config.Disentangled):
+        return DisentangledHeads(
+            width, size, relation_dim=m.relation_dim, relation_act=m.relation_act, symmetric=m.symmetric,
+            symbol_dim=m.symbols.dim, hidden=m.hidden, bias=bias, impl=m.impl, device=device, dtype=dtype,
+        )  # fmt: skip
+    assert isinstance(m, config.Relational)
+    return RelationalHeads(
+        width, size, relations=m.relations, relation_dim=m.relation_dim, relation_act=m.relation_act,
+        symmetric=m.symmetric, relation_init=m.relation_init, symbol_dim=m.symbols.dim, symbol_std=symbol_std,
+        hidden=m.hidden, bias=bias, impl=m.impl, device=device, dtype=dtype,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ the cache.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -150,10 +150,11 @@ class Padded(NamedTuple):
         positions = None if self.positions is None else self.positions[:, -1:] + 1
         if alone:
             return Padded(new, None, positions)  # the cache holds the padding mask
-        return Padded(_after(self.tokens, new), _after(self.mask, mask), _after(self.positions, positions))
+        tokens = torch.cat((self.tokens, new), dim=1)
+        return Padded(tokens, _after(self.mask, mask), _after(self.positions, positions))
 
 
-def _after(old: Tensor | None, new: Tensor | None) -> Any:
+def _after(old: Tensor | None, new: Tensor | None) -> Tensor | None:
     return None if old is None or new is None else torch.cat((old, new), dim=1)
 
 

@@ -351,7 +351,7 @@ def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | 
     mask, keep = (a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (x.mask, keep))
     look = sight(t, s, x.causal, x.window, x.cu_seqlens)
     ends = [None] * 4 if look is None else [a.data_ptr() for a in look]
-    # A large bias costs as much to look at as is saved, and one that is expanded far more.
+    # Reading a large bias takes as long as it saves; reading an expanded one takes much longer.
     hides = bias is not None and (bias.numel() > 1 << 20 or bool((bias == -math.inf).any()))
     return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s, hides), [bias, keep, mask, *(look or ())]
 
@@ -377,7 +377,7 @@ def forward_shares(x: AttentionCall) -> tuple[int, int, int]:
 
 
 def added(parts: Tensor) -> Tensor:
-    """The sum over the parts of the keys; no view, because autograd lets nobody write to one of ours."""
+    """The sum over the parts of the keys.  Not a view: autograd forbids writing to a view that a custom op returns."""
     return parts.sum(0) if len(parts) > 1 else parts.squeeze_(0)
 
 

@@ -7,10 +7,9 @@ size is limited: for long sequences only the last tokens are shown, and for larg
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, looking
 from polyhead.analysis.probe import draws
@@ -122,7 +121,7 @@ def _one(entry: Entry, group: Group) -> Looked:
     return Looked(entry, group, split, examples)
 
 
-def _examples(model: Any, task: Task, batch: Batch) -> Iterator[Example]:
+def _examples(model: nn.Module, task: Task, batch: Batch) -> Iterator[Example]:
     left = CELLS
     with looking(model):
         outputs = predict(model, task, batch).float()

@@ -175,8 +175,9 @@ def _looks(looked: Sequence[Looked]) -> Files:
 
 def _look(panels: Sequence[Any], label: str, example: Example) -> Draw:
     columns = 4 if max(panels[0][1].shape) <= 16 else 2
-    how: dict[str, Any] = {"columns": columns, "grouped": False, "numbers": False, "picture": example.image}
-    return lambda path: figures.heat(panels, path, label=label, **how)
+    return lambda path: figures.heat(
+        panels, path, label=label, columns=columns, grouped=False, numbers=False, picture=example.image
+    )
 
 
 def _slug(one: Analysed | Looked) -> str:

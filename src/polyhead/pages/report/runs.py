@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from polyhead.analysis.labels import with_field
 from polyhead.config import (
     Mechanism,
+    Model,
     PositionSymbols,
     RelationalSymbols,
     RelativeSymbols,
@@ -186,7 +188,7 @@ def _vouched(folder: pathlib.Path) -> int:
         return 0
 
 
-def _numbers(scores: Any) -> bool:
+def _numbers(scores: object) -> bool:
     return isinstance(scores, dict) and all(isinstance(v, (int, float)) for v in scores.values())
 
 
@@ -205,9 +207,7 @@ def _same_task(entries: Sequence[Entry]) -> None:
 
 
 def _unseeded(run: Run) -> Run:
-    seeded = any(f.name == "split_seed" for f in dataclasses.fields(run.task))
-    task: Any = run.task
-    return dataclasses.replace(run, seed=0, task=dataclasses.replace(task, split_seed=0) if seeded else task)
+    return dataclasses.replace(run, seed=0, task=with_field(run.task, "split_seed", 0))
 
 
 def flat(values: object) -> dict[str, str]:
@@ -249,7 +249,7 @@ def mechanism(run: Run) -> str:
     return _network(run.model)
 
 
-def _network(model: Any) -> str:
+def _network(model: Model) -> str:
     if not isinstance(model, TransformerConfig):
         return type(model).__name__.removesuffix("Config")
     layers = [_heads(model.layer_heads(i)) for i in range(model.layers)]
@@ -293,7 +293,7 @@ def _kind(run: Run) -> str:
 def _difference(run: Run, twins: Sequence[Run]) -> str:
     """The settings that distinguish a run from others with the same label: " · lr 0.003".
 
-    At least the first three in which any other differs, and more until no other agrees in all of them.
+    These are the first three settings in which another run differs, and further ones until the run is unique.
     """
     mine = flat(to_dict(_unseeded(run), semantic=True))
     others = [flat(to_dict(_unseeded(twin), semantic=True)) for twin in twins]
@@ -310,7 +310,7 @@ def unequal(found: Sequence[Group]) -> list[str]:
     """Settings other than the heads that differ between groups: "train.lr: 0.001 (HYLA), 0.003 (Softmax)"."""
     flats = [flat(to_dict(_unseeded(group.entries[0].run), semantic=True)) for group in found]
     every = {name for values in flats for name in values if not name.startswith(("model.heads", "model.kind"))}
-    if len({values["model.kind"] for values in flats}) > 1:  # a field that only one kind of model has does not count
+    if len({values["model.kind"] for values in flats}) > 1:  # only fields that all kinds of models have
         every = {name for name in every if all(name in values for values in flats)}
     lines = []
     for name in sorted(every):
@@ -332,7 +332,7 @@ def baselines(
     table: dict[str, dict[str, Summary]] = {}
     asked = max(100, sequences // len(tasks))
     for split in splits:
-        scores: dict[str, list[Any]] = {}
+        scores: dict[str, list[Score]] = {}
         for task in tasks:
             measure = getattr(task, "floors", None)
             if measure is None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from polyhead.config import Learned, RelativeSymbols, Run
 from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import DUAL, Relations
-from polyhead.papers.dual.shared import RELATIVE, Cells, better, classified, course, percent, single
+from polyhead.papers.dual.shared import EARLIER, RELATIVE, Cells, better, classified, course, operators, percent, single
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
 from polyhead.papers.sizes import Scale, size
@@ -32,7 +32,7 @@ IMAGES: dict[str, Scale] = {
 # fmt: on
 
 
-VISION = ("dual", "dual-package", "softmax", "softmax-rope", "softmax-t5")
+VISION = ("dual", "dual-package", "softmax", "softmax-rope", "softmax-t5", *EARLIER)
 BY_OFFSET_ALIKE = Relations(RelativeSymbols())
 
 
@@ -77,7 +77,8 @@ def _claims(cells: Cells) -> list[Verdict]:
     at = {str(data): scores(by, "iid") for (data,), by in cells.items()}
     found = better("images", "dual", ("softmax",), at)
     found += better("images", "dual", RELATIVE, at)
-    return found + better("images", "dual", ("dual-package",), at)
+    found += better("images", "dual", ("dual-package",), at)
+    return found + operators("images", at)
 
 
 draw = course(
@@ -88,4 +89,4 @@ draw = course(
 )
 
 
-FIGURES = {"images": Figure("Images", DUAL, draw, images, minutes=19.4)}
+FIGURES = {"images": Figure("Images", DUAL, draw, images, minutes=27.7)}

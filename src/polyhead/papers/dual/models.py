@@ -10,9 +10,11 @@ import functools
 from dataclasses import dataclass, replace
 
 from polyhead.config import (
+    Abstractor,
     AbstractorConfig,
     Classes,
     CoRelNetConfig,
+    Disentangled,
     Input,
     Learned,
     Mechanism,
@@ -57,6 +59,11 @@ ROWS: dict[str, Row] = {
     "dual": Row("Dual attention", "half of the heads are softmax, half relational, one relation per relational head"),
     "dual-package": Row("Dual attention, package start", "relation weights as small as in the released package"),
     "relational": Row("Relational heads only"),
+    "disentangled": Row(
+        "Dual attention, disentangled heads",
+        "the draft's operator in place of relational heads: an attention weight times a relation, which weighs symbols",
+    ),
+    "rca": Row("Dual attention, RCA heads", "the Abstractor's operator in their place: softmax attention to symbols"),
     "softmax": Row("Softmax", "learned absolute positions and nothing else tells where a token is, as in the papers"),
     "softmax-rope": Row("Softmax + RoPE", "our control: relative positions, in place of the learned ones"),
     "softmax-t5": Row("Softmax + T5 bias", "our control: one bias per offset and head, in place of learned positions"),
@@ -66,6 +73,8 @@ ROWS: dict[str, Row] = {
 }
 """Name -> model."""
 
+HALVES = ("dual", "dual-package", "disentangled", "rca")
+"""The rows of which half of the heads are softmax heads."""
 
 SYMBOLS: dict[str, SymbolSource] = {
     "by place": PositionSymbols(),
@@ -85,10 +94,14 @@ class Relations:
     relations: int | None = None
     start: str = "balanced"
 
-    def heads(self, softmax: int, relational: int, dim: int) -> tuple[Mechanism, ...]:
-        """Groups of softmax and relational heads of width `dim`, without empty groups."""
+    def heads(self, softmax: int, relational: int, dim: int, row: str = "dual") -> tuple[Mechanism, ...]:
+        """Groups of softmax heads and of those of `row`, all of width `dim`, without empty groups."""
         groups: list[Mechanism] = [Softmax(softmax, dim, dim)] if softmax else []
-        if relational:
+        if relational and row == "disentangled":
+            groups.append(Disentangled(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric))
+        elif relational and row == "rca":
+            groups.append(Abstractor(relational, dim, dim, symbols=self.symbols))
+        elif relational:
             own = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
             groups.append(replace(own, relations=self.relations, relation_init=self.start))
         return tuple(groups)
@@ -105,8 +118,8 @@ def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, .
     """The heads of a transformer row."""
     if row == "dual-package":
         relations = replace(relations, start="package")
-    softmax = {"dual": shape.heads // 2, "dual-package": shape.heads // 2, "relational": 0}.get(row, shape.heads)
-    return relations.heads(softmax, shape.heads - softmax, shape.head_dim)
+    softmax = {**dict.fromkeys(HALVES, shape.heads // 2), "relational": 0}.get(row, shape.heads)
+    return relations.heads(softmax, shape.heads - softmax, shape.head_dim, row)
 
 
 def positions_of(row: str, shape: Scale, length: int) -> Position:
@@ -206,6 +219,9 @@ def row_of(run: Run) -> str:
             return name
     settings = encoder_of(run)
     groups, relational = settings.layer_heads(0), relational_of(run)
+    other = {Disentangled: "disentangled", Abstractor: "rca"}.get(type(groups[-1]))
+    if other is not None:
+        return other
     if relational is None and all(isinstance(group, Softmax) for group in groups):
         return {Rotary: "softmax-rope", RelativeBias: "softmax-t5"}.get(type(settings.positions), "softmax")
     if relational is None:
@@ -228,12 +244,12 @@ def relational_of(run: Run) -> Relational | None:
 
 
 def split_of(run: Run) -> tuple[int, int] | None:
-    """The numbers of softmax and relational heads in a layer; None for other models than transformers."""
+    """The numbers of softmax heads and of others in a layer; None for other models than transformers."""
     if not isinstance(run.model, TransformerConfig):
         return None
     groups = encoder_of(run).layer_heads(0)
-    relational = sum(group.heads for group in groups if isinstance(group, Relational))
-    return sum(group.heads for group in groups) - relational, relational
+    softmax = sum(group.heads for group in groups if isinstance(group, Softmax))
+    return softmax, sum(group.heads for group in groups) - softmax
 
 
 def label(model: str) -> str:

@@ -21,7 +21,7 @@ from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, numbers, settings_note
 from polyhead.papers.sizes import Scale, size
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
 
 ASKED = ("occurs", "between")
@@ -198,12 +198,12 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
     )
 
 
-def _choice(place: tuple[Any, ...]) -> str:
+def _choice(place: Coordinates) -> str:
     kind, positions, symmetric, count = place
     return f"symbols {kind}, {positions} positions, {'symmetric' if symmetric else 'not symmetric'}, {count} relations"
 
 
-def _over_games(cells: Mapping[tuple[Any, ...], Cell], games: list[str], split: str) -> dict[Any, Estimate]:
+def _over_games(cells: Mapping[Coordinates, Cell], games: list[str], split: str) -> dict[Any, Estimate]:
     """The mean over the games, for each choice that was trained on all games."""
     places = dict.fromkeys(place[1:] for place in cells)
     whole = [place for place in places if all((game, *place) in cells for game in games)]
@@ -211,7 +211,7 @@ def _over_games(cells: Mapping[tuple[Any, ...], Cell], games: list[str], split: 
 
 
 def _choice_rows(
-    cells: Mapping[tuple[Any, ...], Cell], games: list[str], order_: list[tuple[Any, ...]]
+    cells: Mapping[Coordinates, Cell], games: list[str], order_: list[Coordinates]
 ) -> list[tuple[str, ...]]:
     """Table rows, the best on validation data first."""
     rows = []
@@ -224,12 +224,12 @@ def _choice_rows(
     return rows
 
 
-def _floors(cells: Mapping[tuple[Any, ...], Cell], game: str) -> dict[str, float]:
+def _floors(cells: Mapping[Coordinates, Cell], game: str) -> dict[str, float]:
     """The floors without relations, on pentominoes."""
     return means({place: cell for place, cell in cells.items() if place[0] == game}, "iid")
 
 
-def _floor_notes(cells: Mapping[tuple[Any, ...], Cell], games: list[str]) -> tuple[str, ...]:
+def _floor_notes(cells: Mapping[Coordinates, Cell], games: list[str]) -> tuple[str, ...]:
     """The floors as a note, for tables whose rows are choices and whose columns are games."""
     each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
     return (f"Floors without a network: {'; '.join(each)}.",) if each else ()
@@ -260,7 +260,7 @@ def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
     )
 
 
-def _split_rows(cells: Mapping[tuple[Any, ...], Cell], games: list[str]) -> list[tuple[str, ...]]:
+def _split_rows(cells: Mapping[Coordinates, Cell], games: list[str]) -> list[tuple[str, ...]]:
     rows = []
     for softmax, relational in sorted(dict.fromkeys(place[1] for place in cells), key=lambda at: (sum(at), at[1])):
         mine = [cells.get((game, (softmax, relational))) for game in games]

@@ -36,13 +36,13 @@ from polyhead.papers.outcome import (
     whole,
 )
 from polyhead.papers.sizes import Scale, Setting, training
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import Images, Maths, ObjectSorting, PairwiseOrder, RelationalGames, SetCards
 
-Cells = Mapping[tuple[Any, ...], Mapping[str, Cell]]
+Cells = Mapping[Coordinates, Mapping[str, Cell]]
 
 
-Printed = Callable[[tuple[Any, ...], str], str]
+Printed = Callable[[Coordinates, str], str]
 """The paper's numbers for a place and a model."""
 
 
@@ -58,7 +58,9 @@ RELATIVE = ("softmax-rope", "softmax-t5")
 
 GAME_SPLITS = ("validation", "iid", "novel_hexominoes", "novel_stripes")
 ASYMMETRIC = Relations(symmetric=False)
-COMPARED = ("dual", "relational", "softmax", "corelnet", "predinet", "abstractor")
+EARLIER = ("disentangled", "rca")
+"""The operators that came before relational heads, beside softmax heads."""
+COMPARED = ("dual", "relational", *EARLIER, "softmax", *RELATIVE, "corelnet", "predinet", "abstractor")
 WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
 
@@ -141,6 +143,13 @@ def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scor
     return [above(claim, parts)] if parts else []
 
 
+def operators(what: str, scores: Mapping[str, Scores]) -> list[Verdict]:
+    """Claims about operators: dual attention against earlier operators, each of which stands beside softmax heads; and
+    the draft's own operator (disentangled) against softmax heads alone, with and without relative positions."""
+    found = better(what, "dual", EARLIER, scores)
+    return found + better(what, "disentangled", ("softmax", *RELATIVE), scores)
+
+
 def gap(curve: Curve, one: str, other: str) -> Estimate:
     """The difference of `one` and `other`, averaged over the sizes."""
     return mean([scores[one] - scores[other] for scores in curve.values()])
@@ -172,7 +181,7 @@ def course(
         caption = f"{metric.capitalize()} on validation data in the course of training; {SEEN}."
         verdicts = claim(cells) if whole(cells) else []
         found = table(cells, (axis,), columns, printed)
-        return Outcome(pictures=((study.figure, caption),), **found, verdicts=tuple(verdicts))
+        return replace(found, pictures=((study.figure, caption),), verdicts=tuple(verdicts))
 
     return draw
 
@@ -197,7 +206,7 @@ def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
     return {name: level.mean for name, level in beside(by, split).items()}
 
 
-def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> dict[str, Any]:
+def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> Outcome:
     """A table with a row per place and model; below the models of a place, a row per floor."""
     head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
     rows, found = [], {}
@@ -217,7 +226,7 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
             values = [str(mine.get(name, "–")) for name, _, _ in columns]
             rows.append((*where, floor, *values, *["–"] * (len(head) - len(where) - 1 - len(values))))
             found[", ".join(map(str, place))][floor] = {name: numbers(level) for name, level in mine.items()}
-    return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes(cells)}
+    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
 
 
 def size(cell: Cell) -> tuple[str, str]:

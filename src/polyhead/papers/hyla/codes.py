@@ -17,7 +17,7 @@ import numpy as np
 from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
-from polyhead.config import Run
+from polyhead.config import Run, Task
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
@@ -125,7 +125,7 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     return draw
 
 
-def _names(task: Any, name: str, values: Any) -> dict[int, str]:
+def _names(task: Task, name: str, values: np.ndarray) -> dict[int, str]:
     if np.issubdtype(values.dtype, np.floating) or name == "function":
         return {}
     return {int(v): class_name(task, name, int(v)) for v in np.unique(values)}
@@ -193,7 +193,9 @@ def similar(model: str, *, samples: bool = False) -> Draw:
     return draw
 
 
-def _similar_outcome(pictures: list[tuple[str, str]], over: Any, matrices: dict[str, Any]) -> Outcome:
+def _similar_outcome(
+    pictures: list[tuple[str, str]], over: Mapping[str, dict[int, float]], matrices: dict[str, Any]
+) -> Outcome:
     if not over["plain"]:
         none = ("Sum and difference do not both occur in the held-out combinations.",)
         return Outcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=none)
@@ -208,7 +210,7 @@ def _similar_outcome(pictures: list[tuple[str, str]], over: Any, matrices: dict[
     return Outcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
 
 
-def _over_others(classes: list[int], matrix: Any) -> float:
+def _over_others(classes: list[int], matrix: np.ndarray) -> float:
     """The cosine of the mean codes of sum and difference, minus the mean over all other pairs of rules."""
     i, j = classes.index(SUM), classes.index(DIFFERENCE)
     rest = [matrix[a, b] for a in range(len(classes)) for b in range(a) if {a, b} != {i, j}]

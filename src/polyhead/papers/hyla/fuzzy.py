@@ -2,6 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
 from polyhead.papers.outcome import (
     TRAINING_LOSS,
+    Levels,
     Outcome,
     Panel,
     both,
@@ -30,9 +32,9 @@ from polyhead.papers.outcome import (
     whole,
 )
 from polyhead.papers.sizes import one_setting, size
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Coordinates, Study
 
-Cells = dict[tuple[Any, ...], dict[str, Cell]]
+Cells = dict[Coordinates, dict[str, Cell]]
 
 
 LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smoke": (8, 16)}
@@ -140,11 +142,8 @@ def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
     _draw(cells, "compositional", folder / "fig-2c", levels)
     verdicts = _verdicts(cells)[:2]
     caption = f"Compositional R² by examples in the context; standard errors over seeds, a dot per seed. {TRAINING}"
-    return Outcome(
-        pictures=(("fig-2c", caption),),
-        **_table(cells, levels, ("compositional",)),
-        verdicts=tuple(verdicts),
-    )
+    table = _table(cells, levels, ("compositional",))
+    return replace(table, pictures=(("fig-2c", caption),), verdicts=tuple(verdicts))
 
 
 def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
@@ -156,7 +155,7 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
         ("b", "iid", "training tasks"),
         ("c", "novel", "unknown terms"),
     )
-    levels: dict[Any, Any] = {}
+    levels: dict[Coordinates, Levels] = {}
     for letter, split, words in parts:
         levels = {place: floors(runs_of(cell), split) for place, cell in cells.items()}
         _draw(cells, split, folder / f"fig-a3{letter}", levels)
@@ -170,10 +169,10 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
         where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
         verdicts += unknown_terms(where, beyond, levels[biggest]["gaussian_process"])
     table = _table(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
-    return Outcome(pictures=tuple(pictures), **table, verdicts=tuple(verdicts))
+    return replace(table, pictures=tuple(pictures), verdicts=tuple(verdicts))
 
 
-def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any, Any]) -> None:
+def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Coordinates, Levels]) -> None:
     """One panel per held-out fraction, with the context length on x."""
     panels: list[Panel] = []
     for held in sorted({place[1] for place in cells}):
@@ -190,7 +189,7 @@ def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Any, Any
         figures.lines(panels, path, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
 
 
-def _table(cells: Cells, levels: Mapping[Any, Any], splits: tuple[str, ...]) -> dict[str, Any]:
+def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> Outcome:
     models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
     head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
     common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
@@ -205,12 +204,8 @@ def _table(cells: Cells, levels: Mapping[Any, Any], splits: tuple[str, ...]) -> 
         f"N {n}, held out {held}": {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
         for (n, held), by in cells.items()
     }
-    return {
-        "head": head,
-        "rows": tuple(rows),
-        "numbers": found,
-        "notes": (settings_note(cell for by in cells.values() for cell in by.values()),),
-    }
+    note = settings_note(cell for by in cells.values() for cell in by.values())
+    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=(note,))
 
 
 FIGURES = {

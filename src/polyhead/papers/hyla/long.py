@@ -7,6 +7,7 @@ a run; it is a test from five seeds on.
 import itertools
 import pathlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from polyhead.analysis import figures
 from polyhead.papers.claims import Verdict, above, judged
@@ -24,13 +25,18 @@ SKILLS = (0.80, 0.85, 0.90, 0.94)
 SKILL, EARLY = 0.90, 5000
 KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
 FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
-NAMES = {name: ROWS[name].label for name in ("hyla", "softmax", "linear")} | FLOORS
+MAIN = ("hyla", "softmax", "linear")
+ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
+NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | FLOORS
+
+Tests = tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...]
+"""Family (p-values are corrected within one), claim, and the differences that must be above 0."""
 
 Measured = Mapping[tuple[str, str], Mapping[int, float]]
 """A quantity and a model or floor -> its value by seed.  Quantities: `unseen`, the R² on unseen combinations at the
 end; `equal`, that at equal skill; `gap`, known less unseen; `late`, the gain on unseen ones after `EARLY` steps."""
 
-TESTS: tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...] = (
+TESTS: Tests = (
     ("primary", "1. on unseen combinations HYLA is better than softmax", (("unseen", "hyla", "softmax"),)),
     ("primary", "2. on unseen combinations softmax is better than linear", (("unseen", "softmax", "linear"),)),
     ("primary", "3. on unseen combinations HYLA is better than linear", (("unseen", "hyla", "linear"),)),
@@ -57,7 +63,15 @@ TESTS: tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...] = (
     ),
     ("secondary", "7. softmax loses more than HYLA from known to unseen", (("gap", "softmax", "hyla"),)),
 )
-"""Family (p-values are corrected within one), claim, and the differences that must be above 0."""
+"""Of the three models of the main test."""
+
+PARTS: Tests = (
+    ("parts", "HYLA composes better than without its nonlinearity", (("unseen", "hyla", "hyla-linear"),)),
+    ("parts", "HYLA composes better than without RMSHead", (("unseen", "hyla", "hyla-norms"),)),
+    ("parts", "HYLA composes better than with a softmax for RMSHead", (("unseen", "hyla", "hyla-softmax"),)),
+    ("parts", "linear heads compose better with RMSHead", (("unseen", "linear-rms", "linear"),)),
+)
+"""Of the ablations: the dated addition to the protocol that was written before their first step."""
 
 
 def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: float) -> float | None:
@@ -115,10 +129,10 @@ def _model(point: Point) -> str:
 # --------------------------------------------------------------------------------------------------------------- claims
 
 
-def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS) -> list[Verdict]:
-    """Verdicts on the claims of `TESTS` whose models have runs of the same seeds; differences are per seed."""
+def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS, tests: Tests = TESTS) -> list[Verdict]:
+    """Verdicts on the claims whose models have runs of the same seeds; differences are per seed."""
     stated = []
-    for family, claim, differences in TESTS:
+    for family, claim, differences in tests:
         parts = {_named(quantity, a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
         known = {name: part for name, part in parts.items() if part is not None}
         if len(known) == len(parts):
@@ -141,6 +155,18 @@ def _over(found: Measured, quantity: str, one: str, other: str | None, seeds: tu
 
 
 def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    """The page of the main test."""
+    return _drawn(study, folder, TESTS)
+
+
+def draw_parts(study: Study, folder: pathlib.Path) -> Outcome:
+    """The page of the ablations, beside the models that they change, of the seeds that an ablation has."""
+    seeds = {point.run.seed for point in study.points if _model(point) in ABLATIONS}
+    points = tuple(point for point in study.points if point.run.seed in seeds)
+    return _drawn(replace(study, points=points), folder, PARTS)
+
+
+def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
     points = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
     found = measured(points)
@@ -168,8 +194,8 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
         head=head,
         rows=rows,
         numbers=_numbers(found),
-        verdicts=tuple(verdicts(found)),
-        notes=_notes(found),
+        verdicts=tuple(verdicts(found, tests=tests)),
+        notes=_notes(found) if tests is TESTS else NOTES,
     )
 
 
@@ -214,10 +240,13 @@ def _numbers(found: Measured) -> dict[str, dict[str, dict[str, float]]]:
     return numbers
 
 
+NOTES = ("± in the table is the standard error over the sequences of a score; it is part of the spread over seeds.",)
+
+
 def _notes(found: Measured) -> tuple[str, ...]:
     again = verdicts(found, (2, 3, 4, 5, 6))[:3] if 6 in found.get(("unseen", "hyla"), {}) else []
     return (
-        "± in the table is the standard error over the sequences of a score; it is part of the spread over seeds.",
+        *NOTES,
         "The tests are those of docs/results/protocol.md. P-values are corrected within its families, 1 to 3 and 4 to "
         "7. The order HYLA, softmax, linear holds if 1 and 2 hold.",
         *(f"With seed 6 in place of seed 1: {verdict}" for verdict in again),

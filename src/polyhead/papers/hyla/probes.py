@@ -7,7 +7,7 @@ examples, too, so it says something about the task before anything is learned.
 
 import pathlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from polyhead.config import Run
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Outcome, both, numbers
+from polyhead.papers.outcome import Outcome, Panel, both, numbers
 from polyhead.papers.study import Point, Study
 from polyhead.train import load_model
 from polyhead.train.network import initial
@@ -135,8 +135,8 @@ def _papers(place: Place) -> bool:
     return pairs == "self" and target != "target value" and (query == "alone" or not target.startswith("term"))
 
 
-def _panels(found: Found) -> Sequence[Any]:
-    panels = []
+def _panels(found: Found) -> list[Panel]:
+    panels: list[Panel] = []
     for place in dict.fromkeys(place for place, _ in found):
         lines: dict[str, dict[int, list[float]]] = defaultdict(dict)
         level = {}

@@ -16,6 +16,7 @@ from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
     TRAINING_LOSS,
+    Levels,
     Outcome,
     Panel,
     both,
@@ -31,9 +32,9 @@ from polyhead.papers.outcome import (
     whole,
 )
 from polyhead.papers.sizes import one_setting, size, with_seeds
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Coordinates, Study
 
-Cells = dict[tuple[Any, ...], dict[str, Cell]]
+Cells = dict[Coordinates, dict[str, Cell]]
 
 
 DATA = {"paper": (0.5, 1.0, 2.0), "small": (0.5, 1.0, 2.0), "smoke": (0.5, 1.0)}
@@ -188,7 +189,7 @@ def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
         verdicts = ordered(found, f"{len(found)} settings") + solves(found) if whole(cells) else []
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
         table = _table(cells, (axis, "instances"), levels)
-        return Outcome(pictures=((stem, caption),), **table, verdicts=tuple(verdicts))
+        return replace(table, pictures=((stem, caption),), verdicts=tuple(verdicts))
 
     return draw
 
@@ -207,7 +208,7 @@ def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
         cells = {place[:2]: cell for place, cell in chosen.items() if place[2] == base[axis]}
         _draw_scaling(cells, axis, TRAINING_LOSS, folder / f"fig-a4{letter}", {})
         pictures.append((f"fig-a4{letter}", f"{letter.upper()}: cross-entropy on the last training batches by {axis}."))
-        found |= _table(cells, (axis, "instances"), {}, TRAINING_LOSS)["numbers"]
+        found |= _table(cells, (axis, "instances"), {}, TRAINING_LOSS).numbers
     return Outcome(pictures=tuple(pictures), numbers=found)
 
 
@@ -230,7 +231,7 @@ def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, level
         figures.lines(panels, path, x_label="training instances", y_label=y, log_x=True, limits=limits)
 
 
-def over(axis: str, claim: Callable[[Mapping[Any, Any]], list[Verdict]]) -> Callable[[Study, pathlib.Path], Outcome]:
+def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> Callable[[Study, pathlib.Path], Outcome]:
     """Draws Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
@@ -246,12 +247,12 @@ def over(axis: str, claim: Callable[[Mapping[Any, Any]], list[Verdict]]) -> Call
         verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
         caption = f"Compositional accuracy by {axis}; standard errors over seeds, a dot per seed."
         table = _table(cells, (axis,), {})
-        return Outcome(pictures=((study.figure, caption),), **table, verdicts=tuple(verdicts))
+        return replace(table, pictures=((study.figure, caption),), verdicts=tuple(verdicts))
 
     return draw
 
 
-def _table(cells: Cells, axes: tuple[str, ...], levels: Mapping[str, Any], split: str = "") -> dict[str, Any]:
+def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "") -> Outcome:
     splits = (split,) if split else ("compositional", "iid")
     models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
     head = ("setting", *(f"{label(m)}, {name}" for name in splits for m in models))
@@ -261,12 +262,8 @@ def _table(cells: Cells, axes: tuple[str, ...], levels: Mapping[str, Any], split
         rows.append((name, *(str(scored(by[m], s)) if m in by else "–" for s in splits for m in models)))
         found[name] = {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
     notes = [f"{name.replace('_', ' ')}: {level}" for name, level in levels.items()]
-    return {
-        "head": head,
-        "rows": tuple(rows),
-        "numbers": found,
-        "notes": (*notes, settings_note(cell for by in cells.values() for cell in by.values())),
-    }
+    notes.append(settings_note(cell for by in cells.values() for cell in by.values()))
+    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=tuple(notes))
 
 
 def _figure(

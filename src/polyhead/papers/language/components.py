@@ -123,9 +123,9 @@ def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
     for path in both(study.figure, folder):
         panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
         figures.lines([panel], path, x_label="million tokens", y_label="bits per byte", log_x=True)
-    return Outcome(
+    return replace(
+        table({name: (name, cell) for name, cell in cells.items()}, "feed-forward layers", (text,)),
         pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
-        **table({name: (name, cell) for name, cell in cells.items()}, "feed-forward layers", (text,)),
         verdicts=tuple(gated(scores(cells, "iid"))) if same else (),
     )
 
@@ -144,9 +144,9 @@ def draw_norms(study: Study, folder: pathlib.Path) -> Outcome:
     for path in both(study.figure, folder):
         figures.lines([("", series, {})], path, x_label="learning rate", y_label="bits per byte", log_x=True)
     named = {place: (f"{place[0]}-norm, rate {place[1]:g}", cell) for place, cell in cells.items()}
-    return Outcome(
+    return replace(
+        table(named, "norms", (text,)),
         pictures=((study.figure, f"Bits per byte of held-out text at the end of training; {SEEN}."),),
-        **table(named, "norms", (text,)),
         verdicts=tuple(orders(ends, held)) if same else (),
     )
 

@@ -232,9 +232,9 @@ def curves(claim: Claim) -> Callable[[Study, pathlib.Path], Outcome]:
         compressed = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
         told = f"Bits per byte of the same held-out text by what trains no network: {compressed}."
         notes = (text, told if levels else "The text on this machine is not that of the runs: there are no floors.")
-        return Outcome(
+        return replace(
+            table({model: (label(model), cell) for model, cell in cells.items()}, "model", notes),
             pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
-            **table({model: (label(model), cell) for model, cell in cells.items()}, "model", notes),
             verdicts=tuple(claim(cells, levels)) if same else (),
         )
 

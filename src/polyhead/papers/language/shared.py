@@ -14,7 +14,7 @@ from typing import Any
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.estimates import Estimate, Scores
 from polyhead.papers.language.models import ROWS, Shape, model
-from polyhead.papers.outcome import numbers, settings_note
+from polyhead.papers.outcome import Outcome, numbers, settings_note
 from polyhead.papers.sizes import Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -58,7 +58,7 @@ def one_text(study: Study) -> tuple[bool, str]:
     return False, f"Texts of several fingerprints ({', '.join(found)}) of {data}: no claim is put to these runs."
 
 
-def seen(run: Any) -> int:
+def seen(run: Run) -> int:
     """The number of tokens in one update."""
     return int(run.train.batch_size * run.task.length)
 
@@ -69,7 +69,7 @@ def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
 
 
-def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> dict[str, Any]:
+def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> Outcome:
     """A table with a row per cell: final score, size and time."""
     measured = (
         ("bits per byte, validation", "validation", None),
@@ -86,7 +86,7 @@ def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ..
     choices = (f"{row.label}: {row.choice}." for row in ROWS.values() if row.choice and row.label in ran)
     head = (axis, *(head for head, _, _ in measured), *COST)
     notes = (*notes, *choices, settings_note(cell for _, cell in cells.values()))
-    return {"head": head, "rows": tuple(rows), "numbers": found, "notes": notes}
+    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=notes)
 
 
 COST = ("parameters", "million tokens", "minutes of a run")

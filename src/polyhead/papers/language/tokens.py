@@ -15,7 +15,7 @@ from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
 from polyhead.papers.sizes import size
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Coordinates, Study
 
 LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
 Named = Mapping[str, Cell]
@@ -185,19 +185,19 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
     }
     named = {f"width {width}, perplexity {level:g}": by for (width, level), by in tokens.items()}
     ends = {f"width {width}": scores(by, "iid") for (width,), by in cells.items()}
-    return Outcome(
+    return replace(
+        _efficiency(cells, tokens, study.scale, text),
         pictures=((study.figure, f"Perplexity of validation text in the course of training; {SEEN}."),),
-        **_efficiency(cells, tokens, study.scale, text),
         verdicts=tuple(sooner(named, ends)) if same else (),
     )
 
 
 def _efficiency(
-    cells: Mapping[tuple[Any, ...], Named],
+    cells: Mapping[Coordinates, Named],
     tokens: Mapping[tuple[Any, float], Mapping[str, Estimate]],
     scale: str,
     text: str,
-) -> dict[str, Any]:
+) -> Outcome:
     """The token-efficiency table: a row per width and model."""
     levels = [level for level in LEVELS[scale] if any(tokens[width, level] for (width,) in cells)]  # that some reach
     printed = all(width in TOKENS for (width,) in cells)
@@ -225,7 +225,7 @@ def _efficiency(
         *(() if printed else _papers()),
         settings_note(cell for by in cells.values() for cell in by.values()),
     )
-    return {"head": (*head, *COST), "rows": tuple(rows), "numbers": found, "notes": notes}
+    return Outcome(head=(*head, *COST), rows=tuple(rows), numbers=found, notes=notes)
 
 
 def _printed(width: int, model: str) -> str:

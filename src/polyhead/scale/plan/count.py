@@ -8,7 +8,7 @@ a fused kernel is not visible; its tiles do not allocate memory.
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,7 +95,7 @@ def _loss(model: nn.Module, run: Run, batch: Batch) -> Tensor:
     return loss + model.auxiliary_loss() if isinstance(model, Transformer) else loss
 
 
-def _bytes(tensors: Any) -> int:
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum({id(x): x.numel() * x.element_size() for x in tensors}.values())
 
 
@@ -312,11 +312,9 @@ def on_card(model: Any, precision: str) -> Any:
     if not isinstance(model, TransformerConfig):
         return model
     encoder = None if model.encoder is None else on_card(model.encoder, precision)
-    heads: Any = model.heads
     layers = [model.layer_heads(i) for i in range(model.layers)]
     tiled = [tuple(_tiled(group, model, precision) for group in layer) for layer in layers]
-    heads = tuple(tiled) if model.per_layer else tiled[0]
-    return replace(model, heads=heads, encoder=encoder)
+    return replace(model, heads=tuple(tiled) if model.per_layer else tiled[0], encoder=encoder)
 
 
 def _tiled(group: Mechanism, model: TransformerConfig, precision: str) -> Mechanism:

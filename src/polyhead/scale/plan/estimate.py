@@ -136,12 +136,10 @@ def plan(
     usable = place.usable
     full = usable is not None and exact["total"] > usable
     return Plan(
-        *(run.name, devices, place.card.name, run.parallel, each, place.sequences, run.train.accumulate),
-        steps=run.train.steps,
+        name=run.name, devices=devices, card=place.card.name, parallel=run.parallel, batch_size=each,
+        sequences=place.sequences, accumulate=run.train.accumulate, steps=run.train.steps,
         parameters=sum(p.numel() for p in place.model.parameters()),
-        memory=exact,
-        usable=usable,
-        largest=place.largest() if search else None,
+        memory=exact, usable=usable, largest=place.largest() if search else None,
         seconds=seconds,
         operations=have.operations * run.train.accumulate,
         share=how[0],
@@ -151,7 +149,7 @@ def plan(
         hours=hours,
         smallest_change=_change(place) if full and search else None,
         assumptions=(*how[1], *place.assumptions()),
-    )
+    )  # fmt: skip
 
 
 def _found(name: str | Card) -> Card:

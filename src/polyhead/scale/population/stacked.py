@@ -40,7 +40,7 @@ WINDOW = 256
 """Learning rates of this many steps are copied to the device together, so that steps do not wait for copies."""
 
 
-def refusal(config: Run) -> str | None:
+def unsupported_reason(config: Run) -> str | None:
     """Why a run cannot be a row of a stack, or None.
 
     Residual dropout cannot be drawn from outside.  fp16 skips steps of some networks only.  Frozen symbols differ
@@ -65,14 +65,14 @@ def refusal(config: Run) -> str | None:
 class Stack:
     """The networks of `runs`, which differ in seed and in the settings of AdamW: parameters, moments, one step.
 
-    Raises ValueError for a run that cannot be stacked, see `refusal`.  Parameters are drawn from torch's default
-    generator, which the caller restores.
+    Raises ValueError for a run that cannot be stacked, see `unsupported_reason`.  Parameters are drawn from torch's
+    default generator, which the caller restores.
     """
 
     def __init__(self, runs: Sequence[Run], device: torch.device, at_once: int) -> None:
         self.runs, self.device, self.at_once = list(runs), device, at_once
         first = self.runs[0]
-        if (reason := refusal(first)) is not None:
+        if (reason := unsupported_reason(first)) is not None:
             raise ValueError(f"population: {first.name} must be trained alone: {reason}")
         self.task, self.train = first.task, first.train
         self.single = at_once == 1 and not first.compile
@@ -187,7 +187,9 @@ class Stack:
     def _call(self, row: Tensor) -> Callable[..., Tensor]:
         parameters = self.views(row)
 
-        def call(inputs: Tensor, *, mask: Tensor | None, tail: int | None = None, keep: Any = None) -> Tensor:
+        def call(
+            inputs: Tensor, *, mask: Tensor | None, tail: int | None = None, keep: Sequence[Tensor | None] | None = None
+        ) -> Tensor:
             options = {"mask": mask, "tail": tail, "keep": keep}
             # Inputs and outputs that share a table share the module, so it is named once.
             return functional_call(self.model, parameters, (inputs,), options, tie_weights=False)

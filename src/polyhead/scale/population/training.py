@@ -6,7 +6,7 @@ alone.  It can be evaluated, resumed, or continued in another population.  Its l
 rounding: batches, initial parameters and dropout are the same functions of its seed.
 
 Members at different steps, or with other matrix products (`train/products.py`), form separate populations.
-`trainer.run` trains single members, and runs that cannot be stacked (`stacked.refusal`).
+`trainer.run` trains single members, and runs that cannot be stacked (`stacked.unsupported_reason`).
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import torch
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.scale.population.stacked import Stack, refusal
+from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import MEMORY, prepare
 from polyhead.train.checks import check
@@ -99,15 +99,18 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
     """`runs` in groups that can be trained together, each in the order of its first run."""
     found: dict[object, list[Run]] = {}
     for i, config in enumerate(runs):
-        alone = refusal(config) is not None
+        alone = unsupported_reason(config) is not None
         found.setdefault(i if alone else _kind(config), []).append(config)
     return [group[i : i + LARGEST_STACK] for group in found.values() for i in range(0, len(group), LARGEST_STACK)]
 
 
 def _kind(config: Run) -> str:
     """The settings of a run that its population shares, as text."""
-    some, own = configs.Train(), ("lr", "weight_decay", "warmup", "final", "early_floor", "clip", "betas", "eps")
-    train = dataclasses.replace(config.train, **{name: getattr(some, name) for name in own})
+    own = configs.Train()
+    train = dataclasses.replace(
+        config.train, lr=own.lr, weight_decay=own.weight_decay, warmup=own.warmup, final=own.final,
+        early_floor=own.early_floor, clip=own.clip, betas=own.betas, eps=own.eps,
+    )  # fmt: skip
     task: Any = config.task
     if hasattr(task, "split_seed"):  # split_seed only changes data, and each member has its own data
         task = dataclasses.replace(task, split_seed=0)

@@ -94,7 +94,7 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
         if again and place.exists():
             with claim(run, place):
                 clear(place)
-    if not (places and all(place.exists() for place in places)):  # finished runs may be where nobody can write
+    if not (places and all(place.exists() for place in places)):  # finished runs may lie in a read-only folder
         check_folder(who, pathlib.Path(folder))
     return places
 
@@ -107,7 +107,7 @@ class _Work:
         self.working: list[Job] = []
         self.others: list[Job] = []
         self.engine, self.at_once, self.screen, self.retry = engine, at_once, screen, DiskRetry(Stop())
-        self.met = False  # another sweep: two of them go from both ends and meet once
+        self.met = False  # whether another sweep works here: then we take waiting runs from the end
         self.looked = 0.0
 
     def do(self) -> None:

@@ -7,7 +7,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -116,7 +116,7 @@ class Writer:
             handle.write(as_json(state) + b"\n")
             _sync(handle)
 
-    def finish(self, about: dict[str, Any], listing: Any) -> None:
+    def finish(self, about: dict[str, Any], listing: object) -> None:
         """Write the manifest, then delete the files that it does not name."""
         files = {
             path.name: {"size": self.tokens[split] * self.dtype.itemsize, "checksum": self.sums[split].hexdigest()}
@@ -146,7 +146,7 @@ def text_of(piece: Piece) -> str:
         raise ValueError(f"Text: {where}; tokenizer='bytes' takes any file") from None
 
 
-def hasher() -> Any:
+def hasher() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
@@ -154,18 +154,18 @@ def digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def as_json(value: Any) -> bytes:
+def as_json(value: object) -> bytes:
     return json.dumps(value, sort_keys=True).encode()
 
 
-def _hash_head(path: pathlib.Path, size: int, total: Any) -> None:
+def _hash_head(path: pathlib.Path, size: int, total: hashlib.blake2b) -> None:
     with path.open("rb") as handle:
         while size and (data := handle.read(min(size, 1 << 20))):
             total.update(data)
             size -= len(data)
 
 
-def _sync(handle: Any) -> None:
+def _sync(handle: IO[bytes]) -> None:
     handle.flush()
     os.fsync(handle.fileno())
 

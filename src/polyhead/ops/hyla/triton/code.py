@@ -2,10 +2,13 @@
 """Kernels of HYLA: the code of a tile of pairs and its gradient, and the sums that a softmax over keys needs first.
 
     rms, identity   a = root s                          ds = root (da - a mean_h(a da)); the mean only for rms
-    softmax         a = exp(s - lse)                    ds = a (da - delta)
-                    lse = log sum_keys exp(s)           delta = sum_keys a da
+    softmax         a = exp(s - top) share              ds = a (da - delta)
+                    top = max_keys s                    delta = sum_keys a da
+                    share = 1 / sum_keys exp(s - top)
 
-`lse` and `delta` are (b t h).  Separate kernels compute them, because both are sums over keys.
+`top` and `share` are the two rows of `softmax` (b t 2 h); `delta` is (b t 1 h).  Separate kernels compute them, because
+they are sums over keys.  One number in place of two, the log-sum-exp, would be rounded, and weights with it by as much
+as the rounding of a score.
 """
 
 from dataclasses import dataclass
@@ -63,10 +66,12 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
     A bias of -inf masks a pair of its head.
     """
     b, q0, k0 = at
-    scale, lengths, limits, _lse = call
-    scores = dot(queries, tl.permute(keys, (0, 2, 1)), C.dots) * scale
+    scale, lengths, limits, _softmax = call
+    # Not a product alone: a compiler would round it in some kernels, and in others only its difference to `top`.
+    added = 0.0
     if bias is not None:
-        scores += by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
+        added = by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
+    scores = tl.fma(dot(queries, tl.permute(keys, (0, 2, 1)), C.dots), scale, added)
     seen = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
     if bias is not None:
         seen = seen & (scores != float("-inf"))
@@ -77,12 +82,14 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
 def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
     """[head, query, key] code of a tile, and its factor `root` [head or 1, query, key], 0 at masked pairs."""
     b, q0, _k0 = at
-    _scale, lengths, _limits, lse = call
+    _scale, lengths, _limits, softmax = call
     scores, seen = score_tile(queries, keys, bias, at, call, C)
     root = seen.to(C.dots.total)
     if C.normalise == "softmax":
-        top = load_sums(lse, b, q0, lengths[0], C)[:, :, None]
+        top = load_sums(softmax, (b, q0, 0), 2, lengths[0], C)[:, :, None]
+        share = load_sums(softmax, (b, q0, 1), 2, lengths[0], C)[:, :, None]
         scores = tl.exp(tl.where(seen, scores - top, 0.0))
+        root = tl.where(seen, share, 0.0)
     if C.normalise == "rms_heads":
         root = rms_root(scores, seen, C.q.heads, C.eps)
     return scores * root, root
@@ -114,10 +121,10 @@ def hidden_layer(a, values, C: tl.constexpr):
 
 
 @jit
-def width_backward(a, values, grads, C: tl.constexpr):
-    """The gradients of a tile's codes and hidden layers [key, query, width], through a part of the width.
+def hidden_backward(a, values, grads, C: tl.constexpr):
+    """The hidden layers of a tile and their gradient [key, query, width], in a part of the width.
 
-    Few heads become columns of a product: tensor cores need 8 columns, but 16 rows and terms.
+    The mask is from rounded numbers where that spills no registers: in the kernel of keys.
     """
     dy = dot(terms(tl.permute(a, (1, 2, 0)), C.out.deep), grads[1], C.dots)
     dz = tl.permute(dy.to(a.dtype), (1, 0, 2))
@@ -125,14 +132,55 @@ def width_backward(a, values, grads, C: tl.constexpr):
     y = z
     if C.relu:
         y = positive(z)
-        dz = tl.where(z <= 0, tl.zeros_like(dz), dz)
+        if not C.halves:
+            dz = tl.where(z <= 0, tl.zeros_like(dz), dz)
     y = y.to(a.dtype)
+    if C.relu and C.halves:
+        dz = tl.where(y == 0, tl.zeros_like(dz), dz)
+    return y, dz
+
+
+@jit
+def through_hidden(dz, values, C: tl.constexpr):
+    """The gradient of a tile's codes through its hidden layers, laid out by key; `through_output` has the other term.
+
+    Few heads become columns of a product: tensor cores need 8 columns, but 16 rows and terms.
+    """
     if C.v.deep.spread > 1:
-        da = tl.permute(dot(dz, tl.permute(values[0], (0, 2, 1)), C.dots), (2, 1, 0))
-        da += tl.permute(dot(tl.permute(y, (1, 0, 2)), tl.permute(grads[0], (0, 2, 1)), C.dots), (2, 0, 1))
+        x = dot(dz, tl.permute(values[0], (0, 2, 1)), C.dots)
     else:
-        da = tl.permute(dot(grads[0], tl.permute(y, (1, 2, 0)), C.dots), (1, 0, 2))
-        da += tl.permute(dot(values[0], tl.permute(dz, (0, 2, 1)), C.dots), (1, 2, 0))
+        x = dot(values[0], tl.permute(dz, (0, 2, 1)), C.dots)
+    return x
+
+
+@jit
+def through_output(y, grads, C: tl.constexpr):
+    """The other term, laid out by query."""
+    if C.v.deep.spread > 1:
+        x = dot(tl.permute(y, (1, 0, 2)), tl.permute(grads[0], (0, 2, 1)), C.dots)
+    else:
+        x = dot(grads[0], tl.permute(y, (1, 2, 0)), C.dots)
+    return x
+
+
+@jit
+def from_keys(x, C: tl.constexpr):
+    """What `through_hidden` gives as [head, query, key]."""
+    return tl.permute(x, (2, 1, 0)) if C.v.deep.spread > 1 else tl.permute(x, (1, 2, 0))
+
+
+@jit
+def from_queries(x, C: tl.constexpr):
+    """What `through_output` gives as [head, query, key]."""
+    return tl.permute(x, (2, 0, 1)) if C.v.deep.spread > 1 else tl.permute(x, (1, 0, 2))
+
+
+@jit
+def width_backward(a, values, grads, C: tl.constexpr):
+    """The gradients of a tile's codes and hidden layers."""
+    y, dz = hidden_backward(a, values, grads, C)
+    da = from_keys(through_hidden(dz, values, C), C)
+    da += from_queries(through_output(y, grads, C), C)
     return da, dz
 
 
@@ -150,30 +198,32 @@ def score_grads(code, root, da, delta, C: tl.constexpr):
 
 
 @jit
-def load_sums(start, b, q0, t, C: tl.constexpr):
-    """[head, query] of a tensor (b t h)."""
+def load_sums(start, at, N: tl.constexpr, t, C: tl.constexpr):
+    """[head, query] of a tensor (b t N h), in which `at` names sample, first query and row."""
+    b, q0, row = at
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
-    return tl.load(start + (b * t + i) * C.q.heads + h, mask=(h < C.q.heads) & (i < t), other=0.0)
+    return tl.load(start + ((b * t + i) * N + row) * C.q.heads + h, mask=(h < C.q.heads) & (i < t), other=0.0)
 
 
 @jit
-def store_sums(start, b, q0, t, x, C: tl.constexpr):
+def store_sums(start, at, N: tl.constexpr, t, x, C: tl.constexpr):
     """The inverse of `load_sums`."""
+    b, q0, row = at
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
-    tl.store(start + (b * t + i) * C.q.heads + h, x, mask=(h < C.q.heads) & (i < t))
+    tl.store(start + ((b * t + i) * N + row) * C.q.heads + h, x, mask=(h < C.q.heads) & (i < t))
 
 
 @jit
-def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
-    """The log-sum-exp of the scores over keys; 0 for a query without keys."""
+def hyla_softmax(tensors, strides, t, s, settings, C: tl.constexpr):
+    """The largest score of a query, and 1 / sum exp(score - that); both are 0 for a query without keys."""
     q, k, _v, bias = tensors
-    scale, limits, lse, _delta = settings
+    scale, limits, softmax, _delta = settings
     tiles = tl.cdiv(t, C.sight.queries)
     q0 = tl.program_id(0) % tiles * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    call = (number(scale, C.dots.total), (t, s), limits, softmax)
     queries = load_by_head(q + b * strides[0][0], q0, t, strides[0], C.q)
     top = tl.full([C.q.heads_padded, C.q.rows], float("-inf"), C.dots.total)
     total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
@@ -187,7 +237,8 @@ def hyla_lse(tensors, strides, t, s, settings, C: tl.constexpr):
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(scores - finite[:, :, None]), 2)
         top = higher
     nowhere = total == 0
-    store_sums(lse, b, q0, t, tl.where(nowhere, 0.0, top + tl.log(tl.where(nowhere, 1.0, total))), C)
+    store_sums(softmax, (b, q0, 0), 2, t, tl.where(top == float("-inf"), 0.0, top), C)
+    store_sums(softmax, (b, q0, 1), 2, t, tl.where(nowhere, 0.0, 1 / tl.where(nowhere, 1.0, total)), C)
 
 
 @jit
@@ -195,11 +246,11 @@ def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
     """The sums over keys of the code times its gradient."""
     q, k, v, bias, dout = tensors
     to_q, to_k, to_v, to_out = strides
-    scale, limits, lse, delta = settings
+    scale, limits, softmax, delta = settings
     tiles = tl.cdiv(t, C.sight.queries)
     q0 = tl.program_id(0) % tiles * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    call = (number(scale, C.dots.total), (t, s), limits, softmax)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
     total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
@@ -210,4 +261,4 @@ def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
         code, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
         da, _ = width_backward(code.to(keys.dtype), values, grads, C)
         total += tl.sum(code * da, 2)
-    store_sums(delta, b, q0, t, total, C)
+    store_sums(delta, (b, q0, 0), 1, t, total, C)

@@ -3,7 +3,18 @@
 
 import triton.language as tl
 
-from polyhead.ops.hyla.triton.code import code_tile, load_rows, load_sums, score_grads, width_backward
+from polyhead.ops.hyla.triton.code import (
+    code_tile,
+    from_keys,
+    from_queries,
+    hidden_backward,
+    load_rows,
+    load_sums,
+    score_grads,
+    through_hidden,
+    through_output,
+    width_backward,
+)
 from polyhead.ops.triton_tiles import (
     diagonals,
     dot,
@@ -22,17 +33,17 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradient of a tile of queries, and its part of the gradient of the bias, in its own row of partial sums."""
     q, k, v, bias, dout, dq = tensors
     to_q, to_k, to_v, to_out, to_dq = strides
-    scale, limits, lse, delta, first, rows, partial = settings
+    scale, limits, softmax, delta, first, rows, partial = settings
     tiles = rows // C.sight.queries
     q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    call = (number(scale, C.dots.total), (t, s), limits, softmax)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
     total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
     own = total
     if C.normalise == "softmax":
-        own = load_sums(delta, b, q0, t, C)
+        own = load_sums(delta, (b, q0, 0), 1, t, C)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     # Columns of the bias: neighbouring tiles of keys overlap.  A tile stores its finished columns and carries the rest.
     carry = tl.full([C.q.heads_padded, C.sight.keys], 0.0, C.dots.total)
@@ -63,11 +74,11 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradients of a tile of keys and of its values, for every query head."""
     q, k, v, bias, dout, dk, dv = tensors
     to_q, to_k, to_v, to_out, to_dk, to_dv = strides
-    scale, limits, lse, delta = settings
+    scale, limits, softmax, delta = settings
     tiles = tl.cdiv(s, C.sight.keys)
     k0 = tl.program_id(0) % tiles * C.sight.keys
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    call = (number(scale, C.dots.total), (t, s), limits, softmax)
     keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
     values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
     total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
@@ -81,16 +92,25 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
         code, root = code_tile(queries, keys, bias, (b, q0, k0), call, C)
         a = code.to(keys.dtype)
         grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
-        da, dz = width_backward(a, values, grads, C)
-        if C.halves:
+        if C.halves:  # the products add up both halves, before their sums are laid out anew
+            y, dz = hidden_backward(a, values, grads, C)
+            by_key = through_hidden(dz, values, C)
+            by_query = through_output(y, grads, C)
+            total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
             grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.more_out)
-            more, more_dz = width_backward(a, more_values, grads, C)
-            more_v += dot(tl.permute(more_dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
-            da += more
-        total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
+            y, dz = hidden_backward(a, more_values, grads, C)
+            more_by_key = through_hidden(dz, more_values, C)
+            more_by_query = through_output(y, grads, C)
+            by_key = more_by_key + by_key
+            by_query = more_by_query + by_query
+            more_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
+            da = from_keys(by_key, C) + from_queries(by_query, C)
+        else:
+            da, dz = width_backward(a, values, grads, C)
+            total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
         own = da
         if C.normalise == "softmax":
-            own = load_sums(delta, b, q0, t, C)
+            own = load_sums(delta, (b, q0, 0), 1, t, C)
         ds = score_grads(code, root, da, own, C)
         total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
     store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)

@@ -32,7 +32,7 @@ from polyhead.ops.hyla.triton.code import (
     code_tile,
     hidden_layer,
     hyla_delta,
-    hyla_lse,
+    hyla_softmax,
 )
 from polyhead.ops.hyla.triton.gradients import hyla_keys, hyla_queries
 from polyhead.ops.latent_code import wide
@@ -79,11 +79,11 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
     """The output of a tile of queries, from all keys or, divided over grid axis 1, from `share` keys."""
     q, k, v, bias, out = tensors
     to_q, to_k, to_v, to_out = strides
-    scale, limits, lse, _delta, share = settings
+    scale, limits, softmax, _delta, share = settings
     tiles = tl.cdiv(t, C.sight.queries)
     q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, lse)
+    call = (number(scale, C.dots.total), (t, s), limits, softmax)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     total = tl.full([C.out.tile.rows, C.out.tile.width_padded, C.out.tile.heads_padded], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
@@ -162,8 +162,8 @@ class Problem:
     causal: bool
     normalise: str
     relu: bool
-    lse: Tensor | None = None  # (b t h), for a softmax
-    delta: Tensor | None = None
+    softmax: Tensor | None = None  # (b t 2 h), see code.py
+    delta: Tensor | None = None  # (b t 1 h)
     shared: int = 227 << 10  # bytes of shared memory per program
 
     def config(self, size: Tile) -> Config:
@@ -192,7 +192,7 @@ class Problem:
         """A launch of a kernel that takes `more` tensors, with strides, and more `settings`."""
         tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
         first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
-        args = *first, (pair(self.scale), self.limits, self.lse, self.delta, *settings), self.config(size)
+        args = *first, (pair(self.scale), self.limits, self.softmax, self.delta, *settings), self.config(size)
         return Launch(kernel, grid, args, size.warps, size.stages)
 
     def pieces(self) -> Iterator[slice]:
@@ -212,8 +212,9 @@ def tile(kernel: str, problem: Problem) -> Tile:
     (heads, large), itemsize = row(problem.q), problem.q.itemsize
     if kernel == "forward":
         twice = 256 if problem.shared < 160 << 10 else 512
-        held = problem.config(Tile(16, 16, 8, 1)).q
-        rows = 32 if itemsize == 2 and held.heads_padded * held.width_padded <= twice else 16
+        q = problem.config(Tile(16, 16, 8, 1)).q
+        numbers = q.heads_padded * q.width_padded
+        rows = (32 if numbers <= twice else 16) if itemsize == 2 else (16 if numbers <= 512 else 8)
         return Tile(rows, 16, 8, 2 if itemsize == 2 and not large else 1)
     if kernel == "queries":
         wide = itemsize > 2 and problem.shared < 200 << 10 and heads > 8
@@ -245,13 +246,13 @@ def prepare(
     return Problem(q, k, v, bias, sight, scale, causal, normalise, act == "relu", shared=shared_memory(q.device))
 
 
-def with_lse(problem: Problem, run: Run) -> Problem:
-    """The problem with `lse`, which a softmax over keys needs."""
+def with_softmax(problem: Problem, run: Run) -> Problem:
+    """The problem with `softmax`, which a softmax over keys needs."""
     if problem.normalise != "softmax":
         return problem
     size, (b, t, h, _) = tile("forward", problem), problem.q.shape
-    problem = replace(problem, lse=torch.empty(b, t, h, dtype=wide(problem.q).dtype, device=problem.q.device))
-    run(problem.launch(hyla_lse, (triton.cdiv(t, size.queries) * b,), size, (), ()))
+    problem = replace(problem, softmax=torch.empty(b, t, 2, h, dtype=wide(problem.q).dtype, device=problem.q.device))
+    run(problem.launch(hyla_softmax, (triton.cdiv(t, size.queries) * b,), size, (), ()))
     return problem
 
 
@@ -260,17 +261,17 @@ def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
 
     It may be the delta of a part of the width: the gradients are linear in it.
     """
-    if problem.lse is None:
+    if problem.softmax is None:
         return problem
     size, (b, t) = tile("queries", problem), problem.q.shape[:2]
-    problem = replace(problem, delta=torch.empty_like(problem.lse))
+    problem = replace(problem, delta=torch.empty_like(problem.softmax[:, :, :1]))
     run(problem.launch(hyla_delta, (triton.cdiv(t, size.queries) * b,), size, (dout,), ()))
     return problem
 
 
 def forward(problem: Problem, run: Run) -> Tensor:
     """The output (b t h e); `run` executes each launch."""
-    problem = with_lse(problem, run)
+    problem = with_softmax(problem, run)
     q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
     programs = b * triton.cdiv(t, size.queries)
@@ -288,7 +289,7 @@ def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
 
     The width of the values is cut into pieces: each gives its part of dv, and a term of dq, dk and dbias.
     """
-    problem, dout = with_lse(problem, run), rowwise(dout)
+    problem, dout = with_softmax(problem, run), rowwise(dout)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
     summed_q, summed_k, summed_v = len(pieces) > 1, len(pieces) > 1 or h > g, h > g

@@ -1,7 +1,7 @@
 """Relational attention by Triton kernels, for relations with any pointwise activation: memory O(t).
 
-    forward    retrieved_ih = sum_j a_hij symbols_jh         related_ih = sum_j a_hij act(u_ij)       and lse_ih
-    backward   p = exp(scores - lse)                         delta_ih = dretrieved . retrieved + drelated . related
+    forward    retrieved_ih = sum_j a_hij symbols_jh         related_ih = sum_j a_hij act(u_ij)    and top_ih, share_ih
+    backward   p = exp(scores - top) share                   delta_ih = dretrieved . retrieved + drelated . related
                da_hij = dretrieved_ih . symbols_jh + drelated_ih . act(u_ij)         ds = p (da - delta)
                du_ij = act'(u_ij) sum_h p_hij drelated_ih
                then dq and dq_rel by programs that own queries; dk, dk_rel and dsymbols by programs that own keys
@@ -83,22 +83,22 @@ def _call(x: AttentionCall) -> Any:
 
 
 def _like(x: AttentionCall) -> list[Tensor]:
-    """Empty tensors for the sums over symbols (b t h e) and over relations (b t h r), and the log-sum-exp (b h t)."""
+    """Empty tensors for the sums over symbols (b t h e) and over relations (b t h r); the softmax's (b 2 h t)."""
     b, t, h, _ = x.q.shape
-    lse = x.q.new_empty(b, h, t, dtype=at_least_float32(x.q.dtype))
-    return [x.q.new_empty(b, t, h, x.symbols.shape[-1]), x.q.new_empty(b, t, h, x.related[0].shape[2]), lse]
+    softmax = x.q.new_empty(b, 2, h, t, dtype=at_least_float32(x.q.dtype))
+    return [x.q.new_empty(b, t, h, x.symbols.shape[-1]), x.q.new_empty(b, t, h, x.related[0].shape[2]), softmax]
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
     from polyhead.ops.relational.triton.launches import forward_launches, shares, together
 
-    retrieved, related, lse = _like(x)
-    out, call = (retrieved, related, lse), _call(x)
+    retrieved, related, softmax = _like(x)
+    out, call = (retrieved, related, softmax), _call(x)
     n = shares(call)
     parts = out
     if n > 1:
-        retrieved, related, lse = (a.new_empty((n * len(a), *a.shape[1:]), dtype=lse.dtype) for a in out)
-        parts = retrieved, related, lse
+        retrieved, related, softmax = (a.new_empty((n * len(a), *a.shape[1:]), dtype=softmax.dtype) for a in out)
+        parts = retrieved, related, softmax
     with torch.cuda.device_of(x.q):
         for launch in forward_launches(call, parts, n):
             launch()
@@ -110,10 +110,10 @@ def _forward(x: AttentionCall) -> list[Tensor]:
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     from polyhead.ops.relational.triton.launches import Above, Grads, backward_launches
 
-    dretrieved, drelated, _dlse, retrieved, related, lse = douts
+    dretrieved, drelated, _, retrieved, related, softmax = douts
     dretrieved, drelated = dretrieved.contiguous(), drelated.contiguous()
     delta = (wide(dretrieved) * retrieved).sum(-1) + (wide(drelated) * related).sum(-1)
-    above = Above(dretrieved, drelated, lse, delta.transpose(1, 2).contiguous())
+    above = Above(dretrieved, drelated, softmax, delta.transpose(1, 2).contiguous())
     call = _call(x)
     grads = Grads.empty(call)
     with torch.cuda.device_of(x.q):

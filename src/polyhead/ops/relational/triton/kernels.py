@@ -18,6 +18,7 @@ only where a kernel is about to run.
 
 import triton.language as tl
 
+from polyhead.ops.relational.triton.activations import activate, slope
 from polyhead.ops.triton_tiles import (
     by_offset,
     diagonals,
@@ -27,55 +28,11 @@ from polyhead.ops.triton_tiles import (
     load_by_head,
     load_by_row,
     number,
-    positive,
     queries_of,
     store_by_head,
     store_by_row,
     visible,
 )
-
-
-# --------------------------------------------------------------------------------------------------------- activations
-@jit
-def activate(u, C: tl.constexpr):
-    """act(u); tanh(x) is 2 sigmoid(2 x) - 1."""
-    y = u
-    if C.act == "relu":
-        y = positive(u)
-    elif C.act == "sigmoid":
-        y = 1 / (1 + tl.exp(-u))
-    elif C.act == "tanh":
-        y = 2 / (1 + tl.exp(-2 * u)) - 1
-    elif C.act == "silu":
-        y = u / (1 + tl.exp(-u))
-    elif C.act == "gelu":
-        y = 0.5 * u * (1 + tl.erf(u * 0.7071067811865476))
-    elif C.act == "gelu_tanh":
-        y = u / (1 + tl.exp(-1.5957691216057308 * (u + 0.044715 * u * u * u)))
-    return y
-
-
-@jit
-def slope(dy, u, C: tl.constexpr):
-    """dy act'(u)."""
-    if C.act == "relu":
-        dy = tl.where(u <= 0, 0.0, dy)
-    elif C.act == "sigmoid":
-        y = 1 / (1 + tl.exp(-u))
-        dy = dy * y * (1 - y)
-    elif C.act == "tanh":
-        y = 2 / (1 + tl.exp(-2 * u)) - 1
-        dy = dy * (1 - y * y)
-    elif C.act == "silu":
-        y = 1 / (1 + tl.exp(-u))
-        dy = dy * y * (1 + u * (1 - y))
-    elif C.act == "gelu":
-        density = 0.3989422804014327 * tl.exp(-0.5 * u * u)
-        dy = dy * (0.5 * (1 + tl.erf(u * 0.7071067811865476)) + u * density)
-    elif C.act == "gelu_tanh":
-        y = 1 / (1 + tl.exp(-1.5957691216057308 * (u + 0.044715 * u * u * u)))
-        dy = dy * y * (1 + u * (1 - y) * 1.5957691216057308 * (1 + 0.134145 * u * u))
-    return dy
 
 
 # ------------------------------------------------------------------------------------------------- sums that are short
@@ -146,11 +103,25 @@ def limited(scores, bias, at, lengths, limits, C: tl.constexpr):
 
 
 @jit
-def statistic(start, q0, t, OTHER: tl.constexpr, C: tl.constexpr):
-    """[head, query] of a tensor (h t); OTHER outside of it."""
+def statistic(start, q0, t, C: tl.constexpr):
+    """[head, query] of a tensor (h t); 0 outside of it."""
     h = tl.arange(0, C.q.heads_padded)[:, None]
     i = q0 + tl.arange(0, C.q.rows)[None, :]
-    return tl.load(start + h * t + i, mask=(h < C.q.heads) & (i < t), other=OTHER)
+    return tl.load(start + h * t + i, mask=(h < C.q.heads) & (i < t), other=0.0)
+
+
+@jit
+def shares(start, b, q0, t, heads, C: tl.constexpr):
+    """[head, query] of both rows of a tensor (b 2 h t): the largest score, and 1 / sum exp(score - that)."""
+    start += b * 2 * heads * t
+    return statistic(start, q0, t, C), statistic(start + heads * t, q0, t, C)
+
+
+@jit
+def weights(scores, softmax, C: tl.constexpr):
+    """The softmax of a tile of scores; the log-sum-exp in place of `softmax` would be rounded as much as a score."""
+    axis: tl.constexpr = 1 if C.own_keys else 2
+    return tl.exp(scores - tl.expand_dims(softmax[0], axis)) * tl.expand_dims(softmax[1], axis)
 
 
 @jit
@@ -175,16 +146,16 @@ def read(code, symbols, stride, at, lengths, C: tl.constexpr):
 
 @jit
 def query_side(tensors, strides, b, q0, t, C: tl.constexpr):
-    """Tiles of q, q_rel, the gradients of both outputs (that of `related` per query), lse and delta."""
-    q, q_rel, dretrieved, drelated, lse, delta = tensors
+    """Tiles of q, q_rel, the gradients of both outputs (that of `related` per query), the softmax's sums and delta."""
+    q, q_rel, dretrieved, drelated, softmax, delta = tensors
     stride, rel_stride, read_stride, related_stride, heads = strides
     return (
         load_by_head(q + b * stride[0], q0, t, stride, C.q),
         load_by_head(q_rel + b * rel_stride[0], q0, t, rel_stride, C.q_rel),
         load_by_head(dretrieved + b * read_stride[0], q0, t, read_stride, C.read),
         load_by_row(drelated + b * related_stride[0], q0, t, related_stride, C.related),
-        statistic(lse + b * heads * t, q0, t, float("inf"), C),
-        statistic(delta + b * heads * t, q0, t, 0.0, C),
+        shares(softmax, b, q0, t, heads, C),
+        statistic(delta + b * heads * t, q0, t, C),
     )
 
 
@@ -245,8 +216,8 @@ def pairs(p, da, u, drelated, delta, C: tl.constexpr):
 # -------------------------------------------------------------------------------------------------------------- kernels
 @jit
 def forward(tensors, strides, t, s, settings, C: tl.constexpr):
-    """Both outputs and the log-sum-exp of a tile of queries; grid axis 1 divides the keys by `share` unless None."""
-    q, q_rel, keys, symbols, bias, retrieved, related, lse = tensors
+    """Both outputs and the softmax's sums of a tile of queries; grid axis 1 divides the keys by `share` unless None."""
+    q, q_rel, keys, symbols, bias, retrieved, related, softmax = tensors
     q_stride, q_rel_stride, key_strides, symbols_stride, read_stride, related_stride, heads = strides
     scale, rel_scale, limits, share = settings
     tiles = tl.cdiv(t, C.q.rows)
@@ -280,15 +251,16 @@ def forward(tensors, strides, t, s, settings, C: tl.constexpr):
         found = dot(per_query(p.to(k.dtype), C), tl.permute(rel, (1, 2, 0)), C.dots)
         sum_related = sum_related * tl.permute(less, (1, 0))[:, :, None] + found
     nowhere = total == 0
-    over = 1 / tl.where(nowhere, 1.0, total)
+    over = tl.where(nowhere, 0.0, 1 / tl.where(nowhere, 1.0, total))
     sum_related = sum_related * tl.permute(over, (1, 0))[:, :, None]
     store_by_row(related + to * related_stride[0], q0, t, related_stride, sum_related, C.related)
     if C.reads:
         store_by_head(retrieved + to * read_stride[0], q0, t, read_stride, sum_read * over[:, :, None], C.read)
         h = tl.arange(0, C.q.heads_padded)[:, None]
         i = q0 + tl.arange(0, C.q.rows)[None, :]
-        at = lse + to * heads * t + h * t + i
-        tl.store(at, tl.where(nowhere, float("inf"), top - tl.log(over)), mask=(h < C.q.heads) & (i < t))
+        at = softmax + to * 2 * heads * t + h * t + i
+        tl.store(at, tl.where(top == float("-inf"), 0.0, top), mask=(h < C.q.heads) & (i < t))
+        tl.store(at + heads * t, over, mask=(h < C.q.heads) & (i < t))
 
 
 @jit
@@ -302,7 +274,7 @@ def backward_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     tile = tiles - 1 - tl.program_id(0) % tiles
     q0 = tile * C.q.rows
     row = (b * tiles + tile) * heads * (t + s - 1)
-    q, q_rel, dretrieved, drelated, lse, delta = query_side(queries, query_strides, b, q0, t, C)
+    q, q_rel, dretrieved, drelated, softmax, delta = query_side(queries, query_strides, b, q0, t, C)
     scale = number(scale, C.dots.total)
     rel_scale = number(rel_scale, C.dots.total)
     sum_q = tl.full((C.q.heads_padded, C.q.rows, C.q.width_padded), 0, C.dots.total)
@@ -312,7 +284,7 @@ def backward_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     for k0 in range(low, high, C.k.rows):
         k, k_rel = key_side(keys, key_strides, b, k0, s, C)
         scores = limited(inner(q, k, C) * scale, bias, (b, q0, k0), (t, s), limits, C)
-        p = tl.exp(scores - lse[:, :, None])
+        p = weights(scores, softmax, C)
         if C.reads:
             values = values_of(symbols, symbols_stride, (b, q0, k0), (t, s), C)
             da = attended(dretrieved, values, (b, q0, k0), t, C)
@@ -350,9 +322,9 @@ def backward_keys(tensors, strides, t, s, settings, C: tl.constexpr):
         values = values_of(symbols, symbols_stride, (b, 0, k0), (t, s), C)
     low, high = queries_of(k0, (t, s), limits, C.sight)
     for q0 in range(low, high, C.q.rows):
-        q, q_rel, dretrieved, drelated, lse, delta = query_side(queries, query_strides, b, q0, t, C)
+        q, q_rel, dretrieved, drelated, softmax, delta = query_side(queries, query_strides, b, q0, t, C)
         scores = limited(inner(k, q, C) * scale, bias, (b, q0, k0), (t, s), limits, C)
-        p = tl.exp(scores - lse[:, None, :])
+        p = weights(scores, softmax, C)
         if C.by_offset:
             values = values_of(symbols, symbols_stride, (b, q0, k0), (t, s), C)
         elif C.reads:
@@ -373,7 +345,7 @@ def backward_keys(tensors, strides, t, s, settings, C: tl.constexpr):
 @jit
 def backward_offsets(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradient of a tile of symbols by offset, per sample and query head; C.k spans the diagonal."""
-    q, k, bias, dretrieved, lse, dsymbols = tensors
+    q, k, bias, dretrieved, softmax, dsymbols = tensors
     q_stride, k_stride, read_stride, heads, dsymbols_stride = strides
     scale, limits = settings
     _, _, _, _, window = limits
@@ -394,7 +366,7 @@ def backward_offsets(tensors, strides, t, s, settings, C: tl.constexpr):
         dread = load_by_head(dretrieved + b * read_stride[0], q0, t, read_stride, C.read)
         scores = inner(own, other, C) * number(scale, C.dots.total)
         scores = limited(scores, bias, (b, q0, k0), (t, s), limits, C)
-        p = tl.exp(scores - statistic(lse + b * heads * t, q0, t, float("inf"), C)[:, :, None])
+        p = weights(scores, shares(softmax, b, q0, t, heads, C), C)
         code = skewed(p, n0 - (t - 1) + q0 - k0, C).to(dread.dtype)
         sums += dot(tl.permute(code, (0, 2, 1)), dread, C.dots)
     store_by_head(dsymbols + b * dsymbols_stride[0], n0, t + s - 1, dsymbols_stride, sums, C.symbols)

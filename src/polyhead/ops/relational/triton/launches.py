@@ -169,17 +169,22 @@ def shares(call: Call) -> int:
 
 def together(parts: list[Tensor], n: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
     """Fill `out` from `n` parts of the keys; each part is weighted by its part of the softmax's sum."""
-    *read, lse = (x.unflatten(0, (n, -1)) for x in parts)
-    lse = lse.masked_fill(lse == torch.inf, -torch.inf)  # a part without keys
-    total = lse.logsumexp(0)
-    weight = (lse - total.masked_fill(total == -torch.inf, 0)).exp().transpose(2, 3).unsqueeze(-1)
+    *read, softmax = (x.unflatten(0, (n, -1)) for x in parts)
+    top, share = softmax.unbind(2)
+    top = top.masked_fill(share == 0, -torch.inf)  # a part without keys
+    highest = top.amax(0)
+    highest = highest.masked_fill(highest == -torch.inf, 0)
+    weight = (top - highest).exp() / share.masked_fill(share == 0, 1)
+    total = weight.sum(0)
+    whole = 1 / total.masked_fill(total == 0, torch.inf)
+    weight = (weight * whole).transpose(2, 3).unsqueeze(-1)
     for x, y in zip(read, out[:2], strict=True):
         y.copy_((weight * x).sum(0))
-    out[2].copy_(total.masked_fill(total == -torch.inf, torch.inf))
+    out[2].copy_(torch.stack((highest, whole), 1))
 
 
 def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1) -> Iterator[Launch]:
-    """Launches that fill both outputs (b t h e) and (b t h r) and the log-sum-exp (b h t), for n parts of the keys."""
+    """Launches that fill outputs (b t h e) and (b t h r) and the softmax's sums (b 2 h t), for n parts of the keys."""
     t, s = call.q.shape[1], call.k.shape[1]
     share = None if n == 1 else triton.cdiv(triton.cdiv(s, n), TILE) * TILE
     for part in call.parts():
@@ -190,7 +195,7 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1)
         own = part.queries(call.q), part.related(call.q_rel)
         keys, symbols, bias = call.key_side(part)
         filled = part.queries(out[0]), part.queries(out[1])[..., part.relations]
-        tensors = *own, keys, symbols, bias, *filled, out[2][:, part.heads]
+        tensors = *own, keys, symbols, bias, *filled, out[2][:, :, part.heads]
         steps = *all_strides(own), all_strides(keys), strides(symbols), *all_strides(filled), call.q.shape[2]
         grid, settings = (*call.tiles(t, C.q.rows), n), (*call.settings(), share)
         yield Launch(forward, grid, (tensors, steps, t, s, settings, C), *warps_stages(C, 2))
@@ -198,12 +203,12 @@ def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1)
 
 @dataclass(frozen=True)
 class Above:
-    """Inputs of the backward pass beside the arguments: gradients of both outputs, log-sum-exp, sum of code x da."""
+    """Inputs of the backward pass beside the arguments: both outputs' gradients, sums of the softmax, of code x da."""
 
     dretrieved: Tensor
     drelated: Tensor
-    lse: Tensor
-    delta: Tensor
+    softmax: Tensor  # (b 2 h t)
+    delta: Tensor  # (b h t)
 
 
 @dataclass(frozen=True)
@@ -259,7 +264,7 @@ def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch
     for part in call.parts():
         C, (n, m) = call.plan(part), part.number
         given = part.queries(above.dretrieved), part.queries(above.drelated)[..., part.relations]
-        stats = above.lse[:, part.heads], above.delta[:, part.heads]
+        stats = above.softmax[:, :, part.heads], above.delta[:, part.heads]
         own = part.queries(call.q), part.related(call.q_rel), *given, *stats
         keys, symbols, bias = call.key_side(part)
         dq, dk, dsymbols = (part.queries(x) for x in (grads.q[m], grads.k[m], grads.symbols))
@@ -285,7 +290,7 @@ def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Co
     sight = replace(C.sight, keys=wide)
     C = replace(C, k=replace(C.k, rows=wide), symbols=replace(C.symbols, rows=TILE), sight=sight)
     (k, _), _, bias_of = call.key_side(part)
-    read = part.queries(call.q), k, bias_of, part.queries(above.dretrieved), above.lse[:, part.heads], dsymbols
+    read = part.queries(call.q), k, bias_of, part.queries(above.dretrieved), above.softmax[:, :, part.heads], dsymbols
     steps = *all_strides((read[0], k, read[3])), call.q.shape[2], strides(dsymbols)
     args = read, steps, t, s, (pair(call.scale), call.limits), C
     return Launch(backward_offsets, call.tiles(t + s - 1, TILE), args, *warps_stages(C, 1))
