@@ -120,7 +120,7 @@ def test_figures_are_listed_with_what_they_take(capsys: Any):
     for row in (
         "fig-a7 Fig. A7: codes of a deep softmax model 1 1.2 24 20-200",
         "fig-2b Fig. 2B: terms decoded from the latent code 9 8.4 9 (101) 36 2-3",
-        "set SET 30 1.4 100",
+        "set SET 30 4 100",
         "table-a2 Table A2: ambiguous instances 0 0",
     ):
         assert row in rows

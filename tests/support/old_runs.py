@@ -161,8 +161,8 @@ def compare() -> None:
     digests = json.loads((MADE / "digests.json").read_text())
     for key, wanted in digests.items():
         if key != "demo":  # which has other runs today
-            assert digests_now(key) == wanted, key
-    print(f"{sum(map(len, digests.values()))} digests are the same")
+            assert [made for made in digests_now(key) if made in set(wanted)] == wanted, key  # recipes may gain runs
+    print(f"{sum(map(len, digests.values()))} digests are there, unchanged")
 
 
 def stopped(root: pathlib.Path, every: dict[str, Any], members: list[Any]) -> None:

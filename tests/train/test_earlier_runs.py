@@ -140,4 +140,6 @@ def test_configurations_are_read_and_written_as_they_were():
 
 @pytest.mark.parametrize("key", QUICK)
 def test_a_recipe_makes_the_runs_it_made(key: str):
-    assert old_runs.digests_now(key) == read("digests.json")[key]
+    """It may have gained runs, of models that were added; those of before are there, unchanged and in their order."""
+    wanted = read("digests.json")[key]
+    assert [digest for digest in old_runs.digests_now(key) if digest in set(wanted)] == wanted

@@ -152,7 +152,7 @@ def _draw(what: str) -> Callable[[Study, pathlib.Path], Outcome]:
 
 
 FIGURES = {
-    "sorting": Figure("Object sorting: learning curves", DUAL, draw_sorting, sorting, minutes=14.6),
+    "sorting": Figure("Object sorting: learning curves", DUAL, draw_sorting, sorting, minutes=17.5),
     "order": Figure("Pairwise order", DUAL, _draw("pairwise order"), order, minutes=3.9),
     "set": Figure("SET", DUAL, _draw("SET"), set_cards, minutes=4.0),
 }
