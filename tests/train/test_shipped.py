@@ -27,16 +27,20 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_each_scores_as_it_did_when_it_was_published(name):
+def test_each_scores_as_it_did_when_it_was_published(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # prepared text is put beside
     run, model = ph.load(name)
     about = MODELS[name]
     assert (ph.digest(run), run.train.steps, run.seed) == (about["digest"], about["steps"], about["seed"])
     assert sum(parameter.numel() for parameter in model.parameters()) == about["parameters"]
     size, wanted = about["sampled"], about["sample"]
     assert wanted.keys() == about["scores"].keys()
+    if about["text"] is not None and run.task.fingerprint() != about["text"]:
+        pytest.skip("the text on this machine is another than that of its card")
+    near = 2 / size if about["metric"] in ("accuracy", "exact_match") else 1e-3  # processors round differently
     for split, score in wanted.items():
         found = evaluate(model, run.task, split, seed=run.seed, batches=1, batch_size=size)
-        assert found[about["metric"]] == pytest.approx(score, abs=1e-3), split
+        assert found[about["metric"]] == pytest.approx(score, abs=near), split
 
 
 def test_the_folder_holds_the_index_and_a_card_for_each():
@@ -53,6 +57,7 @@ def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before
     assert shipped.named("fuzzy-hyla") == NAME
     assert shipped.named(NAME) == NAME
     assert shipped.named("fuzzy") is None
+    assert shipped.named("games-xoccurs-1000-corelnet") in MODELS
     monkeypatch.setitem(MODELS, "fuzzy-hyla-0", MODELS[NAME])
     assert shipped.named("fuzzy-hyla") == "fuzzy-hyla-0"
     monkeypatch.chdir(tmp_path)

@@ -34,7 +34,7 @@ class Model(TypedDict):
     """The index entry of a model.
 
     `scores`: mean and standard error on each split of its card.  `sample`: the same on the first `sampled` sequences,
-    for tests.  `files`: the SHA-256 of each file.
+    for tests.  `text`: the fingerprint of a task's text, or None.  `files`: the SHA-256 of each file.
     """
 
     task: str
@@ -46,6 +46,7 @@ class Model(TypedDict):
     scores: dict[str, list[float]]
     sampled: int
     sample: dict[str, float]
+    text: str | None
     bytes: int
     files: dict[str, str]
 
