@@ -108,11 +108,11 @@ def card(name: str, about: dict, into: pathlib.Path) -> str:
         f"| {split}{f': {words[split]}' if split in words else ''} | {mean:.3f} ± {error:.3f} |"
         for split, (mean, error) in about["scores"].items()
     ]
-    made, model = result.environment, run.model
+    made, model, task = result.environment, run.model, run.task.name.replace("_", " ")
     heads = ", ".join(map(short, model.heads)) if isinstance(model, TransformerConfig) else "none"
     return f"""# {name}
 
-Model: {type(model).__name__.removesuffix("Config")}; heads: {heads}. Task: {run.task.name.replace("_", " ")}, seed {run.seed}.
+Model: {type(model).__name__.removesuffix("Config")}; heads: {heads}. Task: {task}, seed {run.seed}.
 {result.steps:,} steps, {result.parameters:,} parameters, float32. Run {result.digest}.
 
 | split | {about["metric"]}, mean ± standard error over {counted:,} sequences |
@@ -132,8 +132,8 @@ Trained with `python -m polyhead.train config.json`, {made["date"][:10]}, torch 
 
 DATA = {
     False: "The data are drawn by a formula, so the weights hold nobody's data.",
-    True: "The text is the source code of Python's standard library (licence: PSF, version 2), as it was on the machine of the "
-    "training.  On another machine the same splits have another text, and scores differ.",
+    True: "The text is the source code of Python's standard library (licence: PSF, version 2) on the machine of the\n"
+    "training.  Another version of Python has other text, so scores differ there.",
 }
 """Whether a task is of text -> what its data are."""
 
