@@ -124,16 +124,21 @@ run, model = ph.load("{name}")
 ```
 
 Trained with `python -m polyhead.train config.json`, {made["date"][:10]}, torch {made["torch"]}, {made["cpu"]},
-{result.seconds / 3600:.1f} hours on a core that other work shared. One seed is no evidence;
+{duration(result.seconds)} on a core that other work shared. One seed is no evidence;
 [the results](../../docs/results/index.md) say what several show. Licence: the repository's ([LICENSE](../../LICENSE)).
 {DATA[isinstance(run.task, Text)]}
 """
 
 
+def duration(seconds: float) -> str:
+    """In the unit that a reader expects."""
+    return f"{seconds / 3600:.1f} hours" if seconds >= 1800 else f"{seconds:.0f} seconds"
+
+
 DATA = {
     False: "The data are drawn by a formula, so the weights hold nobody's data.",
     True: "The text is the source code of Python's standard library (licence: PSF, version 2) on the machine of the\n"
-    "training.  Another version of Python has other text, so scores differ there.",
+    "training. Another version of Python has other text, so scores differ there.",
 }
 """Whether a task is of text -> what its data are."""
 

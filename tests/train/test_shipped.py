@@ -110,3 +110,21 @@ def test_they_are_listed_and_evaluated_by_name(capsys):
     )
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert scores["iid"]["r2"] == pytest.approx(MODELS["fuzzy-softmax-1"]["sample"]["iid"], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        ("compare fuzzy-hyla fuzzy-softmax-2", "softmax"),
+        ("table fuzzy-hyla games-xoccurs-1000-corelnet", "corelnet"),
+        ("explore lm-bytes-softmax --text def --out page.html", "page.html"),
+        ("generate lm-bytes-softmax --prompt def --steps 2", "def"),
+    ],
+)
+def test_commands_that_take_a_run_take_a_name(command, wanted, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(command.split()) == 0
+    assert wanted in capsys.readouterr().out
+    assert ph.train.read_result("lm-bytes-softmax").steps == 1275
+    with pytest.raises(ValueError, match=r"compare: fuzzi-hyla does not exist \(did you mean .*fuzzy-hyla"):
+        ph.scale.records.records("fuzzi-hyla", who="compare")

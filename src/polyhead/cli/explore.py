@@ -16,7 +16,7 @@ class Explore:
     MODEL is a run folder of a language model, or a folder with a causal model of Hugging Face and its tokenizer.
     The first 512 tokens of the text are shown.
 
-    >>> polyhead explore runs/lm-hyla-1a2b3c4d5e6f --text "def add(a, b):"
+    >>> polyhead explore lm-bytes-softmax --text "def add(a, b):"
     >>> polyhead explore models/gpt2 --text "To be, or not to be" --out gpt2.html
     """
 

@@ -21,7 +21,7 @@ class Generate:
 
     With an empty prompt it starts a new document.  Ctrl-C stops it.
 
-    >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt "def main("
+    >>> polyhead generate lm-bytes-softmax --prompt "def main("
     >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
     """
 

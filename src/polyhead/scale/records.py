@@ -16,6 +16,8 @@ from polyhead.scale.sweep.status import place_of, state_of
 from polyhead.spec.notebook import as_table
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
+from polyhead.train.store import folder as run_folder
+from polyhead.train.store import shipped
 from polyhead.train.store.folder import CONFIG, finished, read_config
 from polyhead.train.store.state import State
 
@@ -164,6 +166,8 @@ class Records:
 def records(*places: str | pathlib.Path, who: str = "records") -> Records:
     """The runs in these folders at any depth, each once, sorted by settings; a folder may itself be a run.
 
+    A place may also be the name of a trained model that comes with polyhead.
+
     Raises ValueError, with `who` first, if there is no run.
 
     `records("runs")` shows a table in a notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.
@@ -173,7 +177,7 @@ def records(*places: str | pathlib.Path, who: str = "records") -> Records:
             raise ValueError(f"{who}: folders were wanted, one argument each, but {place!r:.60} came")
     found: dict[pathlib.Path, tuple[Run, pathlib.Path]] = {}
     for place in places or ("runs",):
-        for run, folder in _in_order(_runs_in(pathlib.Path(place), who)):
+        for run, folder in _in_order(_runs_in(run_folder.place(place), who)):
             found.setdefault(folder.resolve(), (run, folder))
     return Records(*zip(*found.values(), strict=True))
 
@@ -197,7 +201,8 @@ def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
 
 def _runs_in(place: pathlib.Path, who: str) -> list[pathlib.Path]:
     if not place.is_dir():
-        raise ValueError(f"{who}: {place} {'is no folder' if place.exists() else 'does not exist'}")
+        missing = f"does not exist{shipped.hint(str(place))}"
+        raise ValueError(f"{who}: {place} {'is no folder' if place.exists() else missing}")
     found = [place] if (place / CONFIG).is_file() else sorted(path.parent for path in place.rglob(CONFIG))
     whole = [path for path in found if path == place or _is_run(path / CONFIG)]
     if not whole:

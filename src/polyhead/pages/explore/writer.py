@@ -99,10 +99,11 @@ def explore_folder(
 ) -> pathlib.Path:
     """Write the page on `text` as read by the model in `folder`.
 
-    `folder`: a run folder, or one written by Hugging Face's `save_pretrained`, with its tokenizer.  Raises ValueError
-    for a run that is not finished or not on text, and as in `explore`.
+    `folder`: a run folder, the name of a trained model that comes with polyhead, or a folder written by Hugging Face's
+    `save_pretrained`, with its tokenizer.  Raises ValueError for a run that is not finished or not on text, and as in
+    `explore`.
     """
-    folder = pathlib.Path(folder)
+    folder = folders.place(folder)
     check_place("explore", pathlib.Path(path))
     model: Any
     if holds_model(folder):

@@ -109,7 +109,7 @@ def read_config(folder: str | pathlib.Path) -> Run:
 
 def read_result(folder: str | pathlib.Path) -> Result | None:
     """The result of a run, or None if it is not finished.  Raises Damaged."""
-    path = pathlib.Path(folder) / RESULT
+    path = place(folder) / RESULT
     if not path.is_file():
         return None
     try:
@@ -250,7 +250,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """The complete rows of metrics.jsonl so far."""
-    path = pathlib.Path(folder) / METRICS
+    path = place(folder) / METRICS
     rows = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
