@@ -1,10 +1,11 @@
 """The figures and the tests of the long trainings, from all of their runs that are finished.
 
-    python benchmarks/long_figure.py [runs/long/main/*]       draws the pages of docs/results/fuzzy anew
+    python benchmarks/long_figure.py [runs/long/main/*]       draws the pages of docs/results/fuzzy and sraven anew
 
-`long` has the scores of the main test, `inside` what swaps and probes of their codes show, `parts` the ablations.
-Without folders it takes the runs in `models/`, where `ship_models.py` puts them.  It names the folders that it leaves
-out: unfinished runs, and runs that are not of the protocol.
+`long` has the scores of the main test, `inside` what swaps and probes of their codes show, `parts` the ablations,
+`sraven` the runs on SRAVEN.  Without folders it takes the runs that `ship_models.py` has put into `models/` and
+`docs/results/sraven/runs`.  It names the folders that it leaves out: unfinished runs, and runs that are not of the
+protocol.
 """
 
 import argparse
@@ -12,7 +13,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from long_trainings import ABLATIONS, MODELS, SEEDS, training
+from long_trainings import ABLATIONS, MODELS, SEEDS, pilot, training
 from polyhead.config import Run, digest
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla import inside, long
@@ -24,11 +25,12 @@ from polyhead.train import Result, read_config, read_result
 from polyhead.train.store import shipped
 from polyhead.train.store.folder import write
 
-PLACE = Path(__file__).parents[1] / "docs" / "results" / "fuzzy"
+PLACE = Path(__file__).parents[1] / "docs" / "results"
 PAGES = {
     "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
     "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
     "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
+    "sraven": Figure("Raven matrices with permuted columns after 40,000 steps", HYLA, long.draw_ravens),
 }
 RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
 """Chosen before the runs: see docs/results/protocol.md.  An ablation takes that of the model that it changes."""
@@ -42,20 +44,24 @@ def main() -> None:
     given = parser.parse_args()
     rates = RATES | {row: RATES[changed] for row, changed in ABLATIONS.items()}
     wanted = {digest(training(row, seed, rates[row])): row for row in rates for seed in SEEDS}
+    wanted |= {digest(pilot(row, seed)): f"sraven-{row}" for row in MODELS for seed in (0, *SEEDS)}
+    of = {"long": MODELS, "inside": MODELS, "parts": tuple(rates), "sraven": tuple(f"sraven-{row}" for row in MODELS)}
     finished: list[tuple[str, Run, Result]] = []
-    for folder in given.folders or sorted(shipped.REPOSITORY.glob("fuzzy-*")):
+    kept = [*sorted(shipped.REPOSITORY.glob("fuzzy-*")), *sorted((PLACE / "sraven" / "runs").glob("*"))]
+    for folder in given.folders or kept:
         run, result = read_config(folder), read_result(folder)
         if result is None or digest(run) not in wanted:
             print(f"left out: {folder}, {'not a run of the protocol' if result else 'not finished'}")
             continue
         finished.append((wanted[digest(run)], replace(run, folder=None), result))
+    there = {row for row, _, _ in finished}
     for name in given.pages:
-        of = rates if name == "parts" else MODELS
-        mine = [(run, result) for row, run, result in finished if row in of]
-        if name == "parts" and not any(row in ABLATIONS for row, _, _ in finished):
-            print("parts: no ablation is finished")
+        mine = [(run, result) for row, run, result in finished if row in of[name]]
+        if not mine or (name == "parts" and not there & set(ABLATIONS)):
+            print(f"{name}: no run is finished")
             continue
-        page(name, PAGES[name], given.into / name, [run for run, _ in mine], [result for _, result in mine])
+        into = given.into / name if name == "sraven" else given.into / "fuzzy" / name
+        page(name, PAGES[name], into, [run for run, _ in mine], [result for _, result in mine])
     print(f"{len(finished)} of {len(wanted)} runs")
 
 

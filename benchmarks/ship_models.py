@@ -1,6 +1,7 @@
 """Trained models for `models/` and its index: publish finished runs, or check what is there against its cards.
 
     python benchmarks/ship_models.py fuzzy runs/long/main/hyla-1-* ...    publish as fuzzy-hyla-1, ...
+    python benchmarks/ship_models.py --without-weights docs/results/sraven/runs runs/long/sraven/*    keep scores alone
     python benchmarks/ship_models.py --check                             score all again, beside their cards
 
 Published are config, weights (float32, without the optimiser's state), result and metrics, these thinned: all scores,
@@ -37,23 +38,28 @@ SAMPLE, TEXTS = 128, 16  # sequences a split that the tests score again; of text
 
 def publish(family: str, folder: pathlib.Path) -> str:
     """Copy a finished run into `models/`; its name there."""
-    run, result = read_config(folder), read_result(folder)
-    if result is None:
-        raise SystemExit(f"ship_models: {folder} is not finished")
+    run = read_config(folder)
     name = run.name if run.name.startswith(f"{family}-") else f"{family}-{run.name}"
     into = shipped.REPOSITORY / name
-    into.mkdir(parents=True, exist_ok=True)
-    for file in ("config.json", "result.json"):
-        shutil.copyfile(folder / file, into / file)
+    keep(folder, into)
     tensors, metadata = read_checkpoint(folder, digest(run))
     weights = {key: value for key, value in tensors.items() if key.startswith("model/")}
     text = json.dumps(seal({**{k: v for k, v in metadata.items() if k != "seal"}, "checksum": checksum(weights)}))
     (into / "checkpoint.safetensors").write_bytes(save(weights, {"polyhead": text}))
+    return name
+
+
+def keep(folder: pathlib.Path, into: pathlib.Path) -> None:
+    """Copy what a finished run did, without its weights."""
+    if read_result(folder) is None:
+        raise SystemExit(f"ship_models: {folder} is not finished")
+    into.mkdir(parents=True, exist_ok=True)
+    for file in ("config.json", "result.json"):
+        shutil.copyfile(folder / file, into / file)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [(line, json.loads(line)) for line in lines]
     kept = [line for line, row in rows if row["kind"] != "train" or row["step"] % ROWS == 0]
     (into / "metrics.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
-    return name
 
 
 def described() -> dict[str, dict]:
@@ -189,6 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="?", default="", help="the first part of the names")
     parser.add_argument("runs", nargs="*", type=pathlib.Path)
+    parser.add_argument("--without-weights", type=pathlib.Path, help="copy runs into this folder, not into models/")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--part", type=int, default=1, help="score so many times fewer sequences than the card")
     parser.add_argument("--only", help="check this model, in this process")
@@ -198,6 +205,10 @@ def main() -> int:
     if given.check:
         again = [sys.executable, __file__, "--part", str(given.part), "--only"]
         return max(subprocess.run([*again, name], check=False).returncode for name in shipped.models())
+    if given.without_weights:
+        for folder in (pathlib.Path(given.family), *given.runs):
+            keep(folder, given.without_weights / read_config(folder).name)
+        return 0
     for folder in given.runs:
         print(publish(given.family, folder))
     write()

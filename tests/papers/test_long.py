@@ -1,5 +1,6 @@
 """The long trainings: what is read off their courses, and the tests of the protocol on planted numbers."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from polyhead.papers.hyla import long
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.study import Point, Study
-from polyhead.tasks import FuzzyLogic
+from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.train.store.folder import METRICS, Result
 
 STEPS = (2500, 5000, 7500)
@@ -126,3 +127,32 @@ def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(stud
     (verdict,) = found.verdicts  # those of other ablations wait for their runs; those of the main test are elsewhere
     assert verdict.claim == "HYLA composes better than without its nonlinearity"
     assert verdict.parts[0].estimate.values == pytest.approx({1: 0.05})
+
+
+def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "lines", lambda given, path, **labels: drawn.append((given, labels)) or path)
+    points = []
+    for seed, point in itertools.product((0, 1), study.points):
+        run = replace(
+            point.run, task=Sraven(features=2, values=5), name=f"sraven-{point.run.name[:-2]}-{seed}", seed=seed
+        )
+        run = replace(run, train=replace(run.train, evaluate=("validation", "iid", "compositional")))
+        scores = {split: {"accuracy": s["r2"], "accuracy_se": 0.01} for split, s in point.result.scores.items()}
+        del scores["novel"]
+        (place := tmp_path / run.name).mkdir()
+        rows = (point.result.folder / METRICS).read_text().replace('"r2"', '"accuracy"')
+        (place / METRICS).write_text(rows)
+        points.append(Point(run, replace(point.result, scores=scores, folder=place)))
+    found = long.draw_ravens(replace(study, points=tuple(points)), tmp_path)
+    (course, _), labels = drawn[0]
+    assert course[1]["Softmax"][7.5] == pytest.approx([0.75, 0.75])
+    assert set(course[2]) == {"Same slot", "Known combinations", "Exact ceiling"}
+    assert labels["y_label"] == "accuracy on unseen combinations"
+    claims = {verdict.claim[:2]: verdict for verdict in found.verdicts}
+    assert list(claims) == ["1.", "4.", "6."]  # linear has no run, so 2, 3 and 5 wait
+    assert claims["1."].parts[0].estimate.values == pytest.approx({1: 0.05})  # seed 0 stands apart
+    assert claims["6."].parts[0].estimate.values == pytest.approx({1: 0.05})
+    rows = {(row[0], row[1]): row[2:] for row in found.rows}
+    assert rows["HYLA", "0"][:3] == ("0.940 ± 0.010", "0.800 ± 0.010", "–")
+    assert float(rows["Same slot", "1"][1]) < 0.5 < float(rows["Exact ceiling", "1"][1])

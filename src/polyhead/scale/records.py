@@ -16,8 +16,7 @@ from polyhead.scale.sweep.status import place_of, state_of
 from polyhead.spec.notebook import as_table
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
-from polyhead.train.store import folder as run_folder
-from polyhead.train.store import shipped
+from polyhead.train.store import folder as run_folder, shipped
 from polyhead.train.store.folder import CONFIG, finished, read_config
 from polyhead.train.store.state import State
 

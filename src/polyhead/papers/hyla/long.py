@@ -1,4 +1,4 @@
-"""Fuzzy logic after 50,000 steps: the figure and the tests that docs/results/protocol.md fixed before the runs.
+"""Fuzzy logic and SRAVEN, trained long: the figures and tests that docs/results/protocol.md fixed before the runs.
 
 benchmarks/long_trainings.py trains the runs.  `draw` uses all finished runs.  A claim is judged if all its models have
 a run; it is a test from five seeds on.
@@ -15,8 +15,9 @@ from polyhead.papers.estimates import Estimate
 from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.outcome import Outcome, both
 from polyhead.papers.study import Point, Study
-from polyhead.tasks import FuzzyLogic
-from polyhead.tasks.fuzzy_logic.floors import floors
+from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.fuzzy_logic.floors import floors as fuzzy_floors
+from polyhead.tasks.sraven.floors import floors as raven_floors
 
 SEEDS = (1, 2, 3, 4, 5)
 """The seeds of the tests, without seed 0, which chose the rates."""
@@ -25,9 +26,13 @@ SKILLS = (0.80, 0.85, 0.90, 0.94)
 SKILL, EARLY = 0.90, 5000
 KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
 FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
+RAVEN_FLOORS = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
+WORDS = {"r2": "R²", "accuracy": "accuracy"}
+"""Metric of a task -> what the figure calls it."""
+
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
-NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | FLOORS
+NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | FLOORS | RAVEN_FLOORS
 
 Tests = tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...]
 """Family (p-values are corrected within one), claim, and the differences that must be above 0."""
@@ -73,6 +78,18 @@ PARTS: Tests = (
 )
 """Of the ablations: the dated addition to the protocol that was written before their first step."""
 
+RAVENS: Tests = (
+    *(("primary", claim, parts) for _, claim, parts in TESTS[:3]),
+    ("secondary", TESTS[3][1].replace("R²", "accuracy"), TESTS[3][2]),
+    (
+        "secondary",
+        "5. on unseen combinations models are above floors",
+        tuple(("unseen", model, floor) for model in MAIN for floor in ("same_slot", "known_combinations")),
+    ),
+    ("secondary", "6. softmax loses more than HYLA from known to unseen", TESTS[-1][2]),
+)
+"""Of SRAVEN: the dated addition to the protocol that was written before the first step of seed 1."""
+
 
 def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: float) -> float | None:
     """The score on unseen combinations when the score on known ones reaches `skill`.
@@ -93,12 +110,15 @@ def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: flo
 
 
 def beside(point: Point) -> dict[str, float]:
-    """Floors and ceiling on the same sequences on which a run was scored."""
-    task, train = point.run.task, point.run.train
-    assert isinstance(task, FuzzyLogic)
+    """Floors and ceiling on the split on which a run was scored; in fuzzy logic on the same sequences."""
+    task, train, seed = point.run.task, point.run.train, point.run.seed
     count = train.eval_batches * train.batch_size
-    found = floors(task, UNSEEN, sequences=count, seed=point.run.seed, batch_size=train.batch_size)
-    return {name: found[name].mean for name in FLOORS}
+    if isinstance(task, Sraven):
+        found, wanted = raven_floors(task, UNSEEN, sequences=count, seed=seed), RAVEN_FLOORS
+    else:
+        assert isinstance(task, FuzzyLogic)
+        found, wanted = fuzzy_floors(task, UNSEEN, sequences=count, seed=seed, batch_size=train.batch_size), FLOORS
+    return {name: found[name].mean for name in wanted}
 
 
 def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]:
@@ -109,7 +129,8 @@ def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]
         model, seed = _model(point), point.run.seed
         known, unseen = point.course(KNOWN), point.course(UNSEEN)
         values: dict[str, float | None] = {f"at {skill:.2f}": at_skill(known, unseen, skill) for skill in SKILLS}
-        values |= {"known": point.score(KNOWN), "unseen": point.score(UNSEEN), "novel": point.score(NOVEL)}
+        values |= {"known": point.score(KNOWN), "unseen": point.score(UNSEEN)}
+        values |= {"novel": point.score(NOVEL)} if NOVEL in point.result.scores else {}
         values |= {"gap": point.score(KNOWN) - point.score(UNSEEN), "late": point.score(UNSEEN) - unseen[EARLY]}
         values["equal"] = values[f"at {SKILL:.2f}"]
         for name, value in values.items():
@@ -123,7 +144,7 @@ def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]
 
 
 def _model(point: Point) -> str:
-    return point.run.name.rpartition("-")[0]
+    return point.run.name.rpartition("-")[0].removeprefix("sraven-")
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
@@ -166,6 +187,11 @@ def draw_parts(study: Study, folder: pathlib.Path) -> Outcome:
     return _drawn(replace(study, points=points), folder, PARTS)
 
 
+def draw_ravens(study: Study, folder: pathlib.Path) -> Outcome:
+    """The page of SRAVEN."""
+    return _drawn(study, folder, RAVENS)
+
+
 def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
     points = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
@@ -179,18 +205,20 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
         for skill in SKILLS:
             if point.run.seed in (at := found.get((f"at {skill:.2f}", _model(point)), {})):
                 skills.setdefault(label, {}).setdefault(skill, []).append(at[point.run.seed])
-    levels = {label: Estimate.of(found["unseen", name]).mean for name, label in FLOORS.items()}
+    beside = {name: found["unseen", name] for name in FLOORS | RAVEN_FLOORS if ("unseen", name) in found}
+    levels = {NAMES[name]: Estimate.of(by_seed).mean for name, by_seed in beside.items()}
+    word = WORDS[points[0].run.task.metric]
     panels = [("in the course of training", courses, levels), ("at equal skill", skills, levels)]
     for path in both(study.figure, folder):
         figures.lines(
             [panel for panel in panels if panel[1]],
             path,
-            x_label=("optimiser steps, thousands", "R² on known combinations"),
-            y_label="R² on unseen combinations",
+            x_label=("optimiser steps, thousands", f"{word} on known combinations"),
+            y_label=f"{word} on unseen combinations",
         )
     head, rows = _table(points, found)
     return Outcome(
-        pictures=((study.figure, _caption(points)),),
+        pictures=((study.figure, _caption(points, word)),),
         head=head,
         rows=rows,
         numbers=_numbers(found),
@@ -199,15 +227,15 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
     )
 
 
-def _caption(points: Iterable[Point]) -> str:
+def _caption(points: Iterable[Point], word: str) -> str:
     count: dict[str, int] = {}
     for point in points:
         count[NAMES[_model(point)]] = count.get(NAMES[_model(point)], 0) + 1
     runs = ", ".join(f"{label} {n}" for label, n in count.items())
     return (
-        "R² on unseen combinations: left in the course of training, right where R² on known ones first reaches the "
-        f"value below. Runs: {runs}. Floors and ceiling are of the same splits and sequences. With one seed, a "
-        "difference between two models may be one between two trainings."
+        f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
+        f"on known ones first reaches the value below. Runs: {runs}. Floors and ceiling are of the same splits. With "
+        "one seed, a difference between two models may be one between two trainings."
     )
 
 
@@ -219,16 +247,16 @@ def _table(points: Iterable[Point], found: Measured) -> tuple[tuple[str, ...], t
     rows = []
     for point in points:
         model, seed = _model(point), point.run.seed
-        errors = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}
+        errors = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}  # columns with a sampling error
         cells = []
         for column in columns:
             value = found.get((column, model), {}).get(seed)
-            error = f" ± {point.sampling(errors[column]):.3f}" if column in errors else ""
+            error = f" ± {point.sampling(errors[column]):.3f}" if column in errors and value is not None else ""
             cells.append("–" if value is None else f"{value:.3f}{error}".replace("-", "−"))
         rows.append((NAMES[model], str(seed), *cells))
-    for name, label in FLOORS.items():
-        for seed, value in found["unseen", name].items():
-            rows.append((label, str(seed), "–", f"{value:.3f}", *["–"] * (len(head) - 4)))
+    for name in FLOORS | RAVEN_FLOORS:
+        for seed, value in found.get(("unseen", name), {}).items():
+            rows.append((NAMES[name], str(seed), "–", f"{value:.3f}", *["–"] * (len(head) - 4)))
     return head, tuple(rows)
 
 
