@@ -9,7 +9,6 @@ protocol.
 """
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +17,10 @@ from polyhead.config import Run, digest
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla import inside, long
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.page import write_page
-from polyhead.papers.reproduce import PAGE, RESULTS, described
+from polyhead.papers.reproduce import described, written
 from polyhead.papers.study import Study
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.store import shipped
-from polyhead.train.store.folder import write
 
 PLACE = Path(__file__).parents[1] / "docs" / "results"
 PAGES = {
@@ -71,10 +68,9 @@ def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Re
     into.mkdir(parents=True, exist_ok=True)
     outcome = known.draw(study, into)
     about = described(name, known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}
-    write(into / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    write_page(into / PAGE, known.title, about, outcome)
+    path = written(into, known.title, about, outcome)
     (into / f"{name}.svg").unlink()  # the page holds it
-    print(*outcome.verdicts, into / PAGE, sep="\n")
+    print(*outcome.verdicts, path, sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,17 @@ import datetime
 import json
 import pathlib
 from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import version
 
 from polyhead.config import digest
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.recipes import FIGURES
-from polyhead.papers.reproduce import PAGE, RESULTS, About, check, runs_of, shown
+from polyhead.papers.reproduce import RESULTS, About, check, runs_of, shown, written
 from polyhead.papers.study import Point, Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import write
 
 
 def redraw(
@@ -49,8 +49,7 @@ def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tup
         raise ValueError(f"reproduce: {path} is of {about['figure']}, not of {figure}")
     if known.runs is None:
         raise ValueError(f"reproduce: {about['figure']} has no runs; polyhead reproduce {about['figure']} computes it")
-    from polyhead.papers.page import write_page
-
+    import_module("polyhead.papers.page")  # raises before the work if the extra is missing
     study = _study(about, path)
     check_folder("reproduce", place)
     try:
@@ -60,8 +59,7 @@ def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tup
         raise ValueError(f"reproduce: {lacks}; polyhead reproduce without --from trains its runs") from None
     when = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     about |= shown(outcome) | {"drawn": {"date": when, "polyhead": version("polyhead")}}
-    write(place / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    return write_page(place / PAGE, known.title, about, outcome), outcome
+    return written(place, known.title, about, outcome), outcome
 
 
 def _study(about: About, path: pathlib.Path) -> Study:

@@ -9,6 +9,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def reproduce(
     the scale); a verdict takes five.  Returns the page, its contents, and the failed runs, which the figure omits.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
-    from polyhead.papers.page import write_page  # raises before training if the extra is missing
+    import_module("polyhead.papers.page")  # raises before training if the extra is missing
 
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
     runs = tuple(replace(run, device=device) for run in runs_of(known, scale, seeds))
@@ -78,8 +79,26 @@ def reproduce(
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
     about = described(figure, known, scale, study, outcome, seeds)
-    write(place / RESULTS, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
-    return write_page(place / PAGE, known.title, about, outcome), outcome, study.failures
+    return written(place, known.title, about, outcome), outcome, study.failures
+
+
+def written(place: pathlib.Path, title: str, about: About, outcome: Outcome) -> pathlib.Path:
+    """Write `results.json` and the page into the folder `place`; the path of the page."""
+    from polyhead.papers.page import write_page
+
+    write(place / RESULTS, as_json(about))
+    return write_page(place / PAGE, title, about, outcome)
+
+
+def as_json(about: About) -> bytes:
+    """JSON with a line for each run, row or verdict: short, and changes show in a diff."""
+    said = []
+    for name, value in about.items():
+        rows = isinstance(value, (list, tuple)) and any(isinstance(row, (dict, list, tuple)) for row in value)
+        parts = [json.dumps(row, ensure_ascii=False) for row in (value if rows else [value])]
+        text = "[\n  " + ",\n  ".join(parts) + "\n ]" if rows else parts[0]
+        said.append(f"{json.dumps(name)}: {text}")
+    return ("{\n " + ",\n ".join(said) + "\n}\n").encode()
 
 
 def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
