@@ -1,5 +1,6 @@
 """`reproduce`: train the missing runs, draw, write results and page."""
 
+import base64
 import json
 import re
 from dataclasses import replace
@@ -10,6 +11,7 @@ import polyhead.papers.reproduce as module
 from polyhead import train as training
 from polyhead.cli import verbs as cli
 from polyhead.config import digest
+from polyhead.papers import page
 from polyhead.papers.claims import above
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.outcome import Outcome
@@ -190,3 +192,15 @@ def test_a_folder_that_is_a_file_is_one_line(figure, tmp_path, capsys):
     said = capsys.readouterr().err
     assert said == f"polyhead: reproduce: {tmp_path}/file/{figure} cannot be written (Not a directory)\n"
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("size", "pixels", "kind"), [(100, True, "svg+xml"), (101, True, "png"), (101, False, "svg+xml")]
+)
+def test_a_large_vector_graphic_is_pixels_in_the_page(size, pixels, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "VECTOR", 100)
+    (tmp_path / "map.svg").write_bytes(b"v" * size)
+    if pixels:
+        (tmp_path / "map.png").write_bytes(b"p" * 8)
+    data = base64.b64encode(b"p" * 8 if kind == "png" else b"v" * size).decode()
+    assert f'src="data:image/{kind};base64,{data}"' in page._picture(tmp_path / "map.svg", "codes")

@@ -66,11 +66,19 @@ def _verdict(verdict: Verdict) -> str:
     return f"<p>{outcome}: {escape(verdict.claim)}</p>{bullets(parts)}"
 
 
+VECTOR = 200_000
+"""A larger SVG, one of thousands of dots, is the PNG in the page: a tenth of its bytes."""
+
+TYPES = {".svg": "svg+xml", ".png": "png"}
+
+
 def _picture(path: pathlib.Path, caption: str) -> str:
+    pixels = path.with_suffix(".png")  # at the scale "smoke" there is none
+    path = pixels if path.stat().st_size > VECTOR and pixels.is_file() else path
     data = base64.b64encode(path.read_bytes()).decode()
     # On a phone a wide picture scrolls: in full it would be too small to read.
     style = "max-width:max(100%,36rem);background:#fff"
-    image = f'<img src="data:image/svg+xml;base64,{data}" alt="{escape(caption)}" style="{style}">'
+    image = f'<img src="data:image/{TYPES[path.suffix]};base64,{data}" alt="{escape(caption)}" style="{style}">'
     return f'<figure><div style="overflow-x:auto">{image}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
 
