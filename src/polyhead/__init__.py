@@ -6,7 +6,8 @@
     ph.Transformer(ph.TransformerConfig(ph.Vectors(5), ph.Values(1)))        one model
     ph.train.run(ph.recipes.RECIPES["fuzzy-hyla"]())                         one recipe
 
-Names are found when first used, so importing the package loads nothing else.
+Names are found when first used, so importing the package loads only the table of mechanisms, which has the names of
+theirs.
 """
 
 import importlib
@@ -14,6 +15,8 @@ import importlib.machinery
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
+
+from polyhead.spec.table import MECHANISMS as _MECHANISMS
 
 if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULES and _NAMES below
     from polyhead import (
@@ -29,37 +32,25 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         train as train,
     )
     from polyhead.config import (
-        Abstractor as Abstractor,
         AbstractorConfig as AbstractorConfig,
         Alibi as Alibi,
         Batch as Batch,
         Classes as Classes,
         CoRelNetConfig as CoRelNetConfig,
         Decay as Decay,
-        Disentangled as Disentangled,
         Experts as Experts,
         FeedForward as FeedForward,
-        Hyla as Hyla,
         Learned as Learned,
-        Linear as Linear,
         Logits as Logits,
-        Mechanism as Mechanism,
         Mlp as Mlp,
         Patches as Patches,
-        Pooled as Pooled,
         Position as Position,
-        PositionSymbols as PositionSymbols,
         PrediNetConfig as PrediNetConfig,
-        Relational as Relational,
-        RelationalSymbols as RelationalSymbols,
         RelativeBias as RelativeBias,
-        RelativeSymbols as RelativeSymbols,
         Rotary as Rotary,
         Run as Run,
         Sinusoidal as Sinusoidal,
-        Softmax as Softmax,
         Swiglu as Swiglu,
-        SymbolicAttention as SymbolicAttention,
         Task as Task,
         Tokens as Tokens,
         Train as Train,
@@ -70,6 +61,7 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         stream as stream,
     )
     from polyhead.config.extensions import register as register
+    from polyhead.config.mechanisms import *  # noqa: F403  (heads and sources of symbols)
     from polyhead.layers import testing as testing
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
@@ -123,14 +115,16 @@ _MODULES = {
 
 _NAMES = {
     "polyhead.config": (
-        *("Mechanism", "Softmax", "Linear", "Hyla", "Relational", "Disentangled", "Abstractor", "Pooled"),
-        *("SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
         *("Position", "Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
         *("FeedForward", "Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Patches", "Logits", "Values", "Classes"),
         *("CoRelNetConfig", "PrediNetConfig", "AbstractorConfig"),
         *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
     ),
     "polyhead.config.extensions": ("register",),
+    "polyhead.config.mechanisms": (
+        *("Mechanism", *(row.config for row in _MECHANISMS)),
+        *("SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
+    ),
     "polyhead.layers.attention": ("MultiHeadAttention",),
     "polyhead.layers.heads.groups": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
     "polyhead.layers.norms": ("RMSNorm", "LayerNorm"),

@@ -15,13 +15,12 @@ SOURCE = pathlib.Path(ph.__file__)
 
 
 def typed():
-    """name -> (module, attribute) of the imports under TYPE_CHECKING."""
+    """name -> (module, attribute) of the imports under TYPE_CHECKING; `*` is what the module offers."""
     block = next(n for n in ast.parse(SOURCE.read_text()).body if isinstance(n, ast.If))
-    return {
-        alias.asname or alias.name: (n.module, alias.name)
-        for n in block.body
-        if isinstance(n, ast.ImportFrom)
-        for alias in n.names
+    found = [(n.module, alias) for n in block.body if isinstance(n, ast.ImportFrom) for alias in n.names]
+    stars = [module for module, alias in found if alias.name == "*"]
+    return {name: (module, name) for module in stars for name in importlib.import_module(module).__all__} | {
+        alias.asname or alias.name: (module, alias.name) for module, alias in found if alias.name != "*"
     }
 
 
@@ -82,7 +81,11 @@ USER = """
 import polyhead as ph
 reveal_type(ph.MultiHeadAttention)
 reveal_type(ph.plan)
+reveal_type(ph.Softmax)
+reveal_type(ph.ops.softmax_attention)
 ph.Softmax(4, oops=3)
+ph.Sotfmax(4)
+ph.ops.sotfmax_attention
 ph.TransformerConfig(dimm=64)
 ph.MultiHeadAtention
 ph.train.run(3)
@@ -101,8 +104,9 @@ def test_the_types_fit(tmp_path):
     *lines, end = done.stdout.splitlines()
     lines = [line for line in lines if '" defined in "' not in line]  # a note that mypy adds or not, as its cache is
     of_user = {int(line.split(":")[1]): line for line in lines if "user.py:" in line}  # the cache knows its first path
-    assert len(of_user) == len(lines) == 6, done.stdout + done.stderr
-    assert end.startswith("Found 4 errors in 1 file")
-    words = (3, 'Revealed type is "def ('), (3, "MultiHeadAttention"), (4, "Plan"), (5, "oops"), (6, "dimm")
-    for number, word in (*words, (7, "MultiHeadAtention"), (8, "arg-type")):
+    assert len(of_user) == len(lines) == 10, done.stdout + done.stderr
+    assert end.startswith("Found 6 errors in 1 file")
+    shown = (3, 'Revealed type is "def ('), (3, "MultiHeadAttention"), (4, "Plan"), (5, "Softmax"), (6, "Tensor")
+    wrong = (7, "oops"), (8, "Sotfmax"), (9, "sotfmax_attention"), (10, "dimm"), (11, "MultiHeadAtention")
+    for number, word in (*shown, *wrong, (12, "arg-type")):
         assert word in of_user[number], of_user

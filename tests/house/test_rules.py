@@ -181,6 +181,7 @@ def test_the_house_in_numbers():
     assert found["longest chain"] <= 10
     assert found["at the root"] == 2
     assert {name: found[name] for name in ALLOWED} == ALLOWED
+    assert found["a new mechanism"] == 6, "its folder (two) and its test, its row, its class, one line in ops"
 
 
 def test_circles_splats_and_any_are_noticed(tmp_path):

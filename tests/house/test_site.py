@@ -278,7 +278,7 @@ def test_the_mechanism_of_ones_own_works_as_the_page_says(tmp_path):
         task.loss(model(batch.inputs), batch).backward()
         taps = ph.analysis.capture(model, batch)[0]
         print(len(ran), tuple(ph.analysis.codes(taps, -1, -1).shape))
-        print(ph.spec.mechanism("energy_attention").config)
+        print(ph.spec.mechanism("energy_attention").config, "Energy" in dir(ph), "Energy" in ph.config.__all__)
         try:
             ph.analysis.value_network(taps, -1, -1, group=0)  # no sum of code times value
         except ValueError as error:
@@ -288,7 +288,7 @@ def test_the_mechanism_of_ones_own_works_as_the_page_says(tmp_path):
     done = subprocess.run([sys.executable, "-c", use], cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     first, second, refused = done.stdout.splitlines()
-    assert (first, second) == ("2 (4, 4)", "Energy")
+    assert (first, second) == ("2 (4, 4)", "Energy True True")
     assert refused.startswith("value_network: the output of these heads must be the sum of code times value")
 
 

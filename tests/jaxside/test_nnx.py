@@ -260,6 +260,7 @@ MISTAKES = {
     r"polyhead.jaxside.nnx.Transformer: outputs=Classes\(\) exists": {"outputs": ph.Classes(3)},
     r"polyhead.jaxside.nnx.Transformer: checkpoint=True exists in PyTorch only: use nnx.remat": {"checkpoint": True},
     r"polyhead.jaxside.nnx.Transformer: encoder= exists": {"encoder": ph.TransformerConfig(ph.Tokens(3), ph.Values(1))},
+    r"polyhead.jaxside: heads=Mechanism\(\) exists": {"heads": ph.Mechanism(4)},
     r"polyhead.jaxside: symbols=RelationalSymbols\(\) exists": {"heads": ph.Relational(symbols=ph.RelationalSymbols())},
     r"polyhead.jaxside.nnx.Transformer: symbols with once=True and shared=False exist": {
         "heads": ph.Relational(symbols=ph.SymbolicAttention(once=True, shared=False))

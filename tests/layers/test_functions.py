@@ -81,23 +81,23 @@ def test_its_code_makes_its_output(limits):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mechanism_takes_a_function_and_its_code(kind):
-    """The op at another temperature: nobody sees the op's own code any more."""
+    """The op of turned queries: nobody sees the op's own code any more."""
     attention, x = layer(kind(4, dim=6), causal=True), inputs()
     (group,) = attention.groups
     before, attend = attention(x, return_code=True)[1], group.attend
     of_op = functools.partial(AttentionCall, normalise=group.normalise, act="softmax")
 
-    def hotter(q, *tensors, **seen):
-        return attend(q * 3, *tensors, **seen)
+    def turned(q, *tensors, **seen):
+        return attend(-q, *tensors, **seen)
 
-    group.attend = hotter
-    with pytest.raises(ValueError, match=UNKNOWN.format(who=type(group).__name__, name="hotter")):
+    group.attend = turned
+    with pytest.raises(ValueError, match=UNKNOWN.format(who=type(group).__name__, name="turned")):
         attention(x, return_code=True)
     _, taps = tapped(attention, x)
-    with pytest.raises(ValueError, match="the code of hotter is not known"):
+    with pytest.raises(ValueError, match="the code of turned is not known"):
         taps.groups[0].code()
     assert not taps.groups[0].relates
-    group.use(hotter, code=lambda q, k, **seen: dispatch.code_of(group.kind)(of_op(q * 3, k, k, **seen)))
+    group.use(turned, code=lambda q, k, **seen: dispatch.code_of(group.kind)(of_op(-q, k, k, **seen)))
     after = attention(x, return_code=True)[1]
     assert (after - before).abs().max() > 1e-6
     assert_close(tapped(attention, x)[1].groups[0].code(), after)

@@ -29,7 +29,11 @@ Keep = Float[Tensor, "#b #h t s"]
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of one call.  In relational mechanisms `v` holds the symbols.  `scale` None means d ** -0.5."""
+    """The arguments of one call.  In relational mechanisms `v` holds the symbols.
+
+    `scale` None means d ** -0.5 in every mechanism: taps give this number.  A mechanism with another constant
+    multiplies its queries by it.
+    """
 
     q: Tensor
     k: Tensor

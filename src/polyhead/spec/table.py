@@ -98,7 +98,8 @@ class Step(NamedTuple):
     `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep), or the name of
     the option that holds an activation (`relation_act` acts on the product divided by the root of p).  "pool" pools the
     visible keys.  "network" does this earlier if the option is "query": one pooled key is left, and a pooled code is
-    divided by its rms over heads.  Steps to `out` are summed; any other result replaces an earlier one of its name.
+    divided by its rms over heads.  A function that is not among these gets a word here and in tests/support/referee.py,
+    which runs the steps.  Steps to `out` are summed; any other result replaces an earlier one of its name.
     """
 
     result: str

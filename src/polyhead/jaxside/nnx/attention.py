@@ -19,7 +19,7 @@ from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
 from polyhead.jaxside.latent_code import Array, AttentionCall, dense
 from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
-from polyhead.jaxside.nnx.heads import Group, Made, SymbolGroup, ValueHeads
+from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
@@ -264,6 +264,8 @@ class MultiHeadAttention(nnx.Module):
 
 
 def _group(mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Draw, bias: bool, max_length: int) -> Group:
+    if not isinstance(mechanism, tuple(CODES)):
+        raise ValueError(f"polyhead.jaxside: heads={type(mechanism).__name__}() exists in PyTorch only")
     if not isinstance(mechanism, config.SymbolHeads):
         return ValueHeads(mechanism, sizes, draw)
     std = mechanism.symbols.start_std(dim, max_length)
