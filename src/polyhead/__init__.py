@@ -6,7 +6,7 @@
     ph.Transformer(ph.TransformerConfig(ph.Vectors(5), ph.Values(1)))        one model
     ph.train.run(ph.recipes.RECIPES["fuzzy-hyla"]())                         one recipe
 
-Names are found when first used, so importing the package loads only the table of mechanisms, which has the names of
+Names are found when first used, so importing the package loads nothing else.  The table of mechanisms has the names of
 theirs.
 """
 
@@ -15,8 +15,6 @@ import importlib.machinery
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
-
-from polyhead.spec.table import MECHANISMS as _MECHANISMS
 
 if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULES and _NAMES below
     from polyhead import (
@@ -122,8 +120,7 @@ _NAMES = {
     ),
     "polyhead.config.extensions": ("register",),
     "polyhead.config.mechanisms": (
-        *("Mechanism", *(row.config for row in _MECHANISMS)),
-        *("SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
+        *("Mechanism", "SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
     ),
     "polyhead.layers.attention": ("MultiHeadAttention",),
     "polyhead.layers.heads.groups": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
@@ -169,13 +166,22 @@ _MOVED = {
 _RENAMED = {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"}
 """Names of 0.1.0, which differed from a configuration's in case alone: they work, with a warning, for one version."""
 
-__all__ = [*_MODULES, *_HOME]
+
+
+def _heads() -> list[str]:
+    from polyhead.spec.table import MECHANISMS  # takes longer than all of this module
+
+    return [row.config for row in MECHANISMS]
 
 
 if not TYPE_CHECKING:  # to a type checker a module with this function would have every name
 
     def __getattr__(name: str) -> Any:
+        if name == "__all__":
+            return [*_MODULES, *_HOME, *_heads()]
         module, attribute = _HOME.get(name, (_MODULES.get(name), ""))
+        if module is None and name[:1].isupper() and name in _heads():
+            module, attribute = "polyhead.config.mechanisms", name
         if module is not None:
             from polyhead.spec.optional import optional
 
@@ -191,7 +197,7 @@ if not TYPE_CHECKING:  # to a type checker a module with this function would hav
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*_MODULES, *_HOME, *_heads()])
 
 
 class _Old(types.ModuleType):

@@ -26,7 +26,8 @@ def typed():
 
 def test_a_type_checker_sees_what_is_there():
     modules = {name: tuple(where.rsplit(".", 1)) for name, where in ph._MODULES.items()}
-    assert typed() == ph._HOME | modules
+    heads = {row.config: ("polyhead.config.mechanisms", row.config) for row in ph.spec.MECHANISMS}
+    assert typed() == ph._HOME | modules | heads
     assert dir(ph) == sorted(ph.__all__) == sorted(typed())
 
 
