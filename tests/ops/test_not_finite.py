@@ -13,10 +13,12 @@ from rules import ALL, NEEDED, choices, grads, small_tiles
 from some import some
 
 import polyhead as ph
+from polyhead.ops import softmax_attention
 from polyhead.ops.cross_entropy import chunked_cross_entropy
 from polyhead.ops.dispatch import TENSORS, resolve
 from polyhead.ops.latent_code import dense, visible
 from polyhead.ops.native.gelu import LEAST, gelu_tanh
+from polyhead.ops.textbook import scaled_dot_product_attention
 from polyhead.spec import ACTS, RELATION_ACTS
 
 OF_QUERIES, OF_KEYS = ("q", "q_rel"), ("k", "v", "k_rel", "symbols")
@@ -111,6 +113,26 @@ def test_what_a_query_sees_is_never_lost(op, impl):
         taken += 1
     assert taken
     assert 2 * compared > taken
+
+
+@pytest.mark.parametrize("s", [1, 5, 15, 16])
+@pytest.mark.parametrize("limit", [{}, {"causal": True}, {"mask": torch.tensor([True] + [False] * 3)[:, None]}])
+def test_a_query_with_no_score_but_nan(s, limit):
+    """PyTorch's kernel gives 0 to it if it has fewer keys than a vector register.  Other queries are not touched."""
+    t, limit = 4 if "causal" not in limit else s, dict(limit)
+    for spoilt_keys in (False, True):
+        q, k, v = (torch.randn(2, n, 2, 3) for n in (t, s, s))
+        where = k[1] if spoilt_keys else q[1, 0]
+        where[:] = float("nan")
+        q.requires_grad_()
+        out = softmax_attention(q, k, v, impl="sdpa", **limit)
+        wanted = softmax_attention(q, k, v, impl="reference", **limit)
+        assert out.isnan().equal(wanted.isnan())
+        assert wanted[1, 0].isnan().all()
+        assert torch.autograd.grad(out.sum(), q)[0][1, 0].isnan().all()
+    seen = torch.ones(t, s, dtype=torch.bool)
+    q, k, v = (x[:, :, 0].detach() for x in (q, k, v))
+    assert scaled_dot_product_attention(q, k, v, seen).isnan().any(-1).all(-1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("value", VALUES[:2])

@@ -250,6 +250,21 @@ def test_tiles_under_vmap(problem, arguments, op, extra, shared):
     assert_close(*came)
 
 
+@pytest.mark.parametrize("op", ["softmax", "linear", "hyla", "relational"])
+@pytest.mark.parametrize("kind", [None, "offset"])
+def test_many_gradients_by_vmap(problem, arguments, op, kind):
+    """As PyTorch's documentation computes a Jacobian; a bias by offset has no samples to be folded into."""
+    torch.manual_seed(0)
+    qkv, options = problem(5, 5, bias=kind)
+    tensors = arguments(op, qkv)
+    leaves = tensors if kind is None else [*tensors, options["bias"]]
+    out = resolve(op, "blocked")(*tensors, bias=options["bias"])
+    many = torch.randn(3, *out.shape).double()
+    came = torch.vmap(lambda one: torch.autograd.grad(out, leaves, one, retain_graph=True))(many)
+    each = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in many]
+    assert_close(came, tuple(torch.stack(x) for x in zip(*each, strict=True)))
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["hyla", "relational"])
 def test_tiles_of_packed_sequences_compile(problem, arguments, op):

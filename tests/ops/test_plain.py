@@ -155,7 +155,7 @@ def test_a_query_that_may_look_nowhere_gets_exactly_zero(dtype):
 def test_no_kernel_ever_meets_a_row_without_keys(monkeypatch):
     """The textbook recipe, -inf and softmax, gives NaN on such a row; some kernels do the same."""
 
-    def textbook(q, k, v, attn_mask=None):
+    def textbook(q, k, v, attn_mask=None, is_causal=False, scale=None):
         scores = q @ k.mT / q.shape[-1] ** 0.5
         return scores.masked_fill(~attn_mask, -torch.inf).softmax(-1) @ v
 

@@ -39,6 +39,17 @@ def test_nothing_comes_of_nothing(problem, arguments, op, impl):
             assert (x == 0).all()
 
 
+@pytest.mark.parametrize(
+    ("op", "impl"), [(op, impl) for op, impl in ALL if "symbols" in TENSORS[op] and impl != "sdpa"]
+)
+def test_symbols_by_offset_are_read_by_no_query(problem, arguments, op, impl):
+    for t, s in ((0, 4), (3, 0)):
+        tensors = arguments(op, problem(t, s)[0], offset=True)
+        came = grads(op, impl, tensors, NEEDED.get(impl, {}), torch.ones(2, t, 4, 5, dtype=torch.float64))
+        assert came[0].shape == (2, t, 4, 5)
+        assert all((x == 0).all() for x in came)
+
+
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize("kind", ["offset", "dense"])
 def test_a_bias_of_nothing_has_a_gradient_of_zeros(problem, arguments, op, impl, kind):

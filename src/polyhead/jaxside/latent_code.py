@@ -159,7 +159,7 @@ def by_offset(code: jax.Array) -> jax.Array:
     """(b h t s) codes as (b h t t+s-1): the code of query i and key j in column j - i + t - 1, elsewhere 0."""
     b, h, t, s = code.shape
     # Viewing rows of n numbers as rows of n + 1 shifts each query back by one key.
-    rows = jnp.pad(code, ((0, 0), (0, 0), (0, 0), (t - 1, 0))).reshape(b, h, t * (t + s - 1))
+    rows = jnp.pad(code, ((0, 0), (0, 0), (0, 0), (max(t - 1, 0), 0))).reshape(b, h, t * (t + s - 1))
     return jnp.pad(rows, ((0, 0), (0, 0), (0, t))).reshape(b, h, t, t + s)[..., : t + s - 1]
 
 

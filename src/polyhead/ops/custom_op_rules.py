@@ -324,7 +324,8 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
 
         if all(x.shape[1:] == (0,) or (x.ndim == 5 and x.shape[1] == b) for x in whole):
             folded = [x[0] if x.ndim == 2 else x.flatten(0, 1) for x in whole]
-            out = tree_map(lambda x: x.unflatten(0, (n, b)), call(*tree_unflatten(folded, form)))
+            outs = call(*tree_unflatten(folded, form))  # gradients of absent tensors are empty
+            out = tree_map(lambda x: x.new_empty(n, 0) if x.shape == (0,) else x.unflatten(0, (n, b)), outs)
         else:
             outs = [call(*tree_unflatten([x[i] for x in whole], form)) for i in range(n)]
             out = tree_map(lambda *each: torch.stack(each), *outs)

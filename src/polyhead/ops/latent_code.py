@@ -206,7 +206,7 @@ def by_offset(code: Tensor) -> Tensor:
     (b, h, t, s), zeros = code.shape, code.new_zeros
     # Viewing rows of n numbers as rows of n + 1 shifts each query back by one key.  Lengths stay dynamic under
     # torch.compile.
-    rows = torch.cat((zeros(b, h, t, t - 1), code), -1).flatten(2)
+    rows = torch.cat((zeros(b, h, t, t)[..., 1:], code), -1).flatten(2)
     return torch.cat((rows, zeros(b, h, t)), -1).unflatten(2, (t, t + s))[..., : t + s - 1]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from polyhead.ops.custom_op_rules import differentiated_further
 from polyhead.ops.latent_code import seen_finite, wide
 from polyhead.ops.precision import autocasting
+from polyhead.ops.torch_kernels import torch_attention
 from polyhead.spec.shapes import shaped
 
 
@@ -96,4 +97,4 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, batch: tuple[in
     q, k, v = (x.expand(*batch, *x.shape[-2:]).reshape(count, 1, *x.shape[-2:]) for x in (q, k, v))
     if mask is not None and mask.dim() > 2:
         mask = mask.expand(*batch, *mask.shape[-2:]).reshape(count, 1, *mask.shape[-2:])
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).reshape(*batch, q.shape[-2], v.shape[-1])
+    return torch_attention(q, k, v, mask=mask).reshape(*batch, q.shape[-2], v.shape[-1])

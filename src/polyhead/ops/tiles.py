@@ -11,6 +11,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import act, allowed, dense, hides, sequence_of, share, wide
+from polyhead.ops.torch_kernels import torch_attention
 
 
 def refuse(who: str, impl: str, reason: str | None) -> None:
@@ -320,7 +321,7 @@ def fused(x: AttentionCall) -> Tensor:
     if scale <= 0:
         q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
     if x.bias is None and not x.limited and (not causal or t == s):
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        out = torch_attention(q, k, v, causal=causal, scale=scale)
     else:
         out = _masked(q, k, v, x.bias, allowed(replace(x, causal=causal)), scale)
     return out[..., :e].transpose(1, 2)
@@ -357,7 +358,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor |
             alone = (attn_mask == -math.inf).all(-1, keepdim=True)
             nowhere, attn_mask = alone if nowhere is None else alone | nowhere, attn_mask.masked_fill(alone, 0)
         attn_mask = _narrowed(attn_mask, q.dtype)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, scale=scale)
+    out = torch_attention(q, k, v, mask=attn_mask, scale=scale)
     if bias is not None and 0 in (*out.shape, s):
         out = out + 0 * bias.sum()  # from nothing the kernels make an output without a gradient for the bias
     return out if nowhere is None else out.masked_fill(nowhere, 0)

@@ -88,6 +88,7 @@ class MultiheadAttention(OurHeads):
             "device": device,
             "dtype": dtype,
         }
+        _check_late(late, named)
         named |= dict(zip(LATE, late, strict=False))
         check_number(WHO, "dropout", dropout, 0)
         groups = config.head_list(WHO, config.Softmax(num_heads) if heads is None else heads)
@@ -323,6 +324,15 @@ class MultiheadAttention(OurHeads):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+
+
+def _check_late(late: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Raise TypeError for more arguments without a name than PyTorch's module has, and for one that comes twice."""
+    if len(late) > len(LATE):
+        raise TypeError(f"{WHO}: only {6 + len(LATE)} arguments may come without their names, the last is {LATE[-1]}")
+    for name in LATE[: len(late)]:
+        if named[name]:
+            raise TypeError(f"{WHO}: {name} came twice, by its place and by its name")
 
 
 def _unread(x: Tensor) -> bool:
