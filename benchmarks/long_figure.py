@@ -44,7 +44,8 @@ def main() -> None:
     wanted |= {digest(pilot(row, seed)): f"sraven-{row}" for row in MODELS for seed in (0, *SEEDS)}
     of = {"long": MODELS, "inside": MODELS, "parts": tuple(rates), "sraven": tuple(f"sraven-{row}" for row in MODELS)}
     finished: list[tuple[str, Run, Result]] = []
-    kept = [*sorted(shipped.REPOSITORY.glob("fuzzy-*")), *sorted((PLACE / "sraven" / "runs").glob("*"))]
+    weights = [folder for task in ("fuzzy", "sraven") for folder in sorted(shipped.REPOSITORY.glob(f"{task}-*"))]
+    kept = [*weights, *sorted((PLACE / "sraven" / "runs").glob("*"))]
     for folder in given.folders or kept:
         run, result = read_config(folder), read_result(folder)
         if result is None or digest(run) not in wanted:

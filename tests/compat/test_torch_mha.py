@@ -234,3 +234,12 @@ def test_a_model_is_read_after_replace_as_before():
     networks = [value_network(taps, 2, j, sample=1, group=g) for g in (0, 1) for j in rows]
     total = sum(network(taps.context[1, j]) for network, j in zip(networks, (*rows, *rows), strict=True))
     assert_close(total + taps.b_out, taps.output[1, 2], rtol=1e-9, atol=1e-9)
+
+
+def test_arguments_that_would_be_ignored():
+    """PyTorch's module has no twelfth argument, and takes none twice."""
+    front = 16, 4, 0.0, True, False, False
+    with pytest.raises(TypeError, match=r"^MultiheadAttention: only 11 arguments may come without their names"):
+        MultiheadAttention(*front, None, None, True, None, torch.float64, ph.Hyla(4))
+    with pytest.raises(TypeError, match=r"^MultiheadAttention: kdim came twice, by its place and by its name$"):
+        MultiheadAttention(*front, 7, kdim=16)

@@ -110,15 +110,6 @@ def test_arguments_by_position():
         assert_close(ours(*qkv, *given), theirs(*qkv, *given), rtol=1e-12, atol=1e-12)
 
 
-def test_arguments_that_would_be_ignored():
-    """PyTorch's module has no twelfth argument, and takes none twice."""
-    front = DIM, HEADS, 0.0, True, False, False
-    with pytest.raises(TypeError, match=r"^MultiheadAttention: only 11 arguments may come without their names"):
-        MultiheadAttention(*front, None, None, True, None, F64, ph.Hyla(HEADS))
-    with pytest.raises(TypeError, match=r"^MultiheadAttention: kdim came twice, by its place and by its name$"):
-        MultiheadAttention(*front, 7, kdim=DIM)
-
-
 def test_one_sequence_without_a_batch():
     theirs, ours = pair("cross", batch_first=False)
     query, key, value = (x[0] for x in inputs("cross"))

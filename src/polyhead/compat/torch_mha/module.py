@@ -326,7 +326,7 @@ class MultiheadAttention(OurHeads):
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
 
 
-def _check_late(late: tuple[Any, ...], named: dict[str, Any]) -> None:
+def _check_late(late: tuple[object, ...], named: dict[str, object]) -> None:
     """Raise TypeError for more arguments without a name than PyTorch's module has, and for one that comes twice."""
     if len(late) > len(LATE):
         raise TypeError(f"{WHO}: only {6 + len(LATE)} arguments may come without their names, the last is {LATE[-1]}")

@@ -251,7 +251,7 @@ def _fuzzy(title: str, draw: Draw) -> Figure:
 
 
 def _sraven(title: str, draw: Draw) -> Figure:
-    return Figure(title, HYLA, draw, fig_5_codes, 5.8, SRAVEN_GPU)
+    return Figure(title, HYLA, draw, fig_5_codes, 5.5, SRAVEN_GPU)
 
 
 _VALUES = ("target value", "rule")
