@@ -167,7 +167,6 @@ _RENAMED = {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"}
 """Names of 0.1.0, which differed from a configuration's in case alone: they work, with a warning, for one version."""
 
 
-
 def _heads() -> list[str]:
     from polyhead.spec.table import MECHANISMS  # takes longer than all of this module
 
