@@ -43,7 +43,7 @@ def rounded(cell):
 
 def test_the_page_of_numbers_repeats_table_a1():
     by_model = {row[0]: (row[1], row[5]) for row in SMALL["table-a1"]["rows"]}
-    text = (RESULTS / "hyla.md").read_text()
+    text = (RESULTS / "hyla.md").read_text().partition("## Table A1\n")[2]
     assert len(by_model) >= 15
     for model, (fuzzy, sraven) in list(by_model.items())[:15]:
         cells = next(line for line in text.splitlines() if line.startswith(f"| {model} |")).split("|")
