@@ -8,7 +8,6 @@ probe needs scikit-learn: pip install 'polyhead[report]'
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "Pillow", "yaml": "PyYAML"}
 """Name of a module -> name under which pip installs it, if they differ."""
@@ -39,6 +38,8 @@ def optional(who: str, install: str) -> Iterator[None]:
 
 def _without_torch() -> bool:
     """Is the distribution polyhead-jax installed, which has no torch?"""
+    from importlib import metadata  # its import takes a fifth of the time of `polyhead --help`
+
     try:
         return bool(metadata.version("polyhead-jax"))
     except metadata.PackageNotFoundError:
