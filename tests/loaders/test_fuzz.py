@@ -1,7 +1,5 @@
 """Randomly changed inputs are accepted or refused in one line: fifteen hundred of the campaign's."""
 
-from typing import Any
-
 import pytest
 from fuzz import FEW, Target, fuzz, targets
 from scenarios import tiny
@@ -23,7 +21,7 @@ COUNTS = {
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+def known(tmp_path_factory):
     root = tmp_path_factory.mktemp("fuzz")
     run = tiny(root / "run", steps=2)
     ph.train.run(run, progress=False)
@@ -32,7 +30,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_inputs_changed_at_random(known: dict[str, Target], name: str):
+def test_inputs_changed_at_random(known, name):
     if name == "tokenizer.json":
         pytest.importorskip("tokenizers")
     found = fuzz(known[name], name, range(COUNTS[name]))
@@ -41,7 +39,7 @@ def test_inputs_changed_at_random(known: dict[str, Target], name: str):
     assert found["refused"] or name == "metrics.jsonl"
 
 
-def test_every_target_is_fuzzed_here(known: dict[str, Target]):
+def test_every_target_is_fuzzed_here(known):
     assert known.keys() == COUNTS.keys()
     assert sum(COUNTS.values()) >= 1500
 
@@ -54,8 +52,8 @@ def test_every_target_is_fuzzed_here(known: dict[str, Target]):
         (ValueError(), "not of one line"),
     ],
 )
-def test_what_is_no_line_is_told(error: Exception, told: str):
-    def read(given: Any) -> None:
+def test_what_is_no_line_is_told(error, told):
+    def read(given):
         if given == 3:
             raise error
 
@@ -66,7 +64,7 @@ def test_what_is_no_line_is_told(error: Exception, told: str):
     assert found["taken"] == 4
 
 
-def test_what_takes_too_much_memory_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_what_takes_too_much_memory_is_told(monkeypatch):
     used = iter([1 << 30, (1 << 30) + (1 << 20), 2 << 30])
     monkeypatch.setattr("fuzz.most", lambda: next(used))
     bad = fuzz(Target(lambda dice: None, lambda given: None), "made up", range(2))["bad"]

@@ -50,7 +50,7 @@ KNOWN = {
     "train/store/bad_batch.py": "run/bad_batch.safetensors",
     "train/store/claims.py": "run/config.json, compared byte by byte",
     "train/store/checkpoint.py": "run/checkpoint.safetensors and the kept ones",
-    "train/store/sharded.py": "test_a_sharded_checkpoint_is_not_unpickled",
+    "train/store/sharded.py": "tests/train/test_checkpoint_sharded.py",
     "scale/sweep/engines/slurm.py": "own records, as JSON and numbers",
     "train/store/shipped.py": "own index; a file is loaded only if it has the digest noted there",
     "train/store/files.py": "a copy, byte for byte",

@@ -7,6 +7,7 @@ import json
 import pathlib
 from typing import Any
 
+import tiny_runs
 from lives import Order, difference, facts
 
 import polyhead as ph
@@ -18,15 +19,9 @@ SPARED = ("worker.log", ".lock", ".gitignore", "lock")
 
 def tiny(folder: pathlib.Path, name: str = "tiny", steps: int = 30, **fields: Any) -> ph.Run:
     """A run of a fraction of a second, with dropout, that saves every five steps."""
-    task = ph.tasks.FuzzyLogic(length=6)
-    model = ph.TransformerConfig(
-        *task.ends, dim=8, layers=1, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=6, dropout=0.1
-    )
-    train = ph.Train(
-        steps=steps, batch_size=2, warmup=3, log_every=2, eval_every=10, save_every=5, eval_batches=1, lr=3e-3
-    )
-    given: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder), **fields}
-    return ph.Run(name=name, task=task, model=model, train=train, **given)
+    small: dict[str, Any] = {"dim": 8, "layers": 1, "dropout": 0.1, "residual_dropout": 0.0, "batch_size": 2}
+    often: dict[str, Any] = {"log_every": 2, "eval_every": 10, "save_every": 5, "eval_batches": 1}
+    return tiny_runs.tiny(folder, name=name, steps=steps, lr=3e-3, **small, **often, **fields)
 
 
 def corpus(root: pathlib.Path, count: int = 12) -> pathlib.Path:

@@ -11,7 +11,7 @@ import polyhead as ph
 from polyhead.train.optimiser import build, learning_rate, parameter_kinds
 
 
-def everything() -> ph.Transformer:
+def everything():
     """A model with every kind of parameter."""
     config = ph.TransformerConfig(
         ph.Tokens(11),
@@ -67,7 +67,7 @@ def test_a_tied_table_is_one_embedding():
     assert len(names) == len({id(p) for p in names}) == len(list(model.parameters()))
 
 
-def decayed(decay: ph.Decay) -> set[str]:
+def decayed(decay):
     model = everything()
     groups = build(model, ph.Train(weight_decay=0.3, decay=decay)).param_groups
     strength = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
@@ -76,7 +76,7 @@ def decayed(decay: ph.Decay) -> set[str]:
 
 
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(ph.Decay)])
-def test_each_field_adds_exactly_its_kind(field: str):
+def test_each_field_adds_exactly_its_kind(field):
     kinds = parameter_kinds(everything())
     plain = {name for name, kind in kinds.items() if kind == "weights"}
     assert decayed(ph.Decay()) == plain
@@ -134,7 +134,7 @@ def test_the_early_floor_is_the_original_codes():
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 100), (5, 5), (5, 4), (2, 0)])
-def test_short_schedules_divide_by_nothing(steps: int, warmup: int):
+def test_short_schedules_divide_by_nothing(steps, warmup):
     for early in (False, True):
         train = ph.Train(steps=steps, warmup=warmup, early_floor=early)
         assert all(0 <= learning_rate(t, train) <= train.lr for t in range(steps))

@@ -3,10 +3,8 @@
 import json
 import math
 import os
-import pathlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,19 +23,18 @@ from polyhead.train.store import checkpoint, saving
 from polyhead.train.store.checkpoint import read_metadata
 from polyhead.train.world import World
 
-Tiny = Callable[..., Any]
 CPU = torch.device("cpu")
 YES, NO = Products(True, "2.1 times as fast"), Products(False, "they are not faster here")
 
 pytestmark = pytest.mark.skipif(products.SWITCH is None, reason="this torch has no switch")
 
 
-def state() -> str:
+def state():
     return str(products.SWITCH.fp32_precision)
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
+def _as_it_was():
     before = state()
     products._found.cache_clear()
     yield
@@ -46,13 +43,13 @@ def _as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def machine(monkeypatch):
     """A machine whose products with the switch on are those of `multiply`, so many times as fast."""
 
-    def build(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], speed: float) -> None:
+    def build(multiply, speed):
         now = [0.0]
 
-        def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def product(x, y):
             fast = state() == "bf16"
             now[0] += 1 / speed if fast else 1.0
             products.SWITCH.fp32_precision = products.STOCK  # this processor may really round with the switch on
@@ -68,52 +65,52 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def able(monkeypatch: pytest.MonkeyPatch) -> Callable[[Products], None]:
+def able(monkeypatch):
     """A machine of which the check has found so."""
     return lambda found: monkeypatch.setattr(products, "_found", _cached(found))
 
 
-def _cached(found: Products) -> Any:
+def _cached(found):
     call: Any = lambda: found  # noqa: E731
     call.cache_clear = lambda: None
     return call
 
 
 # ------------------------------------------------------------------------------------------------------------ the check
-def in_other_order(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def in_other_order(x, y):
     """Exact to float32, by other sums."""
     half = x.shape[-1] // 2
     return x[..., :half] @ y[..., :half, :] + x[..., half:] @ y[..., half:, :]
 
 
-def narrow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def narrow(x, y):
     return (x.bfloat16() @ y.bfloat16()).float()
 
 
-def split(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def split(x, y):
     """Each number as the sum of two in bfloat16: 17 bits, where float32 has 24."""
     high, low = x.bfloat16().float(), y.bfloat16().float()
     return high @ low + (x - high).bfloat16().float() @ low + high @ (y - low).bfloat16().float()
 
 
-def loose(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def loose(x, y):
     """Some roundings off."""
     return x @ y * (1 + 1e-6)
 
 
-def lost(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def lost(x, y):
     return x @ y * float("nan")
 
 
-def only_heads(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def only_heads(x, y):
     return narrow(x, y) if x.ndim == 3 else in_other_order(x, y)
 
 
-def only_a_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def only_a_gradient(x, y):
     return narrow(x, y) if x.shape[0] == products.SHAPE[2] else in_other_order(x, y)
 
 
-def test_faster_and_as_exact_is_taken(machine: Any):
+def test_faster_and_as_exact_is_taken(machine):
     machine(in_other_order, 2.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
@@ -129,23 +126,23 @@ def test_faster_and_as_exact_is_taken(machine: Any):
 
 
 @pytest.mark.parametrize("multiply", [narrow, split, loose, only_heads, only_a_gradient, lost])
-def test_what_rounds_is_refused_however_fast(machine: Any, multiply: Any):
+def test_what_rounds_is_refused_however_fast(machine, multiply):
     machine(multiply, 100.0)
     found = products.found()
     assert not found
     assert found.why.startswith("they would round: error ")
 
 
-def test_what_is_no_faster_is_refused(machine: Any):
+def test_what_is_no_faster_is_refused(machine):
     machine(in_other_order, 1.1)
     assert products.found() == Products(False, "they are not faster here: 1.10 times")
 
 
-def test_the_clock_is_asked_again_where_it_leaves_a_doubt(monkeypatch: pytest.MonkeyPatch):
+def test_the_clock_is_asked_again_where_it_leaves_a_doubt(monkeypatch):
     """Turns that others disturb: the first five of the stock side are slow, its sixth is not."""
     asked = []
 
-    def seconds(precision: str, pairs: object) -> float:
+    def seconds(precision, pairs):
         asked.append(precision)
         return 1.0 if precision == "bf16" or asked.count("ieee") > 5 else 1.3
 
@@ -154,7 +151,7 @@ def test_the_clock_is_asked_again_where_it_leaves_a_doubt(monkeypatch: pytest.Mo
     assert asked[:4] == ["ieee", "bf16", "ieee", "bf16"]
 
 
-def test_other_refusals(machine: Any, monkeypatch: pytest.MonkeyPatch):
+def test_other_refusals(machine, monkeypatch):
     machine(lambda x, y: x @ y, 2.0)
     assert products.found().why == "the switch changes nothing on this processor"
     machine(in_other_order, 2.0)
@@ -168,7 +165,7 @@ def test_other_refusals(machine: Any, monkeypatch: pytest.MonkeyPatch):
             with fast_products() as found:
                 assert found == Products(False, why)
 
-    def broken(x: object, y: object) -> torch.Tensor:
+    def broken(x, y):
         raise RuntimeError("no primitive\nat line 3")
 
     products._found.cache_clear()
@@ -196,7 +193,7 @@ def test_the_real_check_of_this_machine():
         torch.testing.assert_close(came.double(), exact, rtol=1e-5, atol=1e-3)
 
 
-def test_a_setting_of_somebody_else_is_left_alone(machine: Any):
+def test_a_setting_of_somebody_else_is_left_alone(machine):
     machine(in_other_order, 2.0)
     products.SWITCH.fp32_precision = "tf32"
     try:
@@ -209,7 +206,7 @@ def test_a_setting_of_somebody_else_is_left_alone(machine: Any):
 
 
 # ----------------------------------------------------------------------------------------------------------- the switch
-def test_the_inner_wish_holds_and_all_is_put_back(able: Any):
+def test_the_inner_wish_holds_and_all_is_put_back(able):
     able(YES)
     before = state()
     with fast_products() as outer:
@@ -224,12 +221,12 @@ def test_the_inner_wish_holds_and_all_is_put_back(able: Any):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_put_back_after_an_error(able: Any, error: type[BaseException]):
+def test_put_back_after_an_error(able, error):
     able(YES)
     before = state()
 
     @fast_products()
-    def fail() -> None:
+    def fail():
         assert state() == "bf16"
         raise error
 
@@ -239,13 +236,13 @@ def test_put_back_after_an_error(able: Any, error: type[BaseException]):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_threads_may_leave_in_any_order(able: Any, wanted: bool):
+def test_threads_may_leave_in_any_order(able, wanted):
     """The first to come is the first to go: what the second wants holds on, and then what was before both."""
     able(YES)
     before, seen = state(), []
     entered, left = threading.Event(), threading.Event()
 
-    def other() -> None:
+    def other():
         with fast_products(wanted):
             entered.set()
             left.wait(60)
@@ -261,23 +258,23 @@ def test_threads_may_leave_in_any_order(able: Any, wanted: bool):
 
 
 # --------------------------------------------------------------------------------------------------------------- a run
-def losses(folder: pathlib.Path) -> list[float]:
+def losses(folder):
     return [row["loss"] for row in rows(folder, "train")]
 
 
 @pytest.fixture
-def rough(able: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def rough(able, monkeypatch):
     """A machine whose fast products can be told from the others by the losses."""
     able(YES)
     plain = torch.nn.functional.linear
 
-    def linear(x: torch.Tensor, w: torch.Tensor, *bias: Any) -> torch.Tensor:
+    def linear(x, w, *bias):
         return plain(x, w, *bias) * (1.001 if state() == "bf16" else 1.0)
 
     monkeypatch.setattr(torch.nn.functional, "linear", linear)
 
 
-def test_a_run_takes_them_and_says_so(rough: None, tiny: Tiny, tmp_path: pathlib.Path):
+def test_a_run_takes_them_and_says_so(rough, tiny, tmp_path):
     on, off = (tiny(tmp_path / name, steps=2, fast_products=name == "on") for name in ("on", "off"))
     assert ph.digest(on) == ph.digest(off)
     run(on, progress=False)
@@ -290,16 +287,7 @@ def test_a_run_takes_them_and_says_so(rough: None, tiny: Tiny, tmp_path: pathlib
 
 
 @pytest.mark.parametrize("first", [YES, NO])
-def test_a_run_that_goes_on_keeps_its_products(
-    rough: None,
-    tiny: Tiny,
-    tmp_path: pathlib.Path,
-    at_step: Any,
-    able: Any,
-    first: Products,
-    capsys: Any,
-    monkeypatch: Any,
-):
+def test_a_run_that_goes_on_keeps_its_products(rough, tiny, tmp_path, at_step, able, first, capsys, monkeypatch):
     """Stopped at step 3 and gone on with after the check has changed its mind: only from no to yes is it the same.
 
     A checkpoint of before there was a choice was made with the stock products and does not say so.
@@ -327,15 +315,15 @@ def test_a_run_that_goes_on_keeps_its_products(
         same(tmp_path / "whole", tmp_path / "cut")
 
 
-def _silent(*what: Any) -> dict[str, Any]:
+def _silent(*what):
     return {name: value for name, value in checkpoint.restore(*what).items() if name != "fast_products"}
 
 
-def _interrupt() -> None:
+def _interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_population_takes_them_and_keeps_them(rough: None, tiny: Tiny, tmp_path: pathlib.Path, able: Any):
+def test_a_population_takes_them_and_keeps_them(rough, tiny, tmp_path, able):
     """A member that began otherwise is trained by itself."""
     runs = [tiny(tmp_path / "x", steps=2, residual_dropout=0.0, seed=seed, name=f"m{seed}") for seed in (1, 2)]
     done = population.train(runs, tmp_path / "all", progress=False)
@@ -351,7 +339,7 @@ def test_a_population_takes_them_and_keeps_them(rough: None, tiny: Tiny, tmp_pat
     assert [len(part) for part in population._of_one_step([*places, config], {})] == [2, 1]
 
 
-def test_what_decides_for_a_run(able: Any, tiny: Tiny, tmp_path: pathlib.Path):
+def test_what_decides_for_a_run(able, tiny, tmp_path):
     able(YES)
     config = tiny(tmp_path)
     whys = {
@@ -369,7 +357,7 @@ def test_what_decides_for_a_run(able: Any, tiny: Tiny, tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize(("others", "fast"), [(2, True), (1, False)])
-def test_processes_of_a_run_agree(monkeypatch: pytest.MonkeyPatch, others: int, fast: bool):
+def test_processes_of_a_run_agree(monkeypatch, others, fast):
     monkeypatch.setattr(World, "sum", lambda self, values: values + others)
     world = World(0, 3, 0, CPU)
     assert products.agreed(YES, world).fast is fast
@@ -378,7 +366,7 @@ def test_processes_of_a_run_agree(monkeypatch: pytest.MonkeyPatch, others: int, 
 
 
 # ---------------------------------------------------------------------------------------------------- the command line
-def test_evaluation_takes_them_unless_the_run_does_not(whole: pathlib.Path, monkeypatch: Any, capsys: Any):
+def test_evaluation_takes_them_unless_the_run_does_not(whole, monkeypatch, capsys):
     asked: list[bool] = []
     plain = products.fast_products
     monkeypatch.setattr(products, "fast_products", lambda wanted=True: asked.append(wanted) or plain(wanted))
