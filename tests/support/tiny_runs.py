@@ -104,3 +104,15 @@ def interrupted(run: Any, step: int, number: int = signal.SIGINT) -> str:
         with pytest.raises(Interrupted) as error:
             train(run, progress=False, resume=True)
     return str(error.value)
+
+
+def crashed(run: Any, step: int) -> None:
+    """Train until an error while batch number `step` (from 0) is drawn."""
+
+    def fail() -> None:
+        raise RuntimeError("power cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        before_batch(patch, type(run.task), step, fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(run, progress=False)

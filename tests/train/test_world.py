@@ -87,11 +87,7 @@ def test_alone_nothing_is_started(monkeypatch):
     assert (one.size, one.first, one.device.type) == (1, True, "cpu")
     with one.joined():
         assert not torch.distributed.is_initialized()
-        assert [StopBroadcast(one).exchange(15), one.on_rank_zero(lambda: 4), one.mean([torch.tensor(2.0)])] == [
-            15,
-            4,
-            [2.0],
-        ]
+        assert [StopBroadcast(one).exchange(15), one.on_rank_zero(lambda: 4)] == [15, 4]
 
 
 def test_a_batch_that_devices_cannot_share(tiny):
