@@ -22,6 +22,7 @@ from polyhead.train.store.state import ENDED
 from polyhead.train.tracking import Rows
 from polyhead.train.world import World
 
+
 class Member:
     """One run of a training loop.  `step`: the step of its last row.  `saved`: the step of its last checkpoint."""
 

@@ -115,5 +115,6 @@ def _download(name: str) -> pathlib.Path:
             download_url_to_file(f"{source}/{file}", str(into / file), digest, progress=sys.stderr.isatty())
     except (OSError, urllib.error.URLError, RuntimeError) as error:
         hint = f"with the folder {name} in {_kept()}, or in the folder that {OWN} names, nothing is downloaded"
-        raise ValueError(f"load: {name} is not here and {source} could not be downloaded ({one_line(error)}); {hint}") from None
+        said = f"load: {name} is not here and {source} could not be downloaded ({one_line(error)})"
+        raise ValueError(f"{said}; {hint}") from None
     return into
