@@ -1,15 +1,15 @@
-"""Runs on several devices are runs: the same losses as on one, whoever goes on with them; and nothing hangs.
+"""Runs on several devices have the same losses as on one, and can be resumed on any number; nothing hangs.
 
 Two and three processes over gloo on the CPU, each launch with all that it is to do (tests/support/devices.py).
 """
 
 import importlib
 import json
-import pathlib
 import shutil
 
 import forked
 import pytest
+from run_folders import CLOCK
 from safetensors.torch import load_file
 from tests.support import devices
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -18,8 +18,6 @@ from polyhead.train import launch, load_model, read_result, run
 from polyhead.train.store.folder import read_metrics
 from polyhead.train.world import LOST, World
 
-ROOT = pathlib.Path(__file__).parents[2]
-CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
 ACROSS = 1e-5
 """Losses of sixteen steps; other figures by ten times as much: they are larger or, as r2, divide by something small."""
 
@@ -99,17 +97,17 @@ def test_two_processes_get_what_one_gets(root, two, name):
 
 
 @pytest.mark.parametrize("name", ["fuzzy-sharded-on", "text-data-on"])
-def test_three_go_on_where_two_stopped(root, three, name):
+def test_three_resume_where_two_stopped(root, three, name):
     same(root, name)
 
 
-def test_one_goes_on_where_two_stopped(root, two):
+def test_one_resumes_where_two_stopped(root, two):
     part(root, "fuzzy-sharded", "fuzzy-alone", "checkpoint-00000010.sharded")
     run(devices.fuzzy(root / "fuzzy-alone"), progress=False, resume=True)
     same(root, "fuzzy-alone")
 
 
-def test_parts_go_on_where_one_stopped(root, two):
+def test_shards_resume_where_one_stopped(root, two):
     """From a checkpoint of one file; until a signal stops them."""
     found, wanted = (read_metrics(root / name) for name in ("stopped-sharded", "fuzzy-one"))
     rows = [{row["step"]: row["loss"] for row in some if row["kind"] == "train"} for some in (found, wanted)]

@@ -104,20 +104,3 @@ def test_what_is_left_of_a_text_run_is_damaged(campaign):
     assert (
         fine([campaign.damaged("text run", 0, "run/data.json", "emptied", finished=False)])[0]["outcome"] == "refused"
     )
-
-
-def test_the_campaign_sees_what_is_wrong(campaign, tmp_path):
-    """Two facts that differ in one row, one score, one bit."""
-    from lives import difference
-
-    wanted = campaign.undisturbed("train").facts["run"]
-    rows = wanted["rows"]
-    assert difference(wanted, wanted) is None
-    assert difference({**wanted, "rows": rows[:-1]}, wanted) == "1 rows of metrics are missing"
-    assert difference({**wanted, "rows": [*rows, rows[-1]]}, wanted) == "1 rows of metrics occur twice"
-    assert difference({**wanted, "rows": rows[::-1]}, wanted) == "rows of metrics differ in order"
-    assert difference({**wanted, "rows": [{**rows[0], "loss": 1.0}, *rows[1:]]}, wanted) == "numbers in metrics differ"
-    assert difference({**wanted, "scores": {}}, wanted) == "scores differ"
-    name, text = next(iter(wanted["tensors"].items()))
-    flipped = f"{int(text[0], 16) ^ 1:x}{text[1:]}"
-    assert difference({**wanted, "tensors": {**wanted["tensors"], name: flipped}}, wanted) == "tensors differ"

@@ -134,7 +134,7 @@ def test_outside_slurm_nobody_is_asked(monkeypatch):
     assert requeue() == "job 7 could not be queued again"
 
 
-def test_a_preempted_worker_saves_asks_and_goes_on(tiny, tmp_path, whole, at_step, slurm, capsys):
+def test_a_preempted_worker_saves_asks_and_resumes(tiny, tmp_path, whole, at_step, slurm, capsys):
     folder = tmp_path / "run"
     with claim(tiny(folder), folder):
         pass

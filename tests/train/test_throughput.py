@@ -36,28 +36,25 @@ def test_it_is_what_a_step_multiplies(kind, tied):
     assert counter.get_total_flops() == operations(model, 12) * 3 * 12
 
 
+def cost(**changes):
+    return operations(ph.Transformer(config(**changes)), 12)
+
+
 def test_causal_tokens_see_half_the_keys_and_a_window_less():
-    plain = operations(ph.Transformer(config()), 12)
     each = 6 * 2 * 4 * (4 + 4)  # of a key: two layers, four heads, widths of keys and values
     for changes, keys in (({"causal": True}, 6), ({"causal": True, "window": 4}, 4), ({"window": 5}, 5)):
-        assert plain - operations(ph.Transformer(config(**changes)), 12) == each * (12 - keys)
+        assert cost() - cost(**changes) == each * (12 - keys)
 
 
-def test_of_experts_those_that_are_asked_count():
-    one, some = (
-        operations(ph.Transformer(config(layers=1, feedforward=ph.Experts(4, k, hidden=8, bias=False))), 12)
-        for k in (1, 3)
-    )
-    assert some - one == 6 * 2 * (2 * 16 * 8)
+def test_only_the_chosen_experts_count():
+    one, three = (cost(layers=1, feedforward=ph.Experts(4, k, hidden=8, bias=False)) for k in (1, 3))
+    assert three - one == 6 * 2 * (2 * 16 * 8)
 
 
-def test_relations_are_work():
-    of = {
-        n: operations(ph.Transformer(config(layers=1, heads=ph.Relational(2, relations=n, relation_dim=4))), 12)
-        for n in (2, 5)
-    }
+def test_relations_count():
+    two, five = (cost(layers=1, heads=ph.Relational(2, relations=n, relation_dim=4)) for n in (2, 5))
     weights = 2 * 16 * 4 + 2 * 8  # of one relation: its two projections, its row for each head
-    assert of[5] - of[2] == 3 * 6 * (weights + 12 * (2 * 1 + 4))
+    assert five - two == 3 * 6 * (weights + 12 * (2 * 1 + 4))
 
 
 @pytest.mark.parametrize(
