@@ -73,7 +73,7 @@ def initial(config: Run) -> nn.Module:
     return build(config.model)
 
 
-class Single(Networks):
+class Single:
     """The network of one run: `model`, with a data-parallel or sharded wrapper if several processes train it."""
 
     def __init__(self, config: Run, device: torch.device, world: World | None = None) -> None:
@@ -167,6 +167,12 @@ class Single(Networks):
 
     def alone(self, i: int, step: int) -> State:
         return self.model, self.optimiser, self.scaler
+
+    def loaded(self, i: int, state: State) -> None:
+        pass
+
+    def select(self, which: list[int]) -> None:
+        pass
 
     def rates(self, steps_per_second: float) -> dict[str, float]:
         return self.throughput.row(steps_per_second)
