@@ -1,4 +1,4 @@
-"""Malicious files run no code and are refused in one line, whatever their content and name."""
+"""Malicious files run no code and are refused in one line, under any name."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ from polyhead.train.store.folder import read_metrics, read_result
 SOURCE = pathlib.Path(ph.__file__).parent
 
 
-# -------------------------------------------------------------------------------------------------------- what is there
+# ---------------------------------------------------------------------------------------------- files and their readers
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
     """A run on text that was trained, with all that a run folder may hold; its tokens; models for other libraries."""
@@ -70,7 +70,7 @@ def _nothing_remembered():
 
 
 def verb(*words):
-    """A command of `polyhead` for what lies in the folder F; it fails in one line as a ValueError does."""
+    """A command of `polyhead` for files in the folder F; an error of one line is raised as a ValueError."""
 
     def call(root):
         error = io.StringIO()

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 
 class Process(subprocess.Popen[bytes]):
-    _child_created = False  # by what this class inherits, which then leaves the child alone
+    _child_created = False  # read by the base class, which then leaves the child alone
 
     def __init__(
         self,

@@ -128,14 +128,14 @@ def garbled(data: bytes, dice: random.Random) -> bytes:
 # ------------------------------------------------------------------------------------------------------------- targets
 @dataclass(frozen=True)
 class Target:
-    """`draw(dice)` is an input, `read(input)` what must take or refuse it."""
+    """`draw(dice)` returns an input, which `read` must accept or refuse."""
 
     draw: Callable[[random.Random], Any]
     read: Callable[[Any], object]
 
 
 def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = None) -> dict[str, Target]:
-    """What is fuzzed.  `run`: one that was trained in its folder; `folder`: an empty one for what is written."""
+    """All targets by name.  `run`: a run that was trained in its folder; `folder`: an empty one for the inputs."""
     known, trained = seeds(recipes), pathlib.Path(str(run.folder))
     texts = [json.dumps(data, indent=2).encode() for data in known]
     own = configs.digest(run)

@@ -30,7 +30,7 @@ import forked
 
 HANGS = 240.0  # seconds after which a life counts as hung
 DAMAGES = ("truncated", "flipped", "emptied", "zeroed", "missing")
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes the zygote's
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of the zygote
 Order = dict[str, Any]
 
 
@@ -47,7 +47,7 @@ class Zygote:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.communicate()  # it ends with what it reads
+        self.process.communicate()  # it ends when its input ends
 
     def live(self, order: Order, fault: Order | None = None) -> Order:
         """One life: its exit `code` (below 0: the signal), all it `said`, `moment` (where it was killed), `seconds`."""
@@ -58,7 +58,7 @@ class Zygote:
 
 
 def damage(path: pathlib.Path, kind: str, dice: Any) -> None:
-    """What a disk, a copy or a hand does to a file: see DAMAGES."""
+    """Damage a file in one of the ways of DAMAGES."""
     data = bytearray(path.read_bytes())
     if kind == "missing":
         path.unlink()
@@ -73,7 +73,7 @@ def damage(path: pathlib.Path, kind: str, dice: Any) -> None:
     else:
         assert kind == "emptied", kind
         data.clear()
-    path.write_bytes(data)  # in place: what is the same file by another name is hit, too
+    path.write_bytes(data)  # in place, so that its hard links are damaged, too
 
 
 def facts(folder: pathlib.Path) -> Order:
@@ -98,7 +98,7 @@ def facts(folder: pathlib.Path) -> Order:
 
 
 def difference(came: Order, wanted: Order) -> str | None:
-    """What of the facts is not as it should be, in words; None where all are."""
+    """The first fact that differs, in words, or None."""
     for name, value in wanted.items():
         if came.get(name) != value:
             return _rows(came["rows"], value) if name == "rows" else f"{name} differ"
@@ -127,7 +127,7 @@ def serve() -> None:
 
 
 def _warm() -> None:
-    """Import and compute once what every life would import and compute again."""
+    """Import and compute once, so that no life has to."""
     import torch
 
     import polyhead as ph
@@ -154,7 +154,7 @@ def _life(order: Order) -> Order:
             _child(order, log, note)
         killed = _wait(pid, fault)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if not order.get("leave"):  # what a killed sweep leaves behind would otherwise go on
+        if not order.get("leave"):  # the workers of a killed sweep would otherwise continue
             _end(_children(os.getpid()))
         said = log.read_text(errors="replace") if log.exists() else ""
         moment = note.read_text() if note.exists() else killed
@@ -240,7 +240,7 @@ def _train(order: Order, note: pathlib.Path) -> int:
 
 
 def _use(order: Order, note: pathlib.Path) -> int:
-    """What `polyhead eval` and `generate` read, without the floors that eval computes."""
+    """Read the files that `polyhead eval` and `generate` read, without computing floors."""
     from polyhead.tasks.text.tokens import codec_of
     from polyhead.train import evaluate, load_model
 

@@ -55,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-OWN = (  # what members may have of their own
+OWN = (  # settings that may differ between members
     {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
     {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},
     {"seed": 0, "lr": 1e-3, "weight_decay": 0.0, "warmup": 5, "early_floor": True, "clip": 1.0, "eps": 1e-6},
@@ -98,7 +98,7 @@ def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], obje
 
 
 def interrupted(run: Any, step: int, number: int = signal.SIGINT) -> str:
-    """Train, or resume, until a signal during step number `step` (from 1), after which it is saved; what it says."""
+    """Train, or resume, until a signal in step `step` (from 1), after which it is saved; returns the message."""
     with pytest.MonkeyPatch.context() as patch:
         before_batch(patch, type(run.task), step - 1, lambda: os.kill(os.getpid(), number))
         with pytest.raises(Interrupted) as error:

@@ -44,7 +44,7 @@ def test_the_batch_of_the_first_bad_step_is_kept(tiny, tmp_path, at_step, monkey
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"PK\x03\x04", None])
-def test_what_is_no_batch(tmp_path, whole, content):
+def test_other_files_are_no_batch(tmp_path, whole, content):
     path = tmp_path / "x"
     path.write_bytes((whole / "checkpoint.safetensors").read_bytes() if content is None else content)
     with pytest.raises(ValueError, match=r"^batch: \S+ is damaged or holds no batch \([^\n]+\)$"):

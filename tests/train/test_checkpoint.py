@@ -116,7 +116,7 @@ def test_tied_tables_survive(tmp_path):
 
 
 def test_a_save_that_fails_leaves_the_checkpoint_whole(trained):
-    """What the run does then is tested in test_disk.py."""
+    """How a run continues is tested in test_disk.py."""
     config, model = load_model(trained)
     before = {path.name: path.read_bytes() for path in trained.iterdir()}
     wanted = r"^[^\n]+checkpoint.safetensors: cannot be written \(File too large\)$"

@@ -76,7 +76,7 @@ PLAIN = {"dropout": 0.0, "residual_dropout": 0.0}
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """A sharded checkpoint and what is in it, for all tests to copy."""
+    """A sharded checkpoint and its tensors, for all tests to copy."""
     folder = tmp_path_factory.mktemp("sharded")
     with alone():
         model, found = trained(tiny_runs.tiny(folder, **PLAIN), sharded=True)
@@ -101,7 +101,7 @@ def test_a_model_whole_or_sharded_is_filled(saved, sharded):
     assert all(torch.equal(read[name], wanted[name]) for name in wanted)
 
 
-def test_what_lies_on_the_disk(saved):
+def test_the_files_of_a_sharded_checkpoint(saved):
     path, _, wanted = saved
     assert sorted(file.name for file in path.iterdir()) == [INDEX, "shard-00000.safetensors"]
     assert not list(path.parent.glob("*.partial"))
@@ -199,7 +199,7 @@ def test_nothing_is_unpickled(saved, tmp_path):
     assert not marker.exists()
 
 
-def test_a_disk_that_fails_is_told_and_leaves_what_was(saved, monkeypatch):
+def test_a_failing_disk_leaves_the_last_checkpoint(saved, monkeypatch):
     path, config, wanted = saved
 
     def full(*_):

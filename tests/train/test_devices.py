@@ -34,7 +34,7 @@ elastic_launch(config, devices.worker_main)(*words)
 
 
 def start(count, root, *cases):
-    """By torchrun's engine, in copies of this process: (exit code, what was said)."""
+    """By torchrun's engine, in copies of this process: exit code and output."""
     return forked.run(STARTED, count, root, *cases)
 
 
@@ -56,7 +56,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(root):
-    """What one process gets."""
+    """The scores of a single process."""
     importlib.import_module("torch.distributed.fsdp")  # once: the others are copies of this process
     run(devices.fuzzy(root / "fuzzy-one"), progress=False)
     run(devices.text(root / "text-one"), progress=False)
@@ -88,7 +88,7 @@ def same(root, name):
 
 
 @pytest.mark.parametrize("name", ["fuzzy-data", "fuzzy-sharded", "text-sharded"])
-def test_two_processes_get_what_one_gets(root, two, name):
+def test_two_processes_get_the_losses_of_one(root, two, name):
     same(root, name)
     result = read_result(root / name)
     assert result is not None
@@ -162,7 +162,7 @@ def failure(rank, code, at):
     return found
 
 
-def test_the_launcher_tells_who_died(capsys):
+def test_the_launcher_names_the_killed_worker(capsys):
     lost = failure(0, LOST, 1)
     assert launch._told([lost, failure(1, -9, 2)], 2, "polyhead resume RUN --devices 2") == 137
     told = capsys.readouterr().err

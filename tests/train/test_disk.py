@@ -16,7 +16,7 @@ from polyhead.train.store.folder import Metrics, read_metrics
 
 
 class Rest:
-    """Instead of waiting: `mend` the disk after `rests` of them, and count."""
+    """Replaces `disk.sleep`: counts the calls, and calls `mend` at the last of `rests`."""
 
     def __init__(self, monkeypatch, rests, mend):
         self.left, self.mend, self.rests = rests, mend, 0
@@ -54,7 +54,7 @@ def test_a_full_disk_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, cap
 
 @pytest.mark.parametrize(("call", "code"), [("fsync", "ESTALE"), ("replace", "EDQUOT")])
 def test_a_failing_disk_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, call, code):
-    """From step 3 on whatever `call` does first to a file fails: rows, checkpoints, their other names, the result."""
+    """From step 3 on the first `call` for each file fails: rows, checkpoints, their links, the result."""
     plain, number, failed = getattr(os, call), getattr(errno, code), []
 
     def failing(*args):
@@ -72,7 +72,7 @@ def test_a_failing_disk_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, 
     assert {"checkpoint.safetensors", wanted} <= {pathlib.Path(path).name.removesuffix(".partial") for path in failed}
 
 
-def test_a_share_that_is_gone_is_waited_for(tiny, tmp_path, whole, at_step, monkeypatch, capsys):
+def test_a_missing_share_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, capsys):
     """Of the open file only a stale handle is left, as over NFS."""
     folder, away = tmp_path / "run", tmp_path / "away"
 
@@ -87,7 +87,7 @@ def test_a_share_that_is_gone_is_waited_for(tiny, tmp_path, whole, at_step, monk
 
 
 def test_rows_that_the_disk_lost_take_no_others_with_them(tmp_path, monkeypatch, capsys):
-    """A share comes back without what was not yet on its disk: what was lost is said, what follows is whole."""
+    """A share comes back without the data that were not on its disk: the loss is reported, and later rows are whole."""
     metrics = Metrics(tmp_path, lambda row: True)
     for step in (1, 2):
         metrics.add({"kind": "train", "step": step})
@@ -99,7 +99,7 @@ def test_rows_that_the_disk_lost_take_no_others_with_them(tmp_path, monkeypatch,
     assert capsys.readouterr().err == f"{metrics.path}: the last rows were lost with the disk\n"
 
 
-def test_only_what_may_pass_is_waited_for(tiny, tmp_path, at_step, monkeypatch):
+def test_permanent_errors_are_raised(tiny, tmp_path, at_step, monkeypatch):
     def refused(*args):
         raise OSError(errno.EACCES, "Permission denied")
 

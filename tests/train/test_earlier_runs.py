@@ -108,7 +108,7 @@ def test_a_population_resumes(here):
         check(folder, MADE / "population" / folder.name, read("expected.json")[f"population/{folder.name}"])
 
 
-def test_a_finished_run_is_what_it_was(here):
+def test_a_finished_run_is_unchanged(here):
     wanted = read("expected.json")["finished"]
     before = (here / "finished" / "metrics.jsonl").read_bytes()
     result = ph.train.run(ph.train.read_config("finished"), progress=False, resume=True)

@@ -22,7 +22,7 @@ def campaign(tmp_path_factory):
 
 
 def fine(records):
-    """What came of them; the last of them must have been killed, too, or everything was over."""
+    """The records of faults that hit; all outcomes are good."""
     assert [record for record in records if record["outcome"] not in GOOD] == []
     return [record for record in records if record["outcome"] != "unharmed"]
 
@@ -35,7 +35,7 @@ def test_killed_again_and_again(campaign, kind, cases, faults):
     """In all at least 20 times, mostly inside an operation on a file."""
     if kind in ("tokenise", "text run"):
         pytest.importorskip("tokenizers")
-    # How far a run is at a moment depends on what else the machine does; the last fault may come too late.
+    # A run may be faster or slower, so the last fault may come too late.
     aims = ("file",) * (faults - 1) + ("moment" if kind in ("train", "text run") else "file",)
     killed = [record for case in range(cases) for record in fine(campaign.kills(kind, case, faults, aims))]
     assert len(killed) >= {"train": 8, "tokenise": 4, "text run": 3, "sweep": 3, "population": 2}[kind]
@@ -98,7 +98,7 @@ def test_rows_that_are_lost_are_told(campaign, tmp_path, capsys, cut):
     assert f"{count} of {whole} rows are lost or damaged" in capsys.readouterr().err
 
 
-def test_what_is_left_of_a_text_run_is_damaged(campaign):
+def test_damaged_files_of_a_text_run(campaign):
     pytest.importorskip("tokenizers")
     fine([campaign.damaged("text run", 0, "run/tokenizer.json", "truncated", finished=True)])
     assert (

@@ -176,14 +176,14 @@ def test_heads_of_other_models_are_zeroed():
         ("tokens", {"outputs": Logits(4)}, r"the task's outputs are Classes\(count=4.* are Logits\(count=4"),
     ],
 )
-def test_what_does_not_fit_the_task_is_one_line(task, model, text, tmp_path):
+def test_a_model_that_does_not_fit_the_task_is_one_line(task, model, text, tmp_path):
     config = a_run(task, tmp_path)
     with pytest.raises(ValueError, match=f"train: {text}") as error:
         run(replace(config, model=replace(config.model, **model)), progress=False)
     assert "\n" not in str(error.value)
 
 
-def test_populations_leave_out_what_they_cannot_hold(tmp_path):
+def test_populations_leave_out_unsupported_models(tmp_path):
     reasons = {name: unsupported_reason(a_run(name, tmp_path)) for name in MODELS}
     assert reasons == {
         "sequences": "it is an encoder-decoder",

@@ -44,7 +44,7 @@ def _as_it_was():
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine whose products with the switch on are those of `multiply`, so many times as fast."""
+    """A machine whose products with the switch on are those of `multiply`, `speed` times as fast."""
 
     def build(multiply, speed):
         now = [0.0]
@@ -325,7 +325,7 @@ def test_a_population_takes_them_and_keeps_them(rough, tiny, tmp_path, able):
     assert [len(part) for part in population._of_one_step([*places, config], {})] == [2, 1]
 
 
-def test_what_decides_for_a_run(able, tiny, tmp_path):
+def test_the_choice_of_a_run(able, tiny, tmp_path):
     able(YES)
     config = tiny(tmp_path)
     assert products.of_run(config, CPU)

@@ -104,7 +104,7 @@ def test_the_best_has_its_name_after_a_kill_before_it_got_it(tiny, tmp_path, mon
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-def test_at_every_moment_there_is_a_whole_one(tiny, tmp_path, monkeypatch):
+def test_a_whole_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
     """Looked at before every rename, link and removal once there is one: no step is ever lost."""
     config, seen = tiny(tmp_path, save_every=2, eval_every=4), []
     looking: list[int] = []

@@ -29,7 +29,7 @@ def _no_job(monkeypatch):
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """Programs that say a job's state and note what is asked of them; returns how to read those notes."""
+    """Replaces Slurm's programs: they print a job's state and note their arguments; returns a reader of these notes."""
 
     def install(state="RUNNING", job="7", fails=False):
         place = tmp_path / "slurm"
@@ -60,7 +60,7 @@ def slurm(tmp_path, monkeypatch):
         (signal.SIGUSR1, {"SLURM_JOB_ID": "7", "POLYHEAD_REQUEUE": "0"}, Preempted),
     ],
 )
-def test_what_a_signal_means(number, environment, kind, monkeypatch):
+def test_the_error_of_each_signal(number, environment, kind, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with Stop() as stop:
@@ -118,7 +118,7 @@ def test_a_signal_while_libraries_are_imported_is_not_lost(words, name, code, tm
         ({}, {"SUBMITIT_EXECUTOR": "slurm"}, "", []),
     ],
 )
-def test_who_asks_to_be_queued_again(slurm, monkeypatch, given, environment, said, asked):
+def test_which_job_asks_to_be_queued_again(slurm, monkeypatch, given, environment, said, asked):
     notes = slurm(**given)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -127,7 +127,7 @@ def test_who_asks_to_be_queued_again(slurm, monkeypatch, given, environment, sai
     assert all(note.startswith(wanted) for note, wanted in zip(notes(), asked, strict=True))
 
 
-def test_outside_slurm_nobody_is_asked(monkeypatch):
+def test_outside_slurm_nothing_is_asked(monkeypatch):
     assert requeue() == ""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", "")

@@ -21,7 +21,7 @@ from polyhead.train.store.folder import read_metrics
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """Documents of a few hundred bytes, in which what comes next can be learned."""
+    """Documents of a few hundred bytes with a regular structure."""
     root = tmp_path_factory.mktemp("text")
     (root / "documents").mkdir()
     for i in range(40):
@@ -75,7 +75,7 @@ def lazy(monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------- rows and folders
-def test_what_a_run_writes(text, whole):
+def test_rows_and_scores_of_a_text_run(text, whole):
     assert losses(whole)[-1] < losses(whole)[0]
     row = [row for row in read_metrics(whole) if row["kind"] == "train"][-1]
     assert {"loss", "bits_per_byte", "accuracy", "steps_per_second", "tokens_per_second"} <= row.keys()
@@ -91,7 +91,7 @@ def test_what_a_run_writes(text, whole):
     assert again == scores
 
 
-def test_what_is_kept_is_there_before_the_first_step(text, tmp_path, monkeypatch):
+def test_the_tokenizer_is_kept_before_the_first_step(text, tmp_path, monkeypatch):
     """And is forgotten when one starts over, as the text may be another."""
     seen: list[bool] = []
     plain = Text.batch

@@ -27,7 +27,7 @@ def config(**changes):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["softmax", "uneven"])
-def test_it_is_what_a_step_multiplies(kind, tied):
+def test_operations_are_those_of_pytorchs_counter(kind, tied):
     """Without a causal mask, whose half the reference does not save; two operations a multiply-add."""
     model = ph.Transformer(config(heads=KINDS[kind], outputs=ph.Logits(50, tied=tied)))
     tokens = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -84,7 +84,7 @@ class Words(ph.tasks.PairwiseOrder):
     length = 12
 
 
-def test_what_a_row_says(monkeypatch):
+def test_rates_in_a_row(monkeypatch):
     """Nothing where inputs are no tokens; on a card that is known its share, which a CPU stands in for here."""
     model, task = ph.Transformer(config(causal=True)), Words()
     run = ph.Run(task=task, model=model.config, train=ph.Train(batch_size=5))
@@ -130,4 +130,4 @@ def test_steps_per_second_are_those_of_training_alone(tiny, tmp_path, monkeypatc
     others = 50 + 2 * 2 * 100  # saved after 5 steps, two batches of two splits evaluated after 6
     assert [row["seconds"] for row in rows] == [2, 10, 20 + others, 24 + others + 50]
     (tmp_path / "result.json").unlink()
-    assert run(settings, progress=False, resume=True).seconds >= whole.seconds > 24 + others  # it goes on from there
+    assert run(settings, progress=False, resume=True).seconds >= whole.seconds > 24 + others  # it continues from there

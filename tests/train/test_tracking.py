@@ -19,7 +19,7 @@ from polyhead.train import tracking
 
 
 class Fake:
-    """A package that looks like all three trackers; what it is told, in order.  `fails`: the call that raises."""
+    """A package that looks like all three trackers, and records all calls in order.  `fails`: the call that raises."""
 
     def __init__(self, fails="", error=None):
         self.fails, self.error = fails, error or RuntimeError("no luck\ntoday")
@@ -255,7 +255,7 @@ def test_tensorboard(twice):
 def test_wandb_offline(twice):
     _real("wandb")
     folder = twice("wandb")
-    importlib.import_module("wandb").teardown()  # as at the end of the process: what is not written yet
+    importlib.import_module("wandb").teardown()  # as at the end of the process: it writes the rest
     _same(_offline(folder / "wandb"), written(folder))
 
 

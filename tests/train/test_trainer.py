@@ -56,7 +56,7 @@ def test_the_loop_is_the_plain_loop(tiny, tmp_path):
         torch.testing.assert_close(stored[f"model/{name}"], p.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_only_what_is_semantic_changes_the_losses(tiny, tmp_path, whole):
+def test_other_fields_change_neither_losses_nor_digest(tiny, tmp_path, whole):
     other = tiny(tmp_path, eval_every=1, save_every=100, name="another", deterministic=True)
     run(other, progress=False)
     assert rows(tmp_path, "train") == rows(whole, "train")
@@ -66,7 +66,7 @@ def test_only_what_is_semantic_changes_the_losses(tiny, tmp_path, whole):
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"dropout": 0.0}, {"lr": 2e-3}, {"weight_decay": 0.9}])
-def test_what_is_semantic_does(tiny, tmp_path, whole, change):
+def test_semantic_fields_change_the_losses(tiny, tmp_path, whole, change):
     run(tiny(tmp_path, **change), progress=False)
     assert rows(tmp_path, "train") != rows(whole, "train")
 
@@ -189,7 +189,7 @@ def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path, monkey
     assert again.scores == first.scores
 
 
-def test_a_finished_run_may_lie_where_nobody_can_write(tiny, tmp_path, monkeypatch):
+def test_a_finished_run_may_lie_in_a_read_only_folder(tiny, tmp_path, monkeypatch):
     first = run(tiny(tmp_path, steps=1), progress=False)
 
     def refused(*args):
@@ -345,7 +345,7 @@ def test_fp16_resumes_with_its_loss_scale(tiny, tmp_path):
 
 @pytest.mark.compile
 def test_compiled_training_keeps_names_and_losses(tiny, tmp_path, monkeypatch):
-    """Traced and run by the eager backend: what is tested here is that training goes through a compiled model."""
+    """By the eager backend: the test is only that training calls a compiled model."""
     seen: list[nn.Module] = []
     plain = nn.Module.compile
 

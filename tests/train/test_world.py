@@ -114,7 +114,7 @@ def test_a_worker_in_a_broken_world_says_so_in_one_line(tiny, tmp_path, given, m
     assert capsys.readouterr().err == ""
 
 
-# -------------------------------------------------------------------------------------------- what is a unit of its own
+# ----------------------------------------------------------------------------------------------------------- FSDP units
 def model(**settings):
     ends = (ph.Tokens(9), ph.Logits(9, tied=True))
     return build(ph.TransformerConfig(*ends, dim=8, layers=2, max_length=8, **settings))
@@ -128,7 +128,7 @@ def test_blocks_are_units():
     assert set(units(both)) == {*both.blocks, *both.encoder.blocks}
 
 
-def test_what_is_read_before_a_block_or_shared_by_two_is_none():
+def test_shared_parameters_and_early_symbols_are_no_units():
     own = model(heads=ph.Relational(2, symbols=ph.SymbolicAttention(count=4, heads=1, shared=False)))
     chosen = units(own)
     assert own.blocks[0] not in chosen

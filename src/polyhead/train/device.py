@@ -63,7 +63,7 @@ def keep_memory() -> None:
 
 
 DTYPE = torch.float32
-"""The dtype of a run's parameters, whatever the caller's default is: otherwise one digest would have two results."""
+"""The dtype of a run's parameters, independent of the caller's default: otherwise one digest would have two results."""
 
 _busy = threading.RLock()
 
