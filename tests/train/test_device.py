@@ -70,6 +70,16 @@ def test_the_default_dtype_of_the_caller_is_not_that_of_a_run():
         torch.set_default_dtype(torch.float32)
 
 
+def test_the_caller_keeps_warnings_in_place_of_errors():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with device.process(RECIPES["fuzzy-softmax"]()):
+            pass
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
     """They would share random numbers: each run would have the dropout of the other."""
     said = []
