@@ -4,7 +4,6 @@ Every input must be accepted, or refused by a ValueError of one line.  `fuzz` re
 depends on a seed, so input `number` of a target is the same everywhere.
 """
 
-import contextlib
 import functools
 import io
 import json
@@ -280,10 +279,3 @@ def fuzz(target: Target, name: str, numbers: range) -> dict[str, Any]:
     finally:
         signal.signal(signal.SIGPROF, before)
     return {"target": name, "inputs": len(numbers), "taken": taken, "refused": refused, "bad": bad}
-
-
-def written(value: Any) -> str:
-    """An input as a person looks at it."""
-    with contextlib.suppress(TypeError, ValueError):
-        return json.dumps(value)[:2000]
-    return repr(value)[:2000]

@@ -51,7 +51,7 @@ def test_other_files_are_no_batch(tmp_path, whole, content):
         read_batch(path)
 
 
-def test_a_full_disk_hides_no_divergence(tiny, tmp_path, monkeypatch):
+def test_a_full_disk_hides_no_divergence(tiny, tmp_path):
     (tmp_path / "bad_batch.safetensors.partial").mkdir()
     with pytest.raises(
         ValueError, match=r"lower train.lr or set train.clip; the batch of step 2, .* could not be saved \(.+\)$"

@@ -215,7 +215,7 @@ def test_a_failing_disk_leaves_the_last_checkpoint(saved, monkeypatch):
     assert all(torch.equal(values(model, found)[name], wanted[name]) for name in wanted)
 
 
-def test_an_unfinished_folder_is_no_checkpoint(saved, tiny):
+def test_an_unfinished_folder_is_no_checkpoint(saved):
     """Killed while it was written: the run resumes from the one before."""
     path, config, _ = saved
     path.with_name("checkpoint-00000009.sharded.partial").mkdir()

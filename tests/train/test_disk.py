@@ -86,7 +86,7 @@ def test_a_missing_share_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch,
     same(folder, whole)
 
 
-def test_rows_that_the_disk_lost_take_no_others_with_them(tmp_path, monkeypatch, capsys):
+def test_lost_rows_take_no_others_with_them(tmp_path, capsys):
     """A share comes back without the data that were not on its disk: the loss is reported, and later rows are whole."""
     metrics = Metrics(tmp_path, lambda row: True)
     for step in (1, 2):

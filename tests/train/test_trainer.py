@@ -179,7 +179,7 @@ def test_rows_and_result(whole):
     assert "folder" not in result
 
 
-def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path, monkeypatch):
+def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path):
     first = run(tiny(tmp_path, steps=3), progress=False)
     written = (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns
     assert run(tiny(tmp_path, steps=3), progress=False) == first
