@@ -21,7 +21,7 @@ from polyhead.train.store.folder import read_result
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """Stopped at step 11: checkpoints of steps 11 and 10; the best is of no evaluated step."""
+    """Stopped at step 11: checkpoints of steps 11 and 10, neither of an evaluated step, so there is no best one."""
     folder = tmp_path_factory.mktemp("begun")
     interrupted(tiny_runs.tiny(folder), 11)
     return folder
@@ -82,7 +82,7 @@ def test_the_best_is_the_best_of_the_headline(tiny, tmp_path, monkeypatch, bette
     assert steps(tmp_path) == [6, wanted]
 
 
-def test_the_best_has_its_name_after_a_kill_before_it_got_it(tiny, tmp_path, monkeypatch):
+def test_a_kill_before_the_best_is_linked_does_not_lose_it(tiny, tmp_path, monkeypatch):
     """Between the rename of a checkpoint and its link."""
     changes = {"steps": 8, "save_every": 2, "eval_every": 2, "lr": 3e-2}
     run(tiny(tmp_path / "whole", **changes), progress=False)
@@ -131,7 +131,7 @@ def test_a_whole_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
 
 # --------------------------------------------------------------------------------------------------------------- damage
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped digit", "missing"])
-def test_a_damaged_newest_one_costs_the_way_from_the_one_before(tiny, tmp_path, begun, whole, capsys, how):
+def test_a_damaged_newest_checkpoint_is_replaced_by_the_one_before(tiny, tmp_path, begun, whole, capsys, how):
     copied(begun, tmp_path)
     assert steps(tmp_path) == [11, 10]
     path = tmp_path / "checkpoint.safetensors"
@@ -150,16 +150,14 @@ def test_a_damaged_newest_one_costs_the_way_from_the_one_before(tiny, tmp_path, 
     assert not [name for name in names(tmp_path) if name.endswith(".damaged")]
 
 
-def test_with_none_left_it_begins_anew(tiny, tmp_path, begun, whole, capsys):
+def test_without_a_checkpoint_it_starts_again(tiny, tmp_path, begun, whole, capsys):
     copied(begun, tmp_path)
     for path in candidates(tmp_path):
         damage(path, "flipped")
     run(tiny(tmp_path), progress=False, resume=True)
     said = capsys.readouterr().err.splitlines()
-    assert [line.rpartition(" ")[2] for line in said[:2]] == [
-        "checkpoint.safetensors.damaged",
-        "checkpoint-00000010.safetensors.damaged",
-    ]
+    aside = [f"{name}.safetensors.damaged" for name in ("checkpoint", "checkpoint-00000010")]
+    assert [line.rpartition(" ")[2] for line in said[:2]] == aside
     assert said[2:] == ["tiny: no checkpoint is left, so it starts at step 0; the result will be the same"]
     same(tmp_path, whole)
 
@@ -191,7 +189,7 @@ def test_another_runs_checkpoint_stays_an_error(tiny, tmp_path, begun):
 
 @pytest.mark.parametrize("how", ["truncated", "flipped digit of a score", "not a table"])
 def test_a_damaged_result_is_made_again(tiny, tmp_path, whole, monkeypatch, capsys, how):
-    """From the final checkpoint: nothing is trained.  A score of which a digit flipped is no score."""
+    """From the final checkpoint, without training."""
     copied(whole, tmp_path)
     path = tmp_path / "result.json"
     text = path.read_text()
@@ -213,11 +211,10 @@ def test_results_and_configs_of_older_versions_are_read(tiny, tmp_path, whole):
         values = json.loads((tmp_path / name).read_text())
         del values[key]
         (tmp_path / name).write_text(json.dumps(values))
-    text = b"".join(
-        json.dumps(json.loads(line) | {"seal": None}).replace(', "seal": null', "").encode() + b"\n"
-        for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()
-    )
-    (tmp_path / "metrics.jsonl").write_bytes(text)
+    unsealed = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in unsealed:
+        del row["seal"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in unsealed))
     assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
     same(tmp_path, whole)
 
@@ -243,7 +240,7 @@ def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(tiny, 
         shutil.rmtree(tmp_path)
 
 
-def test_a_row_of_which_a_digit_flipped_is_no_row(tmp_path, whole):
+def test_a_row_with_a_flipped_digit_is_left_out(tmp_path, whole):
     copied(whole, tmp_path)
     path = tmp_path / "metrics.jsonl"
     text = path.read_text()
@@ -252,7 +249,7 @@ def test_a_row_of_which_a_digit_flipped_is_no_row(tmp_path, whole):
     assert rows(tmp_path) == rows(whole)[1:]
 
 
-def test_a_finished_run_whose_model_is_damaged_is_mended_on_request(tiny, tmp_path, whole):
+def test_the_damaged_model_of_a_finished_run_is_trained_again_on_request(tiny, tmp_path, whole):
     copied(whole, tmp_path)
     damage(tmp_path / "checkpoint.safetensors", "flipped")
     assert run(tiny(tmp_path), progress=False).steps == 12
