@@ -107,11 +107,11 @@ def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
     The newest comes before all others of its kind, whatever its step.  A sharded one may have a larger step.
     """
     newest, best = folder / CHECKPOINT, folder / BEST
-    here = newest.exists()
-    others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
-    reached = step_of(newest) if here else 0
-    further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
-    found = [*further, *[newest] * here, *(path for path in others if path not in further)]
+    found = others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
+    if newest.exists():
+        reached = step_of(newest)
+        further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
+        found = [*further, newest, *(path for path in others if path not in further)]
     return [*found, best] if best.exists() and not any(best.samefile(path) for path in found) else found
 
 
