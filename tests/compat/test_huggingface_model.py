@@ -332,7 +332,7 @@ def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
 
 
 def test_a_folder_that_an_earlier_version_exported(fixtures):
-    """By commit 3743f16, see tests/support/old_runs.py."""
+    """By commit 3743f16, see tests/train/test_earlier_runs.py."""
     made = fixtures / "made_by_3743f16"
     wanted = torch.tensor(json.loads((made / "expected.json").read_text())["exported"])
     model = ours.PolyheadForCausalLM.from_pretrained(made / "exported").eval()

@@ -50,7 +50,7 @@ KNOWN = {
     "train/store/bad_batch.py": "run/bad_batch.safetensors",
     "train/store/claims.py": "run/config.json, compared byte by byte",
     "train/store/checkpoint.py": "run/checkpoint.safetensors and the kept ones",
-    "train/store/sharded.py": "test_a_sharded_checkpoint_is_not_unpickled",
+    "train/store/sharded.py": "tests/train/test_checkpoint_sharded.py",
     "scale/sweep/engines/slurm.py": "own records, as JSON and numbers",
     "train/store/shipped.py": "own index; a file is loaded only if it has the digest noted there",
     "train/store/files.py": "a copy, byte for byte",
@@ -60,7 +60,7 @@ KNOWN = {
     "train/tracking.py": "what was told to a tracker, as text",
     "scale/tune/search.py": "test_tune",
 }
-"""Every file that reads something, and what of the above, or which test, shows that it may come from a stranger."""
+"""Every file that reads something, and the case of test_hostile_files.py, or the test, that shows that it is safe."""
 
 
 def test_every_loader_is_known():
@@ -73,7 +73,7 @@ def test_every_loader_is_known():
     assert KNOWN.keys() - found.keys() == set(), "these read nothing any more"
 
 
-def test_nothing_in_the_source_can_run_what_a_file_says():
+def test_no_source_runs_code_from_a_file():
     forbidden = (
         r"torch\.load\(|import pickle|pickle\.|allow_pickle=True|yaml\.(?:unsafe_)?load\(|\bexec\(|[^.\w]eval\(|"
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from tiny_runs import tiny
 
 import polyhead as ph
 from polyhead.models.build import build
@@ -25,12 +26,14 @@ EVALUATED = {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}
 """Batch size and parts of evaluations."""
 
 
+OFTEN = {"eval_batches": 2, "keep": 9, "log_every": 2, "eval_every": 13, "save_every": 10}
+
+
 def fuzzy(folder: object, **changes: Any) -> Any:
     """Sixteen steps of batches of 12 in parts, with clipping, no dropout; saved after 10."""
-    task = ph.tasks.FuzzyLogic(length=8)
-    parts: dict[str, Any] = {"feedforward": ph.Mlp(24), "positions": ph.RelativeBias(), "init": "hyla", "bias": True}
-    model = ph.TransformerConfig(*task.ends, dim=16, layers=2, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=8, **parts)
-    return _run("fuzzy", folder, task, model, {"accumulate": 2, "clip": 0.05}, changes)
+    sizes: dict[str, Any] = {"steps": 16, "batch_size": 12, "accumulate": 2, "warmup": 5, "lr": 3e-3, "clip": 0.05}
+    plain: dict[str, Any] = {"name": "fuzzy", "dropout": 0.0, "residual_dropout": 0.0}
+    return tiny(folder, **plain, **sizes, **OFTEN, **changes)
 
 
 def text(folder: object, **changes: Any) -> Any:
@@ -43,23 +46,10 @@ def text(folder: object, **changes: Any) -> Any:
     ends = (ph.Tokens(256), ph.Logits(256, tied=True, scaled=True))
     heads = (ph.Softmax(1), ph.Relational(1, symbols=ph.SymbolicAttention(count=4, heads=1)))
     model = ph.TransformerConfig(*ends, dim=16, layers=2, heads=heads, causal=True, norm="rms", max_length=16)
-    return _run("text", folder, task, model, {"evaluate": ("validation",)}, changes)
-
-
-def _run(name: str, folder: object, task: Any, model: Any, train: dict[str, Any], changes: dict[str, Any]) -> Any:
-    how: dict[str, Any] = {
-        "steps": 16,
-        "batch_size": 12,
-        "warmup": 5,
-        "lr": 3e-3,
-        "eval_batches": 2,
-        "keep": 9,
-        **train,
-    }
-    how |= {"eval_batches": 2, "log_every": 2, "eval_every": 13, "save_every": 10}
-    settings = ph.Train(**how)
-    here: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder)}
-    return dataclasses.replace(ph.Run(task=task, model=model, name=name, train=settings, seed=7, **here), **changes)
+    train = ph.Train(steps=16, batch_size=12, warmup=5, lr=3e-3, evaluate=("validation",), **OFTEN)
+    here: dict[str, Any] = {"folder": str(folder), "device": "cpu", "threads": 1}
+    run = ph.Run(task=task, model=model, name="text", train=train, seed=7, **here)
+    return dataclasses.replace(run, **changes)
 
 
 RUNS = {"fuzzy": fuzzy, "text": text}

@@ -14,12 +14,12 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 
 class Process(subprocess.Popen[bytes]):
-    _child_created = False  # by what this class inherits, which then leaves the child alone
+    _child_created = False  # read by the base class, which then leaves the child alone
 
     def __init__(
         self,
@@ -40,7 +40,14 @@ class Process(subprocess.Popen[bytes]):
                 os.setsid()
             for descriptor, file in ((1, stdout), (2, stderr)):
                 os.dup2(file.fileno(), descriptor)
-            _live(command, env)
+            self.begin()
+            _live(command, env, self.end)
+
+    def begin(self) -> None:
+        """In the child, before its work."""
+
+    def end(self) -> None:
+        """In the child, after its work."""
 
     def poll(self) -> int | None:
         return self._ended(os.WNOHANG)
@@ -64,7 +71,7 @@ class Process(subprocess.Popen[bytes]):
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _live(command: Sequence[str], env: Mapping[str, str] | None) -> None:
+def _live(command: Sequence[str], env: Mapping[str, str] | None, end: Callable[[], None]) -> None:
     """All of a child's life; does not return."""
     code: Any = 1
     try:
@@ -89,6 +96,7 @@ def _live(command: Sequence[str], env: Mapping[str, str] | None) -> None:
         traceback.print_exc()
     finally:
         sys.stdout.flush()
+        end()
         os._exit(code)
 
 

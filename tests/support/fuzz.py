@@ -4,7 +4,6 @@ Every input must be accepted, or refused by a ValueError of one line.  `fuzz` re
 depends on a seed, so input `number` of a target is the same everywhere.
 """
 
-import contextlib
 import functools
 import io
 import json
@@ -128,14 +127,14 @@ def garbled(data: bytes, dice: random.Random) -> bytes:
 # ------------------------------------------------------------------------------------------------------------- targets
 @dataclass(frozen=True)
 class Target:
-    """`draw(dice)` is an input, `read(input)` what must take or refuse it."""
+    """`draw(dice)` returns an input, which `read` must accept or refuse."""
 
     draw: Callable[[random.Random], Any]
     read: Callable[[Any], object]
 
 
 def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = None) -> dict[str, Target]:
-    """What is fuzzed.  `run`: one that was trained in its folder; `folder`: an empty one for what is written."""
+    """All targets by name.  `run`: a run that was trained in its folder; `folder`: an empty one for the inputs."""
     known, trained = seeds(recipes), pathlib.Path(str(run.folder))
     texts = [json.dumps(data, indent=2).encode() for data in known]
     own = configs.digest(run)
@@ -280,10 +279,3 @@ def fuzz(target: Target, name: str, numbers: range) -> dict[str, Any]:
     finally:
         signal.signal(signal.SIGPROF, before)
     return {"target": name, "inputs": len(numbers), "taken": taken, "refused": refused, "bad": bad}
-
-
-def written(value: Any) -> str:
-    """An input as a person looks at it."""
-    with contextlib.suppress(TypeError, ValueError):
-        return json.dumps(value)[:2000]
-    return repr(value)[:2000]

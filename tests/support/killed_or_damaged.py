@@ -35,7 +35,7 @@ TRIES = 8
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What a scenario comes to by itself: where, its facts, how long it takes, how many operations change its files."""
+    """An undisturbed scenario: its folder, facts and duration, and the number of operations that change files."""
 
     root: pathlib.Path
     facts: Order
@@ -141,7 +141,7 @@ class Campaign:
         user, told = scenario.user_of(path), path.name == "metrics.jsonl"
         log = user / "worker.log"  # of a sweep
         record["said"] = life["said"].strip()[-400:] or (log.read_text().strip()[-400:] if log.exists() else "")
-        if not life["code"] and (user / "result.json").exists():  # what a finished run has is looked at when it is used
+        if not life["code"] and (user / "result.json").exists():  # its files are read when it is used
             life = self.zygote.live({"do": "train" if told else "use", "folder": str(user)})
             record["said"] += life["said"].strip()[-400:]
         record["outcome"] = "went on"

@@ -26,10 +26,11 @@ import tempfile
 import time
 from typing import Any
 
-CLOCK = ("seconds", "steps_per_second", "tokens_per_second", "mfu")
+import forked
+
 HANGS = 240.0  # seconds after which a life counts as hung
 DAMAGES = ("truncated", "flipped", "emptied", "zeroed", "missing")
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: whoever loses its parent becomes the zygote's
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of the zygote
 Order = dict[str, Any]
 
 
@@ -46,7 +47,7 @@ class Zygote:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.process.communicate()  # it ends with what it reads
+        self.process.communicate()  # it ends when its input ends
 
     def live(self, order: Order, fault: Order | None = None) -> Order:
         """One life: its exit `code` (below 0: the signal), all it `said`, `moment` (where it was killed), `seconds`."""
@@ -57,7 +58,7 @@ class Zygote:
 
 
 def damage(path: pathlib.Path, kind: str, dice: Any) -> None:
-    """What a disk, a copy or a hand does to a file: see DAMAGES."""
+    """Damage a file in one of the ways of DAMAGES."""
     data = bytearray(path.read_bytes())
     if kind == "missing":
         path.unlink()
@@ -72,22 +73,22 @@ def damage(path: pathlib.Path, kind: str, dice: Any) -> None:
     else:
         assert kind == "emptied", kind
         data.clear()
-    path.write_bytes(data)  # in place: what is the same file by another name is hit, too
+    path.write_bytes(data)  # in place, so that its hard links are damaged, too
 
 
 def facts(folder: pathlib.Path) -> Order:
     """All that a finished run may be compared by, bit for bit: rows, scores, parameters, the optimiser's state."""
+    from run_folders import rows
     from safetensors import safe_open
 
-    from polyhead.train.store.folder import read_metrics, read_result
+    from polyhead.train.store.folder import read_result
 
-    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in read_metrics(folder)]
     with safe_open(folder / "checkpoint.safetensors", "np") as file:
         tensors = {name: file.get_tensor(name).tobytes().hex() for name in file.keys()}  # noqa: SIM118 (not a dict)
     result = read_result(folder)
     assert result is not None, folder
     return {
-        "rows": rows,
+        "rows": rows(folder),
         "scores": result.scores,
         "steps": result.steps,
         "digest": result.digest,
@@ -97,7 +98,7 @@ def facts(folder: pathlib.Path) -> Order:
 
 
 def difference(came: Order, wanted: Order) -> str | None:
-    """What of the facts is not as it should be, in words; None where all are."""
+    """The first fact that differs, in words, or None."""
     for name, value in wanted.items():
         if came.get(name) != value:
             return _rows(came["rows"], value) if name == "rows" else f"{name} differ"
@@ -126,7 +127,7 @@ def serve() -> None:
 
 
 def _warm() -> None:
-    """Import and compute once what every life would import and compute again."""
+    """Import and compute once, so that no life has to."""
     import torch
 
     import polyhead as ph
@@ -153,7 +154,7 @@ def _life(order: Order) -> Order:
             _child(order, log, note)
         killed = _wait(pid, fault)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if not order.get("leave"):  # what a killed sweep leaves behind would otherwise go on
+        if not order.get("leave"):  # the workers of a killed sweep would otherwise continue
             _end(_children(os.getpid()))
         said = log.read_text(errors="replace") if log.exists() else ""
         moment = note.read_text() if note.exists() else killed
@@ -224,12 +225,12 @@ def _child(order: Order, log: pathlib.Path, note: pathlib.Path) -> None:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        _leave(code, note)
+        note_points(note)
+        os._exit(code)
 
 
-def _leave(code: int, note: pathlib.Path) -> None:
+def note_points(note: pathlib.Path) -> None:
     note.with_name(f"points-{os.getpid()}").write_text(str(passed[0]))
-    os._exit(code)
 
 
 def _train(order: Order, note: pathlib.Path) -> int:
@@ -239,7 +240,7 @@ def _train(order: Order, note: pathlib.Path) -> int:
 
 
 def _use(order: Order, note: pathlib.Path) -> int:
-    """What `polyhead eval` and `generate` read, without the floors that eval computes."""
+    """Read the files that `polyhead eval` and `generate` read, without computing floors."""
     from polyhead.tasks.text.tokens import codec_of
     from polyhead.train import evaluate, load_model
 
@@ -265,13 +266,19 @@ def _sweep(order: Order, note: pathlib.Path) -> int:
     """`polyhead sweep`, its workers forked instead of started."""
     from polyhead.cli.train import failed
     from polyhead.scale.sweep import jobs as sweep
+    from polyhead.scale.sweep.engines.local import Local
 
-    class Forked(_Forked):
-        arming = (order["root"], order["fault"], note)
+    class Worker(forked.Process):
+        def begin(self) -> None:
+            passed[0] = 0
+            if "point" in order["fault"] and order["fault"].get("who") != "life":
+                arm(order["root"], order["fault"], note)
 
-    subprocess.Popen = Forked  # type: ignore[assignment,misc]
-    if hasattr(sweep, "POLL_SECONDS"):
-        sweep.POLL_SECONDS = 0.01
+        def end(self) -> None:
+            note_points(note)
+
+    subprocess.Popen = Worker  # type: ignore[assignment,misc]
+    Local.pause = 0.01
     return failed(sweep.sweep(_runs(order), order["folder"], workers=2, threads=1, progress=False))
 
 
@@ -294,61 +301,6 @@ def _text(order: Order, note: pathlib.Path) -> int:
         print(f"polyhead: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-class _Forked:
-    """As much of subprocess.Popen as a sweep uses, for `python -m polyhead.train ...` alone."""
-
-    arming: tuple[str, Order, pathlib.Path]
-
-    def __init__(
-        self, command: list[str], *, stdout: Any = None, stderr: Any = None, env: Any = None, **_: Any
-    ) -> None:
-        assert command[1:3] == ["-m", "polyhead.train"], command
-        self.args, self.returncode = command, None
-        self.pid = os.fork()
-        if self.pid:
-            return
-        code = 70
-        try:
-            os.setsid()
-            for place, stream in ((1, stdout), (2, stderr)):
-                if stream is not None:
-                    os.dup2(stream if isinstance(stream, int) else stream.fileno(), place)
-            os.environ.update(env or {})
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            passed[0] = 0
-            if "point" in self.arming[1] and self.arming[1].get("who") != "life":
-                arm(*self.arming)
-            from polyhead.train.__main__ import main
-
-            code = main(command[3:])
-        finally:
-            sys.stderr.flush()
-            _leave(code, self.arming[2])
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 passed = [0]

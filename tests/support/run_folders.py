@@ -1,10 +1,13 @@
-"""Run folders in tests: their contents, whether two have the same run, and damage."""
+"""Run folders in tests: their contents, whether two have the same run, damage, and full disks."""
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import re
+import resource
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +19,8 @@ from polyhead.train import Result, run
 from polyhead.train.store.checkpoint import candidates, read_checkpoint
 from polyhead.train.store.folder import read_metrics
 
-CLOCK = ("seconds", "steps_per_second", "tokens_per_second", "mfu")
+CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
+"""Numbers in a row that differ between equal runs."""
 
 
 def names(folder: pathlib.Path) -> list[str]:
@@ -62,16 +66,40 @@ def alone(runs: list[Any], folder: pathlib.Path) -> list[Result]:
     return [run(dataclasses.replace(r, folder=str(folder / r.name)), progress=False, resume=True) for r in runs]
 
 
+def losses(folder: pathlib.Path) -> list[float]:
+    return [row["loss"] for row in rows(folder, "train")]
+
+
 def damage(path: pathlib.Path, how: str) -> None:
     data = path.read_bytes()
-    place = len(data) - 9
-    if how == "flipped digit":  # step 11 becomes 10
-        found = re.search(rb'step\\": \d+', data)
-        assert found is not None
-        place = found.end() - 1
-    flipped = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-    kinds = {"truncated": data[: len(data) // 2], "empty": b"", "flipped": flipped, "zeroed": bytes(len(data))}
     if how == "missing":
         path.unlink()
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif how == "flipped":
+        flip(path, -9)
     else:
-        path.write_bytes(kinds.get(how, flipped))
+        assert how == "flipped digit"  # step 11 becomes 10
+        found = re.search(rb'step\\": \d+', data)
+        assert found is not None
+        flip(path, found.end() - 1)
+
+
+def flip(path: pathlib.Path, place: int) -> None:
+    """Flip the lowest bit of byte `place`."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file may grow beyond `after` bytes: the write fails half way, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

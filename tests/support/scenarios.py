@@ -7,6 +7,7 @@ import json
 import pathlib
 from typing import Any
 
+import tiny_runs
 from lives import Order, difference, facts
 
 import polyhead as ph
@@ -18,15 +19,9 @@ SPARED = ("worker.log", ".lock", ".gitignore", "lock")
 
 def tiny(folder: pathlib.Path, name: str = "tiny", steps: int = 30, **fields: Any) -> ph.Run:
     """A run of a fraction of a second, with dropout, that saves every five steps."""
-    task = ph.tasks.FuzzyLogic(length=6)
-    model = ph.TransformerConfig(
-        *task.ends, dim=8, layers=1, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=6, dropout=0.1
-    )
-    train = ph.Train(
-        steps=steps, batch_size=2, warmup=3, log_every=2, eval_every=10, save_every=5, eval_batches=1, lr=3e-3
-    )
-    given: dict[str, Any] = {"device": "cpu", "threads": 1, "folder": str(folder), **fields}
-    return ph.Run(name=name, task=task, model=model, train=train, **given)
+    small: dict[str, Any] = {"dim": 8, "layers": 1, "dropout": 0.1, "residual_dropout": 0.0, "batch_size": 2}
+    often: dict[str, Any] = {"log_every": 2, "eval_every": 10, "save_every": 5, "eval_batches": 1}
+    return tiny_runs.tiny(folder, name=name, steps=steps, lr=3e-3, **small, **often, **fields)
 
 
 def corpus(root: pathlib.Path, count: int = 12) -> pathlib.Path:
@@ -39,7 +34,7 @@ def corpus(root: pathlib.Path, count: int = 12) -> pathlib.Path:
 
 
 class Scenario(abc.ABC):
-    """What is done, and how its end is looked at.  `fresh` makes a new one of the kind in a folder of its own."""
+    """A task for lives, and the facts by which its end is judged."""
 
     name: str
     durations: tuple[float, float] = (0.0, 1.0)
@@ -51,22 +46,22 @@ class Scenario(abc.ABC):
 
     @abc.abstractmethod
     def prepare(self) -> None:
-        """Make what it needs before it begins."""
+        """Make the files that it needs."""
 
     @abc.abstractmethod
     def order(self) -> Order:
-        """What a life is told to do."""
+        """The order for a life."""
 
     @abc.abstractmethod
     def found(self) -> Order:
-        """The facts at its end, by whatever names."""
+        """The facts at its end, by name."""
 
     @abc.abstractmethod
     def files(self) -> list[pathlib.Path]:
-        """What may be damaged."""
+        """The files that may be damaged."""
 
     def mend(self, path: pathlib.Path) -> None:
-        """What a user does about a file that an error names: write the configuration again, or do without the file;
+        """Repair a file that an error names, as a user would: write the configuration again, or delete the file;
         without the checkpoint of a finished run it is trained again."""
         path.unlink(missing_ok=True)
         if path.name == "config.json":
@@ -172,10 +167,10 @@ def _is_token_file(path: pathlib.Path) -> bool:
 
 
 def tokens(folder: pathlib.Path) -> Order:
-    """The token files, by what they hold: their names have a hash of where the documents lie."""
+    """The token files by their ending: their names have a hash of the documents' path."""
     found = {}
     named = [json.loads(path.read_bytes())["files"] for path in folder.rglob("manifest.json")]
-    for path in folder.rglob("*"):  # what a manifest does not name does not exist
+    for path in folder.rglob("*"):  # files that no manifest names do not count
         if path.name in [name for files in named for name in files]:
             found[path.name.partition(".")[2]] = path.read_bytes().hex()
     return found
@@ -214,7 +209,7 @@ class Sweep(Scenario):
 
 
 class Population(Sweep):
-    """Three runs in one process.  Cut short between the checkpoints of its members, they go on in other company: their
+    """Three runs in one process.  Killed between the checkpoints of its members, they resume in smaller groups: their
     numbers are then the same to rounding."""
 
     name, verb = "population", "population"
@@ -233,7 +228,7 @@ class Population(Sweep):
 
 
 def _near(one: Any, other: Any) -> bool:
-    """In norm: where a gradient is 0 by the equation, AdamW makes a step of whatever rounding leaves of it."""
+    """In norm: where a gradient is 0 by the equation, AdamW makes a full step of the rounding error."""
     import numpy as np
 
     return bool(np.linalg.norm(one - other) <= 2e-3 * np.linalg.norm(other))

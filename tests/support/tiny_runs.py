@@ -1,14 +1,17 @@
-"""A run small enough to train in a fraction of a second, with dropout on and every kind of parameter in it."""
+"""A run that trains in a fraction of a second, with dropout and every kind of parameter, and ways to interrupt it."""
 
 import dataclasses
+import functools
+import os
 import pathlib
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import polyhead as ph
-from polyhead.train import run as train
+from polyhead.train import Interrupted, run as train
 
 
 def tiny(folder: Any, **changes: Any) -> Any:
@@ -52,7 +55,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return folder
 
 
-OWN = (  # what members may have of their own
+OWN = (  # settings that may differ between members
     {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
     {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},
     {"seed": 0, "lr": 1e-3, "weight_decay": 0.0, "warmup": 5, "early_floor": True, "clip": 1.0, "eps": 1e-6},
@@ -77,19 +80,39 @@ def members() -> Callable[..., list[Any]]:
     return make
 
 
+def before_batch(patch: pytest.MonkeyPatch, kind: type, step: int, action: Callable[[], object]) -> None:
+    """Call `action`, once, before training draws batch number `step` (from 0) of a task of this kind."""
+    draw, waiting = kind.batch, [action]  # type: ignore[attr-defined]
+
+    def batch(task: Any, split: str, size: int, **where: Any) -> Any:
+        if split == "train" and where["step"] == step and waiting:
+            waiting.pop()()
+        return draw(task, split, size, **where)
+
+    patch.setattr(kind, "batch", batch)
+
+
 @pytest.fixture
 def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
-    """Do something, once, when training draws its batch number `step` (from 0)."""
+    return functools.partial(before_batch, monkeypatch, ph.tasks.FuzzyLogic)
 
-    def install(step: int, action: Callable[[], object]) -> None:
-        draw = ph.tasks.FuzzyLogic.batch
-        waiting = [action]
 
-        def batch(task: Any, split: str, size: int, **where: Any) -> Any:
-            if split == "train" and where["step"] == step and waiting:
-                waiting.pop()()
-            return draw(task, split, size, **where)
+def interrupted(run: Any, step: int, number: int = signal.SIGINT) -> str:
+    """Train, or resume, until a signal in step `step` (from 1), after which it is saved; returns the message."""
+    with pytest.MonkeyPatch.context() as patch:
+        before_batch(patch, type(run.task), step - 1, lambda: os.kill(os.getpid(), number))
+        with pytest.raises(Interrupted) as error:
+            train(run, progress=False, resume=True)
+    return str(error.value)
 
-        monkeypatch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
 
-    return install
+def crashed(run: Any, step: int) -> None:
+    """Train until an error while batch number `step` (from 0) is drawn."""
+
+    def fail() -> None:
+        raise RuntimeError("power cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        before_batch(patch, type(run.task), step, fail)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(run, progress=False)

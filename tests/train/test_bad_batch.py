@@ -1,9 +1,5 @@
 """The batch at which a run diverged can be read again; other files are refused."""
 
-import pathlib
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,13 +7,9 @@ from torch import nn
 import polyhead as ph
 from polyhead.train import read_batch, run
 
-Tiny = Callable[..., Any]
-
 
 @pytest.mark.parametrize("log_every", [1, 5, 100])
-def test_the_batch_of_the_first_bad_step_is_kept(
-    tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: Any, log_every: int
-):
+def test_the_batch_of_the_first_bad_step_is_kept(tiny, tmp_path, at_step, monkeypatch, log_every):
     """Whenever somebody looks: at a row, or when the parameters are saved."""
     config, plain = tiny(tmp_path, log_every=log_every, steps=30), nn.Linear.forward
     at_step(6, lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * float("nan")))
@@ -52,14 +44,14 @@ def test_the_batch_of_the_first_bad_step_is_kept(
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"PK\x03\x04", None])
-def test_what_is_no_batch(tmp_path: pathlib.Path, whole: pathlib.Path, content: bytes | None):
+def test_other_files_are_no_batch(tmp_path, whole, content):
     path = tmp_path / "x"
     path.write_bytes((whole / "checkpoint.safetensors").read_bytes() if content is None else content)
     with pytest.raises(ValueError, match=r"^batch: \S+ is damaged or holds no batch \([^\n]+\)$"):
         read_batch(path)
 
 
-def test_a_full_disk_hides_no_divergence(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+def test_a_full_disk_hides_no_divergence(tiny, tmp_path):
     (tmp_path / "bad_batch.safetensors.partial").mkdir()
     with pytest.raises(
         ValueError, match=r"lower train.lr or set train.clip; the batch of step 2, .* could not be saved \(.+\)$"
@@ -67,9 +59,7 @@ def test_a_full_disk_hides_no_divergence(tiny: Tiny, tmp_path: pathlib.Path, mon
         run(tiny(tmp_path, lr=1e38, warmup=0), progress=False)
 
 
-def test_the_first_bad_step_is_only_claimed_of_the_steps_that_are_known(
-    tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: Any
-):
+def test_the_first_bad_step_is_only_claimed_of_the_steps_that_are_known(tiny, tmp_path, at_step, monkeypatch):
     """Losses are read when a row is written, and that may be long after."""
     monkeypatch.setattr("polyhead.train.member.RECENT", 4)
     monkeypatch.setattr("polyhead.train.network.RECENT", 4)

@@ -1,21 +1,19 @@
-"""Checkpoints of parts: what lies on the disk, that it is read back or refused, and that nothing in it is unpickled.
+"""Sharded checkpoints: the files, and that they are read back or refused, and never unpickled.
 
-One process here, whose part is all; two and three of them in test_devices.py.
+Here one process has the only shard; test_devices.py has two and three processes.
 """
 
 import contextlib
-import dataclasses
 import json
 import pathlib
-import pickle
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import tiny_runs
 import torch
+from run_folders import damage
 from torch import distributed as dist
+from traps import guises
 
 import polyhead as ph
 from polyhead.models.build import build
@@ -24,7 +22,7 @@ from polyhead.train.evaluation import answers
 from polyhead.train.member import Member
 from polyhead.train.parallel import is_part
 from polyhead.train.stop import Stop
-from polyhead.train.store.checkpoint import read_checkpoint, read_metadata, save_checkpoint
+from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, save_checkpoint
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import Damaged, seal
@@ -35,30 +33,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned
 METADATA = {"digest": "d" * 12, "step": 5, "seconds": 1.5, "scaler": {}, "score": None}
 
 
-class Bomb:
-    """Unpickled, it would leave a file."""
-
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return pathlib.Path.touch, (self.path,)
-
-
 @contextlib.contextmanager
-def alone() -> Iterator[None]:
+def alone():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
 
 @pytest.fixture
-def group() -> Iterator[None]:
+def group():
     with alone():
         yield
 
 
-def trained(config: Any, steps: int = 2, sharded: bool = False) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+def trained(config, steps=2, sharded=False):
     torch.manual_seed(steps)
     model = build(config.model)
     if sharded:
@@ -76,7 +64,7 @@ def trained(config: Any, steps: int = 2, sharded: bool = False) -> tuple[torch.n
     return model, found
 
 
-def values(model: torch.nn.Module, found: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def values(model, found):
     kept = {name: value.detach() for name, value in model.state_dict().items()}
     for name, parameter in model.named_parameters():
         kept |= {f"{name}/{key}": value for key, value in found.state[parameter].items()}
@@ -87,8 +75,8 @@ PLAIN = {"dropout": 0.0, "residual_dropout": 0.0}
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[str, torch.Tensor]]:
-    """A sharded checkpoint and what is in it, for all tests to copy."""
+def kept(tmp_path_factory):
+    """A sharded checkpoint and its tensors, for all tests to copy."""
     folder = tmp_path_factory.mktemp("sharded")
     with alone():
         model, found = trained(tiny_runs.tiny(folder, **PLAIN), sharded=True)
@@ -98,15 +86,13 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, dict[s
 
 
 @pytest.fixture
-def saved(
-    tiny: Any, tmp_path: pathlib.Path, kept: tuple[pathlib.Path, Any], group: None
-) -> tuple[pathlib.Path, Any, dict[str, torch.Tensor]]:
+def saved(tiny, tmp_path, kept, group):
     path = pathlib.Path(shutil.copytree(kept[0], tmp_path / kept[0].name))
     return path, tiny(tmp_path, **PLAIN), kept[1]
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_model_whole_or_sharded_is_filled(saved: Any, sharded: bool):
+def test_a_model_whole_or_sharded_is_filled(saved, sharded):
     path, config, wanted = saved
     model, found = trained(config, steps=0, sharded=sharded)
     assert restore_sharded(path, "d" * 12, model, found) == {"format": 1, **METADATA}
@@ -115,7 +101,7 @@ def test_a_model_whole_or_sharded_is_filled(saved: Any, sharded: bool):
     assert all(torch.equal(read[name], wanted[name]) for name in wanted)
 
 
-def test_what_lies_on_the_disk(saved: Any):
+def test_the_files_of_a_sharded_checkpoint(saved):
     path, _, wanted = saved
     assert sorted(file.name for file in path.iterdir()) == [INDEX, "shard-00000.safetensors"]
     assert not list(path.parent.glob("*.partial"))
@@ -126,7 +112,7 @@ def test_what_lies_on_the_disk(saved: Any):
     assert len(index["tensors"]) == len(wanted)
 
 
-def test_only_the_last_are_kept(saved: Any):
+def test_only_the_last_are_kept(saved):
     path, config, _ = saved
     model, found = trained(config, steps=1, sharded=True)
     for step in (6, 7):
@@ -138,7 +124,7 @@ def test_only_the_last_are_kept(saved: Any):
     ]
 
 
-def test_another_run_version_or_model_is_refused(saved: Any, tiny: Any):
+def test_another_run_version_or_model_is_refused(saved, tiny):
     path, config, _ = saved
     model, found = trained(config, steps=0)
     with pytest.raises(ValueError, match=f"belongs to run {'d' * 12} but the folder's run is other"):
@@ -154,15 +140,15 @@ def test_another_run_version_or_model_is_refused(saved: Any, tiny: Any):
         restore_sharded(path, "d" * 12, model, found)
 
 
-def rewrite(path: pathlib.Path, change: Any) -> None:
-    """The index, changed, with a fitting checksum: as somebody would who knows the format."""
+def rewrite(path, change):
+    """Change the index; its checksum is made to fit."""
     index = json.loads((path / INDEX).read_text())
     index.pop("seal")
     change(index)
     (path / INDEX).write_text(json.dumps(seal(index)))
 
 
-def entry(index: dict[str, Any]) -> dict[str, Any]:
+def entry(index):
     return index["tensors"]["model/blocks.0.norm1.weight"]
 
 
@@ -181,36 +167,42 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_an_index_that_cannot_be_is_damaged(saved: Any, change: str):
+FAULTS = {name: lambda path, change=change: rewrite(path, change) for name, change in CHANGES.items()} | {
+    f"{file} {how}": lambda path, file=file, how=how: damage(path / file, how)
+    for file in (INDEX, "shard-00000.safetensors")
+    for how in ("truncated", "flipped", "missing", "empty")
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_damage_is_noticed(saved, fault):
     path, config, _ = saved
-    rewrite(path, CHANGES[change])
-    with pytest.raises(Damaged, match=r"^checkpoint: .* is damaged \("):
+    FAULTS[fault](path)
+    with pytest.raises(Damaged, match=r"^checkpoint: [^\n]* is damaged \([^\n]+$"):
         restore_sharded(path, "d" * 12, *trained(config, steps=0))
 
 
-@pytest.mark.parametrize("file", [INDEX, "shard-00000.safetensors"])
-@pytest.mark.parametrize("fault", ["pickle", "cut", "bit", "gone", "empty"])
-def test_a_damaged_file_is_refused_and_never_unpickled(saved: Any, tmp_path: pathlib.Path, file: str, fault: str):
+def test_nothing_is_unpickled(saved, tmp_path):
+    """Neither its index, nor a shard, nor the `.metadata` that torch's own reader would unpickle."""
     path, config, _ = saved
-    whole = bytearray((path / file).read_bytes())
-    if fault == "gone":
-        (path / file).unlink()
-    elif fault == "bit":
-        whole[-40] ^= 4
+    model, found = trained(config, steps=0)
+    marker = tmp_path / "sprung"
+    (path / ".metadata").write_bytes(guises(marker)["pickle"])
+    restore_sharded(path, "d" * 12, model, found)
+    for file in (INDEX, "shard-00000.safetensors"):
+        whole = (path / file).read_bytes()
+        for data in guises(marker).values():
+            (path / file).write_bytes(data)
+            with pytest.raises(Damaged, match=r"^[^\n]+$"):
+                restore_sharded(path, "d" * 12, model, found)
         (path / file).write_bytes(whole)
-    else:
-        bomb = pickle.dumps(Bomb(tmp_path / "harm"))
-        (path / file).write_bytes({"pickle": bomb, "cut": whole[:-9], "empty": b""}[fault])
-    with pytest.raises(Damaged, match=r"^checkpoint: .* is damaged \("):
-        restore_sharded(path, "d" * 12, *trained(config, steps=0))
-    assert not (tmp_path / "harm").exists()
+    assert not marker.exists()
 
 
-def test_a_disk_that_fails_is_told_and_leaves_what_was(saved: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_failing_disk_leaves_the_last_checkpoint(saved, monkeypatch):
     path, config, wanted = saved
 
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     model, found = trained(config, steps=1, sharded=True)
@@ -223,10 +215,8 @@ def test_a_disk_that_fails_is_told_and_leaves_what_was(saved: Any, monkeypatch: 
     assert all(torch.equal(values(model, found)[name], wanted[name]) for name in wanted)
 
 
-def test_an_unfinished_folder_is_no_checkpoint(saved: Any, tiny: Any):
-    """Killed while it was written: the run goes on from the one before."""
-    from polyhead.train.store.checkpoint import candidates
-
+def test_an_unfinished_folder_is_no_checkpoint(saved):
+    """Killed while it was written: the run resumes from the one before."""
     path, config, _ = saved
     path.with_name("checkpoint-00000009.sharded.partial").mkdir()
     assert candidates(path.parent) == [path]
@@ -235,27 +225,21 @@ def test_an_unfinished_folder_is_no_checkpoint(saved: Any, tiny: Any):
     assert candidates(path.parent) == [path.with_name("checkpoint-00000009.sharded"), path]
 
 
-def test_sharding_is_no_other_run(tiny: Any):
-    config = tiny("unused")
-    assert ph.config.digest(config) == ph.config.digest(dataclasses.replace(config, parallel="sharded"))
-
-
-def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(
-    tiny: Any, tmp_path: pathlib.Path, group: None
-):
+def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(tiny, tmp_path, group):
     config = tiny(tmp_path, dropout=0.0, residual_dropout=0.0, evaluate=("iid",))
     with claim(config, tmp_path):
         model, found = trained(config, sharded=True)
     save_checkpoint(tmp_path, model, found, {**METADATA, "digest": ph.digest(config), "step": 1})  # of one device
     member = Member(config, tmp_path, DiskRetry(Stop()))
     member.sharded = True
-    assert (member.load(model, found), member.seconds) == (1, 1.5)
+    state = model, found, None
+    assert (member.load(state), member.seconds) == (1, 1.5)
     for step, score, best in ((2, 0.5, 2), (3, 0.25, 2), (4, 0.75, 4), (5, None, 4)):
         with torch.no_grad():
             next(model.parameters()).add_(1.0)
         if score is not None:
             member.rating.evaluated(step, {"iid": {"r2": score}})
-        member.save(step, model, found)
+        member.save(step, state)
         if best == step:
             kept = {name: value.full_tensor().clone() for name, value in model.state_dict().items()}
         tensors, about = read_checkpoint(tmp_path, ph.digest(config), BEST)
@@ -264,6 +248,6 @@ def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(
         assert any(name.startswith("optimiser/") for name in tensors)
     with pytest.raises(ValueError, match=r"checkpoint-00000005.sharded is in parts: `polyhead resume \S+` until the"):
         ph.train.load_model(tmp_path)
-    member.finish(model, found, parameters=1, environment={})
+    member.finish(state, parameters=1, environment={})
     assert read_metadata(tmp_path / "checkpoint.safetensors")["step"] == 5
     ph.train.load_model(tmp_path)

@@ -17,7 +17,7 @@ from polyhead.train.__main__ import main
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the C library is asked for."""
+    """The calls of the C library's `mallopt`."""
     for name in device.MALLOPT:
         monkeypatch.delenv(name, raising=False)
     calls = []
@@ -26,14 +26,14 @@ def asked(monkeypatch):
     return calls
 
 
-def test_the_c_library_is_asked_to_keep_what_is_freed(asked):
+def test_the_c_library_is_asked_to_keep_freed_memory(asked):
     """The numbers are those of malloc.h; glibc ignores a threshold above 32 MB."""
     device.keep_memory()
     assert dict(asked) == {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
 
 
 @pytest.mark.parametrize("name", device.MALLOPT)
-def test_who_has_set_its_variables_is_left_alone(asked, monkeypatch, name):
+def test_variables_of_the_user_have_precedence(asked, monkeypatch, name):
     monkeypatch.setenv(name, "65536")
     device.keep_memory()
     assert asked == []
@@ -68,6 +68,16 @@ def test_the_default_dtype_of_the_caller_is_not_that_of_a_run():
         assert torch.zeros(1).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_the_caller_keeps_warnings_in_place_of_errors():
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with device.process(RECIPES["fuzzy-softmax"]()):
+            pass
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):

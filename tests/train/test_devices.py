@@ -1,16 +1,15 @@
-"""Runs on several devices are runs: the same losses as on one, whoever goes on with them; and nothing hangs.
+"""Runs on several devices have the same losses as on one, and can be resumed on any number; nothing hangs.
 
 Two and three processes over gloo on the CPU, each launch with all that it is to do (tests/support/devices.py).
 """
 
 import importlib
 import json
-import pathlib
 import shutil
-from typing import Any
 
 import forked
 import pytest
+from run_folders import CLOCK
 from safetensors.torch import load_file
 from tests.support import devices
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -19,8 +18,6 @@ from polyhead.train import launch, load_model, read_result, run
 from polyhead.train.store.folder import read_metrics
 from polyhead.train.world import LOST, World
 
-ROOT = pathlib.Path(__file__).parents[2]
-CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
 ACROSS = 1e-5
 """Losses of sixteen steps; other figures by ten times as much: they are larger or, as r2, divide by something small."""
 
@@ -36,12 +33,12 @@ elastic_launch(config, devices.worker_main)(*words)
 """
 
 
-def start(count: int, root: pathlib.Path, *cases: str) -> tuple[int, str]:
-    """By torchrun's engine, in copies of this process: (exit code, what was said)."""
+def start(count, root, *cases):
+    """By torchrun's engine, in copies of this process: exit code and output."""
     return forked.run(STARTED, count, root, *cases)
 
 
-def part(root: pathlib.Path, source: str, target: str, name: str) -> None:
+def part(root, source, target, name):
     """A run folder as it was when the checkpoint `name` was the last."""
     (root / target).mkdir()
     for file in ("config.json", "metrics.jsonl"):
@@ -53,13 +50,13 @@ def part(root: pathlib.Path, source: str, target: str, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def root(tmp_path_factory):
     return tmp_path_factory.mktemp("devices")
 
 
 @pytest.fixture(scope="module")
-def one(root: pathlib.Path) -> dict[str, Any]:
-    """What one process gets."""
+def one(root):
+    """The scores of a single process."""
     importlib.import_module("torch.distributed.fsdp")  # once: the others are copies of this process
     run(devices.fuzzy(root / "fuzzy-one"), progress=False)
     run(devices.text(root / "text-one"), progress=False)
@@ -67,19 +64,19 @@ def one(root: pathlib.Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def two(root: pathlib.Path, one: dict[str, Any]) -> tuple[int, str]:
+def two(root, one):
     part(root, "fuzzy-one", "stopped-sharded", "checkpoint-00000010.safetensors")
     return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "stop:stopped-sharded")
 
 
 @pytest.fixture(scope="module")
-def three(root: pathlib.Path, two: object) -> tuple[int, str]:
+def three(root, two):
     part(root, "fuzzy-sharded", "fuzzy-sharded-on", "checkpoint-00000010.sharded")
     part(root, "text-sharded", "text-data-on", "checkpoint-00000010.sharded")
     return start(3, root, "resume:fuzzy-sharded-on", "resume:text-data-on", "evaluate", "kill:killed-data")
 
 
-def same(root: pathlib.Path, name: str) -> None:
+def same(root, name):
     """Every figure of every row is that of one process."""
     wanted, found = (read_metrics(root / folder) for folder in (f"{name.partition('-')[0]}-one", name))
     assert len(found) == len(wanted) > 8
@@ -91,7 +88,7 @@ def same(root: pathlib.Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["fuzzy-data", "fuzzy-sharded", "text-sharded"])
-def test_two_processes_get_what_one_gets(root: pathlib.Path, two: object, name: str):
+def test_two_processes_get_the_losses_of_one(root, two, name):
     same(root, name)
     result = read_result(root / name)
     assert result is not None
@@ -100,17 +97,17 @@ def test_two_processes_get_what_one_gets(root: pathlib.Path, two: object, name: 
 
 
 @pytest.mark.parametrize("name", ["fuzzy-sharded-on", "text-data-on"])
-def test_three_go_on_where_two_stopped(root: pathlib.Path, three: object, name: str):
+def test_three_resume_where_two_stopped(root, three, name):
     same(root, name)
 
 
-def test_one_goes_on_where_two_stopped(root: pathlib.Path, two: object):
+def test_one_resumes_where_two_stopped(root, two):
     part(root, "fuzzy-sharded", "fuzzy-alone", "checkpoint-00000010.sharded")
     run(devices.fuzzy(root / "fuzzy-alone"), progress=False, resume=True)
     same(root, "fuzzy-alone")
 
 
-def test_parts_go_on_where_one_stopped(root: pathlib.Path, two: object):
+def test_shards_resume_where_one_stopped(root, two):
     """From a checkpoint of one file; until a signal stops them."""
     found, wanted = (read_metrics(root / name) for name in ("stopped-sharded", "fuzzy-one"))
     rows = [{row["step"]: row["loss"] for row in some if row["kind"] == "train"} for some in (found, wanted)]
@@ -118,7 +115,7 @@ def test_parts_go_on_where_one_stopped(root: pathlib.Path, two: object):
     assert rows[0] == pytest.approx({step: rows[1][step] for step in rows[0]}, abs=ACROSS)
 
 
-def test_a_sharded_run_ends_as_any_other(root: pathlib.Path, two: object):
+def test_a_sharded_run_ends_as_any_other(root, two):
     names = [load_file(root / f"fuzzy-{how}" / "checkpoint.safetensors").keys() for how in ("one", "sharded")]
     assert names[0] == names[1]
     _, model = load_model(root / "text-sharded")
@@ -129,7 +126,7 @@ def test_a_sharded_run_ends_as_any_other(root: pathlib.Path, two: object):
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_evaluation_is_that_of_one(root: pathlib.Path, one: Any, three: object, count: int):
+def test_evaluation_is_that_of_one(root, one, three, count):
     """Rows that do not divide, in parts, and fewer of them than processes; a whole model and a sharded one."""
     whole, sharded = json.loads((root / f"evaluated-{count}.json").read_text())
     for found in (whole, sharded):
@@ -138,7 +135,7 @@ def test_evaluation_is_that_of_one(root: pathlib.Path, one: Any, three: object, 
             assert found[name] == pytest.approx(scores, rel=1e-5), name
 
 
-def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: tuple[int, str]):
+def test_a_signal_to_one_stops_all_at_the_same_step(root, two):
     (folder,) = (root / "stopped-sharded").glob("checkpoint-*.sharded")
     step = int(folder.stem.removeprefix("checkpoint-"))
     assert step in (14, 15)  # told in the 14th step, heard by all a step later
@@ -149,7 +146,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(root: pathlib.Path, two: tup
     assert "exitcode  : 130" in two[1]
 
 
-def test_a_killed_process_ends_the_others(root: pathlib.Path, three: tuple[int, str]):
+def test_a_killed_process_ends_the_others(root, three):
     """Without words of their own; the time limit of the launch sees to it that they do not hang."""
     assert "exitcode  : -9" in three[1]
     assert "polyhead: " not in three[1]
@@ -159,13 +156,13 @@ def test_a_killed_process_ends_the_others(root: pathlib.Path, three: tuple[int, 
 
 
 # --------------------------------------------------------------------------------------------------- polyhead --devices
-def failure(rank: int, code: int, at: int) -> ProcessFailure:
+def failure(rank, code, at):
     found = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="<N/A>")
     found.timestamp = at
     return found
 
 
-def test_the_launcher_tells_who_died(capsys: pytest.CaptureFixture[str]):
+def test_the_launcher_names_the_killed_worker(capsys):
     lost = failure(0, LOST, 1)
     assert launch._told([lost, failure(1, -9, 2)], 2, "polyhead resume RUN --devices 2") == 137
     told = capsys.readouterr().err
@@ -175,7 +172,7 @@ def test_the_launcher_tells_who_died(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().err == ""  # they have spoken for themselves
 
 
-def test_the_command_starts_workers_and_reports(root: pathlib.Path, two: object):
+def test_the_command_starts_workers_and_reports(root, two):
     """A finished run is only reported; one that cannot be is refused before any worker starts."""
     config = devices.fuzzy(root / "fuzzy-sharded", parallel="sharded")
     assert launch.train(config, 2, resume=True).steps == 16

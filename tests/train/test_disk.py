@@ -4,30 +4,25 @@ import contextlib
 import errno
 import os
 import pathlib
-import resource
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from run_folders import names, same, steps
+from run_folders import full_disk, names, same, steps
 
 from polyhead.train import Interrupted, run
 from polyhead.train.stop import Stop
 from polyhead.train.store import disk
 from polyhead.train.store.folder import Metrics, read_metrics
 
-Tiny = Callable[..., Any]
-
 
 class Rest:
-    """Instead of waiting: `mend` the disk after `rests` of them, and count."""
+    """Replaces `disk.sleep`: counts the calls, and calls `mend` at the last of `rests`."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, rests: int, mend: Callable[[], object]) -> None:
+    def __init__(self, monkeypatch, rests, mend):
         self.left, self.mend, self.rests = rests, mend, 0
         monkeypatch.setattr(disk, "sleep", self)
 
-    def __call__(self, seconds: float) -> None:
+    def __call__(self, seconds):
         self.rests += 1
         self.left -= 1
         assert self.left >= 0
@@ -35,21 +30,8 @@ class Rest:
             self.mend()
 
 
-@contextlib.contextmanager
-def full_disk(after: int) -> Iterator[None]:
-    """No file may grow beyond `after` bytes: the write fails half way, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("room", ["for no checkpoint", "for half a row"])
-def test_a_full_disk_is_a_pause(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, capsys: Any, room: str
-):
+def test_a_full_disk_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, capsys, room):
     """It fills up in step 7.  Two attempts, then it has room again."""
     limit, rows = contextlib.ExitStack(), tmp_path / "metrics.jsonl"
     size = {"for no checkpoint": lambda: 20_000, "for half a row": lambda: rows.stat().st_size + 50}[room]
@@ -71,13 +53,11 @@ def test_a_full_disk_is_a_pause(
 
 
 @pytest.mark.parametrize(("call", "code"), [("fsync", "ESTALE"), ("replace", "EDQUOT")])
-def test_a_failing_disk_is_a_pause(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, call: str, code: str
-):
-    """From step 3 on whatever `call` does first to a file fails: rows, checkpoints, their other names, the result."""
+def test_a_failing_disk_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, call, code):
+    """From step 3 on the first `call` for each file fails: rows, checkpoints, their links, the result."""
     plain, number, failed = getattr(os, call), getattr(errno, code), []
 
-    def failing(*args: Any) -> None:
+    def failing(*args):
         path = os.readlink(f"/proc/self/fd/{args[0]}") if call == "fsync" else str(args[1])
         if path not in failed and not os.path.isdir(path):
             failed.append(path)
@@ -92,13 +72,11 @@ def test_a_failing_disk_is_a_pause(
     assert {"checkpoint.safetensors", wanted} <= {pathlib.Path(path).name.removesuffix(".partial") for path in failed}
 
 
-def test_a_share_that_is_gone_is_waited_for(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any, capsys: Any
-):
+def test_a_missing_share_is_a_pause(tiny, tmp_path, whole, at_step, monkeypatch, capsys):
     """Of the open file only a stale handle is left, as over NFS."""
     folder, away = tmp_path / "run", tmp_path / "away"
 
-    def leave() -> None:
+    def leave():
         folder.rename(away)
 
     at_step(7, leave)
@@ -108,8 +86,8 @@ def test_a_share_that_is_gone_is_waited_for(
     same(folder, whole)
 
 
-def test_rows_that_the_disk_lost_take_no_others_with_them(tmp_path: pathlib.Path, monkeypatch: Any, capsys: Any):
-    """A share comes back without what was not yet on its disk: what was lost is said, what follows is whole."""
+def test_lost_rows_take_no_others_with_them(tmp_path, capsys):
+    """A share comes back without the data that were not on its disk: the loss is reported, and later rows are whole."""
     metrics = Metrics(tmp_path, lambda row: True)
     for step in (1, 2):
         metrics.add({"kind": "train", "step": step})
@@ -121,8 +99,8 @@ def test_rows_that_the_disk_lost_take_no_others_with_them(tmp_path: pathlib.Path
     assert capsys.readouterr().err == f"{metrics.path}: the last rows were lost with the disk\n"
 
 
-def test_only_what_may_pass_is_waited_for(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: Any):
-    def refused(*args: Any) -> None:
+def test_permanent_errors_are_raised(tiny, tmp_path, at_step, monkeypatch):
+    def refused(*args):
         raise OSError(errno.EACCES, "Permission denied")
 
     at_step(7, lambda: monkeypatch.setattr(os, "replace", refused))
@@ -132,9 +110,7 @@ def test_only_what_may_pass_is_waited_for(tiny: Tiny, tmp_path: pathlib.Path, at
     assert steps(tmp_path)[0] == 5
 
 
-def test_a_signal_ends_the_pause(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, monkeypatch: Any
-):
+def test_a_signal_ends_the_pause(tiny, tmp_path, whole, at_step, monkeypatch):
     with contextlib.ExitStack() as limit:
         at_step(7, lambda: limit.enter_context(full_disk(20_000)))
         Rest(monkeypatch, 2, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -147,10 +123,10 @@ def test_a_signal_ends_the_pause(
 
 
 @pytest.mark.parametrize("speaks", [True, False])
-def test_of_processes_that_wait_for_one_disk_one_says_so(speaks: bool, monkeypatch: Any, capsys: Any):
+def test_of_processes_that_wait_for_one_disk_one_says_so(speaks, monkeypatch, capsys):
     left = [OSError(28, "full"), None]
 
-    def write() -> None:
+    def write():
         if (error := left.pop(0)) is not None:
             raise error
 

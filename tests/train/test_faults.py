@@ -1,11 +1,8 @@
 """A tenth of the campaign of faults (benchmarks/fault_campaign.py): runs that are killed and files that are damaged."""
 
-import pathlib
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from killed_or_damaged import GOOD, Campaign
@@ -19,13 +16,13 @@ SEED = 7
 
 
 @pytest.fixture(scope="module")
-def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
+def campaign(tmp_path_factory):
     with Zygote() as zygote:
         yield Campaign(zygote, tmp_path_factory.mktemp("faults"), SEED)
 
 
-def fine(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What came of them; the last of them must have been killed, too, or everything was over."""
+def fine(records):
+    """The records of faults that hit; all outcomes are good."""
     assert [record for record in records if record["outcome"] not in GOOD] == []
     return [record for record in records if record["outcome"] != "unharmed"]
 
@@ -34,11 +31,11 @@ KILLS = [("train", 2, 5), ("tokenise", 1, 6), ("text run", 1, 5), ("sweep", 3, 2
 
 
 @pytest.mark.parametrize(("kind", "cases", "faults"), KILLS)
-def test_killed_again_and_again(campaign: Campaign, kind: str, cases: int, faults: int):
+def test_killed_again_and_again(campaign, kind, cases, faults):
     """In all at least 20 times, mostly inside an operation on a file."""
     if kind in ("tokenise", "text run"):
         pytest.importorskip("tokenizers")
-    # How far a run is at a moment depends on what else the machine does; the last fault may come too late.
+    # A run may be faster or slower, so the last fault may come too late.
     aims = ("file",) * (faults - 1) + ("moment" if kind in ("train", "text run") else "file",)
     killed = [record for case in range(cases) for record in fine(campaign.kills(kind, case, faults, aims))]
     assert len(killed) >= {"train": 8, "tokenise": 4, "text run": 3, "sweep": 3, "population": 2}[kind]
@@ -60,7 +57,7 @@ FINISHED = {
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_every_file_is_damaged_once(campaign: Campaign, finished: bool):
+def test_every_file_is_damaged_once(campaign, finished):
     cases = FINISHED if finished else STOPPED
     found = {name: campaign.damaged("train", 0, name, how, finished=finished) for name, how in cases.items()}
     fine(list(found.values()))
@@ -71,7 +68,7 @@ def test_every_file_is_damaged_once(campaign: Campaign, finished: bool):
 
 
 @pytest.mark.parametrize("kind", ["train", "population"])
-def test_checkpoints_vouch_for_the_rows_before_them(campaign: Campaign, kind: str):
+def test_checkpoints_vouch_for_the_rows_before_them(campaign, kind):
     found = list(campaign.undisturbed(kind).root.rglob("checkpoint.safetensors"))
     assert len(found) == {"train": 1, "population": 3}[kind]
     for path in found:
@@ -80,9 +77,7 @@ def test_checkpoints_vouch_for_the_rows_before_them(campaign: Campaign, kind: st
 
 
 @pytest.mark.parametrize("cut", [slice(3, 6), slice(-2, None)])
-def test_rows_that_are_lost_are_told(
-    campaign: Campaign, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], cut: slice
-):
+def test_rows_that_are_lost_are_told(campaign, tmp_path, capsys, cut):
     """Those in the middle, and those of the last evaluation, which is not before any checkpoint."""
     from polyhead.pages.report import runs as report_data
     from polyhead.train import run
@@ -103,26 +98,9 @@ def test_rows_that_are_lost_are_told(
     assert f"{count} of {whole} rows are lost or damaged" in capsys.readouterr().err
 
 
-def test_what_is_left_of_a_text_run_is_damaged(campaign: Campaign):
+def test_damaged_files_of_a_text_run(campaign):
     pytest.importorskip("tokenizers")
     fine([campaign.damaged("text run", 0, "run/tokenizer.json", "truncated", finished=True)])
     assert (
         fine([campaign.damaged("text run", 0, "run/data.json", "emptied", finished=False)])[0]["outcome"] == "refused"
     )
-
-
-def test_the_campaign_sees_what_is_wrong(campaign: Campaign, tmp_path: pathlib.Path):
-    """Two facts that differ in one row, one score, one bit."""
-    from lives import difference
-
-    wanted = campaign.undisturbed("train").facts["run"]
-    rows = wanted["rows"]
-    assert difference(wanted, wanted) is None
-    assert difference({**wanted, "rows": rows[:-1]}, wanted) == "1 rows of metrics are missing"
-    assert difference({**wanted, "rows": [*rows, rows[-1]]}, wanted) == "1 rows of metrics occur twice"
-    assert difference({**wanted, "rows": rows[::-1]}, wanted) == "rows of metrics differ in order"
-    assert difference({**wanted, "rows": [{**rows[0], "loss": 1.0}, *rows[1:]]}, wanted) == "numbers in metrics differ"
-    assert difference({**wanted, "scores": {}}, wanted) == "scores differ"
-    name, text = next(iter(wanted["tensors"].items()))
-    flipped = f"{int(text[0], 16) ^ 1:x}{text[1:]}"
-    assert difference({**wanted, "tensors": {**wanted["tensors"], name: flipped}}, wanted) == "tensors differ"

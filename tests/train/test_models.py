@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from some import some
+from tiny_runs import crashed
 from torch.nn import functional as F
 
 import polyhead as ph
 from polyhead import config
-from polyhead.analysis import capture
 from polyhead.analysis.ablate import zero_heads
 from polyhead.config import Batch, Classes, CoRelNetConfig, Learned, Logits, Patches, Task, Tokens, TransformerConfig
 from polyhead.models.transformer import Transformer
@@ -20,7 +20,6 @@ from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.tasks import KINDS
 from polyhead.train import evaluate, fast_products, load_model, run
 from polyhead.train.evaluation import predict
-from polyhead.train.store.folder import read_metrics
 
 SPLITS = ("train", "iid")
 
@@ -36,7 +35,7 @@ class Backwards(Task):
     source: ClassVar[Any] = Tokens(7)
     length: ClassVar[int] = 6
 
-    def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
+    def sample(self, split, batch_size, generator):
         letters = torch.randint(1, 7, (batch_size, 5), generator=generator)
         lengths = torch.randint(3, 6, (batch_size, 1), generator=generator)
         real = torch.arange(5) < lengths
@@ -46,10 +45,10 @@ class Backwards(Task):
         scored = F.pad(real, (1, 0), value=True)
         return Batch(torch.cat((end, word), 1), torch.cat((word, end), 1), None, scored, {}, letters * real, real)
 
-    def loss(self, outputs: Any, batch: Batch) -> Any:
+    def loss(self, outputs, batch):
         return F.cross_entropy(outputs[batch.scored], batch.targets[batch.scored])
 
-    def metrics(self, outputs: Any, batch: Batch) -> dict[str, Any]:
+    def metrics(self, outputs, batch):
         right = (outputs.argmax(-1) == batch.targets) | ~batch.scored
         return {"exact": right.all(1).float(), "letters": right.float().mean(1)}
 
@@ -65,10 +64,10 @@ class Brightest(Task):
     image: bool = True
 
     @property
-    def ends(self) -> Any:
+    def ends(self):
         return (Patches((1, 4, 4), (2, 2)) if self.image else Tokens(4)), Classes(4)
 
-    def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
+    def sample(self, split, batch_size, generator):
         label = torch.randint(4, (batch_size,), generator=generator)
         scored = torch.ones(batch_size, 1, dtype=torch.bool)
         if self.image:
@@ -80,10 +79,10 @@ class Brightest(Task):
         tokens = torch.where(torch.arange(6) < 2, label[:, None], noise)
         return Batch(torch.where(mask, tokens, 3), label[:, None], mask, scored, {})
 
-    def loss(self, outputs: Any, batch: Batch) -> Any:
+    def loss(self, outputs, batch):
         return F.cross_entropy(outputs.flatten(0, 1), batch.targets.flatten())
 
-    def metrics(self, outputs: Any, batch: Batch) -> dict[str, Any]:
+    def metrics(self, outputs, batch):
         return {"accuracy": (outputs.argmax(-1) == batch.targets).float()[:, 0]}
 
 
@@ -103,7 +102,7 @@ MODELS = {
 }
 
 
-def a_run(name: str, folder: Any, **train: Any) -> Any:
+def a_run(name, folder, **train):
     task, model = MODELS[name]
     given = {"steps": 8, "batch_size": 16, "warmup": 2, "lr": 1e-2, "evaluate": SPLITS, "eval_batches": 2} | train
     return ph.Run(
@@ -118,27 +117,15 @@ def a_run(name: str, folder: Any, **train: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tasks(monkeypatch):
     monkeypatch.setattr("polyhead.tasks.KINDS", (*KINDS, Backwards, Brightest))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_killed_run_goes_on_to_the_same_bits(name: str, tmp_path: Any):
+def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path):
     whole, part = (a_run(name, tmp_path / place, save_every=4) for place in ("whole", "part"))
     result = run(whole, progress=False)
-    draw = type(part.task).sample
-    calls = []
-
-    def killed(self: Any, split: str, size: int, generator: Any) -> Batch:
-        calls.append(split)
-        if calls.count("train") == 7:
-            raise OSError("killed")
-        return draw(self, split, size, generator)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(part.task), "sample", killed)
-        with pytest.raises(OSError, match="killed"):
-            run(part, progress=False)
+    crashed(part, 6)
     again = run(part, progress=False, resume=True)
     assert again.scores == result.scores
     assert again.parameters == sum(p.numel() for p in load_model(tmp_path / "part")[1].parameters())
@@ -149,13 +136,6 @@ def test_a_killed_run_goes_on_to_the_same_bits(name: str, tmp_path: Any):
     with fast_products():  # as the run had them
         scores = evaluate(model, whole.task, "iid", batches=2, batch_size=16)
     assert scores == result.scores["iid"]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_it_learns(name: str, tmp_path: Any):
-    run(a_run(name, tmp_path, steps=24, batch_size=32, log_every=1, weight_decay=0.0), progress=False)
-    losses = [row["loss"] for row in read_metrics(tmp_path) if row["kind"] == "train"]
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
 
 
 def test_the_source_and_its_mask_reach_the_model():
@@ -170,23 +150,13 @@ def test_the_source_and_its_mask_reach_the_model():
     assert not torch.equal(predict(model, task, replace(batch, source_mask=None)), outputs)
 
 
-@pytest.mark.parametrize("name", ["images", "tokens"])
-def test_outputs_of_classes_are_not_padded(name: str):
-    task, settings = MODELS[name]
-    batch = task.batch("train", 8, seed=0, step=0)
-    assert predict(Transformer(settings), task, batch).shape == (8, 1, 4)
-
-
-def test_one_can_look_inside():
-    task, settings = MODELS["sequences"]
-    model = Transformer(settings)
-    taps = capture(model, task.batch("iid", 4, seed=0, step=0))
-    assert [layer.name for layer in taps] == ["encoder 0", "decoder 0", "cross 0"]
-    rows = zero_heads(model, task, "iid", sequences=8)
-    assert [(row["layer"], row["head"]) for row in rows] == [(None, None), *((0, h) for h in range(4)), (0, None)]
-    task, settings = MODELS["images"]
-    rows = zero_heads(Transformer(settings), task, "iid", sequences=8)
-    assert len(rows) == 6
+def test_heads_of_other_models_are_zeroed():
+    """Of the decoder's self-attention, and of a classifier."""
+    for name in ("sequences", "images"):
+        task, settings = MODELS[name]
+        rows = zero_heads(Transformer(settings), task, "iid", sequences=8)
+        places = [(row["layer"], row["head"]) for row in rows]
+        assert places == [(None, None), *((0, head) for head in range(4)), (0, None)]
 
 
 @pytest.mark.parametrize(
@@ -206,14 +176,14 @@ def test_one_can_look_inside():
         ("tokens", {"outputs": Logits(4)}, r"the task's outputs are Classes\(count=4.* are Logits\(count=4"),
     ],
 )
-def test_what_does_not_fit_the_task_is_one_line(task: str, model: Any, text: str, tmp_path: Any):
+def test_a_model_that_does_not_fit_the_task_is_one_line(task, model, text, tmp_path):
     config = a_run(task, tmp_path)
     with pytest.raises(ValueError, match=f"train: {text}") as error:
         run(replace(config, model=replace(config.model, **model)), progress=False)
     assert "\n" not in str(error.value)
 
 
-def test_populations_leave_out_what_they_cannot_hold(tmp_path: Any):
+def test_populations_leave_out_unsupported_models(tmp_path):
     reasons = {name: unsupported_reason(a_run(name, tmp_path)) for name in MODELS}
     assert reasons == {
         "sequences": "it is an encoder-decoder",
@@ -230,19 +200,18 @@ def test_populations_leave_out_what_they_cannot_hold(tmp_path: Any):
     assert [len(group) for group in population.groups(runs)] == [1, 1, 2]
 
 
-def test_a_population_of_classifiers_is_each_of_them(tmp_path: Any):
+def test_a_population_of_classifiers_is_each_of_them(tmp_path):
     """Images, symbols and dropout of the code: the losses they have alone."""
     runs = [replace(a_run("images", None), folder=None, seed=seed) for seed in (0, 1)]
-    runs = [
-        replace(r, model=replace(r.model, dropout=0.2, heads=[config.Softmax(2), config.Relational(2)])) for r in runs
-    ]
+    heads = [config.Softmax(2), config.Relational(2)]
+    runs = [replace(one, model=replace(one.model, dropout=0.2, heads=heads)) for one in runs]
     together = population.train(runs, tmp_path / "together", progress=False)
     for one, result in some(zip(runs, together, strict=True)):
         alone = run(replace(one, folder=str(tmp_path / f"alone-{one.seed}")), progress=False)
         assert result.scores["iid"]["loss"] == pytest.approx(alone.scores["iid"]["loss"], rel=1e-4)
 
 
-def test_a_configuration_file_of_any_model(tmp_path: Any):
+def test_a_configuration_file_of_any_model(tmp_path):
     for name in MODELS:
         one = a_run(name, None)
         config.save(one, tmp_path / "run.json")

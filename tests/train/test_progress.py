@@ -25,7 +25,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_first_what_it_is_and_then_scores_line_by_line_where_there_is_no_terminal(tmp_path, capsys, clock):
+def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, clock):
     for name, seconds, parameters in (
         ("mine", 20.0, 1000),
         ("mine", 40.0, 1000),

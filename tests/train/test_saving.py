@@ -4,60 +4,35 @@ import dataclasses
 import errno
 import json
 import os
-import pathlib
 import shutil
-import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
+import tiny_runs
 import torch
 from run_folders import copied, damage, names, rows, same, steps
+from tiny_runs import interrupted
 
 import polyhead as ph
-from polyhead.train import Interrupted, load_model, run
+from polyhead.train import load_model, run
 from polyhead.train.store import checkpoint
 from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, step_of
 from polyhead.train.store.folder import read_result
 
-Tiny = Callable[..., Any]
-
-
-def cut(folder: pathlib.Path, at_step: Any, tiny: Tiny, step: int, **changes: Any) -> Any:
-    """A run that is stopped after `step` steps and its configuration."""
-    config = tiny(folder, **changes)
-    at_step(step - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted):
-        run(config, progress=False)
-    return config
-
 
 @pytest.fixture(scope="module")
-def begun(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Stopped at step 11: checkpoints of steps 11 and 10, no best one but that of no evaluation."""
+def begun(tmp_path_factory):
+    """Stopped at step 11: checkpoints of steps 11 and 10, neither of an evaluated step, so there is no best one."""
     folder = tmp_path_factory.mktemp("begun")
-    with pytest.MonkeyPatch.context() as patch:
-        draw = ph.tasks.FuzzyLogic.batch
-
-        def batch(task: Any, split: str, size: int, **where: Any) -> Any:
-            if split == "train" and where["step"] == 10:
-                os.kill(os.getpid(), signal.SIGINT)
-            return draw(task, split, size, **where)
-
-        patch.setattr(ph.tasks.FuzzyLogic, "batch", batch)
-        with pytest.raises(Interrupted):
-            run(tiny(folder), progress=False)
+    interrupted(tiny_runs.tiny(folder), 11)
     return folder
 
 
 # ------------------------------------------------------------------------------------------------------------- rotation
 @pytest.mark.parametrize("links", [True, False])
-def test_the_last_ones_and_the_best_are_kept(
-    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, links: bool
-):
+def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path, monkeypatch, links):
     if not links:  # as on FAT
 
-        def refused(*args: Any) -> None:
+        def refused(*args):
             raise OSError(errno.EPERM, "Operation not permitted")
 
         monkeypatch.setattr(os, "link", refused)
@@ -84,14 +59,12 @@ def test_the_last_ones_and_the_best_are_kept(
 
 
 @pytest.mark.parametrize(("better", "wanted"), [("higher", 4), ("lower", 2)])
-def test_the_best_is_the_best_of_the_headline(
-    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, better: str, wanted: int
-):
+def test_the_best_is_the_best_of_the_headline(tiny, tmp_path, monkeypatch, better, wanted):
     """Of validation if it is evaluated; also after a pause, and nan is no score."""
     config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1)
     given = iter([{"validation": v, "iid": -v} for v in (0.1, -5.0, float("nan"), 0.7, 0.6, 0.5)])
 
-    def evaluated(network: Any, split: str) -> Any:
+    def evaluated(network, split):
         scores = dict(next(given)) if split == "iid" else now
         now.update(scores)
         return [{"r2": now[split]}]
@@ -102,29 +75,21 @@ def test_the_best_is_the_best_of_the_headline(
     monkeypatch.setattr(type(config.task), "splits", ("train", "validation", "iid"))
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=("iid", "validation")))
     draw = type(config.task).batch
-    waiting = [3]
-
-    def batch(task: Any, split: str, size: int, **where: Any) -> Any:
-        if split == "train" and where["step"] == 4 and waiting:
-            os.kill(os.getpid(), signal.SIGINT) if waiting.pop() else None
-        return draw(task, "train", size, **where)
-
-    monkeypatch.setattr(type(config.task), "batch", batch)
-    with pytest.raises(Interrupted):
-        run(config, progress=False)
+    monkeypatch.setattr(type(config.task), "batch", lambda task, split, size, **at: draw(task, "train", size, **at))
+    interrupted(config, 5)
     run(config, progress=False, resume=True)
     assert step_of(tmp_path / "best.safetensors") == wanted
     assert steps(tmp_path) == [6, wanted]
 
 
-def test_the_best_has_its_name_after_a_kill_before_it_got_it(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+def test_a_kill_before_the_best_is_linked_does_not_lose_it(tiny, tmp_path, monkeypatch):
     """Between the rename of a checkpoint and its link."""
     changes = {"steps": 8, "save_every": 2, "eval_every": 2, "lr": 3e-2}
     run(tiny(tmp_path / "whole", **changes), progress=False)
     best, plain = step_of(tmp_path / "whole" / "best.safetensors"), checkpoint.link
     assert best < 8
 
-    def killed(source: pathlib.Path, target: pathlib.Path) -> None:
+    def killed(source, target):
         if target.name == "best.safetensors" and step_of(source) == best:
             raise KeyboardInterrupt
         plain(source, target)
@@ -139,13 +104,13 @@ def test_the_best_has_its_name_after_a_kill_before_it_got_it(tiny: Tiny, tmp_pat
     assert all(torch.equal(value, two[name]) for name, value in one.items())
 
 
-def test_at_every_moment_there_is_a_whole_one(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_whole_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
     """Looked at before every rename, link and removal once there is one: no step is ever lost."""
     config, seen = tiny(tmp_path, save_every=2, eval_every=4), []
     looking: list[int] = []
 
-    def look(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def looked(*args: Any, **how: Any) -> Any:
+    def look(plain):
+        def looked(*args, **how):
             newest = tmp_path / "checkpoint.safetensors"
             if not looking and (seen or newest.exists()):
                 looking.append(1)
@@ -166,9 +131,7 @@ def test_at_every_moment_there_is_a_whole_one(tiny: Tiny, tmp_path: pathlib.Path
 
 # --------------------------------------------------------------------------------------------------------------- damage
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped digit", "missing"])
-def test_a_damaged_newest_one_costs_the_way_from_the_one_before(
-    tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path, whole: pathlib.Path, capsys: Any, how: str
-):
+def test_a_damaged_newest_checkpoint_is_replaced_by_the_one_before(tiny, tmp_path, begun, whole, capsys, how):
     copied(begun, tmp_path)
     assert steps(tmp_path) == [11, 10]
     path = tmp_path / "checkpoint.safetensors"
@@ -187,41 +150,33 @@ def test_a_damaged_newest_one_costs_the_way_from_the_one_before(
     assert not [name for name in names(tmp_path) if name.endswith(".damaged")]
 
 
-def test_with_none_left_it_begins_anew(
-    tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path, whole: pathlib.Path, capsys: Any
-):
+def test_without_a_checkpoint_it_starts_again(tiny, tmp_path, begun, whole, capsys):
     copied(begun, tmp_path)
     for path in candidates(tmp_path):
         damage(path, "flipped")
     run(tiny(tmp_path), progress=False, resume=True)
     said = capsys.readouterr().err.splitlines()
-    assert [line.rpartition(" ")[2] for line in said[:2]] == [
-        "checkpoint.safetensors.damaged",
-        "checkpoint-00000010.safetensors.damaged",
-    ]
+    aside = [f"{name}.safetensors.damaged" for name in ("checkpoint", "checkpoint-00000010")]
+    assert [line.rpartition(" ")[2] for line in said[:2]] == aside
     assert said[2:] == ["tiny: no checkpoint is left, so it starts at step 0; the result will be the same"]
     same(tmp_path, whole)
 
 
-def test_the_best_is_a_way_on_and_shares_the_damage(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, capsys: Any):
-    config = cut(tmp_path, at_step, tiny, 7, save_every=6, keep=1)
+def test_a_run_resumes_from_the_best_which_shares_the_damage_of_its_links(tiny, tmp_path, capsys):
+    config = tiny(tmp_path, save_every=6, keep=1)
+    interrupted(config, 7)
     assert steps(tmp_path) == [7, 6]
     damage(tmp_path / "checkpoint.safetensors", "flipped")
-    cut(tmp_path / "x", at_step, tiny, 1)
-    at_step(6, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted, match="at step 7"):
-        run(config, progress=False, resume=True)
+    assert "at step 7;" in interrupted(config, 7)
     assert "tiny: resuming from best.safetensors" in capsys.readouterr().err
     os.unlink(tmp_path / "checkpoint.safetensors")
     os.link(tmp_path / "best.safetensors", tmp_path / "checkpoint.safetensors")
     damage(tmp_path / "checkpoint.safetensors", "flipped")
-    at_step(0, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted, match="at step 1;"):
-        run(config, progress=False, resume=True)
+    assert "at step 1;" in interrupted(config, 1)
     assert not (tmp_path / "best.safetensors").exists()
 
 
-def test_another_runs_checkpoint_stays_an_error(tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path):
+def test_another_runs_checkpoint_stays_an_error(tiny, tmp_path, begun):
     copied(begun, tmp_path)
     other = tmp_path / "other"
     run(tiny(other, seed=8, steps=1), progress=False)
@@ -233,10 +188,8 @@ def test_another_runs_checkpoint_stays_an_error(tiny: Tiny, tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize("how", ["truncated", "flipped digit of a score", "not a table"])
-def test_a_damaged_result_is_made_again(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, monkeypatch: Any, capsys: Any, how: str
-):
-    """From the final checkpoint: nothing is trained.  A score of which a digit flipped is no score."""
+def test_a_damaged_result_is_made_again(tiny, tmp_path, whole, monkeypatch, capsys, how):
+    """From the final checkpoint, without training."""
     copied(whole, tmp_path)
     path = tmp_path / "result.json"
     text = path.read_text()
@@ -252,24 +205,21 @@ def test_a_damaged_result_is_made_again(
     same(tmp_path, whole)
 
 
-def test_results_and_configs_of_older_versions_are_read(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+def test_results_and_configs_of_older_versions_are_read(tiny, tmp_path, whole):
     copied(whole, tmp_path)
     for name, key in (("result.json", "seal"), ("config.json", "digest")):
         values = json.loads((tmp_path / name).read_text())
         del values[key]
         (tmp_path / name).write_text(json.dumps(values))
-    text = b"".join(
-        json.dumps(json.loads(line) | {"seal": None}).replace(', "seal": null', "").encode() + b"\n"
-        for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()
-    )
-    (tmp_path / "metrics.jsonl").write_bytes(text)
+    unsealed = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for row in unsealed:
+        del row["seal"]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in unsealed))
     assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
     same(tmp_path, whole)
 
 
-def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(
-    tiny: Tiny, tmp_path: pathlib.Path, begun: pathlib.Path, whole: pathlib.Path, capsys: Any
-):
+def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(tiny, tmp_path, begun, whole, capsys):
     path = tmp_path / "config.json"
     for how in ("a digit", "truncated", "missing"):
         copied(begun, tmp_path)
@@ -290,7 +240,7 @@ def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(
         shutil.rmtree(tmp_path)
 
 
-def test_a_row_of_which_a_digit_flipped_is_no_row(tmp_path: pathlib.Path, whole: pathlib.Path):
+def test_a_row_with_a_flipped_digit_is_left_out(tmp_path, whole):
     copied(whole, tmp_path)
     path = tmp_path / "metrics.jsonl"
     text = path.read_text()
@@ -299,9 +249,7 @@ def test_a_row_of_which_a_digit_flipped_is_no_row(tmp_path: pathlib.Path, whole:
     assert rows(tmp_path) == rows(whole)[1:]
 
 
-def test_a_finished_run_whose_model_is_damaged_is_mended_on_request(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path
-):
+def test_the_damaged_model_of_a_finished_run_is_trained_again_on_request(tiny, tmp_path, whole):
     copied(whole, tmp_path)
     damage(tmp_path / "checkpoint.safetensors", "flipped")
     assert run(tiny(tmp_path), progress=False).steps == 12

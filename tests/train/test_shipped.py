@@ -70,7 +70,7 @@ def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before
         ph.load("fuzzi-hyla-1")
 
 
-def test_what_is_not_here_is_downloaded_once(elsewhere):
+def test_a_missing_model_is_downloaded_once(elsewhere):
     shutil.copytree(shipped.INDEX.parents[4] / "models" / NAME, elsewhere / NAME)
     assert shipped.at_hand(NAME) is None
     assert ph.load(NAME)[0].seed == 1
@@ -78,7 +78,7 @@ def test_what_is_not_here_is_downloaded_once(elsewhere):
     assert ph.load("fuzzy-hyla")[0].seed == 1
 
 
-def test_what_cannot_be_downloaded_says_where_it_would_be_looked_for(elsewhere):
+def test_a_failed_download_names_the_folders_of_models(elsewhere):
     with pytest.raises(ValueError, match=r"load: fuzzy-hyla-1 is not here and \S+ could not be downloaded .*POLYHEAD"):
         ph.load(NAME)
 

@@ -5,8 +5,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from run_folders import same
@@ -19,22 +17,21 @@ from polyhead.train.stop import Preempted, Stop, requeue
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics
 
-Tiny = Callable[..., Any]
 MINE = ("SLURM_JOB_ID", "SLURM_PROCID", "SUBMITIT_EXECUTOR", "POLYHEAD_REQUEUE")
 
 
 @pytest.fixture(autouse=True)
-def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_job(monkeypatch):
     """These tests may run inside a Slurm job."""
     for name in MINE:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def slurm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], list[str]]]:
-    """Programs that say a job's state and note what is asked of them; returns how to read those notes."""
+def slurm(tmp_path, monkeypatch):
+    """Replaces Slurm's programs: they print a job's state and note their arguments; returns a reader of these notes."""
 
-    def install(state: str = "RUNNING", job: str = "7", fails: bool = False) -> Callable[[], list[str]]:
+    def install(state="RUNNING", job="7", fails=False):
         place = tmp_path / "slurm"
         place.mkdir()
         notes = place / "notes"
@@ -63,7 +60,7 @@ def slurm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         (signal.SIGUSR1, {"SLURM_JOB_ID": "7", "POLYHEAD_REQUEUE": "0"}, Preempted),
     ],
 )
-def test_what_a_signal_means(number: int, environment: dict[str, str], kind: type, monkeypatch: Any):
+def test_the_error_of_each_signal(number, environment, kind, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     with Stop() as stop:
@@ -98,9 +95,7 @@ except BaseException:
 
 @pytest.mark.parametrize("words", [("-m", "polyhead.train", "."), ("-m", "polyhead", "resume", ".")])
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGUSR1", 75)])
-def test_a_signal_while_libraries_are_imported_is_not_lost(
-    words: Any, name: str, code: int, tmp_path: pathlib.Path, slurm: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_signal_while_libraries_are_imported_is_not_lost(words, name, code, tmp_path, slurm, monkeypatch):
     notes = slurm()
     (tmp_path / "torch.py").write_text(SWALLOWS.format(name=name))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{pathlib.Path(polyhead.__file__).parents[1]}")
@@ -123,9 +118,7 @@ def test_a_signal_while_libraries_are_imported_is_not_lost(
         ({}, {"SUBMITIT_EXECUTOR": "slurm"}, "", []),
     ],
 )
-def test_who_asks_to_be_queued_again(
-    slurm: Any, monkeypatch: Any, given: dict[str, Any], environment: dict[str, str], said: str, asked: list[str]
-):
+def test_which_job_asks_to_be_queued_again(slurm, monkeypatch, given, environment, said, asked):
     notes = slurm(**given)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -134,16 +127,14 @@ def test_who_asks_to_be_queued_again(
     assert all(note.startswith(wanted) for note, wanted in zip(notes(), asked, strict=True))
 
 
-def test_outside_slurm_nobody_is_asked(monkeypatch: pytest.MonkeyPatch):
+def test_outside_slurm_nothing_is_asked(monkeypatch):
     assert requeue() == ""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", "")
     assert requeue() == "job 7 could not be queued again"
 
 
-def test_a_preempted_worker_saves_asks_and_goes_on(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, slurm: Any, capsys: Any
-):
+def test_a_preempted_worker_saves_asks_and_resumes(tiny, tmp_path, whole, at_step, slurm, capsys):
     folder = tmp_path / "run"
     with claim(tiny(folder), folder):
         pass
@@ -158,7 +149,7 @@ def test_a_preempted_worker_saves_asks_and_goes_on(
     same(folder, whole)
 
 
-def test_the_command_line_has_the_same_codes(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, slurm: Any, capsys: Any):
+def test_the_command_line_has_the_same_codes(tiny, tmp_path, at_step, slurm, capsys):
     folder = tmp_path / "run"
     with claim(tiny(folder), folder):
         pass
@@ -170,6 +161,6 @@ def test_the_command_line_has_the_same_codes(tiny: Tiny, tmp_path: pathlib.Path,
     assert len(notes()) == 2
 
 
-def test_a_signal_at_the_last_step_is_a_finished_run(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+def test_a_signal_at_the_last_step_is_a_finished_run(tiny, tmp_path, at_step):
     at_step(11, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     assert run(tiny(tmp_path), progress=False).steps == 12

@@ -27,7 +27,7 @@ def config(**changes):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["softmax", "uneven"])
-def test_it_is_what_a_step_multiplies(kind, tied):
+def test_operations_are_those_of_pytorchs_counter(kind, tied):
     """Without a causal mask, whose half the reference does not save; two operations a multiply-add."""
     model = ph.Transformer(config(heads=KINDS[kind], outputs=ph.Logits(50, tied=tied)))
     tokens = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -36,28 +36,25 @@ def test_it_is_what_a_step_multiplies(kind, tied):
     assert counter.get_total_flops() == operations(model, 12) * 3 * 12
 
 
+def cost(**changes):
+    return operations(ph.Transformer(config(**changes)), 12)
+
+
 def test_causal_tokens_see_half_the_keys_and_a_window_less():
-    plain = operations(ph.Transformer(config()), 12)
     each = 6 * 2 * 4 * (4 + 4)  # of a key: two layers, four heads, widths of keys and values
     for changes, keys in (({"causal": True}, 6), ({"causal": True, "window": 4}, 4), ({"window": 5}, 5)):
-        assert plain - operations(ph.Transformer(config(**changes)), 12) == each * (12 - keys)
+        assert cost() - cost(**changes) == each * (12 - keys)
 
 
-def test_of_experts_those_that_are_asked_count():
-    one, some = (
-        operations(ph.Transformer(config(layers=1, feedforward=ph.Experts(4, k, hidden=8, bias=False))), 12)
-        for k in (1, 3)
-    )
-    assert some - one == 6 * 2 * (2 * 16 * 8)
+def test_only_the_chosen_experts_count():
+    one, three = (cost(layers=1, feedforward=ph.Experts(4, k, hidden=8, bias=False)) for k in (1, 3))
+    assert three - one == 6 * 2 * (2 * 16 * 8)
 
 
-def test_relations_are_work():
-    of = {
-        n: operations(ph.Transformer(config(layers=1, heads=ph.Relational(2, relations=n, relation_dim=4))), 12)
-        for n in (2, 5)
-    }
+def test_relations_count():
+    two, five = (cost(layers=1, heads=ph.Relational(2, relations=n, relation_dim=4)) for n in (2, 5))
     weights = 2 * 16 * 4 + 2 * 8  # of one relation: its two projections, its row for each head
-    assert of[5] - of[2] == 3 * 6 * (weights + 12 * (2 * 1 + 4))
+    assert five - two == 3 * 6 * (weights + 12 * (2 * 1 + 4))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +84,7 @@ class Words(ph.tasks.PairwiseOrder):
     length = 12
 
 
-def test_what_a_row_says(monkeypatch):
+def test_rates_in_a_row(monkeypatch):
     """Nothing where inputs are no tokens; on a card that is known its share, which a CPU stands in for here."""
     model, task = ph.Transformer(config(causal=True)), Words()
     run = ph.Run(task=task, model=model.config, train=ph.Train(batch_size=5))
@@ -133,4 +130,4 @@ def test_steps_per_second_are_those_of_training_alone(tiny, tmp_path, monkeypatc
     others = 50 + 2 * 2 * 100  # saved after 5 steps, two batches of two splits evaluated after 6
     assert [row["seconds"] for row in rows] == [2, 10, 20 + others, 24 + others + 50]
     (tmp_path / "result.json").unlink()
-    assert run(settings, progress=False, resume=True).seconds >= whole.seconds > 24 + others  # it goes on from there
+    assert run(settings, progress=False, resume=True).seconds >= whole.seconds > 24 + others  # it continues from there

@@ -4,34 +4,31 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
-import pathlib
 import struct
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import forked
 import pytest
+from tiny_runs import crashed
 
 import polyhead as ph
 from polyhead.train import tracking
 
-Tiny = Callable[..., Any]
-
 
 class Fake:
-    """A package that looks like all three trackers; what it is told, in order.  `fails`: the call that raises."""
+    """A package that looks like all three trackers, and records all calls in order.  `fails`: the call that raises."""
 
-    def __init__(self, fails: str = "", error: BaseException | None = None) -> None:
+    def __init__(self, fails="", error=None):
         self.fails, self.error = fails, error or RuntimeError("no luck\ntoday")
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.calls: list[str] = []
         self.given: list[dict[str, Any]] = []
         self.codes: list[int] = []
 
-    def install(self, monkeypatch: pytest.MonkeyPatch, name: str) -> "Fake":
+    def install(self, monkeypatch, name):
         module: Any = types.ModuleType(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
         module.init, module.Settings = self._init, dict
@@ -41,48 +38,48 @@ class Fake:
             monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
         return self
 
-    def _do(self, call: str) -> None:
+    def _do(self, call):
         self.calls.append(call)
         if call == self.fails:
             raise self.error
 
-    def _init(self, **given: Any) -> "Fake":
+    def _init(self, **given):
         self._do("start")
         self.given.append(given)
         return self
 
-    def log(self, values: dict[str, float], step: int | None = None) -> None:
+    def log(self, values, step=None):
         self._do("log")
         values = dict(values)
         self.rows.append((int(values.pop("step")) if step is None else step, values))
 
-    def finish(self, exit_code: int = 0) -> None:
+    def finish(self, exit_code=0):
         self.codes.append(exit_code)
         self._do("finish")
 
     # TensorBoard's words
-    def add_scalar(self, name: str, value: float, step: int) -> None:
+    def add_scalar(self, name, value, step):
         self.log({name: value}, step)
 
-    def add_text(self, name: str, text: str) -> None:
+    def add_text(self, name, text):
         self.given.append({name: text})
 
-    def flush(self) -> None:
+    def flush(self):
         self._do("flush")
 
-    def close(self) -> None:
+    def close(self):
         self.finish()
 
-    def define_metric(self, name: str, step_metric: str) -> None:
+    def define_metric(self, name, step_metric):
         self.given.append({name: step_metric})
 
 
-def told(fake: Fake) -> list[tuple[int, str, float]]:
+def told(fake):
     """All numbers, by step and name, in the order in which they came."""
     return [(step, name, value) for step, values in fake.rows for name, value in values.items()]
 
 
-def written(folder: pathlib.Path) -> list[tuple[int, str, float]]:
+def written(folder):
     """The same of metrics.jsonl and result.json."""
     numbers = []
     for row in ph.train.store.folder.read_metrics(folder):
@@ -95,40 +92,31 @@ def written(folder: pathlib.Path) -> list[tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize("name", tracking.TRACKERS)
-def test_each_row_once(name: str, tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+def test_each_row_once(name, tiny, tmp_path, monkeypatch, capfd):
     fake = Fake().install(monkeypatch, name)
     run = tiny(tmp_path, track=(name, name))
     ph.train.run(run, progress=False)
     assert told(fake) == written(tmp_path)
     assert len(fake.rows) > 12
     assert (fake.calls.count("start"), fake.codes) == (1, [0])
-    assert run.track[0] in (tmp_path / "config.json").read_text()  # it goes on with it
-    assert ph.digest(run) == ph.digest(tiny(tmp_path))  # and is no other run
+    assert run.track[0] in (tmp_path / "config.json").read_text()  # a resumed run has the same trackers
     calls = len(fake.calls)
-    ph.train.run(run, progress=False)  # finished: nothing is told
+    ph.train.run(run, progress=False)  # finished: nothing is sent
     assert len(fake.calls) == calls
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", tracking.TRACKERS)
-def test_a_run_that_goes_on_tells_no_row_twice(
-    name: str, tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, at_step: Any
-):
+def test_a_resumed_run_sends_no_row_twice(name, tiny, tmp_path, monkeypatch):
     fake = Fake().install(monkeypatch, name)
     run = tiny(tmp_path, track=(name,))
-
-    def crash() -> None:
-        raise RuntimeError("power cut")
-
-    at_step(8, crash)
-    with pytest.raises(RuntimeError, match="power cut"):
-        ph.train.run(run, progress=False)
+    crashed(run, 8)
     before = told(fake)
     assert max(step for step, _, _ in before) == 8  # and the checkpoint is of step 5
     ph.train.run(run, progress=False, resume=True)
 
-    def steady(numbers: list[tuple[int, str, float]]) -> list[tuple[int, str, float]]:
-        return [number for number in numbers if "second" not in number[1]]  # steps done again take another time
+    def steady(numbers):
+        return [number for number in numbers if "second" not in number[1]]  # repeated steps take another time
 
     assert sorted(steady(told(fake))) == sorted(steady(written(tmp_path)))
     assert told(fake)[: len(before)] == before
@@ -143,7 +131,7 @@ def test_a_run_that_goes_on_tells_no_row_twice(
         assert fake.codes == [1, 0]
 
 
-def test_tracked_from_the_middle_on_and_anew(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_tracked_from_the_middle_on_and_anew(tiny, tmp_path, monkeypatch):
     fake = Fake().install(monkeypatch, "trackio")
     run = tiny(tmp_path, track=("trackio",))
     ph.train.run(tiny(tmp_path), progress=False)
@@ -156,7 +144,7 @@ def test_tracked_from_the_middle_on_and_anew(tiny: Tiny, tmp_path: pathlib.Path,
     assert [given["resume"] for given in fake.given] == ["never", "never"]
 
 
-def test_members_of_a_population(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_members_of_a_population(tiny, tmp_path, monkeypatch):
     fake = Fake().install(monkeypatch, "wandb")
     runs = [tiny(tmp_path, residual_dropout=0.0, seed=seed, track=("wandb",)) for seed in (0, 1)]
     folders = [result.folder for result in ph.scale.population.train(runs, tmp_path, progress=False)]
@@ -168,9 +156,7 @@ def test_members_of_a_population(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch
 
 @pytest.mark.parametrize("fails", ["start", "log", "finish"])
 @pytest.mark.parametrize("error", [RuntimeError("no luck\ntoday"), SystemExit(3)], ids=["error", "exit"])
-def test_no_tracker_stops_a_run(
-    fails: str, error: BaseException, tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-):
+def test_no_tracker_stops_a_run(fails, error, tiny, tmp_path, monkeypatch, capfd):
     bad = Fake(fails, error).install(monkeypatch, "wandb")
     good = Fake().install(monkeypatch, "trackio")
     result = ph.train.run(tiny(tmp_path, track=("wandb", "trackio")), progress=False)
@@ -182,7 +168,7 @@ def test_no_tracker_stops_a_run(
     assert bad.calls.count(fails) == 1  # off means off
 
 
-def test_an_import_that_fails(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+def test_an_import_that_fails(tiny, tmp_path, monkeypatch, capfd):
     (tmp_path / "trackio.py").write_text("raise OSError('half installed')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
@@ -190,9 +176,7 @@ def test_an_import_that_fails(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: p
     assert capfd.readouterr().err == "polyhead: tracking: trackio is off for this run (OSError: half installed)\n"
 
 
-def test_a_tracker_that_hangs_is_left_behind(
-    tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-):
+def test_a_tracker_that_hangs_is_left_behind(tiny, tmp_path, monkeypatch, capfd):
     fake, release = Fake().install(monkeypatch, "wandb"), threading.Event()
     monkeypatch.setattr(fake, "log", lambda values: release.wait())
     monkeypatch.setattr(tracking, "PATIENCE", 0.0)
@@ -208,7 +192,7 @@ def test_a_tracker_that_hangs_is_left_behind(
     assert fake.calls == ["start", "start"]  # neither finished, nor told more
 
 
-def test_unknown_and_missing_trackers_are_seen_before_training(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+def test_unknown_and_missing_trackers_are_seen_before_training(tiny, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="tracking: unknown tracker 'wand'; did you mean 'wandb'"):
         ph.train.run(tiny(tmp_path / "run", track=("wand",)))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -217,7 +201,7 @@ def test_unknown_and_missing_trackers_are_seen_before_training(tiny: Tiny, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_imported_unless_it_is_chosen(tiny: Tiny, tmp_path: pathlib.Path):
+def test_nothing_is_imported_unless_it_is_chosen(tiny, tmp_path):
     for name in tracking.TRACKERS:
         (tmp_path / f"{name}.py").write_text(f"print('imported {name}')")
     code = (
@@ -234,26 +218,20 @@ def test_nothing_is_imported_unless_it_is_chosen(tiny: Tiny, tmp_path: pathlib.P
 
 
 # ------------------------------------------------------------------------------------------------------- the real ones
-def _real(name: str) -> Any:
+def _real(name):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
 
 
 @pytest.fixture
-def twice(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, at_step: Any, capfd: Any) -> Any:
-    """Train with a tracker, crash at step 8, go on; the folder."""
+def twice(tiny, tmp_path, monkeypatch, capfd):
+    """Train with a tracker, crash at step 8, resume; the folder."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
 
-    def train(name: str) -> pathlib.Path:
+    def train(name):
         folder, run = tmp_path / "run", tiny(tmp_path / "run", track=(name,))
-
-        def crash() -> None:
-            raise RuntimeError("power cut")
-
-        at_step(8, crash)
-        with pytest.raises(RuntimeError, match="power cut"):
-            ph.train.run(run, progress=False)
+        crashed(run, 8)
         ph.train.run(run, progress=False, resume=True)
         assert capfd.readouterr().err == ""
         return folder
@@ -262,7 +240,7 @@ def twice(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, a
 
 
 @pytest.mark.filterwarnings("ignore")  # not ours to mend
-def test_tensorboard(twice: Any):
+def test_tensorboard(twice):
     _real("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -274,15 +252,15 @@ def test_tensorboard(twice: Any):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_wandb_offline(twice: Any):
+def test_wandb_offline(twice):
     _real("wandb")
     folder = twice("wandb")
-    importlib.import_module("wandb").teardown()  # as at the end of the process: what is not written yet
+    importlib.import_module("wandb").teardown()  # as at the end of the process: it writes the rest
     _same(_offline(folder / "wandb"), written(folder))
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_trackio(twice: Any):
+def test_trackio(twice):
     trackio = pytest.importorskip("trackio", exc_type=ImportError)
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -294,7 +272,7 @@ def test_trackio(twice: Any):
     _same([(log["step"], key, value) for log in logs for key, value in log.items() if "/" in key], written(folder))
 
 
-def _same(found: list[tuple[int, str, float]], wanted: list[tuple[int, str, float]]) -> None:
+def _same(found, wanted):
     """Every number once, in float32; how long steps took aside."""
     short = [{(step, name): value for step, name, value in one if "second" not in name} for one in (found, wanted)]
     assert len(found) == len(wanted)
@@ -302,7 +280,7 @@ def _same(found: list[tuple[int, str, float]], wanted: list[tuple[int, str, floa
     assert list(short[0].values()) == pytest.approx([short[1][key] for key in short[0]], rel=1e-6)
 
 
-def _offline(place: pathlib.Path) -> list[tuple[int, str, float]]:
+def _offline(place):
     """The history of all parts of a run that is not synchronised yet."""
     from wandb.proto import wandb_internal_pb2
 
@@ -316,7 +294,7 @@ def _offline(place: pathlib.Path) -> list[tuple[int, str, float]]:
     return numbers
 
 
-def _records(data: bytes) -> Iterator[bytes]:
+def _records(data):
     """A log of LevelDB with a head of 7 bytes: blocks of 32 KiB of pieces: checksum, length, kind, and bytes."""
     block, place, whole = 32768, 7, b""
     while place + 7 <= len(data):

@@ -2,49 +2,44 @@
 
 import dataclasses
 import json
-import os
 import pathlib
-import shutil
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import forked
 import pytest
 import torch
-from run_folders import rows, same
+from run_folders import copied, losses, rows, same
 from safetensors.torch import load_file
+from tiny_runs import interrupted
 from torch import nn
 
 import polyhead as ph
-from polyhead.train import Interrupted, evaluate, load_model, read_config, run
+from polyhead.train import evaluate, load_model, read_config, run
 from polyhead.train.store.checkpoint import read_metadata
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import is_past
 
-Tiny = Callable[..., Any]
 
-
-def parameters(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+def parameters(folder):
     return load_file(folder / "checkpoint.safetensors")
 
 
 # ----------------------------------------------------------------------------------------------------------- arithmetic
-def test_the_loop_is_the_plain_loop(tiny: Tiny, tmp_path: pathlib.Path):
+def test_the_loop_is_the_plain_loop(tiny, tmp_path):
     """The same steps spelled out: batches, dropout, loss, AdamW with the decay of the equations."""
     config = tiny(tmp_path, steps=4, warmup=1, weight_decay=0.3, lr=1e-2)
     run(config, progress=False)
     torch.manual_seed(ph.stream(7, "init"))
     model = ph.Transformer(config.model)
     moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in model.named_parameters()}
-    losses = []
+    wanted = []
     for t in range(4):
         torch.manual_seed(ph.stream(7, "dropout", t))
         batch = config.task.batch("train", 4, seed=7, step=t)
         loss = (model(batch.inputs, tail=1)[:, -1] - batch.targets[:, -1]).square().mean()
         model.zero_grad()
         loss.backward()
-        losses.append(loss.item())
+        wanted.append(loss.item())
         rate = [0.0, 1e-2, 5.5e-3, 1e-3][t]
         for name, p in model.named_parameters():
             m, v = moments[name]
@@ -53,7 +48,7 @@ def test_the_loop_is_the_plain_loop(tiny: Tiny, tmp_path: pathlib.Path):
             decay = 0.3 if p.ndim == 2 and "relative" not in name else 0.0
             step = m / (1 - 0.9 ** (t + 1)) / ((v / (1 - 0.999 ** (t + 1))).sqrt() + 1e-8)
             p.data.copy_(p * (1 - rate * decay) - rate * step)
-    assert [row["loss"] for row in rows(tmp_path, "train")] == pytest.approx(losses, rel=1e-5)
+    assert losses(tmp_path) == pytest.approx(wanted, rel=1e-5)
     stored = parameters(tmp_path)
     for name, p in model.named_parameters():
         if name.endswith("qkv.bias"):
@@ -61,20 +56,22 @@ def test_the_loop_is_the_plain_loop(tiny: Tiny, tmp_path: pathlib.Path):
         torch.testing.assert_close(stored[f"model/{name}"], p.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_only_what_is_semantic_changes_the_losses(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+def test_other_fields_change_neither_losses_nor_digest(tiny, tmp_path, whole):
     other = tiny(tmp_path, eval_every=1, save_every=100, name="another", deterministic=True)
     run(other, progress=False)
     assert rows(tmp_path, "train") == rows(whole, "train")
+    for change in ({"parallel": "sharded"}, {"track": ("wandb",)}, {"fast_products": False}, {"compile": True}):
+        assert ph.digest(tiny(tmp_path, **change)) == ph.digest(other)
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"dropout": 0.0}, {"lr": 2e-3}, {"weight_decay": 0.9}])
-def test_what_is_semantic_does(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, change: dict[str, Any]):
+def test_semantic_fields_change_the_losses(tiny, tmp_path, whole, change):
     run(tiny(tmp_path, **change), progress=False)
     assert rows(tmp_path, "train") != rows(whole, "train")
 
 
-def test_the_caller_keeps_its_threads_and_random_state(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+def test_the_caller_keeps_its_threads_and_random_state(tiny, tmp_path, at_step):
     torch.manual_seed(5)
     wanted, threads = torch.rand(2), torch.get_num_threads()
     torch.manual_seed(5)
@@ -87,7 +84,7 @@ def test_the_caller_keeps_its_threads_and_random_state(tiny: Tiny, tmp_path: pat
     assert torch.get_num_threads() == threads
 
 
-def test_clipping_clips_and_reports_the_norm_before(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+def test_clipping_clips_and_reports_the_norm_before(tiny, tmp_path, whole):
     run(tiny(tmp_path, clip=1e-3, steps=1, warmup=0), progress=False)
     first, wanted = rows(tmp_path, "train")[0], rows(whole, "train")[0]
     assert first["grad_norm"] == pytest.approx(wanted["grad_norm"])
@@ -97,12 +94,10 @@ def test_clipping_clips_and_reports_the_norm_before(tiny: Tiny, tmp_path: pathli
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, precision: str):
+def test_mixed_precision(tiny, tmp_path, whole, precision):
     run(tiny(tmp_path, precision=precision, clip=100.0), progress=False)
-    losses = [row["loss"] for row in rows(tmp_path, "train")]
-    exact = [row["loss"] for row in rows(whole, "train")]
-    assert losses != exact
-    assert losses[0] == pytest.approx(exact[0], rel=0.05)
+    assert losses(tmp_path) != losses(whole)
+    assert losses(tmp_path)[0] == pytest.approx(losses(whole)[0], rel=0.05)
     norms = [row["grad_norm"] for row in rows(tmp_path, "train")]  # fp16 skips the first updates, until the scale fits
     first = next(i for i, norm in enumerate(norms) if norm is not None)
     assert first < 6
@@ -111,31 +106,18 @@ def test_mixed_precision(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path
     assert {value.dtype for name, value in stored.items() if name.startswith("model/")} == {torch.float32}
 
 
-def test_balance_loss_is_trained(tiny: Tiny, tmp_path: pathlib.Path):
+def test_balance_loss_is_trained(tiny, tmp_path):
     for weight in (0.0, 10.0):
         experts = ph.Experts(experts=3, top_k=1, hidden=8, balance=weight)
         run(tiny(tmp_path / str(weight), feedforward=experts, steps=2), progress=False)
-    first = [rows(tmp_path / name, "train")[0]["loss"] for name in ("0.0", "10.0")]
-    assert first[1] > first[0] + 1
+    assert losses(tmp_path / "10.0")[0] > losses(tmp_path / "0.0")[0] + 1
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_checkpoint(
-    tiny: Tiny, tmp_path: pathlib.Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
-):
-    plain = nn.Linear.forward
-    at_step(7, lambda: monkeypatch.setattr(nn.Linear, "forward", lambda self, x: plain(self, x) * float("nan")))
-    with pytest.raises(
-        ValueError, match=r"loss of tiny is nan at step 8; the checkpoint of step 5 is kept; lower train.lr"
-    ):
-        run(tiny(tmp_path, steps=30), progress=False)
-    assert all(torch.isfinite(value).all() for value in parameters(tmp_path).values())
-
-
-def test_parameters_that_are_not_finite_are_not_saved(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, at_step):
     """The loss of step 10 is still fine, its update is not, and step 10 is saved."""
     plain = torch.optim.AdamW.step
 
-    def step(self: Any, *args: Any) -> None:
+    def step(self, *args):
         plain(self, *args)
         self.param_groups[0]["params"][0].data.fill_(float("inf"))
 
@@ -148,34 +130,25 @@ def test_parameters_that_are_not_finite_are_not_saved(tiny: Tiny, tmp_path: path
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
-def test_evaluation_is_the_mean_over_the_splits_own_stream(whole: pathlib.Path):
+def test_evaluation_is_the_mean_over_the_splits_own_stream(whole):
     config, model = load_model(whole)
     found = evaluate(model, config.task, "compositional", batches=3, batch_size=5, seed=7)
-    values, losses = [], []
+    values, means = [], []
     for i in range(3):
         batch = config.task.batch("compositional", 5, seed=7, step=i)
         with torch.no_grad():
             outputs = model(batch.inputs)
-        losses.append(config.task.loss(outputs, batch).item())
+        means.append(config.task.loss(outputs, batch).item())
         values += config.task.metrics(outputs, batch)["r2"].tolist()
     mean = sum(values) / 15
     spread = (sum((v - mean) ** 2 for v in values) / 14 / 15) ** 0.5
-    assert found["loss"] == pytest.approx(sum(losses) / 3)
+    assert found["loss"] == pytest.approx(sum(means) / 3)
     assert found["r2"] == pytest.approx(mean)
     assert found["r2_se"] == pytest.approx(spread)
     assert found["sequences"] == 15
 
 
-def test_evaluation_is_without_dropout_and_leaves_the_mode(whole: pathlib.Path):
-    config, model = load_model(whole)
-    for mode in (True, False):
-        model.train(mode)
-        one, two = (evaluate(model, config.task, "iid", batches=1, batch_size=4) for _ in range(2))
-        assert one == two
-        assert model.training is mode
-
-
-def test_the_last_row_is_the_result_and_can_be_had_again(whole: pathlib.Path):
+def test_the_last_row_is_the_result_and_can_be_had_again(whole):
     config, model = load_model(whole)
     result = ph.train.read_result(whole)
     assert result is not None
@@ -187,7 +160,7 @@ def test_the_last_row_is_the_result_and_can_be_had_again(whole: pathlib.Path):
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder
-def test_rows_and_result(whole: pathlib.Path):
+def test_rows_and_result(whole):
     train, evals = rows(whole, "train"), rows(whole, "eval")
     stay = [row for row in (*train, *evals) if is_past(row, 12, 12)]
     assert read_metadata(whole / "checkpoint.safetensors")["rows"] == len(stay) > 12  # it vouches for them
@@ -206,7 +179,7 @@ def test_rows_and_result(whole: pathlib.Path):
     assert "folder" not in result
 
 
-def test_a_finished_run_is_not_trained_again_unless_asked(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path):
     first = run(tiny(tmp_path, steps=3), progress=False)
     written = (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns
     assert run(tiny(tmp_path, steps=3), progress=False) == first
@@ -216,10 +189,10 @@ def test_a_finished_run_is_not_trained_again_unless_asked(tiny: Tiny, tmp_path: 
     assert again.scores == first.scores
 
 
-def test_a_finished_run_may_lie_where_nobody_can_write(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+def test_a_finished_run_may_lie_in_a_read_only_folder(tiny, tmp_path, monkeypatch):
     first = run(tiny(tmp_path, steps=1), progress=False)
 
-    def refused(*args: Any) -> None:
+    def refused(*args):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("polyhead.train.store.claims.write", refused)
@@ -229,7 +202,7 @@ def test_a_finished_run_may_lie_where_nobody_can_write(tiny: Tiny, tmp_path: pat
     assert run(tiny(tmp_path, steps=1), progress=False, resume=True) == first
 
 
-def test_another_runs_result_is_not_ours(tiny: Tiny, tmp_path: pathlib.Path):
+def test_another_runs_result_is_not_ours(tiny, tmp_path):
     for seed in (7, 8):
         run(tiny(tmp_path / str(seed), steps=1, seed=seed), progress=False)
     (tmp_path / "8" / "result.json").rename(tmp_path / "7" / "result.json")
@@ -239,7 +212,7 @@ def test_another_runs_result_is_not_ours(tiny: Tiny, tmp_path: pathlib.Path):
         run(tiny(tmp_path / "7", steps=1), progress=False)
 
 
-def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):
+def test_a_folder_belongs_to_one_run(tiny, tmp_path):
     run(tiny(tmp_path, steps=1), progress=False)
     said = r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\): seed is 7 there but 1 here; choose another"
     with pytest.raises(ValueError, match=said):
@@ -247,44 +220,45 @@ def test_a_folder_belongs_to_one_run(tiny: Tiny, tmp_path: pathlib.Path):
     assert read_config(tmp_path).seed == 7
 
 
-def test_a_folder_where_nothing_was_trained_is_free(tiny: Tiny, tmp_path: pathlib.Path):
+def test_a_folder_where_nothing_was_trained_is_free(tiny, tmp_path):
     with pytest.raises(ValueError, match="do not divide"):
         run(tiny(tmp_path, steps=1, dim=5, heads=(ph.Softmax(2),)), progress=False)
     assert run(tiny(tmp_path, steps=1), progress=False).steps == 1
 
 
-def test_one_process_at_a_time(tiny: Tiny, tmp_path: pathlib.Path):
+def test_one_process_at_a_time(tiny, tmp_path):
     config = tiny(tmp_path)
     with claim(config, tmp_path), pytest.raises(ValueError, match="another process is training in"):
         run(config, progress=False)
 
 
-def test_the_default_folder_is_the_runs_own(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_default_folder_is_the_runs_own(tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(tiny(tmp_path, steps=1), folder=None)
     assert run(config, progress=False).folder == pathlib.Path(f"runs/tiny-{ph.digest(config)}")
 
 
-def test_ends_that_do_not_fit_fail_before_training(tiny: Tiny, tmp_path: pathlib.Path):
-    config = tiny(tmp_path, inputs=ph.Vectors(6))
-    with pytest.raises(
-        ValueError, match=r"the task's inputs are Vectors\(size=5, .*\) but the model's are Vectors\(size=6"
-    ):
-        run(config, progress=False)
-    with pytest.raises(ValueError, match=r"FuzzyLogic: unknown split 'ood'"):
-        run(tiny(tmp_path, evaluate=("ood",)), progress=False)
-    with pytest.raises(ValueError, match=r"device: unknown device 'gpu'"):
-        run(tiny(tmp_path, device="gpu"), progress=False)
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"inputs": ph.Vectors(6)}, r"the task's inputs are Vectors\(size=5, .*\) but the model's are Vectors\(size=6"),
+        ({"evaluate": ("ood",)}, r"FuzzyLogic: unknown split 'ood'"),
+        ({"device": "gpu"}, r"device: unknown device 'gpu'"),
+    ],
+)
+def test_mistakes_are_found_before_training(tiny, tmp_path, change, text):
+    with pytest.raises(ValueError, match=text):
+        run(tiny(tmp_path, **change), progress=False)
     assert not (tmp_path / "config.json").exists()
 
 
 # ----------------------------------------------------------------------------------------------- stopping and resuming
-def test_data_that_are_missing_are_missed_before_training(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: Any):
+def test_data_that_are_missing_are_missed_before_training(tiny, tmp_path, monkeypatch):
     settings = tiny(folder=str(tmp_path))
     task, seen = type(settings.task), []
     draw = task.batch
 
-    def batch(self: Any, split: str, *args: Any, **how: Any) -> Any:
+    def batch(self, split, *args, **how):
         seen.append(split)
         if split == settings.train.evaluate[-1]:
             raise ValueError("no such file")
@@ -298,16 +272,11 @@ def test_data_that_are_missing_are_missed_before_training(tiny: Tiny, tmp_path: 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [0, 7])
-def test_a_signal_saves_and_the_resumed_run_is_the_same(
-    tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path, at_step: Any, number: int, step: int
-):
-    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    at_step(step, lambda: os.kill(os.getpid(), number))
-    with pytest.raises(
-        Interrupted, match=rf"stopped and saved at step {step + 1}; resume with: polyhead resume {tmp_path}"
-    ):
-        run(tiny(tmp_path), progress=False)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+def test_a_signal_saves_and_the_resumed_run_is_the_same(tiny, tmp_path, whole, number, step):
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    said = interrupted(tiny(tmp_path), step + 1, number)
+    assert said == f"stopped and saved at step {step + 1}; resume with: polyhead resume {tmp_path}"
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert rows(tmp_path, "train")[-1]["step"] == step + 1
     with pytest.raises(ValueError, match=r"holds an unfinished run; resume it with `polyhead resume"):
         run(tiny(tmp_path), progress=False)
@@ -343,7 +312,7 @@ sys.exit(main([run, "--quiet"]))
 """
 
 
-def test_killed_at_any_moment_the_run_is_the_same(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+def test_killed_at_any_moment_the_run_is_the_same(tiny, tmp_path, whole):
     """SIGKILL before the first checkpoint, while one is being written, and between two splits of an evaluation."""
     with claim(tiny(tmp_path), tmp_path):
         pass
@@ -359,30 +328,28 @@ def test_killed_at_any_moment_the_run_is_the_same(tiny: Tiny, tmp_path: pathlib.
     same(tmp_path, whole)
 
 
-def test_what_was_evaluated_last_is_not_there_twice(tiny: Tiny, tmp_path: pathlib.Path, whole: pathlib.Path):
+def test_the_last_evaluation_is_not_there_twice(tiny, tmp_path, whole):
     """Killed before the result was written, a run has its last rows already and evaluates again."""
-    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    copied(whole, tmp_path)
     (tmp_path / "result.json").unlink()
     run(tiny(tmp_path), progress=False, resume=True)
     same(tmp_path, whole)
 
 
-def test_fp16_resumes_with_its_loss_scale(tiny: Tiny, tmp_path: pathlib.Path, at_step: Any):
+def test_fp16_resumes_with_its_loss_scale(tiny, tmp_path):
     run(tiny(tmp_path / "whole", precision="fp16"), progress=False)
-    at_step(7, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(Interrupted):
-        run(tiny(tmp_path / "cut", precision="fp16"), progress=False)
+    interrupted(tiny(tmp_path / "cut", precision="fp16"), 8)
     run(tiny(tmp_path / "cut", precision="fp16"), progress=False, resume=True)
     same(tmp_path / "whole", tmp_path / "cut")
 
 
 @pytest.mark.compile
-def test_compiled_training_keeps_names_and_losses(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
-    """Traced and run by the eager backend: what is tested here is that training goes through a compiled model."""
+def test_compiled_training_keeps_names_and_losses(tiny, tmp_path, monkeypatch):
+    """By the eager backend: the test is only that training calls a compiled model."""
     seen: list[nn.Module] = []
     plain = nn.Module.compile
 
-    def traced(self: nn.Module) -> None:
+    def traced(self):
         seen.append(self)
         plain(self, backend="eager")
 
@@ -391,6 +358,5 @@ def test_compiled_training_keeps_names_and_losses(tiny: Tiny, tmp_path: pathlib.
     for compiled in (True, False):
         run(tiny(tmp_path / str(compiled), compile=compiled, **settings), progress=False)
     assert len(seen) == 1
-    losses = [[row["loss"] for row in rows(tmp_path / name, "train")] for name in ("True", "False")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), rel=1e-5)
     assert parameters(tmp_path / "True").keys() == parameters(tmp_path / "False").keys()

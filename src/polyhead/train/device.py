@@ -63,7 +63,7 @@ def keep_memory() -> None:
 
 
 DTYPE = torch.float32
-"""The dtype of a run's parameters, whatever the caller's default is: otherwise one digest would have two results."""
+"""The dtype of a run's parameters, independent of the caller's default: otherwise one digest would have two results."""
 
 _busy = threading.RLock()
 
@@ -78,8 +78,8 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
     device = pick_device(config.device) if device is None else device
     if not _busy.acquire(blocking=False):
         raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    dtype = torch.get_default_dtype()
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
         torch.set_default_dtype(DTYPE)
         if config.threads is not None:
@@ -89,7 +89,7 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
         with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
             yield device
     finally:
-        torch.use_deterministic_algorithms(strict)
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.set_num_threads(threads)
         torch.set_default_dtype(dtype)
         _busy.release()

@@ -177,10 +177,10 @@ def summary(
     sequences: int,
     amounts: Sequence[Tensor | None] = (),
 ) -> dict[str, float]:
-    """The mean loss over all positions of batches with so many `scored` ones, the mean and standard error of each
-    metric over all sequences, and the number of sequences.  `amounts`: of the sequences, see `Task.amounts`."""
+    """The mean loss over all scored positions, the mean and standard error of each metric over all sequences, and the
+    number of sequences.  `scored`: the number of scored positions of each batch.  `amounts`: see `Task.amounts`."""
     counts = torch.stack(scored).cpu().double()
-    means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # of a task whose mean of none is NaN
+    means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # the mean of no position may be NaN
     scores = {"loss": (means * (counts / counts.sum())).sum().item()}
     known = [one for one in amounts if one is not None]
     each = torch.cat(known).cpu() if known else None

@@ -93,7 +93,7 @@ class Loop:
         for i, member in enumerate(self.members):
             try:
                 state = self.networks.alone(i, 0)
-                if member.load(*state):
+                if member.load(state):
                     self.networks.loaded(i, state)
                 if steps and member.step not in steps:
                     raise ValueError(f"train: {member.config.name} is at step {member.step}, the others at {steps}")
@@ -116,30 +116,27 @@ class Loop:
 
     def fit(self, stop: Stop) -> list[Result]:
         """Train to the end; returns the results of the members that reach it.  Raises Interrupted after a signal."""
-        with products.using(self.products):
-            return self._fit(stop)
-
-    def _fit(self, stop: Stop) -> list[Result]:
         train, scored = self.train, False
-        while self.step < train.steps and self.members:
-            last = self.step + 1 == train.steps
-            wanted = last or self.step == 0 or (self.step + 1) % train.log_every == 0
-            values = self._update(wanted)
-            self.progress.step()
-            if wanted:
-                self._log(values)
-            if scored := last or self.step % train.eval_every == 0:
+        with products.using(self.products):
+            while self.step < train.steps and self.members:
+                last = self.step + 1 == train.steps
+                wanted = last or self.step == 0 or (self.step + 1) % train.log_every == 0
+                values = self._update(wanted)
+                self.progress.step()
+                if wanted:
+                    self._log(values)
+                if scored := last or self.step % train.eval_every == 0:
+                    self._evaluate()
+                asked = self.stopping.exchange(stop.asked)
+                if last or asked or self.step % train.save_every == 0:
+                    self._save()
+                if asked and not last:
+                    stop.asked = asked
+                    self.world.on_rank_zero(lambda: self._stop(stop))
+            self.stopping.last()
+            if not scored:
                 self._evaluate()
-            asked = self.stopping.exchange(stop.asked)
-            if last or asked or self.step % train.save_every == 0:
-                self._save()
-            if asked and not last:
-                stop.asked = asked
-                self.world.on_rank_zero(lambda: self._stop(stop))
-        self.stopping.last()
-        if not scored:
-            self._evaluate()
-        return [self._finish(i) for i in range(len(self.members))]
+            return [self._finish(i) for i in range(len(self.members))]
 
     def _stop(self, stop: Stop) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
@@ -201,7 +198,7 @@ class Loop:
         self._drop({i: f"parameters of {names[i]} are not finite" for i, each in enumerate(fine) if not each})
         self._charge()
         for i, member in enumerate(self.members):
-            member.save(self.step, *self.networks.alone(i, self.step))
+            member.save(self.step, self.networks.alone(i, self.step))
         self.ticked += time.perf_counter() - began
 
     def _drop(self, lost: dict[int, str]) -> None:
@@ -219,7 +216,7 @@ class Loop:
     def _finish(self, i: int) -> Result:
         member, about = self.members[i], environment(self.device) | self.networks.environment()
         state = self.networks.alone(i, self.step)
-        result = member.finish(*state, parameters=self.networks.parameters, environment=about)
+        result = member.finish(state, parameters=self.networks.parameters, environment=about)
         self.ended(member, result)
         return result
 

@@ -10,19 +10,17 @@ from torch import Tensor, nn
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.train.network import RECENT
+from polyhead.train.network import RECENT, State
 from polyhead.train.parallel import is_sharded, whole
 from polyhead.train.store import checkpoint
-from polyhead.train.store.bad_batch import first_bad
+from polyhead.train.store.bad_batch import first_bad, write_batch
 from polyhead.train.store.disk import DiskRetry
-from polyhead.train.store.files import Damaged
-from polyhead.train.store.folder import CONFIG, Metrics, Result, is_past, write_result
-from polyhead.train.store.saving import READ, Rating, diverged, drop, last_whole
-from polyhead.train.store.state import forget_end
+from polyhead.train.store.files import Damaged, forget
+from polyhead.train.store.folder import BAD_BATCH, CONFIG, Metrics, Result, is_past, write_result
+from polyhead.train.store.saving import READ, Rating, drop, last_whole
+from polyhead.train.store.state import ENDED
 from polyhead.train.tracking import Rows
 from polyhead.train.world import World
-
-Scaler = torch.amp.GradScaler
 
 
 class Member:
@@ -32,17 +30,18 @@ class Member:
         self.config, self.folder, self.retry, self.digest = config, folder, retry, configs.digest(config)
         self.world = world or World.alone()
         self.sharded = is_sharded(self.world, config.parallel)
-        self.step = self.saved = 0
+        self.step = self.saved = self.rows = 0
         self.seconds = 0.0
         self.fast: bool | None = None  # whether the run uses fast products, see products.py
         self.scores: dict[str, dict[str, float]] = {}
         self.metrics: Rows | None = None  # on rank 0 only
 
-    def load(self, model: nn.Module, optimiser: torch.optim.Optimizer, scaler: Scaler | None = None) -> int:
-        """Load the last undamaged checkpoint into model, optimiser and loss scale; return its step, or 0 without one.
+    def load(self, state: State) -> int:
+        """Load the last undamaged checkpoint into `state`; return its step, or 0 without one.
 
         A damaged checkpoint is renamed.  Raises ValueError for a checkpoint of another run or version.
         """
+        model, optimiser, scaler = state
         read = functools.partial(self._read, model=model, optimiser=optimiser)
         metadata = last_whole(self.config.name, self.folder, read, first=self.world.first)
         self.rating = Rating(self.config, self.folder, self.digest)
@@ -50,13 +49,13 @@ class Member:
             if scaler is not None and metadata.get("scaler"):
                 scaler.load_state_dict(metadata["scaler"])
             self.step = self.saved = metadata["step"]
-            self.seconds, self.fast = metadata.get("seconds", 0.0), metadata.get("fast_products", False)
-        self.rows = 0 if metadata is None else metadata.get("rows", 0)
+            self.seconds, self.rows = metadata.get("seconds", 0.0), metadata.get("rows", 0)
+            self.fast = metadata.get("fast_products", False)
+            self.rating.step, self.rating.score = self.step, metadata.get("score")
         # A process may be killed after it saved the best checkpoint so far and before that had its second name.
-        self.rating.step, self.rating.score = self.step, None if metadata is None else metadata.get("score")
         score, best = self.rating.at(self.step)
         if self.world.on_rank_zero(lambda: int(best)):
-            self._save_whole(checkpoint.save_best, model, optimiser, self._about(self.step, score, scaler))
+            self._save_whole(checkpoint.save_best, state, self._about(self.step, score, scaler))
         self.rating.kept(self.step)
         return self.step
 
@@ -76,7 +75,7 @@ class Member:
     def begin(self) -> None:
         """Open metrics.jsonl and keep its rows up to `step`.  Raises OSError."""
         if self.world.first:
-            forget_end(self.folder)
+            forget(self.folder / ENDED)  # why the last process ended
             self.metrics = Rows(self.config, Metrics(self.folder, self._is_past, self.retry, self.rows))
 
     def _is_past(self, row: dict[str, Any]) -> bool:
@@ -88,8 +87,9 @@ class Member:
         if self.metrics is not None:
             self.metrics.add({**row, "seconds": self.seconds})
 
-    def save(self, step: int, model: nn.Module, optimiser: torch.optim.Optimizer, scaler: Scaler | None = None) -> None:
+    def save(self, step: int, state: State) -> None:
         """Replace the checkpoint; retry while the disk fails."""
+        model, optimiser, scaler = state
         if self.metrics is not None:
             self.rows = self.metrics.sync()  # the checkpoint counts rows, so they are written first
         score, best = self.rating.at(step)
@@ -100,21 +100,20 @@ class Member:
 
             save_sharded(self.folder, model, optimiser, metadata, keep=keep, retry=retry)
             if self.world.on_rank_zero(lambda: int(best)):
-                self._save_whole(checkpoint.save_best, model, optimiser, metadata)
+                self._save_whole(checkpoint.save_best, state, metadata)
         elif self.world.first:
             checkpoint.save_checkpoint(self.folder, model, optimiser, metadata, best=best, keep=keep, retry=retry)
         self.rating.kept(step)
         self.saved = step
 
-    def _about(self, step: int, score: float | None, scaler: Scaler | None) -> dict[str, Any]:
+    def _about(self, step: int, score: float | None, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
         scale = {} if scaler is None else scaler.state_dict()
         metadata = {"digest": self.digest, "step": step, "seconds": self.seconds, "score": score, "scaler": scale}
         return metadata | {"rows": self.rows, "fast_products": bool(self.fast)}
 
-    def _save_whole(
-        self, save: Callable[..., None], model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]
-    ) -> None:
+    def _save_whole(self, save: Callable[..., None], state: State, metadata: dict[str, Any]) -> None:
         """Save a sharded model as one file: rank 0 writes it, the other ranks send their parts."""
+        model, optimiser, _ = state
         if self.world.first:
             save(self.folder, model, optimiser, metadata, retry=self.retry)
         else:
@@ -122,21 +121,24 @@ class Member:
                 whole(part)
 
     def trouble(self, what: str, step: int, losses: Sequence[Tensor]) -> ValueError:
-        """The error of a diverged run: advice, and the path of its first bad batch.  `losses`: of its last steps."""
+        """The error of a run whose loss or parameters (`what`) are not finite: advice, and the path of its first bad
+        batch, which is saved.  `losses`: of its last steps."""
+        config, path = self.config, self.folder / BAD_BATCH
         bad = first_bad(list(losses))
         first = step if bad is None else step - len(losses) + bad + 1
         known = f" of the last {RECENT:,}" if bad == 0 and len(losses) == RECENT else ""
-        return ValueError(diverged(what, self.config, self.folder, step, first, self.saved, known=known))
+        about = {"digest": self.digest, "split": "train", "seed": config.seed, "step": first, "seen": step}
+        try:
+            batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
+            write_batch(path, batch, {**about, "what": what})
+            where = f"is in {path}"
+        except OSError as error:  # not fatal: the batch can be drawn again
+            where = f"could not be saved ({error.strerror})"
+        kept = f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
+        advice = f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
+        return ValueError(f"{advice}; the batch of step {first}, the first bad one{known}, {where}")
 
-    def finish(
-        self,
-        model: nn.Module,
-        optimiser: torch.optim.Optimizer,
-        scaler: Scaler | None = None,
-        *,
-        parameters: int,
-        environment: dict[str, Any],
-    ) -> Result:
+    def finish(self, state: State, *, parameters: int, environment: dict[str, Any]) -> Result:
         """Write the result.  A sharded run also saves one whole checkpoint, for readers of single files."""
         result = Result(
             name=self.config.name,
@@ -151,7 +153,7 @@ class Member:
         )
         if self.sharded:
             save = functools.partial(checkpoint.save_checkpoint, keep=self.config.train.keep)
-            self._save_whole(save, model, optimiser, self._about(result.steps, None, scaler))
+            self._save_whole(save, state, self._about(result.steps, None, state[2]))
         if self.metrics is not None:
             self.metrics.finish(result)
             self.retry(lambda: write_result(result))

@@ -55,7 +55,7 @@ class Networks(Protocol):
         """Network `i` and its optimiser after `step` updates; the tensors are shared with training, not copied."""
 
     def loaded(self, i: int, state: State) -> None:
-        """Train on from `state`, which `alone` returned and a checkpoint was loaded into."""
+        """Continue from `state`, which `alone` returned and a checkpoint was loaded into."""
 
     def select(self, which: list[int]) -> None:
         """Keep only the networks `which`."""

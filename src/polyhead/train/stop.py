@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 DONE, DISK, MISTAKE, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 73, 75, 130
 """Exit codes: done; the disk failed; invalid input, or the run diverged; another process trains the run
@@ -51,11 +51,10 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.before: dict[int, Any] = {}
+        self.handled = contextlib.ExitStack()
 
     def __enter__(self) -> "Stop":
-        if threading.current_thread() is threading.main_thread():
-            self.before = {number: signal.signal(number, self._ask) for number in self.signals}
+        self.handled.enter_context(_handled(self._ask))
         return self
 
     def _ask(self, number: int, frame: object) -> None:
@@ -65,8 +64,7 @@ class Stop:
             self.asked = number
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
+        self.handled.close()
 
     def interrupted(self, text: str, *, saved: bool = True) -> Interrupted:
         """The error that the loop raises after it saved, or failed to save."""
@@ -76,17 +74,22 @@ class Stop:
         return error
 
 
-@contextlib.contextmanager
-def leaving(*, again: bool = False) -> Iterator[None]:
+def leaving(*, again: bool = False) -> contextlib.AbstractContextManager[None]:
     """A context in which a signal ends the process at once with its exit code, unless a `Stop` handles it.
 
     Files on disk are complete at any time.  `again`: the same command resumes the run, so a preempted batch job asks to
     be queued again.  It raises no exception, because a library that is being imported may catch it.
     """
+    return _handled(functools.partial(_leave, again))
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """A context in which `handler` gets the signals, if this is the main thread: Python allows it in no other."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, functools.partial(_leave, again)) for number in Stop.signals}
+    before = {number: signal.signal(number, handler) for number in Stop.signals}
     try:
         yield
     finally:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.spec.shapes import one_of
+from polyhead.train.store.files import one_line
 from polyhead.train.store.folder import Metrics, Result, read_metrics
 
 ROWS = "rows.txt"
@@ -207,7 +208,7 @@ class _Thread(threading.Thread):
         try:
             self._work()
         except (Exception, SystemExit) as error:  # some libraries exit instead of raising
-            said = " ".join(str(error).split())
+            said = one_line(error)
             self._leave_off(f"{type(error).__name__}: {said}" if said else type(error).__name__)
 
     def _work(self) -> None:

@@ -120,10 +120,6 @@ class World:
             return list(values)
         return list(self.sum(torch.stack([value.detach().double().cpu() for value in values])))
 
-    def mean(self, values: Sequence[Tensor]) -> list[float]:
-        """Each number averaged over all processes."""
-        return [value.item() / self.size for value in self.totals(values)]
-
     def on_rank_zero(self, action: Callable[[], int]) -> int:
         """Run `action` on rank 0 and broadcast its non-negative result.
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from polyhead.config import Batch
-from polyhead.train.store.files import Damaged, checksum, seal, unseal, write
+from polyhead.train.store.files import Damaged, checksum, one_line, packed, unseal, write
 from polyhead.train.store.folder import BAD_BATCH
 
 _LATENT = "latents/"
@@ -23,7 +22,7 @@ def write_batch(path: pathlib.Path, batch: Batch, metadata: dict[str, Any]) -> N
     tensors = {
         name: value.detach().to("cpu", copy=True).contiguous() for name, value in fields.items() if value is not None
     }
-    write(path, save(tensors, {"polyhead": json.dumps(seal({**metadata, "checksum": checksum(tensors)}))}))
+    write(path, packed(tensors, metadata))
 
 
 def read_batch(path: str | pathlib.Path) -> tuple[Batch, dict[str, Any]]:
@@ -46,7 +45,7 @@ def read_batch(path: str | pathlib.Path) -> tuple[Batch, dict[str, Any]]:
     except FileNotFoundError:
         raise ValueError(f"batch: {path} does not exist") from None
     except (SafetensorError, OSError, ValueError, RecursionError, TypeError, AttributeError, KeyError) as error:
-        raise Damaged(f"batch: {path} is damaged or holds no batch ({' '.join(str(error).split())})") from None
+        raise Damaged(f"batch: {path} is damaged or holds no batch ({one_line(error)})") from None
     if not right:
         raise Damaged(f"batch: {path} is damaged (its contents do not match their checksum)")
     return batch, metadata

@@ -10,19 +10,19 @@ Batches and dropout are pure functions of (seed, step), so no generator state is
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.models.build import build
 from polyhead.train.parallel import like, whole
-from polyhead.train.store.files import Damaged, checksum, forget, link, seal, unseal, write
+from polyhead.train.store.disk import Retry, once
+from polyhead.train.store.files import Damaged, checksum, forget, link, one_line, packed, unseal, write
 from polyhead.train.store.folder import BEST, CHECKPOINT, EARLIER, read_config, saves
 
 FORMAT = 1
@@ -37,7 +37,7 @@ def save_checkpoint(
     *,
     keep: int = 1,
     best: bool = False,
-    retry: Callable[[Callable[[], None]], None] = lambda write: write(),
+    retry: Retry = once,
 ) -> None:
     """Replace the folder's checkpoint atomically; the last `keep` remain.  `best`: also give it the name BEST.
 
@@ -53,7 +53,7 @@ def save_best(
     optimiser: torch.optim.Optimizer,
     metadata: dict[str, Any],
     *,
-    retry: Callable[[Callable[[], None]], None] = lambda write: write(),
+    retry: Retry = once,
 ) -> None:
     """Save only the best checkpoint of a model whose other checkpoints are sharded.  Raises as save_checkpoint."""
     data = _packed(model, optimiser, metadata)
@@ -61,9 +61,9 @@ def save_best(
 
 
 def _packed(model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]) -> bytes:
-    tensors = {name: _copy(value) for name, value in state(model, optimiser)}
-    text = json.dumps(seal({"format": FORMAT, **metadata, "checksum": checksum(tensors)}))
-    return save(tensors, {"polyhead": text})
+    # Copies, because tied tensors must not share memory in the file.
+    tensors = {name: whole(value).to("cpu", copy=True).contiguous() for name, value in state(model, optimiser)}
+    return packed(tensors, {"format": FORMAT, **metadata})
 
 
 def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
@@ -107,16 +107,12 @@ def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
     The newest comes before all others of its kind, whatever its step.  A sharded one may have a larger step.
     """
     newest, best = folder / CHECKPOINT, folder / BEST
-    here = newest.exists()
-    others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
-    reached = step_of(newest) if here else 0
-    further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
-    found = [*further, *[newest] * here, *(path for path in others if path not in further)]
+    found = others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
+    if newest.exists():
+        reached = step_of(newest)
+        further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
+        found = [*further, newest, *(path for path in others if path not in further)]
     return [*found, best] if best.exists() and not any(best.samefile(path) for path in found) else found
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return whole(tensor).to("cpu", copy=True).contiguous()  # a copy: tied tensors must not share memory in the file
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
@@ -148,7 +144,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
     except (SafetensorError, OSError) as error:
-        raise Damaged(f"checkpoint: {path} is damaged ({' '.join(str(error).split())})") from None
+        raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
 
 
 def _metadata(file: Any, path: pathlib.Path) -> dict[str, Any]:

@@ -59,7 +59,9 @@ def _differs(config: Run, folder: pathlib.Path) -> str:
         return ""
     names = [name for name in there | here if there.get(name) != here.get(name)]
     told = [f"{name} is {there.get(name)!r} there but {here.get(name)!r} here" for name in names[:SHOWN]]
-    return ": " + ", ".join(told + [f"and {len(names) - SHOWN} more"] * (len(names) > SHOWN)) if told else ""
+    if len(names) > SHOWN:
+        told.append(f"and {len(names) - SHOWN} more")
+    return ": " + ", ".join(told) if told else ""
 
 
 def _holder(folder: pathlib.Path, mine: str) -> str:

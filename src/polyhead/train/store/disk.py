@@ -24,6 +24,12 @@ PASSING = {
 """Errors that may be temporary; all others are raised at once."""
 
 T = TypeVar("T")
+Retry = Callable[[Callable[[], None]], object]
+"""Calls a function that writes, perhaps several times: `once`, or a `DiskRetry`."""
+
+
+def once(write: Callable[[], None]) -> None:
+    write()
 
 
 class DiskRetry:

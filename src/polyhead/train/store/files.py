@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
 from polyhead.train.store.disk import tell
 
@@ -144,6 +145,16 @@ def unseal(values: Any, where: object) -> dict[str, Any]:
     if not right:
         raise Damaged(f"{where} is damaged (its contents do not match their checksum)")
     return plain
+
+
+def packed(tensors: dict[str, torch.Tensor], metadata: dict[str, Any]) -> bytes:
+    """A safetensors file with sealed metadata, which hold the checksum of the tensors."""
+    return save(tensors, {"polyhead": json.dumps(seal({**metadata, "checksum": checksum(tensors)}))})
+
+
+def one_line(error: object) -> str:
+    """The text of an error of another library, in one line."""
+    return " ".join(str(error).split())
 
 
 def checksum(tensors: dict[str, torch.Tensor]) -> int:

@@ -21,7 +21,7 @@ from polyhead.config import Run, serial
 from polyhead.spec.notebook import as_table
 from polyhead.train import products
 from polyhead.train.store import shipped
-from polyhead.train.store.disk import tell
+from polyhead.train.store.disk import Retry, once, tell
 from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, unseal, write
 from polyhead.train.store.state import ENDED
 
@@ -166,7 +166,7 @@ class Metrics:
         self,
         folder: pathlib.Path,
         keep: Callable[[dict[str, Any]], bool],
-        retry: Callable[[Callable[[], None]], None] = lambda write: write(),
+        retry: Retry = once,
         wanted: int = 0,
     ) -> None:
         self.path, self.retry, self.keep = folder / METRICS, retry, keep

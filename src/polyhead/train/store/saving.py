@@ -1,4 +1,4 @@
-"""The checkpoint from which a run resumes, the best checkpoint, and the advice for a run that diverged."""
+"""The checkpoint from which a run resumes, and the best checkpoint."""
 
 import contextlib
 import math
@@ -6,14 +6,12 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.train.store import checkpoint
-from polyhead.train.store.bad_batch import write_batch
 from polyhead.train.store.checkpoint import candidates, read_metadata
 from polyhead.train.store.disk import tell
 from polyhead.train.store.files import Damaged, forget, link, set_aside
-from polyhead.train.store.folder import BAD_BATCH, BEST, CHECKPOINT
+from polyhead.train.store.folder import BEST, CHECKPOINT
 
 T = TypeVar("T")
 
@@ -87,23 +85,3 @@ class Rating:
         """Record that the checkpoint of step `step` was saved."""
         score, best = self.at(step)
         self.best = score if best else self.best
-
-
-def diverged(
-    what: str, config: Run, folder: pathlib.Path, step: int, first: int, saved: int, *, known: str = ""
-) -> str:
-    """The advice for a run with a loss or parameters (`what`) that are not finite at `step`, and at `first` before.
-
-    `known`: of which steps `first` is the first bad one, if not of all.  The batch of step `first` is written into the
-    folder.
-    """
-    kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint yet"
-    said = f"train: {what} at step {step}; {kept}; lower train.lr or set train.clip"
-    about = {"digest": configs.digest(config), "split": "train", "seed": config.seed, "step": first, "seen": step}
-    path = folder / BAD_BATCH
-    try:
-        batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
-        write_batch(path, batch, {**about, "what": what})
-    except OSError as error:  # not fatal: the batch can be drawn again
-        return f"{said}; the batch of step {first}, the first bad one{known}, could not be saved ({error.strerror})"
-    return f"{said}; the batch of step {first}, the first bad one{known}, is in {path}"

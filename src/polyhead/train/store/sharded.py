@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from polyhead.train.store.checkpoint import STATES, check_kinds, rotate, state, step_place
-from polyhead.train.store.files import Damaged, checksum, forget, seal, sync_folder, unseal, write
+from polyhead.train.store.disk import Retry, once
+from polyhead.train.store.files import Damaged, checksum, forget, one_line, seal, sync_folder, unseal, write
 from polyhead.train.store.folder import EARLIER
 
 FORMAT = 1
@@ -45,7 +46,7 @@ def save_sharded(
     metadata: dict[str, Any],
     *,
     keep: int = 1,
-    retry: Callable[[Callable[[], None]], None] = lambda write: write(),
+    retry: Retry = once,
 ) -> None:
     """`save_checkpoint` for a sharded model; called by all processes.  If one cannot write, all raise OSError."""
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
@@ -98,7 +99,7 @@ def read_index(path: pathlib.Path) -> dict[str, Any]:
     try:
         values = json.loads((path / INDEX).read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"checkpoint: {path} is damaged (its index cannot be read: {_line(error)})") from None
+        raise Damaged(f"checkpoint: {path} is damaged (its index cannot be read: {one_line(error)})") from None
     index = unseal(values, f"checkpoint: {path}")
     if index.get("format") != FORMAT:
         raise ValueError(f"checkpoint: {path} has format {index.get('format')!r} but this version reads {FORMAT}")
@@ -108,7 +109,7 @@ def read_index(path: pathlib.Path) -> dict[str, Any]:
         for entry in index["tensors"].values():
             _check_entry(entry, path)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise Damaged(f"checkpoint: {path} is damaged (its index lacks {_line(error)})") from None
+        raise Damaged(f"checkpoint: {path} is damaged (its index lacks {one_line(error)})") from None
     check_kinds(index, path)
     return index
 
@@ -138,11 +139,7 @@ def _together(action: Callable[[], object]) -> None:
             for raised in (wrapped[0] for wrapped in failed):
                 if isinstance(raised, kind):
                     raise raised from None
-        raise RuntimeError(f"checkpoint: {_line(failed[0][0])}") from failed[0][0]
-
-
-def _line(error: object) -> str:
-    return " ".join(str(error).split())
+        raise RuntimeError(f"checkpoint: {one_line(failed[0][0])}") from failed[0][0]
 
 
 class Writer(dcp.StorageWriter):
@@ -216,7 +213,8 @@ class Reader(dcp.StorageReader):
         entries: dict[str, meta.STORAGE_TYPES] = {}
         for name, entry in self.index["tensors"].items():
             properties = meta.TensorProperties(dtype=_DTYPES[entry["dtype"]])
-            chunks = [_chunk(chunk["offset"], chunk["shape"]) for chunk in entry["chunks"]]
+            places = [(torch.Size(chunk["offset"]), torch.Size(chunk["shape"])) for chunk in entry["chunks"]]
+            chunks = [meta.ChunkStorageMetadata(offset, shape) for offset, shape in places]
             entries[name] = meta.TensorStorageMetadata(properties, torch.Size(entry["shape"]), chunks)
         return meta.Metadata(entries)
 
@@ -249,7 +247,7 @@ class Reader(dcp.StorageReader):
             with safe_open(path, "pt") as file:
                 tensor: Tensor = file.get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise Damaged(f"checkpoint: {path} is damaged ({_line(error)})") from None
+            raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
         said = (chunk["shape"], _DTYPES[entry["dtype"]], chunk["checksum"])
         if (list(tensor.shape), tensor.dtype, checksum({key: tensor})) != said:
             raise Damaged(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
@@ -258,10 +256,6 @@ class Reader(dcp.StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return True
-
-
-def _chunk(offset: list[int], shape: list[int]) -> meta.ChunkStorageMetadata:
-    return meta.ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))
 
 
 def _key(name: str, offset: list[int]) -> str:

@@ -20,7 +20,7 @@ import urllib.error
 from typing import TypedDict
 
 from polyhead.spec.home import cache
-from polyhead.train.store.files import Damaged
+from polyhead.train.store.files import Damaged, one_line
 
 INDEX = pathlib.Path(__file__).with_name("models.json")
 REPOSITORY = pathlib.Path(__file__).parents[4] / "models"
@@ -114,7 +114,7 @@ def _download(name: str) -> pathlib.Path:
         for file, digest in models()[name]["files"].items():
             download_url_to_file(f"{source}/{file}", str(into / file), digest, progress=sys.stderr.isatty())
     except (OSError, urllib.error.URLError, RuntimeError) as error:
-        why = " ".join(str(error).split())
         hint = f"with the folder {name} in {_kept()}, or in the folder that {OWN} names, nothing is downloaded"
-        raise ValueError(f"load: {name} is not here and {source} could not be downloaded ({why}); {hint}") from None
+        said = f"load: {name} is not here and {source} could not be downloaded ({one_line(error)})"
+        raise ValueError(f"{said}; {hint}") from None
     return into

@@ -5,7 +5,7 @@ import json
 import pathlib
 from enum import StrEnum
 
-from polyhead.train.store.files import forget, seal, unseal, write
+from polyhead.train.store.files import seal, unseal, write
 
 ENDED = "ended.json"
 
@@ -34,8 +34,3 @@ def read_end(folder: pathlib.Path) -> tuple[State, str] | None:
         values = unseal(json.loads((folder / ENDED).read_bytes()), folder / ENDED)
         return State(values["state"]), str(values["said"])
     return None
-
-
-def forget_end(folder: pathlib.Path) -> None:
-    """Delete the record, because a process trains here now."""
-    forget(folder / ENDED)
