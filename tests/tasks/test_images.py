@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from polyhead import config
-from polyhead.tasks import KINDS, Images
+from polyhead.tasks import Images
 from polyhead.tasks.images import data as images_data, task as images
 from polyhead.tasks.images.task import moved, walk
 
@@ -67,18 +67,6 @@ def test_batches_of_a_held_out_split_end_with_it():
         assert len(set(torch.cat(turn).tolist())) == 359
     assert len(STILL.batch("iid", 500, seed=0, step=3).inputs) == 359
     assert [len(STILL.batch("train", 1000, seed=0, step=step).inputs) for step in range(3)] == [1000] * 3
-
-
-def test_a_batch_is_a_function_of_seed_split_and_step():
-    task = Images(shift=1, flip=True)
-    for split in task.splits:
-        first = task.batch(split, 32, seed=0, step=2)
-        task.batch("train", 5, seed=1, step=0)
-        assert torch.equal(first.inputs, task.batch(split, 32, seed=0, step=2).inputs)
-        for other in ({"seed": 1, "step": 2}, {"seed": 0, "step": 3}):
-            assert not torch.equal(first.inputs, task.batch(split, 32, **other).inputs)
-    generator = torch.Generator().manual_seed(0)
-    assert not torch.equal(task.sample("iid", 9, generator).inputs, task.sample("iid", 9, generator).inputs)
 
 
 # ------------------------------------------------------------------------------------------------------- augmentation
@@ -309,24 +297,6 @@ def test_folders_that_do_not_fit_are_one_line(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- the surface
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"data": "cifar"}, r"unknown data 'cifar'; did you mean 'cifar10'\?"),
-        ({"patch": 3}, r"patches of 3 x 3 do not divide an image of 8 x 8"),
-        ({"patch": 0}, r"patch must be at least 1 but is 0"),
-        ({"shift": -1}, r"shift must be at least 0 but is -1"),
-        ({"shift": 8}, r"shift must be below 8, the image's side, but is 8"),
-        ({"size": 32}, r"size is of data='folder', but digits images are "),
-        ({"data": "folder", "size": 100}, r"patches of 16 x 16 do not divide an image of 100 x 100"),
-    ],
-)
-def test_settings_that_cannot_be_met(setting, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        Images(**setting)
-    assert "\n" not in str(caught.value)
-
-
 def test_scores_by_hand_and_calls_that_cannot_be_met():
     batch = STILL.batch("iid", 4, seed=0, step=0)
     outputs = torch.zeros(4, 1, 10)
@@ -339,10 +309,3 @@ def test_scores_by_hand_and_calls_that_cannot_be_met():
     for call in (STILL.batch, lambda split, n, **_: STILL.sample(split, n, torch.Generator())):
         with pytest.raises(ValueError, match=r"Images: unknown split 'test'.*choose from train, validation, iid"):
             call("test", 1, seed=0, step=0)
-
-
-def test_it_survives_a_configuration_file():
-    task = Images("folder", folder="somewhere", size=64, shift=2)
-    assert Images in KINDS
-    run = config.Run(task=task, model=config.TransformerConfig(*Images().ends))
-    assert config.from_dict(config.to_dict(run), KINDS) == run

@@ -151,12 +151,6 @@ def test_only_pairs_of_sets_count():
     assert task.floors("validation")["known_pairs"].mean == pytest.approx(sum(right) / len(right))
 
 
-@pytest.mark.parametrize("task", [PairwiseOrder(), ObjectSorting(), SetCards()], ids=lambda task: task.name)
-def test_bad_input(task):
-    with pytest.raises(ValueError, match=rf"^{type(task).__name__}: unknown split 'test'"):
-        task.floors("test")
-
-
 def test_floors_ignore_the_default_dtype():
     first = SetCards().floors("compositional")
     torch.set_default_dtype(torch.float64)

@@ -1,6 +1,5 @@
 """Relational games: the rules checked on pixels, the sets of shapes, the splits, loss and metrics."""
 
-import dataclasses
 import doctest
 import itertools
 from collections import Counter
@@ -9,8 +8,7 @@ import pytest
 import torch
 from some import some
 
-from polyhead import config
-from polyhead.tasks import KINDS, RelationalGames
+from polyhead.tasks import RelationalGames
 from polyhead.tasks.relational_games import task as relational_games
 from polyhead.tasks.relational_games.shapes import COLOURS, SHAPES, count, draw, masks
 from polyhead.tasks.relational_games.task import GAMES
@@ -221,18 +219,6 @@ def test_the_training_set_hangs_on_its_own_seed_alone():
     assert not seen(task, 0) & seen(other, 0)
 
 
-@pytest.mark.parametrize("split", RelationalGames().splits)
-def test_a_batch_is_a_function_of_seed_split_and_step(split):
-    task = RelationalGames("between", examples=200)
-    first = task.batch(split, 16, seed=0, step=0)
-    again = RelationalGames("between", examples=200).batch(split, 16, seed=0, step=0)
-    torch.testing.assert_close(first.inputs, again.inputs, rtol=0, atol=0)
-    for other in ({"seed": 1, "step": 0}, {"seed": 0, "step": 1}):
-        assert not torch.equal(first.inputs, task.batch(split, 16, **other).inputs)
-    for name in set(task.splits) - {split}:
-        assert not images(first) & images(task.sample(name, 16, torch.Generator().manual_seed(0)))
-
-
 def test_novel_shapes_are_those_never_trained_on():
     task = RelationalGames(examples=50)
     hexominoes, stripes = ({tuple(m.flatten().tolist()) for m in masks(s, CPU)[:-1]} for s in SHAPES[1:])
@@ -258,30 +244,3 @@ def test_loss_and_accuracy_by_hand():
     torch.testing.assert_close(task.loss(outputs, batch), wanted)
     with pytest.raises(ValueError, match=r"RelationalGames: outputs must be logits \(4, 1, 2\) but have \(4, 1, 3\)"):
         task.loss(torch.zeros(4, 1, 3), batch)
-
-
-def test_the_folder_is_no_part_of_a_run_but_the_data_are():
-    assert RelationalGames in KINDS
-    model = config.TransformerConfig(*RelationalGames().ends)
-    run = config.Run(RelationalGames("occurs", folder="here"), model)
-    assert config.from_dict(config.to_dict(run), KINDS) == run
-    moved = dataclasses.replace(run, task=dataclasses.replace(run.task, folder="there"))
-    original = dataclasses.replace(run, task=dataclasses.replace(run.task, data="original"))
-    assert config.digest(run) == config.digest(moved) != config.digest(original)
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"game": "ocurs"}, "unknown game 'ocurs'; did you mean 'occurs'"),
-        ({"data": "npz"}, "unknown data 'npz'"),
-        ({"examples": 1}, "examples must be at least 2 but is 1"),
-        ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
-    ],
-)
-def test_settings_that_cannot_be_met(settings, text):
-    with pytest.raises(ValueError, match=f"^RelationalGames: {text}") as error:
-        RelationalGames(**settings)
-    assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="unknown split 'test'"):
-        RelationalGames().batch("test", 4, seed=0, step=0)

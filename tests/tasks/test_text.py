@@ -1,6 +1,5 @@
 """Language: windows of a row of tokens, each once per pass, and scores in bits per byte."""
 
-import dataclasses
 import itertools
 import json
 import math
@@ -9,13 +8,12 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from some import some
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.tasks import KINDS, Text
+from polyhead.tasks import Text
 from polyhead.tasks.task import token_losses
-from polyhead.tasks.text import data as text_data, floors as text_floors
+from polyhead.tasks.text import floors as text_floors
 from polyhead.tasks.text.task import order
 from polyhead.train import evaluate
 
@@ -84,19 +82,6 @@ def test_inputs_and_targets_share_no_memory(folder):
         wanted = batch.targets.clone()
         batch.inputs.zero_()
         assert torch.equal(batch.targets, wanted)
-
-
-def test_a_batch_is_a_function_of_seed_split_and_step(folder):
-    task = task_of(folder)
-    for split in some(task.splits):
-        first = task.batch(split, 8, seed=0, step=3)
-        task.batch("train", 5, seed=1, step=0)
-        task.sample(split, 4, torch.Generator().manual_seed(0))
-        text_data._open.cache_clear()
-        assert torch.equal(first.inputs, task.batch(split, 8, seed=0, step=3).inputs)
-        assert not torch.equal(first.inputs, task.batch(split, 8, seed=0, step=4).inputs)
-        # What is held out comes in one order, so that all seeds are scored on the same windows.
-        assert torch.equal(first.inputs, task.batch(split, 8, seed=1, step=3).inputs) == (split != "train")
 
 
 @pytest.mark.parametrize("count", [17, 18, 31, 32, 33, 48, 49, 1000])
@@ -255,16 +240,6 @@ def test_bits_of_tokens_are_spread_over_the_bytes_of_their_split(folder):
     assert wanted < math.log2(300)
 
 
-def test_logits_in_half_precision_are_scored_in_float32(folder):
-    """The sum over a sequence would keep three digits."""
-    batch = task_of(folder).batch("iid", 4, seed=0, step=0)
-    logits = torch.randn(4, 16, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-    task = task_of(folder)
-    torch.testing.assert_close(task.loss(logits, batch), task.loss(logits.float(), batch), rtol=0, atol=0)
-    for name, value in some(task.metrics(logits, batch).items()):
-        torch.testing.assert_close(value, task.metrics(logits.float(), batch)[name], rtol=0, atol=0)
-
-
 def test_floors_are_those_of_zlib_and_of_frequencies(folder):
     task = task_of(folder)
     found = task.floors("iid")
@@ -341,36 +316,6 @@ def test_a_run_keeps_its_tokenizer_and_what_its_text_was(folder, tmp_path):
     pytest.importorskip("tokenizers")
     with pytest.raises(ValueError, match=r"was begun with another tokenizer of .*one\.txt \(bytes, not \w+\)"):
         task_of(folder, tokenizer="bpe:300").keep(tmp_path)
-
-
-def test_a_run_of_text_is_a_value(tmp_path):
-    assert Text in KINDS
-    task = Text("notes/**/*.md", 64, tokenizer="bpe:512", held_out=0.1, limit=10**6, folder=str(tmp_path))
-    model = config.TransformerConfig(
-        config.Tokens(512), config.Logits(512), dim=8, heads=config.Softmax(1), causal=True
-    )
-    run = config.Run(task, model)
-    assert config.from_dict(config.to_dict(run), KINDS) == run
-    moved = dataclasses.replace(run, task=dataclasses.replace(task, folder="elsewhere"))
-    assert config.digest(moved) == config.digest(run)
-    assert (task.name, task.metric, task.better, task.count("train")) == ("text", "bits_per_byte", "lower", None)
-    assert not list(tmp_path.iterdir())  # a run can be written down where its text is not
-
-
-@pytest.mark.parametrize(
-    ("fields", "wanted"),
-    [
-        ({"length": 0}, "length must be at least 1"),
-        ({"limit": 0}, "limit must be at least 1"),
-        ({"held_out": 0.5}, "held_out must lie between 0 and 0.5"),
-        ({"held_out": 0.0}, "held_out must lie between 0 and 0.5"),
-        ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
-        ({"data": "hub:allenai/c4"}, "hub:allenai/c4 needs limit, the bytes of text to take"),
-    ],
-)
-def test_settings_that_cannot_be_met(fields, wanted):
-    with pytest.raises(ValueError, match=wanted):
-        Text(**fields)
 
 
 def test_a_batch_that_cannot_be_drawn(folder):

@@ -168,12 +168,6 @@ def test_a_sentencepiece_model_is_kept_whole(tmp_path):
         Sentences(b"no model")
 
 
-@pytest.mark.parametrize("tokenizer", ["gpt2", "bpe:", "bpe:256", "bpe:many", "", "tiktoken:", "byte"])
-def test_a_tokenizer_of_no_known_form_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="Text: tokenizer"):
-        Text(tokenizer=tokenizer)
-
-
 def run_of(task):
     model = config.TransformerConfig(config.Tokens(270), config.Logits(270), dim=8, heads=config.Softmax(1))
     return config.Run(task, model, config.Train())

@@ -11,8 +11,8 @@ import pathlib
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import check_number, checked, one_of
@@ -32,10 +32,16 @@ def added_later(default: Any) -> Any:
 
 
 class Checked:
-    """Base of frozen dataclasses: checks the types of fields that are Booleans, numbers or strings.
+    """Base of frozen dataclasses: checks fields that are Booleans, numbers or strings.
 
-    The constructor raises ValueError for another type, as `causal="no"` would count as True, and for nan and inf.
+    The constructor raises ValueError for another type, as `causal="no"` would count as True, for nan and inf, and for
+    values that the tables of the class or of its bases exclude: `_choices` lists the names that a field may have,
+    `_least` and `_most` the bounds of a number.  None passes, where the type allows it.
     """
+
+    _choices: ClassVar[Mapping[str, Iterable[str]]] = {}
+    _least: ClassVar[Mapping[str, int]] = {}
+    _most: ClassVar[Mapping[str, int]] = {}
 
     if not typing.TYPE_CHECKING:  # to an editor the constructor is that of the dataclass
         __new__ = checked
@@ -50,6 +56,21 @@ class Checked:
                 raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
             if isinstance(value, float):  # neither JSON nor a range such as `x <= 0` knows nan and inf
                 check_number(kind.__name__, name, value)
+        for name, valid in _table(kind, "_choices").items():
+            if getattr(self, name) is not None:
+                one_of(kind.__name__, name, getattr(self, name), valid)
+        for name, least in _table(kind, "_least").items():
+            if getattr(self, name) is not None:
+                check_number(kind.__name__, name, getattr(self, name), least)
+        for name, most in _table(kind, "_most").items():
+            if getattr(self, name) is not None and getattr(self, name) > most:
+                raise ValueError(f"{kind.__name__}: {name} must be at most {most} but is {getattr(self, name)}")
+
+
+@functools.cache
+def _table(cls: type, name: str) -> dict[str, Any]:
+    """The table `name` of a class, with the entries of its bases."""
+    return {field: entry for base in reversed(cls.__mro__) for field, entry in vars(base).get(name, {}).items()}
 
 
 _PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}

@@ -34,7 +34,7 @@ from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.fuzzy_logic import function_floors as floors_functions
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.task import Score, check_sequences, check_split
 
 PENALTY = 1.0
 LENGTH_SCALE = 0.5
@@ -60,8 +60,7 @@ def floors(
     """
     check_split(task, split)
     one_of("floors", "library", library, ("torch", "sklearn"))
-    if sequences < 1:
-        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+    check_sequences("floors", sequences)
     scores: dict[str, list[Tensor]] = {}
     counts = []
     for step, start in enumerate(range(0, sequences, batch_size)):

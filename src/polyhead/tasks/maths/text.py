@@ -26,6 +26,7 @@ from torch import Tensor
 
 from polyhead.config import stream
 from polyhead.spec.shapes import one_of
+from polyhead.tasks.maths.modules import DIFFICULTIES
 
 PAD, START, END = 0, 1, 2
 FIRST = ord(" ") - 3  # the blank is token 3
@@ -33,7 +34,6 @@ VOCABULARY = 3 + 95
 NAMES = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
 BUCKETS = 10  # of questions by hash: 0 is validation, 1 is iid, the others are train
 
-DIFFICULTIES = ("easy", "medium", "hard")
 SUFFIXES = {
     "algebra__polynomial_roots": "_big",
     **dict.fromkeys(("arithmetic__add_or_sub", "arithmetic__mul", "arithmetic__div"), "_big"),
