@@ -42,11 +42,6 @@ def test_splits_are_disjoint_covered_and_complete(setting):
     assert task.functions("train").dtype == torch.int64
 
 
-def test_the_default_sizes_are_the_papers():
-    sizes = {h: tuple(map(len, functions(FuzzyLogic(held_out=h)).values())) for h in (0.3, 0.5, 0.7)}
-    assert sizes == {0.3: (47, 47, 47, 19, 6), 0.5: (33, 33, 33, 33, 6), 0.7: (20, 20, 20, 46, 6)}
-
-
 def test_a_fraction_that_rounds_down_in_binary_still_counts_whole():
     assert 11 / 276 * 276 < 11
     assert len(FuzzyLogic(variables=5, held_out=11 / 276).functions("compositional")) == 11

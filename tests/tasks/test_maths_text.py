@@ -181,7 +181,7 @@ def test_the_authors_generator_is_mended_seeded_and_asked_by_difficulty(difficul
 
 
 @pytest.mark.usefixtures("package")
-def test_the_global_generators_are_put_back_and_an_unknown_module_is_one_line(monkeypatch):
+def test_the_global_generators_are_put_back(monkeypatch):
     """Python's is watched, not read: the checks of annotations in a test run draw from it, too."""
     back = []
     monkeypatch.setattr(random, "getstate", lambda: "as it was")
@@ -192,8 +192,19 @@ def test_the_global_generators_are_put_back_and_an_unknown_module_is_one_line(mo
     Maths(MODULE, data="package", pool=20).batch("train", 1, seed=0, step=0)
     assert back == ["as it was"]
     assert np.random.rand() == wanted
-    with pytest.raises(ValueError, match=r"^Maths: unknown module 'polynomials__expnd'; did you mean 'polynomials__e"):
-        Maths("polynomials__expnd", data="package", pool=10).batch("train", 1, seed=0, step=0)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("module", "question", "message"),
+    [
+        ("polynomials__expnd", 160, "unknown module 'polynomials__expnd'; did you mean 'polynomials__expand'"),
+        (MODULE, 4, "1000 draws gave no question within 4 characters and an answer within 30; allow more$"),
+    ],
+)
+def test_questions_that_the_package_cannot_draw(module, question, message):
+    with pytest.raises(ValueError, match=f"^Maths: {message}"):
+        Maths(module, data="package", pool=10, question=question).batch("train", 1, seed=0, step=0)
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch):

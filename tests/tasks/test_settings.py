@@ -1,4 +1,4 @@
-"""Settings that no task can meet are refused in one line."""
+"""Settings that no task can meet; tests/config has the bounds and choices of single fields."""
 
 import pytest
 
@@ -16,17 +16,9 @@ from polyhead.tasks import (
 
 REFUSED = {
     FuzzyLogic: [
-        (
-            {"split": "legcy"},
-            r"unknown split 'legcy'; did you mean 'legacy'\? \(choose from covered, legacy",
-        ),
-        ({"inputs": "fixed"}, "unknown inputs 'fixed'.*choose from uniform, fixed_context, fixed_query"),
-        ({"variables": 0}, "variables must be at least 1 but is 0"),
-        ({"terms": 0}, "terms must be at least 1 but is 0"),
         ({"length": 1}, "length must be at least 2 but is 1"),
         ({"held_out": 0.0}, "held_out must lie between 0 and 1 but is 0.0"),
         ({"held_out": 1.0}, "held_out must lie between 0 and 1 but is 1.0"),
-        ({"held_out": float("nan")}, "held_out must be a finite number but is nan"),
         ({"unknown": 1.0}, "unknown must lie between 0 and 1 but is 1.0"),
         ({"unknown": 0.1}, "2 terms a function need as many known and unknown ones.*15 known and 1 unknown"),
         ({"unknown": 0.95}, "1 known and 15 unknown"),
@@ -38,11 +30,6 @@ REFUSED = {
         ({"split": "partitionable", "unknown": 0.5}, "split='partitionable' exists for .* not for 4, 2 and 0.5"),
     ],
     Sraven: [
-        (
-            {"split": "legcy"},
-            r"unknown split 'legcy'; did you mean 'legacy'\? \(choose from covered, legacy",
-        ),
-        ({"features": 0}, "features must be at least 1 but is 0"),
         ({"values": 1}, "values must be at least 2 but is 1"),
         ({"values": 2}, "needs 3 distinct symbols, so values must be at least 3, the grid, but is 2"),
         ({"grid": 1}, "grid must be at least 2 but is 1"),
@@ -53,55 +40,37 @@ REFUSED = {
         ({"features": 30}, "10295472 multisets of 30 rules, but at most 2000000 can be listed"),
         ({"split": "legacy", "split_seed": 3}, "split='legacy' exists for split_seed 0, 1, 2, 2024, not for 3"),
         ({"split": "partitionable", "features": 3}, "split='partitionable' exists for 4 features, not for 3"),
-        ({"reject_ambiguous": "txt"}, r"unknown reject_ambiguous 'txt'; did you mean 'text'\?"),
         (
             {"features": 7, "reject_ambiguous": "code"},
             "7 features on a grid of 3 have 25401600 correspondences, but at most 1000000 can be searched",
         ),
     ],
     RelationalGames: [
-        ({"game": "ocurs"}, "unknown game 'ocurs'; did you mean 'occurs'"),
-        ({"data": "npz"}, "unknown data 'npz'"),
         ({"examples": 1}, "examples must be at least 2 but is 1"),
         ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
     ],
     ObjectSorting: [
-        ({"objects": "produkt"}, "unknown objects 'produkt'; did you mean 'product'"),
         ({"length": 49}, r"length must be at most 48 \(objects\) but is 49"),
         ({"length": 1}, "length must be at least 2 but is 1"),
         ({"length": 2, "examples": 1129}, r"examples must be at most 1128 \(half of all sequences\) but is 1129"),
-        ({"noise": -1.0}, "noise must be at least 0 but is -1.0"),
-        ({"noise": float("inf")}, "noise must be a finite number but is inf"),
-        ({"length": True}, "length must be an integer but is True"),
     ],
     PairwiseOrder: [
         ({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017"),
-        ({"examples": 0}, "examples must be at least 1 but is 0"),
         ({"objects": 3}, "objects must be at least 4 but is 3"),
         ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
-        ({"split": "order"}, "unknown split 'order'; did you mean 'ordered'"),
     ],
     SetCards: [({"examples": 1081}, "examples must be at most 1080"), ({"examples": 1}, "examples must be at least 2")],
     Maths: [
         ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),
-        ({"difficulty": "esay"}, r"unknown difficulty 'esay'; did you mean 'easy'\?"),
-        ({"data": "file"}, "unknown data 'file'.*choose from generated, original, package"),
-        ({"question": 0}, "question must be at least 1 but is 0"),
-        ({"pool": -1}, "pool must be at least 0 but is -1"),
         ({"data": "package"}, "data='package' needs a pool of at least 1 question"),
     ],
     Images: [
-        ({"data": "cifar"}, r"unknown data 'cifar'; did you mean 'cifar10'\?"),
         ({"patch": 3}, "patches of 3 x 3 do not divide an image of 8 x 8"),
-        ({"patch": 0}, "patch must be at least 1 but is 0"),
-        ({"shift": -1}, "shift must be at least 0 but is -1"),
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),
         ({"size": 32}, "size is of data='folder', but digits images are "),
         ({"data": "folder", "size": 100}, "patches of 16 x 16 do not divide an image of 100 x 100"),
     ],
     Text: [
-        ({"length": 0}, "length must be at least 1"),
-        ({"limit": 0}, "limit must be at least 1"),
         ({"held_out": 0.5}, "held_out must lie between 0 and 0.5"),
         ({"held_out": 0.0}, "held_out must lie between 0 and 0.5"),
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),

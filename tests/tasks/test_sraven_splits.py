@@ -14,7 +14,7 @@ SETTINGS = [
     *({"held_out": held_out, "split_seed": seed} for held_out in (0.1, 0.25, 0.5, 0.75, 0.95) for seed in range(4)),
     *({"split": name, "split_seed": seed} for name in ("legacy", "partitionable") for seed in (0, 1, 2, 2024)),
     {"features": 2, "values": 5},
-    {"features": 2, "held_out": 0.75},
+    *({"features": 2, "held_out": 0.7, "split_seed": seed} for seed in range(8)),  # two orders in three lack a rule
     {"features": 3, "grid": 4},
     {"features": 6},
 ]
@@ -37,11 +37,6 @@ def test_splits_never_share_a_multiset_and_lose_none(setting):
     assert set(itertools.chain(*found["train"])) == set(range(8))
 
 
-def test_a_fraction_that_rounds_down_in_binary_still_counts_whole():
-    assert 13 / 330 * 330 < 13
-    assert len(Sraven(held_out=13 / 330).rules("compositional")) == 13
-
-
 def test_splits_repeat_and_depend_on_their_seed():
     first = [multisets(Sraven(split_seed=seed)) for seed in range(3)]
     sraven._split.cache_clear()
@@ -59,13 +54,6 @@ def test_the_original_codes_splits(fixtures, name, seed):
     task = Sraven(split=name, split_seed=seed)
     for ours, theirs in (("train", "train"), ("iid", "train"), ("compositional", "ood")):
         assert task.rules(ours).tolist() == data[f"raven/{name}/seed{seed}/{theirs}"].tolist()
-
-
-def test_a_split_with_many_held_out_is_drawn_until_every_rule_is_in_training():
-    for seed in range(30):
-        trained = Sraven(features=2, held_out=0.7, split_seed=seed).rules("train")  # 11 of 36: two in three lack a rule
-        assert len(trained) == 11
-        assert len(trained.unique()) == 8
 
 
 def test_one_feature_holds_out_rules_not_combinations():

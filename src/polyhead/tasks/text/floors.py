@@ -22,7 +22,7 @@ COUNTED_TOKENS = 1 << 26  # most training tokens to count
 
 
 def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
-    """Bits per byte of each floor on the first tokens of `split`, as many as `sequences` sequences have.
+    """Bits per byte of each floor on the first `sequences` sequences of `split`, in the order of the text.
 
     Raises ValueError for an unknown split.
     """

@@ -198,7 +198,7 @@ class Text(Task):
         if device.type == "cuda":  # copies asynchronously
             tokens, scored, size = (part.pin_memory().to(device, non_blocking=True) for part in (tokens, scored, size))
         tokens, scored, size = tokens.to(device), scored.to(device), size.to(device)
-        # Copied, so that whoever changes the inputs in place, as noise does, leaves the targets as they are.
+        # A copy: noise is added to inputs in place, and the targets must stay as they are.
         return Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
 
     # ----------------------------------------------------------------------------------------------------------- scores
