@@ -15,7 +15,9 @@ CPU = torch.device("cpu")
 OCCUPIED = {"same": 2, "occurs": 4, "xoccurs": 4, "between": 3, "match_pattern": 6}
 LINES = [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {0, 3, 6}, {1, 4, 7}, {2, 5, 8}, {0, 4, 8}, {2, 4, 6}]
 SHOWN = {
-    **dict.fromkeys(("train", "validation", "iid"), ["pentominoes"]),
+    "train": ["pentominoes"],
+    "validation": ["pentominoes"],
+    "iid": ["pentominoes"],
     "novel": ["hexominoes", "stripes"],
     "novel_hexominoes": ["hexominoes"],
     "novel_stripes": ["stripes"],

@@ -117,10 +117,11 @@ def check_fraction(task: Task, field: str) -> None:
         raise ValueError(f"{type(task).__name__}: {field} must lie between 0 and 1 but is {getattr(task, field)}")
 
 
-def check_sequences(who: str, sequences: int) -> None:
-    """Raise a ValueError unless there are sequences to score."""
+def check_floors(task: Task, split: str, sequences: int) -> None:
+    """Raise a ValueError unless `task` has the split and there are sequences to score."""
+    check_split(task, split)
     if sequences < 1:
-        raise ValueError(f"{who}: sequences must be at least 1 but is {sequences}")
+        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
 
 
 def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tensor:

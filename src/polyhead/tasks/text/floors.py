@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 import torch
 
-from polyhead.tasks.task import Score, check_sequences, check_split
+from polyhead.tasks.task import Score, check_floors
 from polyhead.tasks.text.task import Text
 from polyhead.tasks.text.tokens import Bytes
 
@@ -26,8 +26,7 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
 
     Raises ValueError for an unknown split.
     """
-    check_split(task, split)
-    check_sequences("floors", sequences)
+    check_floors(task, split, sequences)
     corpus = task._corpus()
     tokens = np.array(corpus.tokens[split][: sequences * task.length + 1])
     plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes
