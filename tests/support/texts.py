@@ -1,9 +1,11 @@
 """Texts, a task that reads them, and its files on the disk."""
 
+import contextlib
 import random
 
 from polyhead.tasks import Text
 from polyhead.tasks.text.sources import SPLITS
+from polyhead.tasks.text.writer import Writer
 
 
 def lines(count, seed):
@@ -41,8 +43,23 @@ def everything(found):
 
 
 class Killed(BaseException):
-    """What no clause catches."""
+    """No clause catches it."""
 
 
-def killed():
-    raise Killed
+@contextlib.contextmanager
+def killed_at(pieces=0):
+    """As if the process was killed right after it wrote more than this number of pieces to the disk."""
+    commit = Writer.commit
+
+    def commit_and_die(writer):
+        commit(writer)
+        if writer.pieces > pieces:
+            raise Killed
+
+    Writer.commit = commit_and_die
+    try:
+        yield
+    except Killed:
+        pass
+    finally:
+        Writer.commit = commit
