@@ -67,7 +67,7 @@ REFUSED = {
     Images: [
         ({"patch": 3}, "patches of 3 x 3 do not divide an image of 8 x 8"),
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),
-        ({"size": 32}, "size is of data='folder', but digits images are "),
+        ({"size": 32}, "size is of data='folder', but digits images are 8 x 8"),
         ({"data": "folder", "size": 100}, "patches of 16 x 16 do not divide an image of 100 x 100"),
     ],
     Text: [

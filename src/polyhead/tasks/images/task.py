@@ -74,9 +74,8 @@ class Images(Classification):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size is not None and self.data != "folder":
-            raise ValueError(
-                f"Images: size is of data='folder', but {self.data} images are {self.image[1]} x {self.image[2]}"
-            )
+            _, height, width = SOURCES[self.data].image
+            raise ValueError(f"Images: size is of data='folder', but {self.data} images are {height} x {width}")
         self.patches  # noqa: B018 (raises if the patch does not fit)
         side = min(self.image[1:])
         if self.shift is not None and self.shift >= side:
