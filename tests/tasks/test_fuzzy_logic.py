@@ -81,15 +81,6 @@ def test_functions_and_inputs_are_uniform():
 
 
 # ------------------------------------------------------------------------------------------ streams
-def test_the_first_draw_is_pinned():
-    batch = FuzzyLogic().batch("train", 2, seed=0, step=0)
-    assert batch.latents["terms"].tolist() == [[4, 9], [2, 4]]
-    wanted = torch.tensor(
-        [[0.969410, 0.268574, 0.874253, 0.312110, 0.125747], [0.259938, 0.816364, 0.872005, 0.712991, 0.183636]]
-    )
-    torch.testing.assert_close(batch.inputs[:, 0], wanted, rtol=0, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------------ fixed inputs
 @pytest.mark.parametrize(("inputs", "fixed"), [("fixed_context", slice(None, -1)), ("fixed_query", slice(-1, None))])
 def test_fixed_inputs_depend_on_the_split_seed_alone_and_all_others_are_free(inputs, fixed):
