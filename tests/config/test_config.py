@@ -216,8 +216,8 @@ def test_sizes_have_bounds_names_choices_and_numbers_are_finite(part):
             for number in (float("nan"), float("inf"), -float("inf")):
                 given = (number, 0.9) if name == "betas" else number
                 refused(name, given, rf"{name} must be .* but (is|are) \(?{number}")
-        if name in ZERO and f"{who}.{name}" not in FREE:
-            refused(name, -1, f"{name} must be at least 0 but is -1")
+        if name in ZERO and str not in kinds and f"{who}.{name}" not in FREE:
+            refused(name, -1.0 if float in kinds else -1, f"{name} must be at least 0 but is -1")
         elif int in kinds and tuple not in map(typing.get_origin, kinds) and f"{who}.{name}" not in FREE:
             refused(name, 0, rf"{name} must be at least \d but is 0")
         elif str in kinds and tuple not in map(typing.get_origin, kinds) and f"{who}.{name}" not in FREE:

@@ -62,7 +62,21 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
 
 
-PINNED = {}
+PINNED = {
+    "uniform": "675a7f9a",
+    "fixed_context": "d120295b",
+    "fixed_query": "9165c778",
+    "sraven": "6c89c07b",
+    "unambiguous": "c33feeec",
+    "games": "b43f6f0f",
+    "sorting": "624af3ec",
+    "pairs": "ce84e6bf",
+    "cards": "2b87809d",
+    "maths": "8ea50254",
+    "pool": "ea664c88",
+    "images": "c84ed23a",
+    "text": "8a3a7be4",
+}
 """Of the first batch of each: a hash of its integers, and of the inputs of fuzzy logic, which are exact everywhere."""
 
 

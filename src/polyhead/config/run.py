@@ -291,11 +291,9 @@ class Train(Checked):
     """How many of the last checkpoints are kept; the best one is kept in addition."""
 
     _choices: ClassVar = {"precision": ("fp32", "bf16", "fp16")}
-    _least: ClassVar = (
-        dict.fromkeys(("steps", "batch_size", "accumulate", "eval_batches"), 1)
-        | dict.fromkeys(("eval_every", "log_every", "save_every", "keep"), 1)
-        | dict.fromkeys(("lr", "weight_decay", "warmup", "final", "eps"), 0)
-    )
+    _least: ClassVar = dict.fromkeys(
+        ("steps", "batch_size", "accumulate", "eval_batches", "eval_every", "log_every", "save_every", "keep"), 1
+    ) | dict.fromkeys(("lr", "weight_decay", "warmup", "final", "eps"), 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -56,21 +56,26 @@ class Checked:
                 raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
             if isinstance(value, float):  # neither JSON nor a range such as `x <= 0` knows nan and inf
                 check_number(kind.__name__, name, value)
-        for name, valid in _table(kind, "_choices").items():
-            if getattr(self, name) is not None:
-                one_of(kind.__name__, name, getattr(self, name), valid)
-        for name, least in _table(kind, "_least").items():
-            if getattr(self, name) is not None:
-                check_number(kind.__name__, name, getattr(self, name), least)
-        for name, most in _table(kind, "_most").items():
-            if getattr(self, name) is not None and getattr(self, name) > most:
-                raise ValueError(f"{kind.__name__}: {name} must be at most {most} but is {getattr(self, name)}")
+        choices, least, most = _tables(kind)
+        for name in {**choices, **least, **most}:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name in choices:
+                one_of(kind.__name__, name, value, choices[name])
+            if name in least:
+                check_number(kind.__name__, name, value, least[name])
+            if name in most and value > most[name]:
+                raise ValueError(f"{kind.__name__}: {name} must be at most {most[name]} but is {value}")
 
 
 @functools.cache
-def _table(cls: type, name: str) -> dict[str, Any]:
-    """The table `name` of a class, with the entries of its bases."""
-    return {field: entry for base in reversed(cls.__mro__) for field, entry in vars(base).get(name, {}).items()}
+def _tables(cls: type[Checked]) -> tuple[dict[str, Iterable[str]], dict[str, int], dict[str, int]]:
+    """`_choices`, `_least` and `_most` of a class, with the entries of its bases."""
+    bases = [base for base in reversed(cls.__mro__) if issubclass(base, Checked)]
+    choices = {name: valid for base in bases for name, valid in base._choices.items()}
+    least = {name: bound for base in bases for name, bound in base._least.items()}
+    return choices, least, {name: bound for base in bases for name, bound in base._most.items()}
 
 
 _PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
