@@ -160,18 +160,21 @@ def test_batches_drawn_together_are_the_batches_of_their_seeds(task):
 
 
 def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
-    torch.manual_seed(1)
-    first, state = task.batch(task.splits[-1], 4, seed=0, step=0), torch.get_rng_state()
-    torch.manual_seed(2)
-    forget()
+    def drawn(seed):
+        torch.manual_seed(seed)
+        forget()
+        source, state = generator(), torch.get_rng_state()
+        draws = [task.sample(task.splits[-1], 4, source) for _ in range(2)]
+        assert torch.equal(state, torch.get_rng_state())
+        return draws
+
+    first = drawn(1)
     torch.set_default_dtype(torch.float64)
     try:
-        second = task.batch(task.splits[-1], 4, seed=0, step=0)
+        second = drawn(2)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert same(first, second)
-    torch.manual_seed(1)
-    assert torch.equal(state, torch.get_rng_state())
+    assert all(map(same, first, second))
 
 
 @pytest.mark.parametrize(
