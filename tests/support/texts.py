@@ -1,9 +1,11 @@
 """Texts, a task that reads them, and its files on the disk."""
 
+import contextlib
 import random
 
 from polyhead.tasks import Text
 from polyhead.tasks.text.sources import SPLITS
+from polyhead.tasks.text.writer import Writer
 
 
 def lines(count, seed):
@@ -38,3 +40,26 @@ def texts(task):
 
 def everything(found):
     return [text for split in SPLITS for text in found[split]]
+
+
+class Killed(BaseException):
+    """No clause catches it."""
+
+
+@contextlib.contextmanager
+def killed_at(pieces=0):
+    """As if the process was killed right after it wrote more than this number of pieces to the disk."""
+    commit = Writer.commit
+
+    def commit_and_die(writer):
+        commit(writer)
+        if writer.pieces > pieces:
+            raise Killed
+
+    Writer.commit = commit_and_die
+    try:
+        yield
+    except Killed:
+        pass
+    finally:
+        Writer.commit = commit

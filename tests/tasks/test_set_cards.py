@@ -1,14 +1,12 @@
 """SET: the rule, the triples of each split."""
 
-import doctest
 import itertools
 from collections import Counter
 
 import pytest
 import torch
 
-from polyhead import config
-from polyhead.tasks import KINDS, SetCards, set_cards
+from polyhead.tasks import SetCards
 from polyhead.tasks.set_cards import CARDS, is_set
 
 SPLITS = ("train", "validation", "compositional")
@@ -24,8 +22,6 @@ def test_sets_are_those_of_the_game():
     assert (len(found), int(found.sum())) == (85320, 1080)
     for row in range(0, 85320, 37):
         assert found[row].item() == by_hand([CARDS[i] for i in triples[row]])
-    assert doctest.testmod(set_cards).attempted >= 2
-    assert doctest.testmod(set_cards).failed == 0
 
 
 def test_no_triple_is_in_two_splits_and_half_are_sets():
@@ -58,18 +54,3 @@ def test_a_batch_shows_cards_of_its_split_in_any_order(split):
         orders.add(tuple(sorted(range(3), key=cards.__getitem__)))
     assert orders == set(itertools.permutations(range(3)))
     assert 110 < batch.targets.sum() < 190
-    first, again, other = (task.batch(split, 50, seed=0, step=step).inputs for step in (0, 0, 1))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
-
-
-def test_loss_metrics_and_settings():
-    task = SetCards()
-    batch = task.batch("train", 50, seed=0, step=0)
-    right = torch.nn.functional.one_hot(batch.targets, 2).float()
-    assert task.metrics(right, batch)["accuracy"].tolist() == [1.0] * 50
-    torch.testing.assert_close(task.loss(0 * right, batch), torch.tensor(2.0).log())
-    run = config.Run(task, config.TransformerConfig(*task.ends))
-    assert config.from_dict(config.to_dict(run), KINDS) == run
-    with pytest.raises(ValueError, match=r"^SetCards: examples must be at most 1080"):
-        SetCards(examples=1081)

@@ -7,8 +7,6 @@ import pytest
 import torch
 from sraven_rules import obeys
 
-from polyhead import config
-from polyhead.cli import text as cli_text
 from polyhead.tasks import Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import bayes
@@ -84,17 +82,16 @@ def test_symbol_counts_by_hand():
 
 
 def test_a_symbol_counts_in_its_slot_and_in_all():
-    weights = torch.zeros(2, 3, 6)
     panels = torch.zeros(1, 2, 2, 2, dtype=torch.long)
     panels[0, 0, 1] = torch.tensor([3, 1])
     for slot, state, answer in ((0, 3, 3), (0, 2, 1), (1, 3, 1), (1, 2, 3)):  # there once: 3 in the slot, 2 in another
-        one = weights.clone()
-        one[slot, 1, state] = 1.0
-        assert symbol_counts(panels, one, 4)[0, slot] == answer
-    one = weights.clone()
-    one[1, 2, 5] = 1.0
+        weights = torch.zeros(2, 3, 6)
+        weights[slot, 1, state] = 1.0
+        assert symbol_counts(panels, weights, 4)[0, slot] == answer
+    weights = torch.zeros(2, 3, 6)
+    weights[1, 2, 5] = 1.0
     panels[0, 1, 0] = 2  # in both slots
-    assert symbol_counts(panels, one, 4).tolist() == [[0, 2]]
+    assert symbol_counts(panels, weights, 4).tolist() == [[0, 2]]
 
 
 def test_symbol_counts_are_those_of_training_tasks():
@@ -103,8 +100,6 @@ def test_symbol_counts_are_those_of_training_tasks():
     seen, new = (task.floors(split, sequences=1000)["symbol_counts"].mean for split in ("iid", "compositional"))
     assert 0.1 < seen < 0.2
     assert new < 0.03
-    constant = task.of_rules(torch.zeros(400, 2, dtype=torch.long), torch.Generator().manual_seed(0)).latents["panels"]
-    assert hits(symbol_counts(constant, evidence(constant, 5), 5), constant).mean() > 0.95
 
 
 def test_remembered_combinations_explain_only_their_own_and_copy_elsewhere():
@@ -112,36 +107,13 @@ def test_remembered_combinations_explain_only_their_own_and_copy_elsewhere():
     task = Sraven(features=2, split_seed=seed)
     panels = task.of_rules(torch.zeros(400, 2, dtype=torch.long), torch.Generator().manual_seed(0)).latents["panels"]
     strange = bayes(panels, task, rules=task.rules("train"))[1] == 0
-    copied = (copy_left(panels) == panels[:, -1, -1]).all(dim=-1)
+    copied = hits(copy_left(panels), panels)
     assert strange.sum() > 350
     assert 100 < copied.sum() < 300
     assert (known_combinations(panels, task) == copied)[strange].all()
-    known = task.batch("iid", 200, seed=0, step=0).latents["panels"]
-    assert (known_combinations(known, task) == bayes(known, task, rules=task.rules("train"))[0]).all()
-
-
-def test_the_command_line_prints_them(capsys):
-    task = Sraven(features=2, values=5)
-    run = config.Run(task, config.TransformerConfig(*task.ends))
-    row = {"accuracy": 0.5, "accuracy_se": 0.01}
-    cli_text.scores(run, {"mine": {"iid": row, "compositional": row}})
-    printed = capsys.readouterr().out
-    for text in ("accuracy", "chance", "0.040 ± 0.000", "same slot", "known combinations", "ceiling"):
-        assert text in printed
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"^Sraven: unknown split 'novel'"):
-        Sraven().floors("novel")
-    with pytest.raises(ValueError, match=r"^floors: sequences must be at least 1 but is 0"):
-        Sraven().floors("iid", sequences=0)
 
 
 # ------------------------------------------------------------------------------------------ counts
-def test_the_papers_counts_of_tasks():
-    assert [sraven_counts.tasks(m).paper for m in range(1, 6)] == [0, 72, 3_960, 188_760, 11_400_840]
-
-
 @pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
 def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features, grid):
     every = list(itertools.permutations(range(features)))
@@ -190,7 +162,8 @@ def test_instances_are_counted_by_listing_them(values):
     assert panels < pairs
 
 
-def test_the_papers_instances_are_its_tasks_times_their_grids():
+def test_the_papers_numbers():
+    assert [sraven_counts.tasks(m).paper for m in range(1, 6)] == [0, 72, 3_960, 188_760, 11_400_840]
     assert sraven_counts.instances(4, 8).paper == pytest.approx(2.5e22 * 572, rel=0.02)
     assert sraven_counts.instances(1, 3) == Count(0, 1809)
     grids = [sraven_counts.feature_grids(rule, 5) for rule in range(8)]
@@ -209,8 +182,9 @@ def test_the_share_of_distinct_panels_grows_with_the_values():
         (lambda: sraven_counts.tasks(0), "counts: features must be at least 1 but is 0"),
         (lambda: sraven_counts.tasks(2, 1), "counts: grid must be at least 2 but is 1"),
         (lambda: sraven_counts.instances(2, 2), "instances: values must be at least 3, the grid, but is 2"),
+        (lambda: Sraven().floors("iid", sequences=0), "floors: sequences must be at least 1 but is 0"),
     ],
 )
-def test_counts_that_make_no_sense(call, message):
+def test_numbers_that_make_no_sense(call, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         call()

@@ -1,12 +1,10 @@
 """Symbolic Raven: the independent checker, the original code's instances, and the generator's under every rule."""
 
-import doctest
 import itertools
 import math
 
 import numpy as np
 import pytest
-import sraven_rules
 import torch
 from sraven_rules import obeys, violations
 
@@ -27,12 +25,6 @@ def check(task, batch):
 
 
 # ------------------------------------------------------------------------------------------ checker
-def test_worked_examples():
-    found = doctest.testmod(sraven_rules)
-    assert found.attempted >= 2
-    assert found.failed == 0
-
-
 GOOD = {
     0: [[4, 4, 4], [0, 0, 0], [7, 7, 7]],
     1: [[6, 7, 0], [1, 2, 3], [7, 0, 1]],
@@ -57,36 +49,6 @@ def test_the_checker_knows_a_rule_and_any_one_wrong_symbol(rule):
     assert not any(obeys(grid, other, values=8) for other in range(8) if other != rule)
 
 
-def test_distribute_wants_distinct_symbols_in_all_rows():
-    assert not obeys([[1, 1, 2], [2, 1, 1], [1, 2, 1]], 7, values=8)
-    assert not obeys([[1, 2, 3], [3, 2, 1], [1, 2, 4]], 7, values=8)
-
-
-def test_a_number_that_is_no_rule():
-    with pytest.raises(ValueError, match=r"^obeys: rule must be 0 to 7 but is 8"):
-        obeys(GOOD[0], 8, values=8)
-
-
-def test_the_checker_catches_every_wrong_symbol_rule_and_order():
-    task, batch = draw((0, 1, 5, 7), 40)
-    panels, rules, order = (batch.latents[name] for name in ("panels", "rules", "permutations"))
-    assert check(task, batch) == []
-    spoilt = panels.clone()
-    spoilt[7, 1, 2, 3] = (spoilt[7, 1, 2, 3] + 1) % 8
-    assert [text.split(":")[0] for text in violations(spoilt, rules, order, values=8)] == ["instance 7"]
-    other = rules.clone()
-    other[3, 0] = 2
-    assert [text[:36] for text in violations(panels, other, order, values=8)] == [
-        "instance 3: feature 0 breaks rule 2:"
-    ]
-    turned = order.clone()
-    turned[:, 1] = turned[:, 1].roll(1, dims=-1)  # the second column in another order
-    assert len({text.split(":")[0] for text in violations(panels, rules, turned, values=8)}) == 40
-    turned[5, 0] = torch.tensor([0, 1, 1, 3])
-    assert "instance 5: " in str(violations(panels, rules, turned, values=8))
-    assert "are no permutations" in str(violations(panels, rules, turned, values=8))
-
-
 # ------------------------------------------------------------------------------------------ the original code
 def test_the_original_codes_instances_obey_the_checker(fixtures):
     data = np.load(fixtures / "hyla_gen_raven.npz")
@@ -100,8 +62,7 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
 
 def test_the_original_codes_permutations_read_as_ours(fixtures):
     data = {name: torch.from_numpy(array).long() for name, array in np.load(fixtures / "hyla_gen_raven.npz").items()}
-    back = data["perms"].argsort(dim=-1)
-    features = permute(data["instances"], back)
+    features = permute(data["instances"], data["perms"].argsort(dim=-1))
     assert (permute(features, data["perms"]) == data["instances"]).all()
     constant = data["latents"] == 0
     assert (features[:, :, 0] == features[:, :, 1]).all(dim=1)[constant].all()
@@ -117,17 +78,10 @@ def test_ten_thousand_instances_of_a_rule_set_obey_the_checker(rules):
     assert batch.latents["rules"].unique(dim=0).tolist() == [list(rules)]
 
 
-@pytest.mark.parametrize("split", ["train", "compositional"])
-def test_instances_of_a_split_obey_the_checker(split):
-    task = Sraven()
-    batch = task.batch(split, 4000, seed=0, step=0)
-    assert check(task, batch) == []
-    assert len(batch.latents["rules"].unique(dim=0)) == len(task.rules(split))  # every multiset
-
-
 @pytest.mark.parametrize(
     "setting",
     [
+        {},
         {"values": 3},
         {"permuted": False},
         {"features": 2, "grid": 2},
@@ -139,7 +93,8 @@ def test_instances_of_a_split_obey_the_checker(split):
 )
 def test_instances_of_other_sizes_obey_the_checker(setting):
     task = Sraven(**setting)
-    assert check(task, task.batch("iid", 1000, seed=0, step=0)) == []
+    for split in ("iid", "compositional"):
+        assert check(task, task.batch(split, 1000, seed=0, step=0)) == []
 
 
 def every_grid(rule, values):

@@ -14,7 +14,7 @@ SETTINGS = [
     *({"held_out": held_out, "split_seed": seed} for held_out in (0.1, 0.25, 0.5, 0.75, 0.95) for seed in range(4)),
     *({"split": name, "split_seed": seed} for name in ("legacy", "partitionable") for seed in (0, 1, 2, 2024)),
     {"features": 2, "values": 5},
-    {"features": 2, "held_out": 0.75},
+    *({"features": 2, "held_out": 0.7, "split_seed": seed} for seed in range(8)),  # two orders in three lack a rule
     {"features": 3, "grid": 4},
     {"features": 6},
 ]
@@ -37,31 +37,14 @@ def test_splits_never_share_a_multiset_and_lose_none(setting):
     assert set(itertools.chain(*found["train"])) == set(range(8))
 
 
-def test_the_default_sizes_are_the_papers():
-    found = multisets(Sraven())
-    assert (len(found["train"]), len(found["compositional"])) == (248, 82)
-
-
-def test_a_fraction_that_rounds_down_in_binary_still_counts_whole():
-    assert 13 / 330 * 330 < 13
-    assert len(Sraven(held_out=13 / 330).rules("compositional")) == 13
-
-
 def test_splits_repeat_and_depend_on_their_seed():
     first = [multisets(Sraven(split_seed=seed)) for seed in range(3)]
     sraven._split.cache_clear()
     sraven._multisets.cache_clear()
     assert [multisets(Sraven(split_seed=seed)) for seed in range(3)] == first
     assert len({tuple(sorted(split["train"])) for split in first}) == 3
-    assert sorted(first[0]["compositional"])[:4] == PINNED
-
-
-PINNED = [(0, 0, 1, 3), (0, 0, 1, 6), (0, 0, 2, 4), (0, 0, 2, 6)]
-
-
-def test_multisets_cannot_be_changed_from_outside():
-    Sraven().rules("train").zero_()
-    assert Sraven().rules("train").any()
+    assert sorted(first[0]["compositional"])[:4] == [(0, 0, 1, 3), (0, 0, 1, 6), (0, 0, 2, 4), (0, 0, 2, 6)]
+    assert (len(first[0]["train"]), len(first[0]["compositional"])) == (248, 82)  # as in the paper
 
 
 @pytest.mark.parametrize("name", ["legacy", "partitionable"])
@@ -71,59 +54,6 @@ def test_the_original_codes_splits(fixtures, name, seed):
     task = Sraven(split=name, split_seed=seed)
     for ours, theirs in (("train", "train"), ("iid", "train"), ("compositional", "ood")):
         assert task.rules(ours).tolist() == data[f"raven/{name}/seed{seed}/{theirs}"].tolist()
-
-
-def test_a_split_with_many_held_out_is_drawn_until_every_rule_is_in_training():
-    for seed in range(30):
-        trained = Sraven(features=2, held_out=0.7, split_seed=seed).rules("train")  # 11 of 36: two in three lack a rule
-        assert len(trained) == 11
-        assert len(trained.unique()) == 8
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        (
-            {"split": "legcy"},
-            r"unknown split 'legcy'; did you mean 'legacy'\? \(choose from covered, legacy, partition",
-        ),
-        ({"features": 0}, r"features must be at least 1 but is 0"),
-        ({"values": 1}, r"values must be at least 2 but is 1"),
-        ({"values": 2}, r"needs 3 distinct symbols, so values must be at least 3, the grid, but is 2"),
-        ({"grid": 1}, r"grid must be at least 2 but is 1"),
-        ({"grid": 9}, r"values must be at least 9, the grid, but is 8"),
-        ({"held_out": 0.0}, r"held_out must lie between 0 and 1 but is 0.0"),
-        ({"held_out": 1.0}, r"held_out must lie between 0 and 1 but is 1.0"),
-        ({"held_out": float("nan")}, r"held_out must be a finite number but is nan"),
-        ({"held_out": 0.003}, r"held_out=0.003 of 330 multisets of rules leaves one split empty"),
-        ({"held_out": 0.999}, r"held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
-        ({"features": 2, "held_out": 0.95}, r"leaves 2 training multisets of 2 rules, too few to cover all 8 rules"),
-        ({"features": 30}, r"10295472 multisets of 30 rules, but at most 2000000 can be listed"),
-        ({"split": "legacy", "split_seed": 3}, r"split='legacy' exists for split_seed 0, 1, 2, 2024, not for 3"),
-        ({"split": "partitionable", "features": 3}, r"split='partitionable' exists for 4 features, not for 3"),
-        ({"reject_ambiguous": "txt"}, r"unknown reject_ambiguous 'txt'; did you mean 'text'\?"),
-        (
-            {"features": 7, "reject_ambiguous": "code"},
-            r"7 features on a grid of 3 have 25401600 correspondences, but at most 1000000 can be searched",
-        ),
-    ],
-)
-def test_settings_that_cannot_be_met(setting, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        Sraven(**setting)
-    assert str(caught.value).startswith("Sraven: ")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("split", "size", "message"),
-    [("novel", 4, "unknown split 'novel'"), ("train", 0, "batch_size must be at least 1 but is 0")],
-)
-def test_draws_that_cannot_be_made(split, size, message):
-    with pytest.raises(ValueError, match=f"^Sraven: {message}"):
-        Sraven().sample(split, size, torch.Generator())
-    with pytest.raises(ValueError, match=r"^Sraven: unknown split 'ood'"):
-        Sraven().rules("ood")
 
 
 def test_one_feature_holds_out_rules_not_combinations():

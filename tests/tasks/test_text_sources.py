@@ -6,11 +6,10 @@ import sys
 import types
 
 import pytest
-from texts import contents, everything, lines, place_of, task_of, texts
+from texts import contents, everything, killed_at, lines, place_of, task_of, texts
 
 from polyhead.tasks.text import data as text_data, sources as text_sources
 from polyhead.tasks.text.sources import SPLITS, Files
-from polyhead.tasks.text.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("afresh")
 
@@ -28,15 +27,6 @@ def test_every_file_is_in_one_split_whole(folder, tmp_path):
     assert {split: counts[split]["bytes"] for split in SPLITS} == {s: sum(len(t) + 1 for t in found[s]) for s in SPLITS}
     assert all(counts[split]["tokens"] == counts[split]["bytes"] + 1 for split in SPLITS)
     assert place_of(tmp_path).parent.joinpath(".gitignore").read_text() == "*\n"
-
-
-def test_what_is_held_out_does_not_depend_on_where_files_lie(folder, tmp_path):
-    here = task_of(folder, tmp_path)
-    here.count("iid")
-    moved = folder.rename(tmp_path / "elsewhere")
-    there = task_of(moved, tmp_path, "other")
-    assert there.fingerprint() == here.fingerprint()
-    assert there.fingerprint() != task_of(moved, tmp_path, "third", held_out=0.1).fingerprint()
 
 
 def test_copies_of_training_files_are_told(folder, tmp_path, capsys):
@@ -131,14 +121,6 @@ def test_the_standard_library_is_its_sources_without_tests(tmp_path):
     assert len(Files(files, 0.05, [[f.name, f.whole, f.changed, "known", f.size] for f in files]).parts) >= len(files)
 
 
-class Killed(BaseException):
-    """What no clause catches."""
-
-
-def killed():
-    raise Killed
-
-
 # ------------------------------------------------------------------------------------------------------------------ hub
 class Rows:
     """A streamed data set."""
@@ -176,12 +158,10 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_its_limit(tmp_path, monkeypatch
 
     hub(monkeypatch, lambda *given, **options: Rows(rows))
     monkeypatch.setattr(text_data, "STRETCH", 3000)
-    commit = Writer.commit
-    monkeypatch.setattr(Writer, "commit", lambda self: (commit(self), self.pieces > 90 and killed()))
     other = task_of("hub:allenai/c4/en", tmp_path, "other", limit=limit, held_out=0.1)
-    with pytest.raises(Killed):
+    with killed_at(90):
         other.count("iid")
-    monkeypatch.setattr(Writer, "commit", commit)
+    assert not (place_of(tmp_path, "other") / "manifest.json").exists()
     other.count("iid")
     assert contents(place_of(tmp_path, "other")) == wanted
 
@@ -211,30 +191,21 @@ def test_the_hub_without_a_network_is_one_clear_line(tmp_path, monkeypatch, capl
 # ------------------------------------------------------------------------------------------------------------ bad input
 def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     def refused(data, wanted, **fields):
-        with pytest.raises(ValueError, match=wanted) as error:
+        with pytest.raises(ValueError, match=rf"^Text: [^\n]*{wanted}[^\n]*$"):
             task_of(data, tmp_path, **fields).count("iid")
-        assert "\n" not in str(error.value)
 
-    refused(folder / "empty.txt", r"Text: .*empty\.txt is empty")
+    refused(folder / "empty.txt", r"empty\.txt is empty")
     refused(tmp_path / "none.txt", r"there is no .*none\.txt")
     refused(folder / "*.nothing", r"\*\.nothing has no file")
     (tmp_path / "bare").mkdir()
     refused(tmp_path / "bare", r"bare has no text file \(\.txt, .*\); a glob such as '.*bare/\*\*/\*\.log'")
     (tmp_path / "short.txt").write_text("short text\n" * 9)
     refused(tmp_path / "short.txt", r"has \d+ tokens for 'iid', but a sequence takes 17; lower length")
+    (tmp_path / "file").write_text("a file")
+    refused(folder, "file.*: Not a directory", cache="file")
     pytest.importorskip("tokenizers")
-    bad = folder / "31.txt"
-    bad.unlink(missing_ok=True)
     (folder / "bad.txt").write_bytes(b"fine\n" * 100 + b"\xe9t\xe9\n")
-    for tokenizer in ("bpe:290", None):
-        if tokenizer is None:
-            tokenizer = str(tmp_path / "tokenizer.json")
-            (tmp_path / "tokenizer.json").write_text(text_data.text_tokens.Bytes().to_json())
+    (tmp_path / "tokenizer.json").write_text(text_data.text_tokens.Bytes().to_json())
+    for tokenizer in ("bpe:290", str(tmp_path / "tokenizer.json")):
         refused(folder, r"bad\.txt: byte 501 is no UTF-8; tokenizer='bytes' takes any file", tokenizer=tokenizer)
     assert b"\xe9t\xe9" in b"".join(everything(texts(task_of(folder, tmp_path))))
-
-
-def test_a_folder_that_cannot_hold_the_tokens_says_so(folder, tmp_path):
-    (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ValueError, match=r"Text: .*cache.*: Not a directory"):
-        task_of(folder, tmp_path).count("iid")

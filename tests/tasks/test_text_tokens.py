@@ -37,16 +37,9 @@ def test_bytes_are_those_of_utf_8_and_any_text_comes_back():
     assert codec.decode(codec.encode("é")[:1]) == "\N{REPLACEMENT CHARACTER}"
     assert (codec.count, codec.end, codec.digest) == (256, 0, "bytes")
     assert codec.decode(codec.encode("\udcff")) == "\N{REPLACEMENT CHARACTER}"  # how Python holds a stray byte
-    assert isinstance(codec, text_tokens.Codec)
-
-
-def test_bytes_as_a_tokenizer_file_are_the_same_tokens():
     pytest.importorskip("tokenizers")
-    text = any_text(seed=1)
-    other = Subwords(Bytes().to_json())
-    assert other.encode(text) == Bytes().encode(text)
-    assert other.decode(Bytes().encode(text)) == text
-    assert other.count == 256
+    other = Subwords(codec.to_json())  # the same tokens in a file
+    assert (other.count, other.encode(text), other.decode(codec.encode(text))) == (256, codec.encode(text), text)
 
 
 def test_a_trained_encoding_is_a_function_of_its_text(trained):
@@ -59,7 +52,7 @@ def test_a_trained_encoding_is_a_function_of_its_text(trained):
     assert 0 not in trained.encode(text)  # what is written is no end
     assert trained.encode_all([text, "the"]) == [trained.encode(text), trained.encode("the")]
     assert len(trained.encode("the cat")) < 7
-    assert isinstance(trained, text_tokens.Codec)
+    assert all(isinstance(codec, text_tokens.Codec) for codec in (trained, Bytes()))
     with pytest.raises(ValueError, match=r"Text: the text gives \d+ tokens, not 5000; use tokenizer='bpe:\d+' or more"):
         text_tokens.train(ENGLISH, 5000)
 
@@ -73,44 +66,26 @@ def test_pieces_are_what_a_person_reads(trained):
 
 
 def test_a_tokenizer_file_neither_cuts_nor_pads(trained, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(trained.to_json())
+    assert read(path).digest == trained.digest
+    assert [codec and codec.count for codec in map(existing, (str(path), "bpe:270", "bytes"))] == [270, None, 256]
     parts = json.loads(trained.to_json())
     parts["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
-    parts["padding"] = {
-        "strategy": {"Fixed": 50},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 0,
-        "pad_type_id": 0,
-        "pad_token": "<|endoftext|>",
-    }
-    path = tmp_path / "tokenizer.json"
+    parts["padding"] = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None}
+    parts["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"}
     path.write_text(json.dumps(parts))
     assert read(path).encode(ENGLISH[0]) == trained.encode(ENGLISH[0])
     assert read(path).digest != trained.digest
-    path.write_text(trained.to_json())
-    assert read(path).digest == trained.digest
-    assert existing(str(path)).count == 270
-    assert existing("bpe:270") is None
-    assert existing("bytes").count == 256
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("{", "is no tokenizer.json"),
-        ("[]", "is no tokenizer.json"),
-        ("{}", "is no tokenizer.json"),
-        ('{"kind": "sentencepiece"}', "is no tokenizer.json"),
-        (None, "cannot be read"),
-    ],
-)
-def test_what_is_no_tokenizer_says_so(content, reason, tmp_path):
-    path = tmp_path / "tokenizer.json"
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "sentencepiece"}', None])
+def test_what_is_no_tokenizer_says_so(content, tmp_path):
+    path, reason = tmp_path / "tokenizer.json", "cannot be read" if content is None else "is no tokenizer.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ValueError, match=f"Text: (tokenizer )?{path} {reason}") as error:
+    with pytest.raises(ValueError, match=rf"^Text: (tokenizer )?{path} {reason}[^\n]*$"):
         read(path)
-    assert "\n" not in str(error.value)
 
 
 class Encodings:
@@ -150,14 +125,10 @@ def test_a_tiktoken_encoding_is_kept_whole(tmp_path):
 
 def test_a_sentencepiece_model_is_kept_whole(tmp_path):
     library = pytest.importorskip("sentencepiece")
-    path = tmp_path / "tiny"
-    library.SentencePieceTrainer.train(
-        sentence_iterator=iter(["the cat sat", "a dog ran far"] * 30),
-        model_prefix=str(path),
-        vocab_size=18,
-        minloglevel=2,
-    )
-    codec = read(f"{path}.model")
+    sentences = iter(["the cat sat", "a dog ran far"] * 30)
+    files = {"sentence_iterator": sentences, "model_prefix": str(tmp_path / "tiny")}
+    library.SentencePieceTrainer.train(**files, vocab_size=18, minloglevel=2)
+    codec = read(tmp_path / "tiny.model")
     (tmp_path / "tokenizer.json").write_text(codec.to_json())
     again = read(tmp_path / "tokenizer.json")
     assert isinstance(again, Sentences)
@@ -168,40 +139,30 @@ def test_a_sentencepiece_model_is_kept_whole(tmp_path):
         Sentences(b"no model")
 
 
-@pytest.mark.parametrize("tokenizer", ["gpt2", "bpe:", "bpe:256", "bpe:many", "", "tiktoken:", "byte"])
-def test_a_tokenizer_of_no_known_form_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="Text: tokenizer"):
-        Text(tokenizer=tokenizer)
-
-
-def run_of(task):
-    model = config.TransformerConfig(config.Tokens(270), config.Logits(270), dim=8, heads=config.Softmax(1))
-    return config.Run(task, model, config.Train())
-
-
 def test_a_run_folder_is_enough_to_have_its_codec(tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
     monkeypatch.chdir(tmp_path)
     data, folder = tmp_path / "text.txt", tmp_path / "run"
     data.write_text("".join(ENGLISH) * 20)
     folder.mkdir()
-    run = run_of(Text(str(data), tokenizer="bpe:270", length=16))
+    model = config.TransformerConfig(config.Tokens(270), config.Logits(270), dim=8, heads=config.Softmax(1))
+    run = config.Run(Text(str(data), tokenizer="bpe:270", length=16), model)
     run.task.keep(folder)
     whole = codec_of(run)
     data.unlink()
     kept = codec_of(run, folder)
     assert kept.digest == whole.digest
     assert kept.encode("the cat") == whole.encode("the cat")
+    assert codec_of(Text(), folder / "none").count == 256
     other = text_tokens.train(ENGLISH, 269)
     (folder / "tokenizer.json").write_text(other.to_json())
-    wanted = f"tokenizer.json is {other.digest}, but the model was trained with {kept.digest}"
-    with pytest.raises(ValueError, match=wanted):
-        codec_of(run, folder)
-    with pytest.raises(ValueError, match="the tokenizer has 256 tokens, but the model was made for 270"):
-        codec_of(run_of(Text()))
-    assert codec_of(Text(), folder / "none").count == 256
-    with pytest.raises(ValueError, match="codec_of: FuzzyLogic is no text"):
-        codec_of(FuzzyLogic())
+
+    def refused(wanted, *given):
+        with pytest.raises(ValueError, match=wanted):
+            codec_of(*given)
+
+    refused(f"tokenizer.json is {other.digest}, but the model was trained with {kept.digest}", run, folder)
+    refused("the tokenizer has 256 tokens, but the model was made for 270", config.Run(Text(), model))
+    refused("codec_of: FuzzyLogic is no text", FuzzyLogic())
     (folder / "data.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"data\.json cannot be read"):
-        codec_of(run, folder)
+    refused(r"data\.json cannot be read", run, folder)

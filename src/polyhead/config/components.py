@@ -7,10 +7,31 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polyhead.config.mechanisms import positive
 from polyhead.config.serial import Checked, added_later
 from polyhead.spec import ACTS
-from polyhead.spec.shapes import check_number, one_of
+from polyhead.spec.shapes import check_number
+
+__all__ = [
+    "Alibi",
+    "Classes",
+    "Experts",
+    "FeedForward",
+    "Input",
+    "Learned",
+    "Logits",
+    "Mlp",
+    "Output",
+    "Patches",
+    "Position",
+    "RelativeBias",
+    "Rotary",
+    "Sinusoidal",
+    "Swiglu",
+    "Tokens",
+    "Values",
+    "Vectors",
+    "narrower",
+]
 
 
 @dataclass(frozen=True)
@@ -31,10 +52,11 @@ class Rotary(Position):
     theta: float = 1e4
     layout: str = "interleaved"
 
+    _choices: ClassVar = {"layout": ("interleaved", "half")}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("Rotary", "theta", self.theta, 0, above=True)
-        one_of("Rotary", "layout", self.layout, ("interleaved", "half"))
 
 
 @dataclass(frozen=True)
@@ -50,9 +72,7 @@ class RelativeBias(Position):
     max_distance: int | None = None
     bidirectional: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "buckets", "max_distance")
+    _least: ClassVar = {"buckets": 1, "max_distance": 1}
 
 
 @dataclass(frozen=True)
@@ -91,10 +111,8 @@ class Mlp(FeedForward):
     act: str = "gelu"
     bias: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "hidden")
-        one_of("Mlp", "act", self.act, ACTS)
+    _choices: ClassVar = {"act": ACTS}
+    _least: ClassVar = {"hidden": 1}
 
 
 @dataclass(frozen=True)
@@ -104,9 +122,7 @@ class Swiglu(FeedForward):
     hidden: int | None = None
     bias: bool = added_later(False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "hidden")
+    _least: ClassVar = {"hidden": 1}
 
 
 @dataclass(frozen=True)
@@ -121,10 +137,11 @@ class Experts(FeedForward):
     bias: bool = True
     balance: float = 0.01  # weight of the load-balance loss
 
+    _choices: ClassVar = {"act": ACTS}
+    _least: ClassVar = {"experts": 1, "hidden": 1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "experts", "hidden")
-        one_of("Experts", "act", self.act, ACTS)
         if not 1 <= self.top_k <= self.experts:
             raise ValueError(f"Experts: top_k must be 1 to {self.experts} (experts) but is {self.top_k}")
 
@@ -139,9 +156,7 @@ class Tokens(Checked):
     count: int
     scaled: bool = added_later(False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "count")
+    _least: ClassVar = {"count": 1}
 
 
 @dataclass(frozen=True)
@@ -151,9 +166,7 @@ class Vectors(Checked):
     size: int
     bias: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "size")
+    _least: ClassVar = {"size": 1}
 
 
 @dataclass(frozen=True)
@@ -202,9 +215,7 @@ class Logits(Checked):
     tied: bool = False
     scaled: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "count")
+    _least: ClassVar = {"count": 1}
 
 
 @dataclass(frozen=True)
@@ -214,9 +225,7 @@ class Values(Checked):
     size: int = 1
     bias: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "size")
+    _least: ClassVar = {"size": 1}
 
 
 @dataclass(frozen=True)
@@ -227,10 +236,8 @@ class Classes(Checked):
     pool: str = "mean"
     bias: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "count")
-        one_of("Classes", "pool", self.pool, ("mean", "class"))
+    _choices: ClassVar = {"pool": ("mean", "class")}
+    _least: ClassVar = {"count": 1}
 
 
 Output = Logits | Values | Classes

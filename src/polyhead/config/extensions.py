@@ -103,22 +103,25 @@ def find(kind: str, where: str) -> type:
     for point in (point for sort in GROUPS for point in _points(sort)):
         if point.value.replace(" ", "").partition("[")[0] == kind:
             _load(point)
-    found: object = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = _imported(module, name)
     if not isinstance(found, type) or not dataclasses.is_dataclass(found):
         way = f"import {module} first, or give --import {module}"
         raise UnknownKind(f"{where}: {kind} is not of this package; {way}")
     return found
 
 
-def check_found(thing: object, who: str) -> None:
-    """Raise ValueError if a class or function cannot be imported by its module and name."""
-    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+def _imported(module: str, name: str) -> object:
+    """The object of that qualified name in an imported module, or None."""
     found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is not thing:
+    return found
+
+
+def check_found(thing: object, who: str) -> None:
+    """Raise ValueError if a class or function cannot be imported by its module and name."""
+    module, name = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
+    if _imported(module, name) is not thing:
         raise ValueError(f"{who}: {name} of {module} cannot be found again by its name; define it in a module")
 
 

@@ -3,11 +3,11 @@
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from polyhead.config.serial import Checked, added_later, non_semantic
 from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
-from polyhead.spec.shapes import one_of
 
 __all__ = [
     "Abstractor",
@@ -24,18 +24,8 @@ __all__ = [
     "SymbolicAttention",
 ]
 
-LARGEST = {"layers": 4096, "neighbours": 4096}
-"""Upper limits of fields, so that a file with 10^12 layers is refused at once."""
-
-
-def positive(part: object, *names: str) -> None:
-    """Raise ValueError unless each of these fields is None or at least 1, and at most its limit in `LARGEST`."""
-    for name in names:
-        value, most = getattr(part, name), LARGEST.get(name)
-        if value is not None and value < 1:
-            raise ValueError(f"{type(part).__name__}: {name} must be at least 1 but is {value}")
-        if value is not None and most is not None and value > most:
-            raise ValueError(f"{type(part).__name__}: {name} must be at most {most} but is {value}")
+LARGEST = 4096
+"""The most layers, and the most neighbours, so that a file with 10^12 layers is refused at once."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +44,12 @@ class Mechanism(Checked):
     share: bool = added_later(False)
     impl: str = non_semantic("auto")
 
+    _least: ClassVar = {"heads": 1, "dim": 1, "value_dim": 1, "kv_heads": 1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        who = type(self).__name__
-        positive(self, "heads", "dim", "value_dim", "kv_heads")
         if self.kv_heads is not None and self.heads % self.kv_heads:
-            raise ValueError(f"{who}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
+            raise ValueError(f"{type(self).__name__}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
 
     def widths(self, width: int, total_heads: int) -> tuple[int, int]:
         """`dim` and `value_dim` in a model of this width: width // total_heads where they are None.
@@ -95,10 +85,7 @@ class Linear(Mechanism):
     normalise: str = "identity"
     act: str = "identity"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("Linear", "normalise", self.normalise, NORMALISE)
-        one_of("Linear", "act", self.act, ACTS)
+    _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS}
 
 
 @dataclass(frozen=True)
@@ -109,10 +96,10 @@ class Hyla(Mechanism):
     act: str = "relu"
     value_depth: int = 1
 
+    _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("Hyla", "normalise", self.normalise, NORMALISE)
-        one_of("Hyla", "act", self.act, ACTS)
         if self.value_depth not in (1, 2):
             raise ValueError(f"Hyla: value_depth must be 1 or 2 but is {self.value_depth}")
 
@@ -130,11 +117,7 @@ class Pooled(Mechanism):
     pool: str = "max"
     network: str = "pair"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choices = {"normalise": NORMALISE, "act": ACTS, "pool": POOLS, "network": NETWORKS}
-        for name, known in choices.items():
-            one_of("Pooled", name, getattr(self, name), known)
+    _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS, "pool": POOLS, "network": NETWORKS}
 
 
 @dataclass(frozen=True)
@@ -147,9 +130,7 @@ class Symbols(Checked):
     dim: int | None = None
     shared: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "dim")
+    _least: ClassVar = {"dim": 1}
 
     def start_std(self, width: int, max_length: int) -> float:
         """The standard deviation of initial symbols in a model of this width, used to balance relations.
@@ -176,9 +157,7 @@ class SymbolicAttention(Symbols):
     once: bool = False
     tied: bool = added_later(False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "count", "heads")
+    _least: ClassVar = {"count": 1, "heads": 1}
 
 
 @dataclass(frozen=True)
@@ -196,9 +175,8 @@ class RelationalSymbols(SymbolicAttention):
     normalise: bool = True
     causal: bool | None = added_later(None)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "neighbours", "relations")
+    _least: ClassVar = {"neighbours": 1, "relations": 1}
+    _most: ClassVar = {"neighbours": LARGEST}
 
 
 @dataclass(frozen=True)
@@ -213,9 +191,7 @@ class RelativeSymbols(Symbols):
 
     distance: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "distance")
+    _least: ClassVar = {"distance": 1}
 
     def start_std(self, width: int, max_length: int) -> float:
         """The standard deviation of a uniform table of variance 2 / (rows + width)."""
@@ -246,10 +222,11 @@ class SymbolHeads(Mechanism):
     symbols: SymbolSource = PositionSymbols()
     hidden: int | None = None
 
+    _least: ClassVar = {"hidden": 1}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         who = type(self).__name__
-        positive(self, "hidden")
         check_source(who, self.symbols)
         if self.share and self.hidden is not None:
             raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
@@ -276,11 +253,8 @@ class Relational(SymbolHeads):
     symmetric: bool = False
     relation_init: str = "balanced"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "relations", "relation_dim")
-        one_of("Relational", "relation_act", self.relation_act, RELATION_ACTS)
-        one_of("Relational", "relation_init", self.relation_init, RELATION_INIT)
+    _choices: ClassVar = {"relation_act": RELATION_ACTS, "relation_init": RELATION_INIT}
+    _least: ClassVar = {"relations": 1, "relation_dim": 1}
 
 
 @dataclass(frozen=True)
@@ -291,10 +265,8 @@ class Disentangled(SymbolHeads):
     relation_act: str = "identity"
     symmetric: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "relation_dim")
-        one_of("Disentangled", "relation_act", self.relation_act, RELATION_ACTS)
+    _choices: ClassVar = {"relation_act": RELATION_ACTS}
+    _least: ClassVar = {"relation_dim": 1}
 
 
 @dataclass(frozen=True)
@@ -306,9 +278,7 @@ class Abstractor(SymbolHeads):
 
     act: str = "softmax"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("Abstractor", "act", self.act, RELATION_ACTS)
+    _choices: ClassVar = {"act": RELATION_ACTS}
 
 
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, Pooled)

@@ -5,15 +5,15 @@ Each has inputs and outputs as a transformer's configuration has.  The modules a
 
 import typing
 from dataclasses import dataclass
+from typing import ClassVar
 
 from polyhead.config.components import Classes, Input, Patches
-from polyhead.config.mechanisms import LARGEST, PositionSymbols, RelativeSymbols, SymbolSource, positive
+from polyhead.config.mechanisms import LARGEST, PositionSymbols, RelativeSymbols, SymbolSource
 from polyhead.config.serial import Checked
 from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of
 
 
-def _check(part: "CoRelNetConfig | PrediNetConfig | AbstractorConfig") -> None:
+def _check(part: "Objects | AbstractorConfig") -> None:
     """Raise ValueError unless inputs are valid and outputs are classes."""
     who = type(part).__name__
     if not isinstance(part.inputs, typing.get_args(Input)):
@@ -24,23 +24,37 @@ def _check(part: "CoRelNetConfig | PrediNetConfig | AbstractorConfig") -> None:
         raise ValueError(f"{who}: outputs must be Classes(pool='mean'): it has no class token")
 
 
-def _objects(part: "CoRelNetConfig | PrediNetConfig") -> int:
-    """The fixed number of objects of a model."""
-    who = type(part).__name__
-    positive(part, "length")
-    if isinstance(part.inputs, Patches):
-        if part.inputs.class_token:
-            raise ValueError(f"{who}: every token is an object, so inputs must have no class token")
-        if part.length not in (None, part.inputs.count):
-            raise ValueError(f"{who}: length is {part.length} but the image has {part.inputs.count} patches")
-        return part.inputs.count
-    if part.length is None:
-        raise ValueError(f"{who}: length (the number of objects) must be given for {type(part.inputs).__name__}")
-    return part.length
+@dataclass(frozen=True)
+class Objects(Checked):
+    """The base class of classifiers of a fixed number of objects."""
+
+    inputs: Input
+    outputs: Classes
+    dim: int = 128
+    length: int | None = None
+
+    _least: ClassVar = {"dim": 1, "length": 1}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check(self)
+        who = type(self).__name__
+        if isinstance(self.inputs, Patches):
+            if self.inputs.class_token:
+                raise ValueError(f"{who}: every token is an object, so inputs must have no class token")
+            if self.length not in (None, self.inputs.count):
+                raise ValueError(f"{who}: length is {self.length} but the image has {self.inputs.count} patches")
+        elif self.length is None:
+            raise ValueError(f"{who}: length (the number of objects) must be given for {type(self.inputs).__name__}")
+
+    @property
+    def objects(self) -> int:
+        """The number of objects."""
+        return self.inputs.count if isinstance(self.inputs, Patches) else typing.cast(int, self.length)
 
 
 @dataclass(frozen=True)
-class CoRelNetConfig(Checked):
+class CoRelNetConfig(Objects):
     """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.
 
     `length`: number of objects, needed unless the inputs are patches.  `hidden`: width of the MLP that embeds each
@@ -50,50 +64,24 @@ class CoRelNetConfig(Checked):
     9
     """
 
-    inputs: Input
-    outputs: Classes
-    dim: int = 128
-    length: int | None = None
     hidden: int | None = None
     softmax: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "dim", "hidden")
-        _check(self)
-        _objects(self)
-
-    @property
-    def objects(self) -> int:
-        """The number of objects it compares."""
-        return _objects(self)
+    _least: ClassVar = {"hidden": 1}
 
 
 @dataclass(frozen=True)
-class PrediNetConfig(Checked):
+class PrediNetConfig(Objects):
     """PrediNet (Shanahan et al. 2020): each head retrieves two objects and compares them along `relations` directions.
 
     `length`: number of objects, needed unless the inputs are patches.  `key_dim`: by default dim // heads.
     """
 
-    inputs: Input
-    outputs: Classes
-    dim: int = 128
-    length: int | None = None
     heads: int = 16
     relations: int = 8
     key_dim: int | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "dim", "heads", "relations", "key_dim")
-        _check(self)
-        _objects(self)
-
-    @property
-    def objects(self) -> int:
-        """The number of objects it retrieves from."""
-        return _objects(self)
+    _least: ClassVar = {"heads": 1, "relations": 1, "key_dim": 1}
 
 
 @dataclass(frozen=True)
@@ -120,11 +108,13 @@ class AbstractorConfig(Checked):
     max_length: int = 512
     dropout: float = 0.0
 
+    _choices: ClassVar = {"act": RELATION_ACTS}
+    _least: ClassVar = {"dim": 1, "layers": 1, "heads": 1, "head_dim": 1, "hidden": 1, "max_length": 1}
+    _most: ClassVar = {"layers": LARGEST}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        positive(self, "dim", "layers", "heads", "head_dim", "hidden", "max_length")
         _check(self)
-        one_of("AbstractorConfig", "act", self.act, RELATION_ACTS)
         if not isinstance(self.symbols, typing.get_args(SymbolSource)) or isinstance(self.symbols, RelativeSymbols):
             raise ValueError(
                 "AbstractorConfig: symbols must be one for each object, such as PositionSymbols(), "
@@ -132,10 +122,8 @@ class AbstractorConfig(Checked):
             )
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
-        if not 0 <= self.encoder_layers <= LARGEST["layers"]:
-            raise ValueError(
-                f"AbstractorConfig: encoder_layers must be 0 to {LARGEST['layers']} but is {self.encoder_layers}"
-            )
+        if not 0 <= self.encoder_layers <= LARGEST:
+            raise ValueError(f"AbstractorConfig: encoder_layers must be 0 to {LARGEST} but is {self.encoder_layers}")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"AbstractorConfig: dropout must lie in [0, 1) but is {self.dropout}")
 

@@ -29,6 +29,7 @@ from polyhead.config.components import (
     Tokens,
 )
 from polyhead.config.mechanisms import (
+    LARGEST,
     MECHANISMS,
     Mechanism,
     RelationalSymbols,
@@ -38,13 +39,28 @@ from polyhead.config.mechanisms import (
     SymbolicAttention,
     Symbols,
     SymbolSource,
-    positive,
 )
 from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
 from polyhead.spec.notebook import as_table
-from polyhead.spec.shapes import check_number, one_of
+
+__all__ = [
+    "BlindToOrder",
+    "Decay",
+    "Heads",
+    "Model",
+    "Run",
+    "Train",
+    "TransformerConfig",
+    "check_run",
+    "digest",
+    "from_dict",
+    "head_list",
+    "load",
+    "save",
+    "warn_if_blind",
+]
 
 Heads = tuple[Mechanism, ...]
 
@@ -104,6 +120,10 @@ class TransformerConfig(Checked):
     """Activation checkpointing: in training, save only the inputs of the blocks and recompute the rest in the backward
     pass.  It takes less memory and one more forward pass, and gives the same gradients."""
 
+    _choices: ClassVar = {"norm": ("layer", "rms"), "norm_order": ("pre", "post"), "init": ("hyla", "cs336")}
+    _least: ClassVar = {"dim": 1, "layers": 1, "max_length": 1, "window": 1, "norm_eps": 0}
+    _most: ClassVar = {"layers": LARGEST}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
@@ -111,8 +131,6 @@ class TransformerConfig(Checked):
             if not isinstance(getattr(self, name), kinds):
                 names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind not in _BASES)
                 raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
-        positive(self, "dim", "layers", "max_length", "window")
-        check_number("TransformerConfig", "norm_eps", self.norm_eps, 0)
         if self.per_layer and len(self._lists) != self.layers:
             raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
         if self.cross_heads is not None:
@@ -123,9 +141,6 @@ class TransformerConfig(Checked):
         if self.encoder_symbols:
             self._check_lender()
         self._check_classes()
-        one_of("TransformerConfig", "norm", self.norm, ("layer", "rms"))
-        one_of("TransformerConfig", "norm_order", self.norm_order, ("pre", "post"))
-        one_of("TransformerConfig", "init", self.init, ("hyla", "cs336"))
 
     def _check_encoder(self) -> None:
         if self.encoder is None:
@@ -275,15 +290,15 @@ class Train(Checked):
     keep: int = non_semantic(2)
     """How many of the last checkpoints are kept; the best one is kept in addition."""
 
+    _choices: ClassVar = {"precision": ("fp32", "bf16", "fp16")}
+    _least: ClassVar = dict.fromkeys(
+        ("steps", "batch_size", "accumulate", "eval_batches", "eval_every", "log_every", "save_every", "keep"), 1
+    ) | dict.fromkeys(("lr", "weight_decay", "warmup", "final", "eps"), 0)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("Train", "precision", self.precision, ("fp32", "bf16", "fp16"))
-        positive(self, "steps", "batch_size", "accumulate", "eval_batches")
-        positive(self, "eval_every", "log_every", "save_every", "keep")
         if self.batch_size % self.accumulate:
             raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
-        for name in ("lr", "weight_decay", "warmup", "final", "eps"):
-            check_number("Train", name, getattr(self, name), 0)
         if self.clip is not None and self.clip <= 0:
             raise ValueError(f"Train: clip must be above 0, or None, but is {self.clip}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -313,11 +328,12 @@ class Run(Checked):
     track: tuple[str, ...] = non_semantic(())
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
+    _choices: ClassVar = {"parallel": ("data", "sharded")}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
-        one_of("Run", "parallel", self.parallel, ("data", "sharded"))
 
     def __repr__(self) -> str:
         task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"

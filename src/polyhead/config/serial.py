@@ -11,8 +11,8 @@ import pathlib
 import reprlib
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import check_number, checked, one_of
@@ -32,10 +32,16 @@ def added_later(default: Any) -> Any:
 
 
 class Checked:
-    """Base of frozen dataclasses: checks the types of fields that are Booleans, numbers or strings.
+    """Base of frozen dataclasses: checks fields that are Booleans, numbers or strings.
 
-    The constructor raises ValueError for another type, as `causal="no"` would count as True, and for nan and inf.
+    The constructor raises ValueError for another type, as `causal="no"` would count as True, for nan and inf, and for
+    values that the tables of the class or of its bases exclude: `_choices` lists the names that a field may have,
+    `_least` and `_most` the bounds of a number.  None passes, where the type allows it.
     """
+
+    _choices: ClassVar[Mapping[str, Iterable[str]]] = {}
+    _least: ClassVar[Mapping[str, int]] = {}
+    _most: ClassVar[Mapping[str, int]] = {}
 
     if not typing.TYPE_CHECKING:  # to an editor the constructor is that of the dataclass
         __new__ = checked
@@ -50,6 +56,26 @@ class Checked:
                 raise ValueError(f"{kind.__name__}: {name} must be {wanted} but is {value!r}")
             if isinstance(value, float):  # neither JSON nor a range such as `x <= 0` knows nan and inf
                 check_number(kind.__name__, name, value)
+        choices, least, most = _tables(kind)
+        for name in {**choices, **least, **most}:
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name in choices:
+                one_of(kind.__name__, name, value, choices[name])
+            if name in least:
+                check_number(kind.__name__, name, value, least[name])
+            if name in most and value > most[name]:
+                raise ValueError(f"{kind.__name__}: {name} must be at most {most[name]} but is {value}")
+
+
+@functools.cache
+def _tables(cls: type[Checked]) -> tuple[dict[str, Iterable[str]], dict[str, int], dict[str, int]]:
+    """`_choices`, `_least` and `_most` of a class, with the entries of its bases."""
+    bases = [base for base in reversed(cls.__mro__) if issubclass(base, Checked)]
+    choices = {name: valid for base in bases for name, valid in base._choices.items()}
+    least = {name: bound for base in bases for name, bound in base._least.items()}
+    return choices, least, {name: bound for base in bases for name, bound in base._most.items()}
 
 
 _PLAIN = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}

@@ -48,32 +48,27 @@ class Batch:
         """Stack batches of the same shape along a new first dimension."""
         import torch
 
-        return cls._joined(batches, torch.stack)
+        return cls._made(torch.stack, batches)
 
     @classmethod
     def cat(cls, batches: "Sequence[Batch]") -> "Batch":
         """Concatenate batches along their first dimension."""
         import torch
 
-        return cls._joined(batches, torch.cat)
-
-    @classmethod
-    def _joined(cls, batches: "Sequence[Batch]", join: Callable[[list[Array]], Array]) -> "Batch":
-        def field(name: str) -> Array | None:
-            return None if getattr(batches[0], name) is None else join([getattr(batch, name) for batch in batches])
-
-        latents = {name: join([batch.latents[name] for batch in batches]) for name in batches[0].latents}
-        return cls(**{name: field(name) for name in cls._arrays()}, latents=latents)
-
-    @classmethod
-    def _arrays(cls) -> list[str]:
-        return [f.name for f in fields(cls) if f.name != "latents"]
+        return cls._made(torch.cat, batches)
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
         """The batch with `function` applied to each array."""
-        given = {name: getattr(self, name) for name in self._arrays()}
-        arrays = {name: None if array is None else function(array) for name, array in given.items()}
-        return Batch(**arrays, latents={name: function(value) for name, value in self.latents.items()})
+        return self._made(lambda arrays: function(arrays[0]), [self])
+
+    @classmethod
+    def _made(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
+        """A batch whose arrays are each `make` of that array of all `batches`."""
+        first, names = batches[0], [field.name for field in fields(cls) if field.name != "latents"]
+        there = [name for name in names if getattr(first, name) is not None]
+        arrays = {name: make([getattr(batch, name) for batch in batches]) for name in there}
+        latents = {name: make([batch.latents[name] for batch in batches]) for name in first.latents}
+        return cls(**(dict.fromkeys(names) | arrays), latents=latents)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from polyhead.config import Batch, Classes, Task
 from polyhead.config.components import Input
 from polyhead.config.words import Floor
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.task import Score, check_logits, check_split
 
 ACCURACY = ("Accuracy", "The share of correct answers.")
 CHANCE = Floor("Chance", "draws every answer at random")
@@ -46,22 +46,15 @@ class Classification(Task):
     @shaped
     def loss(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> Float[Tensor, ""]:
         """Mean cross-entropy."""
-        return F.cross_entropy(self._logits(outputs, batch), batch.targets[:, 0])
+        return F.cross_entropy(check_logits(self, outputs, batch, self.ends[1].count)[:, 0], batch.targets[:, 0])
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """`accuracy` (b): 1 where the largest logit is the label's."""
-        logits = self._logits(outputs, batch)
-        return {"accuracy": (logits.argmax(dim=-1) == batch.targets[:, 0]).to(logits.dtype)}
+        logits = check_logits(self, outputs, batch, self.ends[1].count)
+        return {"accuracy": (logits.argmax(dim=-1) == batch.targets)[:, 0].to(logits.dtype)}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing with all classes equally likely."""
         check_split(self, split)
         return {"chance": Score(1 / self.ends[1].count, 0.0, 0)}
-
-    def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Logits (b c) in at least float32."""
-        wanted = (*batch.targets.shape, self.ends[1].count)
-        if outputs.shape != wanted:
-            raise ValueError(f"{type(self).__name__}: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
-        return outputs[:, 0].to(torch.promote_types(outputs.dtype, torch.float32))

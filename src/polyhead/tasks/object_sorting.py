@@ -20,13 +20,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Logits, Task, Tokens, Vectors, stream
+from polyhead.config import Batch, Logits, Task, Tokens, Vectors
 from polyhead.config.words import Words
-from polyhead.spec.shapes import check_number, one_of, shaped
+from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, CHANCE
 from polyhead.tasks.examples import distinct, picks, training_set, unseen
 from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, ascending, mean_places, nearest
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_logits, fork, right_tokens, seeded
 
 COUNTS = {"product": 48, "random": 64}
 WIDTHS = {"product": 12, "random": 8}
@@ -58,6 +58,9 @@ class ObjectSorting(Task):
     noise: float = 0.1
     split_seed: int = 0
 
+    _choices: ClassVar = {"objects": COUNTS}
+    _least: ClassVar = {"length": 2, "examples": 1, "noise": 0, "split_seed": 0}
+
     name: ClassVar[str] = "object_sorting"
     metric: ClassVar[str] = "accuracy"
     words: ClassVar[Words] = Words(
@@ -69,21 +72,15 @@ class ObjectSorting(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("ObjectSorting", "objects", self.objects, COUNTS)
-        check_integers(self, {"length": 2, "examples": 1, "split_seed": 0})
         if self.length > COUNTS[self.objects]:
             raise ValueError(
                 f"ObjectSorting: length must be at most {COUNTS[self.objects]} (objects) but is {self.length}"
             )
-        sequences = 1
-        for taken in range(self.length):
-            sequences *= COUNTS[self.objects] - taken
-        if self.examples > sequences // 2:
+        half = math.perm(COUNTS[self.objects], self.length) // 2
+        if self.examples > half:
             raise ValueError(
-                f"ObjectSorting: examples must be at most {sequences // 2} (half of all sequences) "
-                f"but is {self.examples}"
+                f"ObjectSorting: examples must be at most {half} (half of all sequences) but is {self.examples}"
             )
-        check_number("ObjectSorting", "noise", self.noise, 0)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -127,7 +124,8 @@ class ObjectSorting(Task):
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
         """Mean cross-entropy over all positions."""
-        return F.cross_entropy(self._logits(outputs, batch).flatten(0, 1), batch.targets.flatten())
+        logits = check_logits(self, outputs, batch, self.length)
+        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
@@ -135,9 +133,8 @@ class ObjectSorting(Task):
 
         The decoder sees the true earlier positions.  If the whole order is right, greedy decoding gives it as well.
         """
-        logits = self._logits(outputs, batch)
-        right = logits.argmax(dim=-1) == batch.targets
-        return {"accuracy": right.all(dim=-1).to(logits.dtype), "element_accuracy": right.to(logits.dtype).mean(dim=-1)}
+        logits = check_logits(self, outputs, batch, self.length)
+        return right_tokens(logits, batch.targets, "element_accuracy")
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         """For objects, index and place in the order; for the output, the positions; all counted from 1."""
@@ -159,13 +156,6 @@ class ObjectSorting(Task):
             "known_objects": Score.of(ascending(means[in_order])),
         }
 
-    def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """Logits (b t c) in at least float32."""
-        wanted = (*batch.targets.shape, self.length)
-        if outputs.shape != wanted:
-            raise ValueError(f"ObjectSorting: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
-        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-
 
 @shaped
 def ranks(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
@@ -175,8 +165,8 @@ def ranks(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
 
 @functools.lru_cache(maxsize=16)
 def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
-    """The objects (n c), smallest first.  They are drawn on the CPU, to be the same on every device."""
-    generator = torch.Generator().manual_seed(stream(seed, f"object_sorting/{objects}/vectors"))
+    """The objects (n c), smallest first."""
+    generator = seeded(seed, f"object_sorting/{objects}/vectors")
     if objects == "random":
         shape = (COUNTS["random"], WIDTHS["random"])
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
@@ -188,6 +178,6 @@ def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _pool(task: ObjectSorting, device: torch.device) -> Tensor:
     """The training set (n t): distinct sequences of objects."""
-    generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.objects}/examples"))
+    generator = seeded(task.split_seed, f"{task.name}/{task.objects}/examples")
     total = COUNTS[task.objects]
     return training_set(lambda rows: distinct(len(rows), task.length, total, generator), task.examples).to(device)

@@ -14,13 +14,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Vectors, stream
+from polyhead.config import Batch, Classes, Vectors
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork, portion
+from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, portion, seeded
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
 
@@ -49,6 +48,9 @@ class PairwiseOrder(Classification):
     split: str = "ordered"
     split_seed: int = 0
 
+    _choices: ClassVar = {"split": ("ordered", "unordered")}
+    _least: ClassVar = {"objects": 4, "dim": 1, "examples": 1, "split_seed": 0}
+
     name: ClassVar[str] = "pairwise_order"
     items: ClassVar[str] = "pairs"
     words: ClassVar[Words] = Words(
@@ -60,14 +62,11 @@ class PairwiseOrder(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("PairwiseOrder", "split", self.split, ("ordered", "unordered"))
-        least = 4 if self.split == "ordered" else 5  # with fewer objects validation would be empty
-        check_integers(self, {"objects": least, "dim": 1, "split_seed": 0})
+        if self.split == "unordered" and self.objects < 5:  # validation would be empty
+            raise ValueError(f"PairwiseOrder: objects must be at least 5 but is {self.objects}")
         most = len(_pairs(self.objects, self.split, self.split_seed)["train"])
-        if self.examples is not None:
-            check_integers(self, {"examples": 1})
-            if self.examples > most:
-                raise ValueError(f"PairwiseOrder: examples must be at most {most} (pairs) but is {self.examples}")
+        if self.examples is not None and self.examples > most:
+            raise ValueError(f"PairwiseOrder: examples must be at most {most} (pairs) but is {self.examples}")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -88,7 +87,7 @@ class PairwiseOrder(Classification):
 
     def pairs_of(self, split: str) -> Tensor:
         """The pairs (n 2) of a split."""
-        pairs = _pairs(self.objects, self.split, self.split_seed)[split]
+        pairs = _pairs(self.objects, self.split, self.split_seed)[check_split(self, split)]
         return pairs[: self.examples if split == "train" else None].clone()
 
     def vectors(self) -> Float[Tensor, "n c"]:
@@ -117,7 +116,7 @@ class PairwiseOrder(Classification):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of learners without relations (object_floors.py), exact: over all pairs."""
-        met, asked = self.pairs_of("train"), self.pairs_of(check_split(self, split))
+        met, asked = self.pairs_of("train"), self.pairs_of(split)
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
         return super().floors(split) | {name: exact(each) for name, each in known.items()}
 
@@ -125,7 +124,7 @@ class PairwiseOrder(Classification):
 @functools.lru_cache(maxsize=16)
 def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
     """All pairs of distinct objects, by split."""
-    generator = torch.Generator().manual_seed(stream(seed, f"pairwise_order/{objects}/{split}"))
+    generator = seeded(seed, f"pairwise_order/{objects}/{split}")
     pairs = torch.combinations(torch.arange(objects))
     if split == "ordered":
         pairs = torch.cat((pairs, pairs.flip(1)))
@@ -145,6 +144,6 @@ def _placed(task: PairwiseOrder, split: str, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=16)
 def _vectors(objects: int, dim: int, seed: int, device: torch.device) -> Tensor:
-    """The objects (n c), drawn on the CPU to be the same on every device."""
-    generator = torch.Generator().manual_seed(stream(seed, f"pairwise_order/{objects}/{dim}/vectors"))
+    """The objects (n c) in their order."""
+    generator = seeded(seed, f"pairwise_order/{objects}/{dim}/vectors")
     return torch.randn(objects, dim, generator=generator, dtype=torch.float32).to(device)

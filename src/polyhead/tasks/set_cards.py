@@ -20,13 +20,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Classes, Vectors, stream
+from polyhead.config import Batch, Classes, Vectors
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_floors import KNOWN_PAIRS, card_pairs
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, check_split, fork
+from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, seeded
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
 SETS, HELD = 1080, 540  # all sets, and the half that training never contains
@@ -54,6 +54,8 @@ class SetCards(Classification):
     examples: int = 1080
     split_seed: int = 0
 
+    _least: ClassVar = {"examples": 2, "split_seed": 0}
+
     name: ClassVar[str] = "set_cards"
     items: ClassVar[str] = "triples"
     words: ClassVar[Words] = Words(
@@ -70,7 +72,6 @@ class SetCards(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integers(self, {"examples": 2, "split_seed": 0})
         if self.examples > 2 * (SETS - HELD):
             raise ValueError(
                 f"SetCards: examples must be at most {2 * (SETS - HELD)} (half of the sets, and as many others) "
@@ -92,7 +93,7 @@ class SetCards(Classification):
     def triples(self, split: str) -> Int[Tensor, "n 3"]:
         """The triples (n 3) of `split`, as ascending card numbers; every second triple is a set."""
         sets, others = _shuffled(self.split_seed)
-        if split == "train":
+        if check_split(self, split) == "train":
             half = (self.examples + 1) // 2
             return torch.stack((others[:half], sets[:half]), 1).flatten(0, 1)[: self.examples]
         first = SETS - HELD + (VALIDATION if split == "compositional" else 0)
@@ -123,7 +124,7 @@ class SetCards(Classification):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of a learner without the rule (object_floors.py), exact: over all triples."""
-        met, asked = self.triples("train"), self.triples(check_split(self, split))
+        met, asked = self.triples("train"), self.triples(split)
         says = card_pairs(met, _labels(met), asked)
         return super().floors(split) | {"known_pairs": exact(1 - (says - _labels(asked)).abs())}
 
@@ -147,7 +148,7 @@ def _labels(triples: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
     """All sets (1080 3) and equally many other triples, as card numbers in random order."""
-    generator = torch.Generator().manual_seed(stream(seed, "set_cards/split"))
+    generator = seeded(seed, "set_cards/split")
     triples = torch.combinations(torch.arange(len(CARDS)), 3)
     triples = triples[torch.randperm(len(triples), generator=generator)]
     right = is_set(torch.tensor(CARDS)[triples])

@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib
+import importlib.resources
+import json
 import math
 import os
 import random
@@ -102,16 +104,6 @@ def check_split(task: Task, split: str) -> str:
     return one_of(type(task).__name__, "split", split, task.splits)
 
 
-def check_integers(task: Task, least: dict[str, int]) -> None:
-    """Raise a ValueError unless each field in `least` is an integer and at least its bound."""
-    for field, bound in least.items():
-        value = getattr(task, field)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"{type(task).__name__}: {field} must be an integer but is {value!r}")
-        if value < bound:
-            raise ValueError(f"{type(task).__name__}: {field} must be at least {bound} but is {value}")
-
-
 def check_draw(task: Task, split: str, batch_size: int) -> None:
     """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
     check_split(task, split)
@@ -119,11 +111,36 @@ def check_draw(task: Task, split: str, batch_size: int) -> None:
         raise ValueError(f"{type(task).__name__}: batch_size must be at least 1 but is {batch_size}")
 
 
-def check_outputs(task: Task, outputs: Tensor, batch: Batch) -> None:
-    """Raise a ValueError unless outputs and targets have the same shape (broadcasting would give a wrong loss)."""
-    if outputs.shape != batch.targets.shape:
-        wanted, came = tuple(batch.targets.shape), tuple(outputs.shape)
-        raise ValueError(f"{type(task).__name__}: outputs must have the targets' shape {wanted} but have {came}")
+def check_fraction(task: Task, field: str) -> None:
+    """Raise a ValueError unless the field lies between 0 and 1."""
+    if not 0 < getattr(task, field) < 1:
+        raise ValueError(f"{type(task).__name__}: {field} must lie between 0 and 1 but is {getattr(task, field)}")
+
+
+def check_floors(task: Task, split: str, sequences: int) -> None:
+    """Raise a ValueError unless `task` has the split and there are sequences to score."""
+    check_split(task, split)
+    if sequences < 1:
+        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+
+
+def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tensor:
+    """Logits (b t c) in at least float32.  Raises ValueError unless there are `count` for each target."""
+    wanted = (*batch.targets.shape, count)
+    if outputs.shape != wanted:
+        raise ValueError(f"{type(task).__name__}: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+
+def right_tokens(logits: Tensor, targets: Tensor, element: str) -> dict[str, Tensor]:
+    """For each sequence (b): `accuracy`, 1 if the largest logit is the target everywhere, and `element`, its share."""
+    right = logits.argmax(dim=-1) == targets
+    return {"accuracy": right.all(dim=-1).to(logits.dtype), element: right.to(logits.dtype).mean(dim=-1)}
+
+
+def seeded(seed: int, name: str) -> torch.Generator:
+    """A generator for what is drawn once.  It is on the CPU, so that every device gets the same numbers."""
+    return torch.Generator().manual_seed(stream(seed, name))
 
 
 def fork(generator: torch.Generator, name: str) -> torch.Generator:
@@ -166,3 +183,25 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     """A random permutation from `random.random()` alone, the only method that Python guarantees to be stable."""
     key = random.Random(seed).random
     return [item for _, item in sorted(((key(), item) for item in items), key=lambda pair: pair[0])]
+
+
+# ---------------------------------------------------------------------------------------------- held-out combinations
+SPLITS = ("covered", "legacy", "partitionable")
+"""How combinations are held out: at random, or as in the original code under JAX before 0.5 and since 0.5."""
+
+
+def held_out_count(task: str, held_out: float, count: int, what: str) -> int:
+    """How many of `count` combinations are held out.  Raises ValueError if that leaves a split empty."""
+    held = portion(held_out, count)
+    if not 0 < held < count:
+        raise ValueError(f"{task}: held_out={held_out} of {count} {what} leaves one split empty")
+    return held
+
+
+def original_order(task: str, folder: str, rows: Sequence[Item], split: str, seed: int) -> list[Item]:
+    """`rows` in the original code's order, from legacy.json in the package `folder`; the first rows are held out."""
+    text = importlib.resources.files(folder).joinpath("legacy.json").read_text(encoding="utf-8")
+    orders: dict[str, list[int]] = json.loads(text)[split]
+    if str(seed) not in orders:
+        raise ValueError(f"{task}: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")
+    return [rows[rank] for rank in orders[str(seed)]]

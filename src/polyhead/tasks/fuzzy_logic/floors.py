@@ -34,7 +34,7 @@ from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.fuzzy_logic import function_floors as floors_functions
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.task import Score, check_floors
 
 PENALTY = 1.0
 LENGTH_SCALE = 0.5
@@ -58,10 +58,8 @@ def floors(
 
     Raises ValueError for an unknown split or library, and if a short context leaves too many functions to enumerate.
     """
-    check_split(task, split)
+    check_floors(task, split, sequences)
     one_of("floors", "library", library, ("torch", "sklearn"))
-    if sequences < 1:
-        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
     scores: dict[str, list[Tensor]] = {}
     counts = []
     for step, start in enumerate(range(0, sequences, batch_size)):

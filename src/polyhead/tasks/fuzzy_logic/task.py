@@ -18,9 +18,7 @@ not: see floors.py.
 """
 
 import functools
-import importlib.resources
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,22 +30,24 @@ from torch import Tensor
 
 from polyhead.config import Batch, Task, Values, Vectors, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 from polyhead.tasks.fuzzy_logic.words import WORDS
 from polyhead.tasks.task import (
+    SPLITS,
     Score,
     advance,
     beside,
     check_draw,
-    check_integers,
-    check_outputs,
+    check_fraction,
     check_split,
     fork,
+    held_out_count,
+    original_order,
     portion,
+    seeded,
     shuffled,
 )
 
-SPLITS = ("covered", "legacy", "partitionable")
 INPUTS = ("uniform", "fixed_context", "fixed_query")
 LISTED_COMBINATIONS = 2_000_000  # most combinations to enumerate
 TRIES = 100  # random splits to try before a covering one is constructed
@@ -91,18 +91,17 @@ class FuzzyLogic(Task):
     split_seed: int = 0
     inputs: str = "uniform"
 
+    _choices: ClassVar = {"split": SPLITS, "inputs": INPUTS}
+    _least: ClassVar = {"variables": 1, "terms": 1, "length": 2}
+
     name: ClassVar[str] = "fuzzy_logic"
     metric: ClassVar[str] = "r2"
     words: ClassVar[Words] = WORDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("FuzzyLogic", "split", self.split, SPLITS)
-        one_of("FuzzyLogic", "inputs", self.inputs, INPUTS)
-        check_integers(self, {"variables": 1, "terms": 1, "length": 2})
-        for field in ("held_out", "unknown"):
-            if not 0 < getattr(self, field) < 1:
-                raise ValueError(f"FuzzyLogic: {field} must lie between 0 and 1 but is {getattr(self, field)}")
+        check_fraction(self, "held_out")
+        check_fraction(self, "unknown")
         self._check_counts()
         _split(self.known, self.terms, self.held_out, self.split, self.split_seed)
 
@@ -203,9 +202,7 @@ class FuzzyLogic(Task):
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
         """Mean squared error at the query."""
-        check_outputs(self, outputs, batch)
-        square = (outputs - batch.targets).square().masked_fill(~batch.scored[..., None], 0)
-        return square.sum() / (batch.scored.sum().clamp(min=1) * square.shape[-1])
+        return self._square(outputs, batch).sum() / batch.scored.sum().clamp(min=1)
 
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
@@ -214,11 +211,16 @@ class FuzzyLogic(Task):
         The variance is over all targets, including the hidden one.  As in the paper, R² is then averaged over
         sequences: predicting the mean of the context gives -0.06 at 32 examples, not 0.
         """
-        check_outputs(self, outputs, batch)
-        square = (outputs - batch.targets).square().mean(dim=-1).masked_fill(~batch.scored, 0)
-        mse = square.sum(dim=-1) / batch.scored.sum(dim=-1)
+        mse = self._square(outputs, batch).sum(dim=-1) / batch.scored.sum(dim=-1)
         variance = batch.targets.var(dim=(1, 2), correction=0)
         return {"r2": 1 - mse / variance, "mse": mse}
+
+    def _square(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The squared errors (b t), 0 where nothing is scored.  Broadcasting other outputs would give a wrong loss."""
+        wanted, came = tuple(batch.targets.shape), tuple(outputs.shape)
+        if came != wanted:
+            raise ValueError(f"FuzzyLogic: outputs must have the targets' shape {wanted} but have {came}")
+        return (outputs - batch.targets).square()[..., 0].masked_fill(~batch.scored, 0)
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         return (*(str(i + 1) for i in range(self.length - 1)), "query")
@@ -264,12 +266,8 @@ def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _fixed(task: FuzzyLogic, device: torch.device) -> Tensor:
-    """The inputs (t variables) that all sequences of all splits share: a probe fitted on one split applies to another.
-
-    They are drawn on the CPU, to be the same on every device.
-    """
-    seed = stream(task.split_seed, f"{task.name}/{task.inputs}")
-    generator = torch.Generator().manual_seed(seed)
+    """The inputs (t variables) that all sequences of all splits share, so that a probe fitted on one applies to all."""
+    generator = seeded(task.split_seed, f"{task.name}/{task.inputs}")
     return torch.rand(task.length, task.variables, generator=generator, dtype=torch.float32).to(device)
 
 
@@ -279,11 +277,9 @@ def _split(
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
     """Training and held-out combinations of `known` terms."""
     rows: list[Combination] = list(itertools.combinations(range(known), terms))
-    held = portion(held_out, len(rows))
-    if not 0 < held < len(rows):
-        raise ValueError(f"FuzzyLogic: held_out={held_out} of {len(rows)} combinations leaves one split empty")
+    held = held_out_count("FuzzyLogic", held_out, len(rows), "combinations")
     if split != "covered":
-        order = [rows[rank] for rank in _legacy(split, seed)]
+        order = original_order("FuzzyLogic", __package__, rows, split, seed)
         return tuple(order[held:]), tuple(order[:held])
     if (len(rows) - held) * terms < known:
         raise ValueError(
@@ -305,12 +301,3 @@ def _cover(known: int, terms: int, seed: int) -> set[Combination]:
     deck = shuffled(list(range(known)), seed)
     deck += deck[: -known % terms]
     return {tuple(sorted(deck[i : i + terms])) for i in range(0, len(deck), terms)}
-
-
-def _legacy(split: str, seed: int) -> list[int]:
-    """The original code's order of the 66 known pairs, as indices; the first floor(66 held_out) are held out."""
-    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text(encoding="utf-8")
-    orders: dict[str, list[int]] = json.loads(text)[split]
-    if str(seed) not in orders:
-        raise ValueError(f"FuzzyLogic: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")
-    return orders[str(seed)]

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of
 from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES
-from polyhead.tasks.task import advance, check_draw, check_integers, fork, located, portion, shuffled
+from polyhead.tasks.task import advance, check_draw, fork, located, portion, shuffled
 
 HELD_OUT = {"validation": 0.1, "iid": 0.2}  # for data without a test set; with one, a tenth is for validation
 
@@ -61,6 +60,9 @@ class Images(Classification):
     split_seed: int = 0
     folder: str = "images"
 
+    _choices: ClassVar = {"data": SOURCES}
+    _least: ClassVar = {"patch": 1, "shift": 0, "size": 1, "split_seed": 0}
+
     name: ClassVar[str] = "images"
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
@@ -71,17 +73,9 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("Images", "data", self.data, SOURCES)
-        given = {
-            name: least for name, least in (("patch", 1), ("shift", 0), ("size", 1)) if getattr(self, name) is not None
-        }
-        check_integers(self, {**given, "split_seed": 0})
-        if self.flip is not None and not isinstance(self.flip, bool):
-            raise ValueError(f"Images: flip must be True, False or None but is {self.flip!r}")
         if self.size is not None and self.data != "folder":
-            raise ValueError(
-                f"Images: size is of data='folder', but {self.data} images are {self.image[1]} x {self.image[2]}"
-            )
+            _, height, width = SOURCES[self.data].image
+            raise ValueError(f"Images: size is of data='folder', but {self.data} images are {height} x {width}")
         self.patches  # noqa: B018 (raises if the patch does not fit)
         side = min(self.image[1:])
         if self.shift is not None and self.shift >= side:

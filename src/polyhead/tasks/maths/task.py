@@ -21,12 +21,11 @@ from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.maths import text as maths_text
-from polyhead.tasks.maths.modules import LEVELS, MODULES, TRIES, Dice, Level, question
+from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Dice, Level, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
-from polyhead.tasks.task import advance, check_draw, check_integers, check_split, fork, located
+from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located
 
 DATA = ("generated", "original", "package")
-DIFFICULTIES = (*maths_text.DIFFICULTIES, "mixed")
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,9 @@ class Maths(Task):
     pool: int = 0
     folder: str = non_semantic("mathematics_dataset")
 
+    _choices: ClassVar = {"data": DATA, "difficulty": (*DIFFICULTIES, "mixed")}
+    _least: ClassVar = {"question": 1, "answer": 1, "pool": 0}
+
     name: ClassVar[str] = "maths"
     metric: ClassVar[str] = "exact_match"
     items: ClassVar[str] = "questions"
@@ -79,9 +81,6 @@ class Maths(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("Maths", "data", self.data, DATA)
-        one_of("Maths", "difficulty", self.difficulty, DIFFICULTIES)
-        check_integers(self, {"question": 1, "answer": 1, "pool": 0})
         if self.data == "generated":
             one_of("Maths", "module", self.module, MODULES)
         if self.data == "package" and self.pool < 1:
@@ -117,6 +116,7 @@ class Maths(Task):
 
     def levels(self, split: str) -> tuple[Level, ...]:
         """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
+        check_split(self, split)
         own = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
         return {"compositional": (own[-1].longer(),), "novel": (own[-1].larger(),)}.get(split, tuple(own))
 
@@ -165,7 +165,7 @@ class Maths(Task):
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
         """Mean cross-entropy over the characters of the answers, including their ends."""
-        logits, targets = self._logits(outputs, batch)[batch.scored], batch.targets[batch.scored]
+        logits, targets = check_logits(self, outputs, batch, VOCABULARY)[batch.scored], batch.targets[batch.scored]
         return F.cross_entropy(logits, targets, reduction="sum") / max(1, len(targets))
 
     @shaped
@@ -176,16 +176,10 @@ class Maths(Task):
         decoding: until its first mistake a greedy decoder has the same input, so its first mistake is the same.  The
         character accuracy is not that of greedy decoding, whose input differs after its first mistake.
         """
-        logits = self._logits(outputs, batch)
+        logits = check_logits(self, outputs, batch, VOCABULARY)
         right = (logits.argmax(dim=-1) == batch.targets) & batch.scored
         exact = (right | ~batch.scored).all(dim=1).to(logits.dtype)
         return {"exact_match": exact, "character_accuracy": right.sum(dim=1) / batch.scored.sum(dim=1).to(logits.dtype)}
-
-    def _logits(self, outputs: Tensor, batch: Batch) -> Tensor:
-        wanted = (*batch.targets.shape, VOCABULARY)
-        if outputs.shape != wanted:
-            raise ValueError(f"Maths: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
-        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:

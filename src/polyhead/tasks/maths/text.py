@@ -26,14 +26,15 @@ from torch import Tensor
 
 from polyhead.config import stream
 from polyhead.spec.shapes import one_of
+from polyhead.tasks.maths.modules import DIFFICULTIES
 
 PAD, START, END = 0, 1, 2
 FIRST = ord(" ") - 3  # the blank is token 3
 VOCABULARY = 3 + 95
 NAMES = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
+PATIENCE = 1000  # draws from the package until a question is short enough
 BUCKETS = 10  # of questions by hash: 0 is validation, 1 is iid, the others are train
 
-DIFFICULTIES = ("easy", "medium", "hard")
 SUFFIXES = {
     "algebra__polynomial_roots": "_big",
     **dict.fromkeys(("arithmetic__add_or_sub", "arithmetic__mul", "arithmetic__div"), "_big"),
@@ -173,13 +174,19 @@ def _third(level: int) -> Any:
 
 
 def _drawn(makers: Sequence[Any], count: int, sizes: tuple[int, int]) -> Iterator[Pair]:
+    """`count` questions by the makers in turn.  Raises ValueError if a maker exceeds the sizes `PATIENCE` times."""
     for i in range(count):
-        while True:
+        for _ in range(PATIENCE):
             problem = makers[i % len(makers)]()
             pair = str(problem.question), str(problem.answer)
             if len(pair[0]) <= sizes[0] and len(pair[1]) <= sizes[1]:
                 yield pair
                 break
+        else:
+            raise ValueError(
+                f"Maths: {PATIENCE} draws gave no question within {sizes[0]} characters and an answer within "
+                f"{sizes[1]}; allow more"
+            )
 
 
 def _package() -> Any:

@@ -11,7 +11,7 @@ import pathlib
 import torch
 from torch import Tensor
 
-from polyhead.config import stream
+from polyhead.tasks.task import seeded
 
 FILES = {
     "same": "same",
@@ -69,7 +69,6 @@ def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor
         raise ValueError(
             f"RelationalGames: examples must leave at least 3 of the {total} images in {name} but is {examples}"
         )
-    generator = torch.Generator().manual_seed(stream(seed, f"relational_games/{game}/original"))
-    order = torch.randperm(total, generator=generator)
+    order = torch.randperm(total, generator=seeded(seed, f"relational_games/{game}/original"))
     train, rest = order[:examples], order[examples:]
     return {"train": train, "validation": rest[::3], "iid": torch.cat((rest[1::3], rest[2::3]))}[split]

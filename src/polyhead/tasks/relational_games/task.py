@@ -21,6 +21,7 @@ Half of all images have class 1.  Objects that the rule does not compare carry n
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -28,16 +29,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Patches, non_semantic, stream
+from polyhead.config import Batch, Classes, Patches, non_semantic
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_floors import KNOWN_PAIRS
 from polyhead.tasks.relational_games import original as relational_games_original
 from polyhead.tasks.relational_games.floors import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
-from polyhead.tasks.task import Score, advance, check_draw, check_integers, fork, located
+from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
 
 QUESTIONS = {
     "same": "Are the two the same?",
@@ -59,7 +59,7 @@ LARGEST_EXAMPLES = 30_000  # `same` has only 30636 images of class 1, and half o
 
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 PATTERNS = ((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (0, 1, 2))
-ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+ORDERS = tuple(itertools.permutations(range(3)))
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,9 @@ class RelationalGames(Classification):
     data: str = "generated"
     folder: str = non_semantic("relational_games")
 
+    _choices: ClassVar = {"game": GAMES, "data": ("generated", "original")}
+    _least: ClassVar = {"examples": 2, "split_seed": 0}
+
     name: ClassVar[str] = "relational_games"
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
@@ -102,9 +105,6 @@ class RelationalGames(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("RelationalGames", "game", self.game, GAMES)
-        one_of("RelationalGames", "data", self.data, ("generated", "original"))
-        check_integers(self, {"examples": 2, "split_seed": 0})
         if self.data == "generated" and self.examples > LARGEST_EXAMPLES:
             raise ValueError(f"RelationalGames: examples must be at most {LARGEST_EXAMPLES} but is {self.examples}")
 
@@ -290,7 +290,7 @@ def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
 
 @functools.lru_cache(maxsize=32)
 def _pool(task: RelationalGames, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The training set: distinct grids (n 9) and labels (n), drawn on the CPU to be the same on every device."""
-    generator = torch.Generator().manual_seed(stream(task.split_seed, f"{task.name}/{task.game}/examples"))
+    """The training set: distinct grids (n 9) and labels (n)."""
+    generator = seeded(task.split_seed, f"{task.name}/{task.game}/examples")
     grids = training_set(_drawer(task.game, "pentominoes", generator), task.examples)
     return grids.to(device), (torch.arange(task.examples) % 2).to(device)

@@ -24,10 +24,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks.sraven.task import RULES, STEPS, Sraven
+from polyhead.tasks.sraven.task import DEFINITIONS, RULES, STEPS, Sraven
 from polyhead.tasks.task import Score, check_split
 
-DEFINITIONS = ("code", "text")
 SEARCHED_CORRESPONDENCES = 1_000_000  # most correspondences to search
 AT_ONCE = 512  # instances searched together
 
@@ -46,12 +45,9 @@ def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed
     found: dict[str, list[Tensor]] = {name: [] for name in ("code", "text", "text_distinct", "bayes", "identified")}
     for step, start in enumerate(range(0, instances, AT_ONCE)):
         panels = task.batch(split, min(AT_ONCE, instances - start), seed=seed, step=step).latents["panels"]
-        for name, definition, distinct in (
-            ("code",) * 2 + (False,),
-            ("text",) * 2 + (False,),
-            ("text_distinct", "text", True),
-        ):
-            found[name].append(ambiguous(panels, task, definition, distinct=distinct))
+        found["code"].append(ambiguous(panels, task, "code"))
+        found["text"].append(ambiguous(panels, task, "text"))
+        found["text_distinct"].append(ambiguous(panels, task, "text", distinct=True))
         accuracy, answers = bayes(panels, task)
         found["bayes"].append(accuracy)
         found["identified"].append(answers == 1)

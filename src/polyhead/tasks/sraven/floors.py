@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.sraven.ambiguity import bayes, chances, hypotheses, searchable, straight
 from polyhead.tasks.sraven.task import Sraven
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.task import Score, check_floors
 
 CHUNK = 500  # sequences at once
 TRAINED = 4000  # training sequences that `symbol_counts` counts
@@ -44,9 +44,7 @@ def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) ->
 
     Raises ValueError for an unknown split, or no sequences.
     """
-    check_split(task, split)
-    if sequences < 1:
-        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+    check_floors(task, split, sequences)
     scores: dict[str, list[Tensor]] = {}
     single = []
     for step, start in enumerate(range(0, sequences, CHUNK)):

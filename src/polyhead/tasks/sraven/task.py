@@ -27,9 +27,7 @@ accuracy.
 """
 
 import functools
-import importlib.resources
 import itertools
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,9 +40,23 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
 from polyhead.config.words import Words
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 from polyhead.tasks.sraven.words import WORDS
-from polyhead.tasks.task import Score, advance, beside, check_draw, check_integers, check_split, fork, portion, shuffled
+from polyhead.tasks.task import (
+    SPLITS,
+    Score,
+    advance,
+    beside,
+    check_draw,
+    check_fraction,
+    check_logits,
+    check_split,
+    fork,
+    held_out_count,
+    original_order,
+    right_tokens,
+    shuffled,
+)
 
 RULES = (
     "constant",
@@ -58,7 +70,7 @@ RULES = (
 )
 STEPS = (0, 1, 2, -1, -2)  # added per column, for rules 0 to 4
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
-SPLITS = ("covered", "legacy", "partitionable")
+DEFINITIONS = ("code", "text")  # of an ambiguous instance: see ambiguity.py
 LISTED_MULTISETS = 2_000_000  # most multisets to enumerate
 TRIES = 1000  # most random splits to find a covering one; most draws to find an unambiguous instance
 BITS = 31  # of a random number; a die with n sides is fair up to n / 2^31
@@ -100,21 +112,21 @@ class Sraven(Task):
     permuted: bool = True
     reject_ambiguous: str | None = None
 
+    _choices: ClassVar = {"split": SPLITS, "reject_ambiguous": DEFINITIONS}
+    _least: ClassVar = {"features": 1, "values": 2, "grid": 2}
+
     name: ClassVar[str] = "sraven"
     metric: ClassVar[str] = "accuracy"
     words: ClassVar[Words] = WORDS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("Sraven", "split", self.split, SPLITS)
-        check_integers(self, {"features": 1, "values": 2, "grid": 2})
         if self.values < self.grid:
             raise ValueError(
                 f"Sraven: distribute needs {self.grid} distinct symbols, so values must be at least {self.grid}, the "
                 f"grid, but is {self.values}"
             )
-        if not 0 < self.held_out < 1:
-            raise ValueError(f"Sraven: held_out must lie between 0 and 1 but is {self.held_out}")
+        check_fraction(self, "held_out")
         count = math.comb(len(RULES) + self.features - 1, self.features)
         if count > LISTED_MULTISETS:
             raise ValueError(
@@ -125,9 +137,7 @@ class Sraven(Task):
             raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")
         _split(self.features, self.held_out, self.split, self.split_seed)
         if self.reject_ambiguous is not None:
-            ambiguity = beside(__name__, "ambiguity")
-            one_of("Sraven", "reject_ambiguous", self.reject_ambiguous, ambiguity.DEFINITIONS)
-            ambiguity.check_size(self)
+            beside(__name__, "ambiguity").check_size(self)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -233,9 +243,7 @@ class Sraven(Task):
     @shaped
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """For each sequence (b): `accuracy`, 1 if all features of the last panel are right, and `feature_accuracy`."""
-        logits, targets = self._queries(outputs, batch)
-        right = logits.argmax(dim=-1) == targets
-        return {"accuracy": right.all(dim=-1).to(logits.dtype), "feature_accuracy": right.to(logits.dtype).mean(dim=-1)}
+        return right_tokens(*self._queries(outputs, batch), "feature_accuracy")
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Accuracy of baselines that do not combine rules, and of the Bayes-optimal solver: see floors.py."""
@@ -244,12 +252,8 @@ class Sraven(Task):
 
     def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (b features values) in at least float32 and targets (b features) of the query tokens."""
-        wanted = (*batch.targets.shape, self.values)
-        if outputs.shape != wanted:
-            raise ValueError(f"Sraven: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
-        logits = outputs[:, -self.features :]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits, batch.targets[:, -self.features :]
+        logits = check_logits(self, outputs, batch, self.values)
+        return logits[:, -self.features :], batch.targets[:, -self.features :]
 
 
 @shaped
@@ -357,11 +361,9 @@ def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
 def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple[Multiset, ...], tuple[Multiset, ...]]:
     """Training and held-out multisets of rules."""
     rows = list(itertools.combinations_with_replacement(range(len(RULES)), features))
-    held = portion(held_out, len(rows))
-    if not 0 < held < len(rows):
-        raise ValueError(f"Sraven: held_out={held_out} of {len(rows)} multisets of rules leaves one split empty")
+    held = held_out_count("Sraven", held_out, len(rows), "multisets of rules")
     if split != "covered":
-        order = [rows[rank] for rank in _legacy(split, seed)]
+        order = original_order("Sraven", __package__, rows, split, seed)
         return tuple(order[held:]), tuple(order[:held])
     if features == 1 or (len(rows) - held) * features >= len(RULES):
         for attempt in range(TRIES):
@@ -372,12 +374,3 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
         f"Sraven: held_out={held_out} leaves {len(rows) - held} training multisets of {features} rules, too few to "
         f"cover all {len(RULES)} rules"
     )
-
-
-def _legacy(split: str, seed: int) -> list[int]:
-    """The original code's order of the 330 multisets, as indices; the first floor(330 held_out) are held out."""
-    text = importlib.resources.files(__package__).joinpath("legacy.json").read_text(encoding="utf-8")
-    orders: dict[str, list[int]] = json.loads(text)[split]
-    if str(seed) not in orders:
-        raise ValueError(f"Sraven: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")
-    return orders[str(seed)]

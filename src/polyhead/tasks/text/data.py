@@ -45,8 +45,8 @@ from polyhead.tasks.text.writer import (
 
 STRETCH = 4 << 20  # bytes of text per line of the journal
 SAMPLE = 64 << 20  # most bytes of text to train a tokenizer on
-COPIED = 0.01  # a larger share of copies among what is held out is told
-TRIED = 1 << 16  # characters of each stretch that a tokenizer from a file is asked to give back
+COPIED = 0.01  # if copies are a larger share of the held-out bytes, a line says so
+TRIED = 1 << 16  # characters of each stretch by which a tokenizer from a file is checked
 
 _CHECKED: dict[pathlib.Path, tuple[int, int, int]] = {}
 """Files whose checksums this process has verified, with their state at that time."""
@@ -200,7 +200,7 @@ def _whole(path: pathlib.Path, wanted: dict[str, Any]) -> bool:
 # -------------------------------------------------------------------------------------------------------------- writing
 def _build(place: pathlib.Path, request: Request, source: Source) -> None:
     codec = text_tokens.existing(request.tokenizer) or _trained(place, request, source)
-    known = not request.tokenizer.endswith((".json", ".model"))  # the others give every text back
+    checked = not request.tokenizer.endswith((".json", ".model"))  # the others restore every text
     if isinstance(source, Files) and (share := source.copied()) > COPIED:
         say(
             f"text: {share:.0%} of what is held out of {request.data} are copies of training files; scores are too good"
@@ -209,15 +209,15 @@ def _build(place: pathlib.Path, request: Request, source: Source) -> None:
         writer.begin()
         with Progress(f"tokenising {request.data}", writer.read, source.total) as progress:
             for stretch in _stretches(source.pieces(writer.pieces, writer.read)):
-                known = known or _told(request, codec, stretch)
+                checked = checked or _loses_text(request, codec, stretch)
                 writer.add(stretch)
                 writer.commit()
                 progress.show(writer.read)
         writer.finish({"data": request.data, "tokenizer": _named(request, codec, source.stem())}, source.listing)
 
 
-def _told(request: Request, codec: Codec, stretch: list[Piece]) -> bool:
-    """Say so, and return True, if the codec does not give a sample of the text back."""
+def _loses_text(request: Request, codec: Codec, stretch: list[Piece]) -> bool:
+    """Whether the codec does not restore a sample of the text; if so, a line says it."""
     text = text_of(stretch[0])[:TRIED]
     if codec.decode(codec.encode(text)) == text:
         return False

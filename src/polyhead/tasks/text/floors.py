@@ -13,7 +13,7 @@ import zlib
 import numpy as np
 import torch
 
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.task import Score, check_floors
 from polyhead.tasks.text.task import Text
 from polyhead.tasks.text.tokens import Bytes
 
@@ -22,13 +22,11 @@ COUNTED_TOKENS = 1 << 26  # most training tokens to count
 
 
 def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
-    """Bits per byte of each floor on the first tokens of `split`, as many as `sequences` sequences have.
+    """Bits per byte of each floor on the first `sequences` sequences of `split`, in the order of the text.
 
     Raises ValueError for an unknown split.
     """
-    check_split(task, split)
-    if sequences < 1:
-        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+    check_floors(task, split, sequences)
     corpus = task._corpus()
     tokens = np.array(corpus.tokens[split][: sequences * task.length + 1])
     plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes

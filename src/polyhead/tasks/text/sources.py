@@ -99,8 +99,8 @@ class Files:
 
     def stem(self) -> str:
         """A name that changes with the text, as far as this is known before reading."""
-        told = [(name, content, size) for name, _, _, content, size in self.listing]
-        return hashlib.blake2b(repr((told, self.held_out)).encode(), digest_size=8).hexdigest()
+        known = [(name, content, size) for name, _, _, content, size in self.listing]
+        return hashlib.blake2b(repr((known, self.held_out)).encode(), digest_size=8).hexdigest()
 
     def copied(self) -> float:
         """The share of the bytes held out that are in copies of training files."""
@@ -148,7 +148,7 @@ class Files:
 
 
 def _deal(named: Sequence[tuple[str, int]], quota: float) -> list[str]:
-    """The split of each name in `named`, which maps names to sizes."""
+    """The split of each pair of a name and a size."""
     room = {"validation": quota, "iid": quota}
     splits = ["train"] * len(named)
     for number in sorted(range(len(named)), key=lambda i: share(named[i][0])):

@@ -33,7 +33,6 @@ from polyhead.tasks.task import (
     Score,
     beside,
     check_draw,
-    check_integers,
     check_split,
     token_guesses,
     token_losses,
@@ -87,6 +86,8 @@ class Text(Task):
     column: str = "text"
     folder: str = non_semantic("data/text")
 
+    _least: ClassVar = {"length": 1, "limit": 1}
+
     name: ClassVar[str] = "text"
     metric: ClassVar[str] = "bits_per_byte"
     better: ClassVar[str] = "lower"
@@ -106,7 +107,6 @@ class Text(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_integers(self, {"length": 1} | ({} if self.limit is None else {"limit": 1}))
         if not 0 < self.held_out < 0.5:
             raise ValueError(f"Text: held_out must lie between 0 and 0.5 but is {self.held_out}")
         text_tokens.check(self.tokenizer)
@@ -198,7 +198,7 @@ class Text(Task):
         if device.type == "cuda":  # copies asynchronously
             tokens, scored, size = (part.pin_memory().to(device, non_blocking=True) for part in (tokens, scored, size))
         tokens, scored, size = tokens.to(device), scored.to(device), size.to(device)
-        # Copied, so that whoever changes the inputs in place, as noise does, leaves the targets as they are.
+        # A copy: noise is added to inputs in place, and the targets must stay as they are.
         return Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
 
     # ----------------------------------------------------------------------------------------------------------- scores

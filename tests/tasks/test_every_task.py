@@ -1,0 +1,267 @@
+"""What every task promises: batches that repeat, splits that share nothing, scores, errors of one line."""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+from some import some
+from torch.nn import functional as F
+
+from polyhead import config
+from polyhead.tasks import (
+    KINDS,
+    FuzzyLogic,
+    Images,
+    Maths,
+    ObjectSorting,
+    PairwiseOrder,
+    RelationalGames,
+    SetCards,
+    Sraven,
+    Text,
+)
+
+TASKS = {
+    "uniform": FuzzyLogic(length=8),
+    "fixed_context": FuzzyLogic(length=6, inputs="fixed_context"),
+    "fixed_query": FuzzyLogic(variables=3, held_out=0.4, length=6, inputs="fixed_query"),
+    "sraven": Sraven(),
+    "unambiguous": Sraven(values=4, split_seed=3, reject_ambiguous="text"),
+    "games": RelationalGames("between", examples=200),
+    "sorting": ObjectSorting(noise=0.5),
+    "pairs": PairwiseOrder(),
+    "cards": SetCards(),
+    "maths": Maths("calculus__differentiate", "easy"),
+    "pool": Maths("algebra__linear_1d", "mixed", question=100, pool=500),
+    "images": Images(shift=1, flip=True),
+    "text": Text(length=16),
+}
+"""At least one of every kind, and one for each way to draw."""
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def task(request, tmp_path_factory):
+    if request.param != "text":
+        return TASKS[request.param]
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "one.txt").write_text("".join(f"line {number} is é {number**2 % 977}\n" for number in range(1500)))
+    return Text(str(folder / "one.txt"), length=16, folder=str(folder / "cache"))
+
+
+def arrays(batch):
+    named = {name: getattr(batch, name) for name in ("inputs", "targets", "scored", "mask", "source", "source_mask")}
+    return {name: array for name, array in {**named, **batch.latents}.items() if array is not None}
+
+
+def same(a, b):
+    a, b = arrays(a), arrays(b)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+PINNED = {
+    "uniform": "675a7f9a",
+    "fixed_context": "d120295b",
+    "fixed_query": "9165c778",
+    "sraven": "6c89c07b",
+    "unambiguous": "c33feeec",
+    "games": "b43f6f0f",
+    "sorting": "624af3ec",
+    "pairs": "ce84e6bf",
+    "cards": "2b87809d",
+    "maths": "8ea50254",
+    "pool": "ea664c88",
+    "images": "c84ed23a",
+    "text": "8a3a7be4",
+}
+"""Of the first batch of each: a hash of its integers, and of the inputs of fuzzy logic, which are exact everywhere."""
+
+
+def fingerprint(batch):
+    exact = {name: array for name, array in arrays(batch).items() if not array.is_floating_point()}
+    exact |= {"inputs": batch.inputs} if "terms" in batch.latents else {}
+    return hashlib.blake2b(b"".join(exact[name].numpy().tobytes() for name in sorted(exact)), digest_size=4).hexdigest()
+
+
+def sequences(batch):
+    """What a model reads of each sequence."""
+    return {row.numpy().tobytes() for row in (batch.inputs if batch.source is None else batch.source)}
+
+
+def differ(a, b):
+    """Whether two draws have no latent in common; the bytes of a window of text are always as many."""
+    return all(name == "bytes" or not torch.equal(array, b.latents[name]) for name, array in a.latents.items())
+
+
+def generator(seed=5):
+    return torch.Generator().manual_seed(seed)
+
+
+def forget():
+    """As in a new process."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("polyhead.tasks."):
+            for found in vars(module).values():
+                getattr(found, "cache_clear", bool)()
+
+
+# -------------------------------------------------------------------------------------------------------------- batches
+def test_no_release_changes_a_batch(task, request):
+    assert fingerprint(task.batch("train", 16, seed=0, step=0)) == PINNED[request.node.callspec.params["task"]]
+
+
+def test_a_batch_is_a_function_of_seed_split_and_step(task):
+    for split in task.splits:
+        first = task.batch(split, 16, seed=0, step=3)
+        task.sample(split, 4, generator())
+        task.batch("train", 5, seed=1, step=0)
+        forget()
+        assert same(first, task.batch(split, 16, seed=0, step=3))
+        seed, step = task.batch(split, 16, seed=1, step=3), task.batch(split, 16, seed=0, step=4)
+        assert sequences(first) != sequences(step)
+        # What is held out of a text comes in one order, so that all seeds are scored on the same windows.
+        assert (sequences(first) == sequences(seed)) == (task.name == "text" and split != "train")
+        if task.name in ("fuzzy_logic", "sraven"):  # always fresh
+            assert not sequences(first) & (sequences(seed) | sequences(step))
+
+
+def test_no_sequence_is_in_two_splits_even_from_generators_in_one_state(task):
+    for a, b in itertools.combinations([task.sample(split, 64, generator()) for split in task.splits], 2):
+        assert not sequences(a) & sequences(b)
+        assert differ(a, b)
+
+
+def test_a_generator_moves_on_and_repeats(task):
+    source = generator()
+    draws = [task.sample("train", 16, source) for _ in range(3)]
+    for a, b in itertools.combinations(draws, 2):
+        assert sequences(a) != sequences(b)
+        assert differ(a, b)
+    source = generator()
+    assert all(same(draw, task.sample("train", 16, source)) for draw in draws)
+
+
+@pytest.mark.parametrize("name", ["uniform", "fixed_context", "sraven", "unambiguous"])
+def test_a_smaller_batch_is_a_prefix_of_a_larger_one(name):
+    whole = TASKS[name].batch("compositional", 128, seed=4, step=9)
+    for size in (1, 7, 16, 100):
+        part = TASKS[name].batch("compositional", size, seed=4, step=9)
+        assert same(part, whole.map(lambda array, size=size: array[:size]))
+
+
+def test_batches_drawn_together_are_the_batches_of_their_seeds(task):
+    for split in task.splits:
+        found = task.batches(split, 5, seeds=[3, 0, 3], step=2)
+        for i, seed in enumerate((3, 0, 3)):
+            assert same(found.map(lambda array, i=i: array[i]), task.batch(split, 5, seed=seed, step=2))
+
+
+def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
+    def drawn(seed):
+        torch.manual_seed(seed)
+        forget()
+        source, state = generator(), torch.get_rng_state()
+        draws = [task.sample(task.splits[-1], 4, source) for _ in range(2)]
+        assert torch.equal(state, torch.get_rng_state())
+        return draws
+
+    first = drawn(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        second = drawn(2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(same, first, second))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda: FuzzyLogic().functions("train"),
+        lambda: Sraven().rules("train"),
+        lambda: PairwiseOrder().pairs_of("train"),
+        lambda: PairwiseOrder().pairs_of("compositional"),
+        lambda: PairwiseOrder().vectors(),
+        lambda: ObjectSorting().vectors(),
+    ],
+)
+def test_what_a_task_gives_away_is_the_callers_own(own):
+    own().zero_()
+    assert own().any()
+
+
+# --------------------------------------------------------------------------------------------------------------- scores
+def perfect(task, batch):
+    return batch.targets if task.name == "fuzzy_logic" else F.one_hot(batch.targets, task.ends[1].count) * 99.0
+
+
+def test_perfect_outputs_score_one_and_equal_ones_the_logarithm_of_their_number(task):
+    batch = task.batch("iid" if "iid" in task.splits else "validation", 8, seed=0, step=0)
+    outputs = perfect(task, batch)
+    found, loss = task.metrics(outputs, batch), task.loss(outputs, batch)
+    assert task.metric in found
+    assert {score.shape for score in found.values()} == {(8,)}
+    wanted = {"mse": 0, "bits_per_byte": 0}
+    assert all(torch.equal(score, torch.full((8,), wanted.get(name, 1.0))) for name, score in found.items())
+    assert loss == 0
+    if task.name != "fuzzy_logic":
+        torch.testing.assert_close(task.loss(0 * outputs, batch), torch.tensor(math.log(task.ends[1].count)))
+
+
+def test_half_precision_is_scored_in_float32_and_double_stays_double(task):
+    batch = task.batch("train", 4, seed=0, step=0)
+    outputs = torch.randn(perfect(task, batch).shape, generator=generator()).bfloat16()
+    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        loss, found = task.loss(outputs.to(dtype), batch), task.metrics(outputs.to(dtype), batch)
+        assert {loss.dtype, found[task.metric].dtype} == {wanted}
+        torch.testing.assert_close(loss.float(), task.loss(outputs.float(), batch))
+        for name, score in some(task.metrics(outputs.float(), batch).items()):
+            torch.testing.assert_close(found[name].to(score.dtype), score)
+
+
+def test_a_part_of_a_batch_that_scores_nothing_has_no_loss(task):
+    if task.name not in ("fuzzy_logic", "maths", "text"):
+        return  # all their sequences are scored
+    batch = task.batch("train", 6, seed=0, step=0)
+    outputs = torch.randn(perfect(task, batch).shape, requires_grad=True)
+    loss = task.loss(outputs, dataclasses.replace(batch, scored=torch.zeros_like(batch.scored)))
+    loss.backward()
+    assert (loss.item(), outputs.grad.abs().max().item()) == (0, 0)
+
+
+def test_outputs_of_another_shape_are_an_error_and_not_a_broadcast(task):
+    if task.name == "text":
+        return  # it also takes logits that are never made
+    batch = task.batch("train", 4, seed=0, step=0)
+    right = perfect(task, batch)
+    wanted = rf"^{type(task).__name__}: outputs must (be logits|have the targets' shape) \(.*\) but have \([^\n]*\)$"
+    for score, wrong in itertools.product((task.loss, task.metrics), (right[:1], right[..., :-1])):
+        with pytest.raises(ValueError, match=wanted):
+            score(wrong.float(), batch)
+
+
+# ---------------------------------------------------------------------------------------------------------- the surface
+def test_a_run_of_it_is_a_value_and_the_folder_is_no_part_of_its_digest(task):
+    assert {type(task) for task in TASKS.values()} == set(KINDS)
+    run = config.Run(task, config.TransformerConfig(*task.ends))
+    assert config.from_dict(config.to_dict(run), KINDS) == run
+    if hasattr(task, "folder"):
+        moved = dataclasses.replace(run, task=dataclasses.replace(task, folder="elsewhere"))
+        assert (config.digest(moved) == config.digest(run)) == (task.name != "images")
+
+
+def test_unknown_splits_and_empty_batches_are_one_line(task):
+    who, names = type(task).__name__, ", ".join(task.splits)
+    calls = [lambda split, n: task.batch(split, n, seed=0, step=0), lambda split, n: task.sample(split, n, generator())]
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test' \(choose from {names}\)$"):
+            call("test", 4)
+        with pytest.raises(ValueError, match=rf"^{who}: batch_size must be at least 1 but is 0$"):
+            call("train", 0)
+    for name in ("functions", "rules", "pairs_of", "triples", "levels", "floors"):
+        if hasattr(task, name):
+            with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test'"):
+                getattr(task, name)("test")
