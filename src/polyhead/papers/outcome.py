@@ -17,6 +17,8 @@ FLOOR_SEQUENCES = 1000
 SEEN = "standard errors over seeds, a dot per seed"
 """The standard caption of pictures of scores."""
 
+Cells = Mapping[Coordinates, Mapping[str, Cell]]
+"""The cells of a figure, by place on its axes, then by model."""
 Levels = dict[str, Estimate]
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
 """One panel of a picture: title, series and floors."""

@@ -11,7 +11,7 @@ The files of the figures define the sizes.
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from polyhead.config import Position, RelativeBias, Train
 from polyhead.spec.shapes import one_of
@@ -57,7 +57,7 @@ class Scale:
         """All settings of the grid."""
         return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
 
-    def widened(self, factor: float, *, heads: bool = False) -> "Scale":
+    def widened(self, factor: float, *, heads: bool = False) -> Self:
         """The scale `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code
         also multiplies the number of heads (`heads`), so that the width of a head is constant."""
         many = round(self.heads * factor) if heads else self.heads

@@ -17,7 +17,8 @@ from flax import nnx
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
-from polyhead.jaxside.latent_code import Array, AttentionCall, dense
+from polyhead.jaxside.call import Array, AttentionCall
+from polyhead.jaxside.latent_code import dense
 from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
 from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of

@@ -107,8 +107,6 @@ def games_dual() -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 _SIZES, _LARGE = (250, 500, 1000, 1500, 2000, 2500), (5000, 10_000, 15_000, 20_000, 25_000)
 
 
@@ -191,8 +189,6 @@ def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scor
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None), ("stripes", "novel_stripes", None))
 """Title, split and metric of each column."""
 

@@ -79,8 +79,6 @@ def maths_dual() -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "algebra__linear_1d": {"softmax": (64.0, 1.5), "dual": (66.3, 1.7), "abstractor": (64.1, math.nan)},
     "algebra__sequence_next_term": {"softmax": (91.4, 0.2), "dual": (92.1, 0.4), "abstractor": (94.9, math.nan)},

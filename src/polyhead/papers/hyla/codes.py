@@ -66,8 +66,6 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
     """The claim that early layers cluster by magnitude and late layers by rule.
 

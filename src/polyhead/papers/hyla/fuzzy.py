@@ -1,5 +1,6 @@
 """Fuzzy logic, scores by length of the context: Figures 2C and A3 of Schug et al. 2024."""
 
+import itertools
 import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
 from polyhead.papers.outcome import (
     TRAINING_LOSS,
+    Cells,
     Levels,
     Outcome,
     Panel,
@@ -34,15 +36,8 @@ from polyhead.papers.outcome import (
 from polyhead.papers.sizes import one_setting, size
 from polyhead.papers.study import Cell, Coordinates, Study
 
-Cells = dict[Coordinates, dict[str, Cell]]
-
-
 LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smoke": (8, 16)}
-
-
 HELD_OUT = {"paper": (0.3, 0.5, 0.7), "short": (0.5, 0.7), "small": (0.3, 0.5, 0.7), "smoke": (0.3, 0.7)}
-
-
 TRAINING = (
     "Recall and mixture know no terms: the training functions, weighed by how well they fit the examples, and their "
     "best linear mixture. Every floor is a mean over the splits of the seeds."
@@ -57,16 +52,13 @@ def fig_2c(scale: str = "small") -> tuple[Run, ...]:
     """
     shape = size(FUZZY, scale)
     runs: tuple[Run, ...] = ()
-    for length in LENGTHS[scale]:
-        for held in HELD_OUT[scale]:
-            task = partial(fuzzy_task, scale, held_out=held, length=length)
-            runs += grid(task, THREE, shape, one_setting(shape, scale))
+    for length, held in itertools.product(LENGTHS[scale], HELD_OUT[scale]):
+        task = partial(fuzzy_task, scale, held_out=held, length=length)
+        runs += grid(task, THREE, shape, one_setting(shape, scale))
     return runs
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
@@ -133,8 +125,6 @@ def _verdicts(cells: Cells) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = by_model(study, "length", "held out")
@@ -189,23 +179,32 @@ def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Coordina
         figures.lines(panels, path, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
 
 
-def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> Outcome:
-    models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
-    head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
-    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
-    head += tuple(common.values())
-    rows = []
-    for (n, held), by in sorted(cells.items()):
-        row = [f"N {n}, {100 * held:.0f} % held out"]
-        row += [str(scored(by[m], split)) if m in by else "–" for split in splits for m in models]
-        row += [str(levels[n, held][name]) for name in common]
-        rows.append(tuple(row))
+def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> Outcome:
+    """A table with a row per setting: the scores of each model on `splits`."""
+    models = list(dict.fromkeys(model for by in cells.values() for model in by))
+    rows = tuple(
+        (name, *(str(scored(by[m], split)) if m in by else "–" for split in splits for m in models))
+        for name, by in cells.items()
+    )
     found = {
-        f"N {n}, held out {held}": {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
-        for (n, held), by in cells.items()
+        name: {m: {split: numbers(scored(cell, split)) for split in splits} for m, cell in by.items()}
+        for name, by in cells.items()
     }
+    head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
     note = settings_note(cell for by in cells.values() for cell in by.values())
-    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=(note,))
+    return Outcome(head=head, rows=rows, numbers=found, notes=(note,))
+
+
+def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> Outcome:
+    """The table with the drawn floors and the ceiling in its last columns."""
+    places = sorted(cells)
+    found = table({f"N {n}, held out {held}": cells[n, held] for n, held in places}, splits)
+    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
+    rows = tuple(
+        (f"N {n}, {100 * held:.0f} % held out", *row[1:], *(str(levels[n, held][name]) for name in common))
+        for (n, held), row in zip(places, found.rows, strict=True)
+    )
+    return replace(found, head=(*found.head, *common.values()), rows=rows)
 
 
 FIGURES = {

@@ -15,7 +15,7 @@ and norms, a cosine that ends with training, and every part of a held-out combin
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from polyhead.config import Learned, Run, Task, TransformerConfig
+from polyhead.config import FeedForward, Learned, Mechanism, Run, Task, TransformerConfig
 from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Paper
@@ -96,26 +96,29 @@ def sraven_task(scale: str, seed: int, *, features: int | None = None, held_out:
     return Sraven(features=features, values=values, held_out=held_out, split_seed=seed, permuted=scale == "paper")
 
 
-def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
-    """The run that trains the model `row` of Table A1 on `task`.
-
-    The paper's network: pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6.
-    """
-    chosen = (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)]
+def network(task: Task, group: Mechanism, feedforward: FeedForward, shape: Scale) -> TransformerConfig:
+    """The paper's network: pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
     inputs, outputs = task.ends
-    model = TransformerConfig(
+    return TransformerConfig(
         inputs=inputs,
         outputs=outputs,
         dim=shape.dim,
         layers=shape.layers,
-        heads=(chosen.sized(shape.heads, shape.head_dim),),
-        feedforward=chosen.feedforward(shape.hidden),
+        heads=(group,),
+        feedforward=feedforward,
         positions=shape.positions,
         max_length=task.length,
         norm_eps=1e-6,
         bias=True,
         init="hyla",
     )
+
+
+def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
+    """The run that trains the model `row` of Table A1 on `task`."""
+    chosen = (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)]
+    group, feedforward = chosen.sized(shape.heads, shape.head_dim), chosen.feedforward(shape.hidden)
+    model = network(task, group, feedforward, shape)
     train = training(shape, setting, FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS)
     name = f"{_kind(task)}-{row}-{seed}"
     return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)

@@ -81,8 +81,6 @@ def norms(scale: str = "small") -> tuple[Run, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def gated(scores: Scores) -> list[Verdict]:
     """The claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
     if "SwiGLU" not in scores:
@@ -114,8 +112,6 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
     cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}

@@ -87,7 +87,7 @@ def lm_long(scale: str = "small") -> tuple[Run, ...]:
 def long_of(shape: Shape) -> Shape:
     """1.5 times the width, twice the context and 16/15 of the updates: about twice the tokens."""
     steps = 16 * shape.steps // 15
-    return replace(shape.wider(1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
+    return replace(shape.widened(1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
 
 
 def fig_6(scale: str = "small") -> tuple[Run, ...]:
@@ -121,8 +121,6 @@ def single(row: str) -> Callable[[], Run]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 Named = Mapping[str, Cell]
 Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
 """Cells by model and the floors of the held-out text."""
@@ -192,8 +190,6 @@ def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def ending(cell: Cell, split: str = "iid") -> Estimate:
     """The final score over seeds; for a single run, with its error over sequences."""
     if len(cell.points) > 1:

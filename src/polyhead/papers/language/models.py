@@ -72,11 +72,6 @@ class Shape(Scale):
     def task(self) -> Text:
         return Text(self.data, self.length, self.tokenizer, self.held_out, self.limit)
 
-    def wider(self, factor: float) -> "Shape":
-        """The shape `factor` times as wide, with the same number of heads."""
-        dim, hidden, width = (round(factor * value) for value in (self.dim, self.hidden, self.head_dim))
-        return replace(self, dim=dim, hidden=hidden, head_dim=width)
-
     @property
     def vocabulary(self) -> int:
         """The size of the vocabulary, without reading the text."""

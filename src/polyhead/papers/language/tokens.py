@@ -70,15 +70,13 @@ def dual_sizes(scale: str) -> tuple[Shape, ...]:
     """The compared sizes, by width."""
     base = size(DUAL, scale)
     if scale != "paper":
-        return base, base.wider(2.0)
+        return base, base.widened(2.0)
     middle = replace(base, dim=1536, hidden=6144, heads=24, kv_heads=6)
     largest = replace(base, dim=2048, hidden=8192, heads=32, kv_heads=8, relations=128)
     return base, middle, replace(largest, symbols=replace(LARGE, count=2048, heads=16))
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 PERPLEXITY: dict[int, dict[str, float]] = {
     1024: {"dual": 16.09, "softmax": 16.94},
     1536: {"dual": 14.31, "softmax": 14.65},
@@ -130,8 +128,6 @@ def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Sc
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 LEVELS = {
     "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
     "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),
