@@ -11,7 +11,7 @@ The files of the figures define the sizes.
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self, TypeVar
+from typing import TypeVar
 
 from polyhead.config import Position, RelativeBias, Train
 from polyhead.spec.shapes import one_of
@@ -57,14 +57,6 @@ class Scale:
         """All settings of the grid."""
         return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
 
-    def widened(self, factor: float, *, heads: bool = False) -> Self:
-        """The scale `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code
-        also multiplies the number of heads (`heads`), so that the width of a head is constant."""
-        many = round(self.heads * factor) if heads else self.heads
-        total = round(self.heads * self.head_dim * factor)
-        wide = replace(self, dim=round(self.dim * factor), hidden=round(self.hidden * factor))
-        return replace(wide, heads=many, head_dim=total // many)
-
 
 Size = TypeVar("Size", bound=Scale)
 
@@ -72,6 +64,15 @@ Size = TypeVar("Size", bound=Scale)
 def size(sizes: Mapping[str, Size], scale: str) -> Size:
     """The size called `scale`.  Raises ValueError for an unknown name."""
     return sizes[one_of("recipes", "scale", scale, sizes)]
+
+
+def widened(shape: Size, factor: float, *, heads: bool = False) -> Size:
+    """The size `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code also
+    multiplies the number of heads (`heads`), so that the width of a head is constant."""
+    many = round(shape.heads * factor) if heads else shape.heads
+    total = round(shape.heads * shape.head_dim * factor)
+    wide = replace(shape, dim=round(shape.dim * factor), hidden=round(shape.hidden * factor))
+    return replace(wide, heads=many, head_dim=total // many)
 
 
 def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:

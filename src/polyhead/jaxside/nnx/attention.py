@@ -84,13 +84,10 @@ class MultiHeadAttention(nnx.Module):
             for _ in range(2)
         ]
         self.qk_norms = nnx.List(norms if qk_norm else [])
-        named = [group.symbols for group in heads if own_symbols and isinstance(group, config.SymbolHeads)]
-        distinct = list(dict.fromkeys(named))
-        self.source_of = (
-            tuple(distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads)
-            if named
-            else ()
-        )
+        own = [group.symbols for group in heads if own_symbols and isinstance(group, config.SymbolHeads)]
+        distinct = list(dict.fromkeys(own))
+        source_of = (distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads)
+        self.source_of = tuple(source_of) if own else ()
         self.symbols = nnx.List([build_symbols(source, dim, max_length, draw) for source in distinct])
 
     @named

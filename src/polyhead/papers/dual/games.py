@@ -48,7 +48,6 @@ SHAPES: dict[str, Scale] = {
 }
 # fmt: on
 
-
 EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "paper": {
         **dict.fromkeys(GAMES, (250, 500, 1000, 1500, 2000, 2500)),

@@ -31,7 +31,6 @@ IMAGES: dict[str, Scale] = {
 }
 # fmt: on
 
-
 VISION = ("dual", "dual-package", "softmax", "softmax-rope", "softmax-t5", *EARLIER)
 BY_OFFSET_ALIKE = Relations(RelativeSymbols())
 
@@ -85,6 +84,5 @@ draw = course(
     _claims,
     lambda place, model: percent(PRINTED.get(place[0], {}), model),
 )
-
 
 FIGURES = {"images": Figure("Images", DUAL, draw, images, minutes=27.7)}

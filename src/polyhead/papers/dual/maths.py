@@ -35,7 +35,6 @@ MATHS: dict[str, Scale] = {
 }
 # fmt: on
 
-
 EASY = {
     "algebra__linear_1d": (40, 6),
     "algebra__sequence_next_term": (60, 8),
@@ -118,6 +117,5 @@ draw = course(
     lambda place, model: percent(PRINTED[place[0]], model),
 )
 """The paper's numbers are characters at interpolation."""
-
 
 FIGURES = {"maths": Figure("Mathematics, character by character", DUAL, draw, maths, minutes=76.4)}

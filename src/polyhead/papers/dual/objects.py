@@ -51,7 +51,6 @@ OBJECTS: dict[str, Scale] = {
 }
 # fmt: on
 
-
 SORTED = {"paper": (100, 500, 1000, 1500, 2000, 2500, 3000), "small": (600, 2000), "smoke": (16, 32)}
 """Sizes of the training sets of sorting."""
 

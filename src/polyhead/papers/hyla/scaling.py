@@ -30,7 +30,7 @@ from polyhead.papers.outcome import (
     series,
     whole,
 )
-from polyhead.papers.sizes import Scale, one_setting, size, with_seeds
+from polyhead.papers.sizes import Scale, one_setting, size, widened, with_seeds
 from polyhead.papers.study import Study
 from polyhead.tasks import Sraven
 
@@ -84,7 +84,7 @@ def _scaling(scale: str, what: str) -> tuple[Run, ...]:
             if what == "depth":
                 shape = replace(shape, layers=int(value))
             else:
-                shape = shape.widened(value, heads=what == "heads")
+                shape = widened(shape, value, heads=what == "heads")
             runs += _three(scale, shape, partial(sraven_task, scale))
     return runs
 

@@ -41,7 +41,6 @@ PARTS: dict[str, Shape] = {
 }
 # fmt: on
 
-
 ACTS = ("swiglu", "silu", "relu")
 ORDERS = ("pre", "post")
 RATES = {"paper": (3e-4, 1e-3, 3e-3, 1e-2), "small": (1e-3, 3e-3, 1e-2, 3e-2), "smoke": (1e-3, 1e-2)}

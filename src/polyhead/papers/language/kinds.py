@@ -12,7 +12,7 @@ from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
 from polyhead.papers.outcome import SEEN, Outcome, both, by_model, scores
-from polyhead.papers.sizes import size
+from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
 
@@ -87,7 +87,7 @@ def lm_long(scale: str = "small") -> tuple[Run, ...]:
 def long_of(shape: Shape) -> Shape:
     """1.5 times the width, twice the context and 16/15 of the updates: about twice the tokens."""
     steps = 16 * shape.steps // 15
-    return replace(shape.widened(1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
+    return replace(widened(shape, 1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
 
 
 def fig_6(scale: str = "small") -> tuple[Run, ...]:
@@ -124,7 +124,6 @@ def single(row: str) -> Callable[[], Run]:
 Named = Mapping[str, Cell]
 Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
 """Cells by model and the floors of the held-out text."""
-
 
 ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress

@@ -43,7 +43,6 @@ ROWS: dict[str, Row] = {
 }
 """Name -> model."""
 
-
 COUNTS = {"bytes": 256, "tiktoken:gpt2": 50_257}
 
 

@@ -14,7 +14,7 @@ from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
-from polyhead.papers.sizes import size
+from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Coordinates, Study
 
 LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
@@ -70,7 +70,7 @@ def dual_sizes(scale: str) -> tuple[Shape, ...]:
     """The compared sizes, by width."""
     base = size(DUAL, scale)
     if scale != "paper":
-        return base, base.widened(2.0)
+        return base, widened(base, 2.0)
     middle = replace(base, dim=1536, hidden=6144, heads=24, kv_heads=6)
     largest = replace(base, dim=2048, hidden=8192, heads=32, kv_heads=8, relations=128)
     return base, middle, replace(largest, symbols=replace(LARGE, count=2048, heads=16))
@@ -84,7 +84,6 @@ PERPLEXITY: dict[int, dict[str, float]] = {
 }
 """Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M of
 softmax heads."""
-
 
 _LEVELS = (30.0, 27.0, 24.0, 21.0, 18.0, 15.0)
 
