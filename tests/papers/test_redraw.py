@@ -31,6 +31,7 @@ def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, m
     after = json.loads((tmp_path / "results.json").read_text())
     assert page == tmp_path / "index.html"
     assert all((tmp_path / f"{stem}.svg").exists() for stem in before["pictures"])
+    assert after.keys() == {*before, "drawn"}
     drawn = ("verdicts", "notes", "head", "rows", "numbers", "drawn")
     assert [name for name in after if name not in drawn and after[name] != before[name]] == []
     said = ("claim", "outcome", "evidence", "printed")

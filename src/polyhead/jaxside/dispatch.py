@@ -48,7 +48,7 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) ->
 
 
 def _check(who: str, x: AttentionCall) -> None:
-    """Check what `@shaped` cannot check."""
+    """The checks beyond those of `@shaped`."""
     names = list(mechanism(who).tensors)
     kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
     if any(kind != kinds[0] for kind in kinds):

@@ -1,4 +1,4 @@
-"""Scores, the latent code and relations: what all mechanisms compute before they read a value.
+"""Scores, the latent code and relations: all that mechanisms compute before they read a value.
 
     s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
     a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
@@ -184,7 +184,7 @@ def seen_by_any(look: jax.Array | None) -> jax.Array | None:
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
-    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: they may be traced."""
+    """The checks beyond those of `@shaped`.  The entries of `cu_seqlens` are not read: they may be traced."""
     check_window(who, window)
     if cu_seqlens is not None and (b != 1 or t != s):
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")

@@ -72,7 +72,7 @@ def pooled_attention(
     pool: str = "max",
     network: str = "pair",
 ) -> Float[Array, "b t h e"]:
-    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: what the networks of the pairs give is pooled
+    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: the outputs of the pairs' networks are pooled
     over the visible keys.
 
     pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h

@@ -206,7 +206,7 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _verdicts(cells: Cells) -> list[Verdict]:
-    """Verdicts on the complete games only: missing runs would change what a verdict compares."""
+    """Verdicts on the complete games only: missing runs would change the comparison."""
     every = {name: {n: by for (game, n), by in cells.items() if game == name} for name, _ in cells}
     mine = {name: of for name, of in every.items() if whole({(n,): by for n, by in of.items()})}
     curves = {name: {n: scores(by, "iid") for n, by in of.items()} for name, of in mine.items()}

@@ -55,7 +55,7 @@ RELATIVE = ("softmax-rope", "softmax-t5")
 GAME_SPLITS = ("validation", "iid", "novel_hexominoes", "novel_stripes")
 ASYMMETRIC = Relations(symmetric=False)
 EARLIER = ("disentangled", "rca")
-"""The operators that came before relational heads, beside softmax heads."""
+"""The operators that came before relational heads, each mixed with softmax heads."""
 COMPARED = ("dual", "relational", *EARLIER, "softmax", *RELATIVE, "corelnet", "predinet", "abstractor")
 WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
@@ -135,8 +135,8 @@ def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scor
 
 
 def operators(what: str, scores: Mapping[str, Scores]) -> list[Verdict]:
-    """Claims about operators: dual attention against earlier operators, each of which stands beside softmax heads; and
-    the draft's own operator (disentangled) against softmax heads alone, with and without relative positions."""
+    """Claims about operators: dual attention against earlier operators, each mixed with softmax heads; and the
+    draft's own operator (disentangled) against softmax heads alone, with and without relative positions."""
     found = better(what, "dual", EARLIER, scores)
     return found + better(what, "disentangled", ("softmax", *RELATIVE), scores)
 

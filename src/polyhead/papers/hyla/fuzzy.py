@@ -65,7 +65,7 @@ ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 def ordered(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
     """The claim of the paper's order of the three models; each difference is a mean over the places, seed by seed.
 
-    `scores[place]`: scores by model.  `what`: names the places.
+    `scores[place]`: scores by model.  `what`: the places, in words.
     """
     models = set.intersection(*(set(cell) for cell in scores.values()))
     parts = {

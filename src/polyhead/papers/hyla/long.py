@@ -29,7 +29,7 @@ KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
 FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
 RAVEN_FLOORS = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
 WORDS = {"r2": "R²", "accuracy": "accuracy"}
-"""Metric of a task -> what the figure calls it."""
+"""Metric of a task -> its name in the figure."""
 
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
