@@ -180,9 +180,7 @@ def test_a_mask_that_would_be_read_wrongly_is_an_error(mask, said):
 
 def test_other_mistakes_are_one_line():
     params, x = tree(), drawn(B, S, D)
-    square = np.tril(
-        np.ones((H, H), int)
-    )  # as many heads as places: the tutorial's module would take it as one per head
+    square = np.tril(np.ones((H, H), int))  # the tutorial's module would take its rows as heads
     with pytest.raises(ValueError, match=r"^MultiheadAttention: mask must be .* but has shape \(8, 8\)$"):
         ours.apply(params, x[:, :H], x[:, :H], x[:, :H], square)
     for given in ((x[0], x[0], x[0]), (x, x[:1], x[:1]), (x, x, x[:, :3])):
