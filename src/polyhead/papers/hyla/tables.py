@@ -19,6 +19,8 @@ from polyhead.papers.study import Cell, Study, over_seeds, select
 
 TASKS = {"fuzzy": "fuzzy logic, R²", "sraven": "SRAVEN, accuracy"}
 METRICS = {"fuzzy": "R²", "sraven": "accuracy"}
+COLUMNS = ("compositional", "in distribution", "paper", "setting")
+"""The columns of Table A1 for each task."""
 
 
 def table_a1(scale: str = "small") -> tuple[Run, ...]:
@@ -110,7 +112,7 @@ def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
         verdicts += ablations(task, {model: cell.score("compositional") for model, cell in found.items()})
     return Outcome(
         pictures=tuple(pictures),
-        head=_a1_head(cells),
+        head=("model", *(f"{TASKS[task]}: {column}" for task in cells for column in COLUMNS)),
         rows=tuple(_a1_rows(cells, levels)),
         verdicts=tuple(verdicts),
         notes=tuple(_choices(cells)),
@@ -121,14 +123,6 @@ def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
 def _models(study: Study, task: str) -> dict[str, Cell]:
     found = {place[0]: cell for place, cell in study.cells("model", task=task).items()}
     return {model: found[model] for model in (ROWS | OURS) if model in found}
-
-
-def _a1_head(cells: Mapping[str, Any]) -> tuple[str, ...]:
-    head = ["model"]
-    for task in cells:
-        what = TASKS[task]
-        head += [f"{what}: compositional", f"{what}: in distribution", f"{what}: paper", f"{what}: setting"]
-    return tuple(head)
 
 
 def _a1_rows(cells: Mapping[str, Mapping[str, Cell]], levels: Mapping[str, Any]) -> list[tuple[str, ...]]:
