@@ -71,7 +71,7 @@ def tree():
 
 
 def look(*shape, kind=int):
-    """A mask of which every row may look somewhere, also backwards."""
+    """A random mask in which every query sees a key."""
     mask = np.random.default_rng(3).integers(0, 2, shape)
     mask[..., 0] = 1
     return mask * 7 if kind == "sevens" else -mask if kind == "minus" else mask.astype(kind)
@@ -150,7 +150,7 @@ def test_a_query_that_may_look_nowhere_gets_the_output_bias_alone_and_no_gradien
 
 
 def test_dimensions_between_batch_and_sequence_are_honoured():
-    """(B, ..., S, d): as if each were a batch of its own; the other sequence may have another length."""
+    """(B, ..., S, d): each is computed like a batch; keys may have another length."""
     params, q, other = tree(), drawn(B, 3, S, D, seed=5), drawn(B, 3, 7, D, seed=6)
     run = jax.jit(ours.apply)
     for mask in (look(B, 1, 7), look(1, S, 7), look(B, 3, 1, 7), look(1, 3, S, 7)):

@@ -24,7 +24,7 @@ DIM, B, T, S = 16, 2, 6, 9
 
 
 def random_state(module, seed=0):
-    """All parameters random, also those that begin at 0 or 1; as arrays."""
+    """The parameters as arrays, all random, also those whose initial value is 0 or 1."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for value in dict.fromkeys(module.state_dict(keep_vars=True).values()):
@@ -37,7 +37,7 @@ def drawn(*shape, seed=1):
 
 
 def run(module, *arrays, **given):
-    """What an NNX module makes of arrays, compiled once."""
+    """The output of an NNX module, compiled once."""
     graph, state = flax.nnx.split(module)
     return jax.jit(lambda state, arrays, given: flax.nnx.merge(graph, state)(*arrays, **given))(state, arrays, given)
 
@@ -47,7 +47,7 @@ def tensors(arrays):
 
 
 def close(came, wanted, atol=1e-12):
-    """In 64 bits: gradients of some mixtures are off by up to 1e-5 in 32, on either side, and 2e-14 here."""
+    """In 64 bits: in 32, gradients of some mixtures are off by up to 1e-5 on either side."""
     wanted = wanted.detach().numpy()
     assert came.dtype == wanted.dtype
     np.testing.assert_allclose(came, wanted, rtol=0, atol=atol * max(1.0, float(np.abs(wanted).max())))
@@ -201,7 +201,7 @@ def test_models_equal_those_of_pytorch(name):
 
 @pytest.mark.parametrize("preset", ["cs336", "hyla"])
 def test_parameters_begin_as_those_of_pytorch(preset):
-    """Of one spread, whatever the draw; a bug in one matrix of many would not show in a loss."""
+    """The spread of each is compared; a fault in one matrix of many would not show in a loss."""
     heads = [
         ph.Softmax(4, dim=8),
         ph.Relational(4, kv_heads=2, symbols=ph.RelativeSymbols()),
@@ -224,7 +224,7 @@ def test_parameters_begin_as_those_of_pytorch(preset):
 
 @pytest.mark.parametrize("source", [ph.PositionSymbols(), ph.RelativeSymbols()], ids=["position", "relative"])
 def test_relation_weights_are_balanced_as_those_of_pytorch(source):
-    """Each goes by a few random numbers, so that the spread of many is compared."""
+    """The spread of many layers is compared, because each is balanced on few random numbers."""
     heads = ph.Relational(4, symbols=source, relation_act="relu")
     settings = ph.TransformerConfig(ph.Vectors(2), ph.Values(1), dim=32, layers=16, heads=heads, max_length=9)
     torch.manual_seed(0)
@@ -360,7 +360,7 @@ def test_other_libraries_names_are_answered_with_ours():
 
 
 def test_what_is_not_in_a_table_is_nan():
-    """PyTorch raises.  JAX cannot, where numbers are traced; it would take the last row, or count from the end."""
+    """PyTorch raises.  JAX cannot raise for traced numbers; it would take the last row, or count from the end."""
     draw, x = components.Draw(None), drawn(1, 3, 4)
     symbols = PositionSymbols(4, 5, draw)
     for look_up in (

@@ -31,7 +31,7 @@ LIMITS = [(None, None), (2, None), (None, (0, 2, 2, 5)), (None, None), (3, (0, 1
 
 
 def cases(op):
-    """Sizes and options that walk past one another, and all choices of the op."""
+    """Sizes and options in changing combinations, and all choices of the op."""
     row, shift = spec.mechanism(op), list(OPS).index(op)
     count = max([6, *map(len, row.choices.values())]) + (4 if row.optional else 0)
     for n in range(count):
@@ -124,9 +124,8 @@ def check(op, impl, case, n, variant, dtype=torch.float64):
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("op", OPS)
 def test_references_agree(op, half):
-    """Of the cases, half: 0, 2, 5, 7, ..., among which all biases are, or the others.
-
-    Each code and relation by itself is in test_parts.py."""
+    """Half of the cases: 0, 2, 5, 7, ..., which have all biases, or the others.  Each code and relation alone is in
+    test_parts.py."""
     for n, (case, variant) in some([(n, x) for n, x in enumerate(cases(op)) if (n + n // 4) % 2 == half]):
         check(op, "reference", case, n, variant)
 
@@ -183,7 +182,7 @@ def test_tiles_agree(op, n):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
-    """And with a single limit none is taken in vain."""
+    """With a single limit, only tiles with a visible pair are computed."""
     for t, s, queries, keys in [(7, 7, 2, 3), (4, 9, 3, 2), (9, 4, 2, 2), (1, 6, 1, 4), (8, 8, 8, 1), (6, 6, 1, 6)]:
         options = AttentionCall(None, None, causal=causal, window=window)
         i, j = np.arange(s - t, s)[:, None], np.arange(s)

@@ -1,4 +1,4 @@
-"""Properties of all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory, causality."""
+"""Properties of all functions of jaxside: signatures, errors, imports, jit, vmap, sharding, memory."""
 
 import functools
 import inspect
@@ -27,7 +27,7 @@ OPS = {name: op for op, name in PUBLIC.items()}
 
 
 def arrays(op, t=5, s=5, dtype=torch.float32, **how):
-    """The tensors of an op and their twins."""
+    """The tensors of an op and the same numbers as arrays of JAX."""
     torch.manual_seed(0)
     tensors = [x.detach() for x in make_arguments(OPS[op], make_problem(t, s, dtype=dtype)[0], **how)]
     return tensors, [jnp.asarray(x.numpy()) for x in tensors]

@@ -1,4 +1,4 @@
-"""The figures of dual attention: pictures, floors, and what becomes of claims whose runs failed.
+"""The figures of dual attention: pictures, floors, and claims whose runs failed.
 
 Their claims, tables and numbers are those of docs/results: test_redraw.py.
 """
@@ -32,7 +32,7 @@ def test_their_pictures(figure, stems, study_of, tmp_path):
 
 
 def drawn(study, tmp_path, monkeypatch):
-    """The levels of the panels of every picture, by its name and the panel's."""
+    """Draw; also returns the floors of every panel, by the names of picture and panel."""
     seen = {}
 
     def lines(panels, path, **_):
@@ -44,7 +44,7 @@ def drawn(study, tmp_path, monkeypatch):
 
 
 def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypatch):
-    """In pictures by the number of images, in the table below the models: over every seed's own images."""
+    """In pictures by the number of images, in the table below the models: means over the images of each seed."""
     found, seen = drawn(study_of("games", score), tmp_path, monkeypatch)
     for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
         each = {

@@ -25,7 +25,7 @@ def small(name):
 
 
 WHOLE = ("games", "maths")
-"""Of the other studies, which differ in what they read and answer, two models train; the rest in the campaign."""
+"""Studies of which every model trains here; of the others two models do, and in the campaign all."""
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_single_recipes_are_runs_of_the_studies():
 
 
 def test_a_very_short_run_is_scored_twice_and_saved_once():
-    """Scale smoke: evaluations and checkpoints took most of its time."""
+    """At scale smoke most of the time went into evaluations and checkpoints."""
     run, longer = games("smoke")[0], games("small")[0]
     assert (run.train.steps, run.train.eval_every, run.train.save_every) == (4, 2, 4)
     assert (longer.train.steps, longer.train.eval_every, longer.train.save_every) == (600, 150, 150)

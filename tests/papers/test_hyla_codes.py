@@ -42,11 +42,11 @@ SRAVEN = ("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8")
 
 
 MORE = ("fig-a2", "fig-a6", "fig-a8")
-"""Maps and probes beside others of their kind: for the campaign."""
+"""Figures of an already tested kind: for the campaign."""
 
 
 def states(study):
-    """Parameters of a study's first model, as its folder has them."""
+    """The parameters of a study's first model, from its folder."""
     return {name: x.clone() for name, x in train.load_model(study.points[0].result.folder)[1].state_dict().items()}
 
 

@@ -1,4 +1,4 @@
-"""Figures along an axis that docs/results cannot redraw, floors, and what becomes of claims whose runs failed."""
+"""Figures along an axis that docs/results cannot redraw, floors, and claims whose runs failed."""
 
 import pytest
 from drawn import draw, without
@@ -46,8 +46,8 @@ def test_a4_is_the_training_loss_in_two_pictures(study_of, tmp_path):
 
 @pytest.mark.parametrize("figure", ["fig-2c", "fig-a3", "fig-4a"])
 def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path, monkeypatch):
-    """A whole model, one place of the grid, or one model there: the rest is drawn (though not written, which takes its
-    time), and no verdict is of other settings than it says."""
+    """A whole model, one place of the grid, or one model there: the rest is drawn (without
+    files, which take long), and every verdict is about the settings that it names."""
     monkeypatch.setattr(figures, "save", lambda drawn, path: path)
     study = study_of(figure, lambda run: 0.5 + 0.01 * run.seed)
     first = place(study.points[0].run)

@@ -31,7 +31,7 @@ ZLIB = 1.81
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No text, and no picture at all but where the test is of pictures."""
+    """No text and no pictures, except in the test of a whole study."""
     if "whole" not in request.node.name:
         monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
@@ -40,7 +40,7 @@ def quick(monkeypatch, request):
 
 
 def planted(run, folder, end, text="a"):
-    """A finished run that comes down to `end` bits per byte, one less with each doubling of its steps."""
+    """A finished run with `end` bits per byte at its end; each doubling of its steps took one bit off."""
     place = folder / f"{run.name}-{digest(run)}"
     place.mkdir(parents=True, exist_ok=True)
 
@@ -59,7 +59,7 @@ def planted(run, folder, end, text="a"):
 
 @pytest.fixture
 def drawn(tmp_path):
-    """What a figure comes to at scale smoke; a run ends at `end(run)`, a little higher with each seed."""
+    """The outcome of a figure at scale smoke; a run ends at `end(run)`, a little higher with each seed."""
 
     def drawn(figure, end, text=lambda run: "a"):
         runs = STUDIES[figure]("smoke")
@@ -78,7 +78,7 @@ def gated(end):
 
 
 def post_norm(best, most):
-    """Of post-norm, at the lower and at the higher rate; pre-norm ends at 2."""
+    """Post-norm ends at `best` at the lower rate and at `most` at the higher one; pre-norm ends at 2."""
     return lambda run: 2.0 if run.model.norm_order == "pre" else best if run.train.lr < 0.005 else most
 
 
@@ -239,7 +239,7 @@ def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
 
 
 def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):
-    """Trained, drawn, written: what `polyhead reproduce` does, in this process."""
+    """Trained, drawn and written as by `polyhead reproduce`, in this process."""
     path = tmp_path / "some.txt"
     path.write_text(lines(3000, 0))
 

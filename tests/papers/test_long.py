@@ -1,4 +1,4 @@
-"""The long trainings: what is read off their courses, and the tests of the protocol on planted numbers."""
+"""The long trainings: quantities of their courses, and the tests of the protocol."""
 
 import itertools
 import json
@@ -121,7 +121,7 @@ def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(stud
     found = long.draw_parts(replace(study, points=(hyla, softmax, without, other)), tmp_path)
     assert {row[1] for row in found.rows} == {"1"}  # no ablation has seed 2
     assert list(panels[0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
-    (verdict,) = found.verdicts  # those of other ablations wait for their runs; those of the main test are elsewhere
+    (verdict,) = found.verdicts  # the other ablations have no runs
     assert verdict.claim == "HYLA composes better than without its nonlinearity"
     assert verdict.parts[0].estimate.values == pytest.approx({1: 0.05})
 
@@ -147,8 +147,8 @@ def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, 
     assert set(course[2]) == {"Same slot", "Known combinations", "Exact ceiling"}
     assert labels["y_label"] == "accuracy on unseen combinations"
     claims = {verdict.claim[:2]: verdict for verdict in found.verdicts}
-    assert list(claims) == ["1.", "4.", "6."]  # linear has no run, so 2, 3 and 5 wait
-    assert claims["1."].parts[0].estimate.values == pytest.approx({1: 0.05})  # seed 0 stands apart
+    assert list(claims) == ["1.", "4.", "6."]  # linear has no run, so 2, 3 and 5 are left out
+    assert claims["1."].parts[0].estimate.values == pytest.approx({1: 0.05})  # without seed 0
     assert claims["6."].parts[0].estimate.values == pytest.approx({1: 0.05})
     rows = {(row[0], row[1]): row[2:] for row in found.rows}
     assert rows["HYLA", "0"][:3] == ("0.940 ± 0.010", "0.800 ± 0.010", "–")

@@ -17,7 +17,7 @@ AGAIN = (
     *("fig-2c", "fig-4a", "fig-4a-heads", "fig-4b", "fig-5c", "fig-5d", "fig-a5", "table-a1", "table-a3"),
     *("games", "sorting", "order", "set", "maths", "images", "symbols", "split"),
 )
-"""The figures of docs/results that are drawn from what their results.json has: neither from models nor from texts."""
+"""The figures of docs/results that need only their results.json: neither models nor texts."""
 
 
 @pytest.mark.parametrize("figure", AGAIN)

@@ -25,7 +25,7 @@ from polyhead.tasks.sraven.counts import tasks
 
 @pytest.fixture
 def trained(monkeypatch):
-    """Runs are trained in this process; the list of those that were asked for."""
+    """Runs are trained in this process; returns the list of their digests."""
     asked = []
 
     def sweep(runs, folder, **_):
