@@ -19,7 +19,7 @@ from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
 from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Outcome, Panel, both, numbers, settings_note
+from polyhead.papers.outcome import SEEN, Cells, Outcome, Panel, both, numbers, settings_note
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
@@ -251,18 +251,18 @@ def _texts(by: Mapping[str, Cell], games: list[str]) -> list[str]:
     return [str(by[game].score("iid")) if game in by else "–" for game in games]
 
 
-def _over_games(cells: Mapping[Any, Mapping[str, Cell]], games: list[str], split: str) -> dict[Any, Estimate]:
+def _over_games(cells: Cells, games: list[str], split: str) -> dict[Any, Estimate]:
     """The mean over the games, for each place that was trained on all games."""
     whole = {place: by for place, by in cells.items() if len(by) == len(games)}
     return {place: mean([by[game].score(split) for game in games]) for place, by in whole.items()}
 
 
-def _floors(cells: Mapping[Any, Mapping[str, Cell]], game: str) -> dict[str, float]:
+def _floors(cells: Cells, game: str) -> dict[str, float]:
     """The floors without relations, on pentominoes."""
     return means({place: by[game] for place, by in cells.items() if game in by}, "iid")
 
 
-def _notes(cells: Mapping[Any, Mapping[str, Cell]], games: list[str]) -> tuple[str, ...]:
+def _notes(cells: Cells, games: list[str]) -> tuple[str, ...]:
     """The floors, for a table whose rows are not models, and the settings."""
     each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
     floors = (f"Floors without a network: {'; '.join(each)}.",) if each else ()

@@ -196,7 +196,7 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
     rows, found = [], {}
     for place, by in cells.items():
         where = [str(value).replace("__", ": ").replace("_", " ") for value in place]
-        mine = found[", ".join(map(str, place))] = dict[str, dict[str, Any]]()
+        mine = {}
         for model, cell in by.items():
             values = {name: cell.score(split, metric) for name, split, metric in columns}
             own = [printed(place, model)] if printed else []
@@ -208,6 +208,7 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
             texts = [str(values.get(name, "–")) for name, _, _ in columns]
             rows.append((*where, floor, *texts, *["–"] * (len(head) - len(where) - 1 - len(texts))))
             mine[floor] = {name: numbers(value) for name, value in values.items()}
+        found[", ".join(map(str, place))] = mine
     return Outcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
 
 
