@@ -58,6 +58,12 @@ class Scale:
         return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
 
 
+SMOKE = Scale(
+    dim=16, hidden=32, layers=2, heads=2, head_dim=8, steps=4, batch_size=8, clip=1.0,
+    lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
+)  # fmt: skip
+"""The scale `smoke`; figures change some of its fields."""
+
 Size = TypeVar("Size", bound=Scale)
 
 

@@ -23,7 +23,7 @@ from polyhead.papers.dual.shared import (
 from polyhead.papers.estimates import Scores, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
-from polyhead.papers.sizes import Scale, Setting, size
+from polyhead.papers.sizes import SMOKE, Scale, Setting, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
 from polyhead.tasks.relational_games.task import GAMES
@@ -40,11 +40,7 @@ SHAPES: dict[str, Scale] = {
         steps=600, batch_size=64, clip=1.0,
         lrs=(2e-3,), decays=(0.0,), warmups=(50,), seeds=3, eval_batches=16,
     ),
-    "smoke": Scale(
-        dim=16, hidden=96, layers=2, heads=2, head_dim=8, positions=Learned(),
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, hidden=96, positions=Learned()),
 }
 # fmt: on
 

@@ -8,7 +8,7 @@ from polyhead.papers.dual.models import DUAL, Relations
 from polyhead.papers.dual.shared import EARLIER, RELATIVE, Cells, better, classified, course, operators, percent, single
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
-from polyhead.papers.sizes import Scale, size
+from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
 
 # fmt: off
@@ -23,11 +23,7 @@ IMAGES: dict[str, Scale] = {
         steps=3000, batch_size=64, clip=1.0,
         lrs=(3e-3,), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=6,
     ),
-    "smoke": Scale(
-        dim=16, hidden=32, layers=2, heads=2, head_dim=8, positions=Learned(), act="gelu",
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, positions=Learned(), act="gelu"),
 }
 # fmt: on
 

@@ -18,6 +18,7 @@ from polyhead.config import (
     Mechanism,
     Mlp,
     Relational,
+    Rotary,
     Run,
     Softmax,
     Swiglu,
@@ -76,6 +77,17 @@ class Shape(Scale):
         """The size of the vocabulary, without reading the text."""
         kind, _, count = self.tokenizer.partition(":")
         return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
+
+
+SMOKE = Shape(
+    dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), length=16, steps=4, batch_size=4, clip=1.0,
+    symbols=SymbolicAttention(count=4, trainable=False),
+    lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+)  # fmt: skip
+"""The scale `smoke` of bytes."""
+
+SMOKE_PAIRS = replace(SMOKE, act="gelu_tanh", tokenizer="bpe:300")
+"""The scale `smoke` of BPE tokens."""
 
 
 def _heads(row: str, shape: Shape) -> tuple[Mechanism, ...]:

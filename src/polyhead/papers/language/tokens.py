@@ -11,7 +11,7 @@ from polyhead.config import Rotary, Run, SymbolicAttention
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
+from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, Shape, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
 from polyhead.papers.sizes import size, widened
@@ -37,13 +37,7 @@ DUAL: dict[str, Shape] = {
         steps=400, batch_size=16, clip=1.0, betas=(0.9, 0.95),
         lrs=(4e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=8,
     ),
-    "smoke": Shape(
-        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), act="gelu_tanh",
-        symbols=SymbolicAttention(count=4, trainable=False),
-        tokenizer="bpe:300", length=16,
-        steps=4, batch_size=4, clip=1.0,
-        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": SMOKE_PAIRS,
 }
 # fmt: on
 
