@@ -32,7 +32,12 @@ def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
     assert claims["no"] == HOLDS  # novel scores are planted half below: under the floor
     splits = found.numbers["N 8, held out 0.3"]["hyla"]
     assert set(splits) == {"compositional", "iid", "novel", "training loss"}
+
+
+def test_2c_has_its_floors_in_the_last_columns(study_of, tmp_path):
+    found = draw(study_of("fig-2c", lambda run: 0.5), tmp_path)
     assert (found.rows[0][0], *found.rows[0][-2:]) == ("N 8, 30 % held out", "0.300 ± 0.000", "1.000 ± 0.000")
+    assert found.head[-2:] == ("Gaussian process", "Exact ceiling")
 
 
 def test_a4_is_the_training_loss_in_two_pictures(study_of, tmp_path):

@@ -89,6 +89,15 @@ def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
     return {label: levels[name] for name, label in shown(runs, levels).items()}
 
 
+def floors_along(cells: Mapping[Any, Mapping[str, Cell]], split: str) -> dict[str, dict[Any, float]]:
+    """{label: {x: mean of a drawn floor}} from {x: {model: cell}}."""
+    found: dict[str, dict[Any, float]] = {}
+    for x, by in cells.items():
+        for label, level in beside(by, split).items():
+            found.setdefault(label, {})[x] = level.mean
+    return found
+
+
 def by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:
     """Cells by place on `axes`, then by model."""
     found: dict[Coordinates, dict[str, Cell]] = {}

@@ -30,6 +30,7 @@ from polyhead.papers.outcome import (
     beside,
     both,
     by_model,
+    floors_along,
     numbers,
     scores,
     series,
@@ -176,9 +177,7 @@ def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chan
         mine = {n: by for (which, n), by in cells.items() if which == name}
         points = {n: scores(by, split) for n, by in mine.items()}
         levels: dict[str, Any] = {"chance": chance} if chance else {}
-        for n, by in mine.items():
-            for floor, value in means(by, split).items():
-                levels.setdefault(floor, {})[n] = value
+        levels |= floors_along(mine, split)
         panels.append((str(name).replace("_", " "), series(points, label), levels))
     low = chance - 0.1 if chance else 0.0
     for path in both(stem.name, stem.parent):

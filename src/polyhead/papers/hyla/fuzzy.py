@@ -22,8 +22,8 @@ from polyhead.papers.outcome import (
     Panel,
     both,
     by_model,
-    drawn,
     floors,
+    floors_along,
     numbers,
     runs_of,
     scored,
@@ -129,7 +129,7 @@ def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = by_model(study, "length", "held out")
     levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
-    _draw(cells, "compositional", folder / "fig-2c", levels)
+    _draw(cells, "compositional", folder / "fig-2c")
     verdicts = _verdicts(cells)[:2]
     caption = f"Compositional R² by examples in the context; standard errors over seeds, a dot per seed. {TRAINING}"
     table = _table(cells, levels, ("compositional",))
@@ -140,39 +140,30 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw Fig. A3.  A: compositional, B: training tasks, C: novel terms, D: training error."""
     cells = by_model(study, "length", "held out")
     pictures = []
-    parts = (
-        ("a", "compositional", "unseen combinations"),
-        ("b", "iid", "training tasks"),
-        ("c", "novel", "unknown terms"),
-    )
-    levels: dict[Coordinates, Levels] = {}
-    for letter, split, words in parts:
-        levels = {place: floors(runs_of(cell), split) for place, cell in cells.items()}
-        _draw(cells, split, folder / f"fig-a3{letter}", levels)
-        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words}. {TRAINING}"))
-    _draw(cells, TRAINING_LOSS, folder / "fig-a3d", {})
+    words = {"compositional": "unseen combinations", "iid": "training tasks", "novel": "unknown terms"}
+    for letter, split in zip("abc", words, strict=True):
+        _draw(cells, split, folder / f"fig-a3{letter}")
+        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words[split]}. {TRAINING}"))
+    _draw(cells, TRAINING_LOSS, folder / "fig-a3d")
     pictures.append(("fig-a3d", "D: mean squared error on training batches, the last logged ones."))
     verdicts = _verdicts(cells)
     biggest = max(cells, default=None)
-    if biggest is not None:  # `levels` belong to the novel split
-        beyond = scores(cells[biggest], "novel")
+    if biggest is not None:
+        beyond, levels = scores(cells[biggest], "novel"), floors(runs_of(cells[biggest]), "novel")
         where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
-        verdicts += unknown_terms(where, beyond, levels[biggest]["gaussian_process"])
+        verdicts += unknown_terms(where, beyond, levels["gaussian_process"])
     table = _table(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
     return replace(table, pictures=tuple(pictures), verdicts=tuple(verdicts))
 
 
-def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Coordinates, Levels]) -> None:
-    """One panel per held-out fraction, with the context length on x."""
+def _draw(cells: Cells, split: str, stem: pathlib.Path) -> None:
+    """One panel per held-out fraction, with the context length on x; scores with their floors."""
     panels: list[Panel] = []
     for held in sorted({place[1] for place in cells}):
         mine = {place[0]: cell for place, cell in sorted(cells.items()) if place[1] == held}
         points = {n: {model: scored(cell, split) for model, cell in by.items()} for n, by in mine.items()}
-        lines: dict[str, dict[int, float]] = {}
-        for n in mine:
-            for name, value in drawn(runs_of(mine[n]), levels.get((n, held), {})).items():
-                lines.setdefault(name, {})[n] = value
-        panels.append((f"{100 * held:.0f} % held out", series(points, label), lines))
+        levels = {} if split == TRAINING_LOSS else floors_along(mine, split)
+        panels.append((f"{100 * held:.0f} % held out", series(points, label), levels))
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
     y = "training error" if split == TRAINING_LOSS else "R²"
     for path in both(stem.name, stem.parent):

@@ -24,7 +24,7 @@ from polyhead.papers.outcome import (
     by_model,
     drawn,
     floors,
-    runs_of,
+    floors_along,
     scored,
     scores,
     series,
@@ -215,12 +215,9 @@ def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> C
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis)
-        found: dict[str, dict[Any, float]] = {}
-        for (x,), cell in cells.items():
-            for name, value in drawn(runs_of(cell), floors(runs_of(cell))).items():
-                found.setdefault(name, {})[x] = value
-        points = {x: scores(cell, "compositional") for (x,), cell in sorted(cells.items())}
-        panel: Panel = ("", series(points, label), found)
+        by_x = {x: by for (x,), by in sorted(cells.items())}
+        points = {x: scores(by, "compositional") for x, by in by_x.items()}
+        panel: Panel = ("", series(points, label), floors_along(by_x, "compositional"))
         for path in both(study.figure, folder):
             figures.lines([panel], path, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
         verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
