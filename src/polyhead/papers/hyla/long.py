@@ -153,14 +153,14 @@ def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS, tests: Tests = TES
     """Verdicts on the claims whose models have runs of the same seeds; differences are per seed."""
     stated = []
     for family, claim, differences in tests:
-        parts = {_named(quantity, a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
+        parts = {_named(a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
         known = {name: part for name, part in parts.items() if part is not None}
         if len(known) == len(parts):
             stated.append(above(claim, known, family=family))
     return list(judged(stated))
 
 
-def _named(quantity: str, one: str, other: str | None) -> str:
+def _named(one: str, other: str | None) -> str:
     return NAMES[one] if other is None else f"{NAMES[one]} over {NAMES[other]}"
 
 
