@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 from some import some
 
-from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.study import Study
 from polyhead.scale.sweep import Failure
@@ -53,17 +52,6 @@ def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
         point.training_loss()
 
 
-def test_one_value_per_seed(study_of):
-    cell = study_of("fig-2c", lambda run: 0.1 * run.seed).cells("length", "held out", "model")[16, 0.7, "softmax"]
-    assert cell.score("compositional").values == pytest.approx({0: 0.0, 1: 0.1})
-    assert cell.score("iid").values == pytest.approx({0: 0.04, 1: 0.14})
-
-
-def test_training_loss_is_the_mean_of_the_last_logged(study_of):
-    cell = study_of("fig-2c", lambda run: 0.5).cells("length", "held out", "model")[8, 0.3, "hyla"]
-    assert cell.training_loss().mean == pytest.approx(0.5 + 0.01 * (4 + 5 + 6 + 7 + 8) / 5)
-
-
 def test_failures_are_left_out_and_kept(study_of, tmp_path):
     study = study_of("fig-5c", lambda run: 0.5)
     runs = [point.run for point in study.points]
@@ -71,10 +59,3 @@ def test_failures_are_left_out_and_kept(study_of, tmp_path):
     again = Study.of("fig-5c", HYLA, "smoke", tmp_path, runs, outcomes)
     assert [point.run for point in again.points] == runs[1:]
     assert [failure.error for failure in again.failures] == ["broken"]
-
-
-def test_every_model_is_recognised_by_its_configuration(study_of):
-    points = study_of("table-a1", lambda run: 0.5).points
-    assert {row_of(point.run) for point in points} == set(ROWS | OURS)
-    assert {HYLA.places(point.run)["task"] for point in points} == {"fuzzy", "sraven"}
-    assert label("hyla-norms") == "HYLA − RMSHead"
