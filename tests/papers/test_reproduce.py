@@ -178,6 +178,11 @@ def test_the_page_says_what_holds(tmp_path):
     assert "<claim>" not in text
 
 
+def test_every_figure_of_the_hyla_paper_is_there():
+    wanted = ("2b", "2c", "2d", "4a", "4b", *(f"5{x}" for x in "abcdef"), *(f"a{i}" for i in range(2, 10)))
+    assert {f"fig-{name}" for name in wanted} | {"table-a1", "table-a2", "table-a3"} <= set(FIGURES)
+
+
 @pytest.mark.parametrize(
     ("size", "pixels", "kind"), [(100, True, "svg+xml"), (101, True, "png"), (101, False, "svg+xml")]
 )
