@@ -68,9 +68,8 @@ def fuzzy_original() -> Run:
     run = fuzzy_hyla("paper")
     train = replace(run.train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
     model = replace(run.transformer, dropout=0.1, dropout_shared=True)
-    return replace(
-        run, name="fuzzy-original", task=replace(fuzzy_task("paper", 0), split="legacy"), model=model, train=train
-    )
+    task = replace(fuzzy_task("paper", 0), split="legacy")
+    return replace(run, name="fuzzy-original", task=task, model=model, train=train)
 
 
 def _sraven(name: str, row: str) -> Run:
