@@ -98,7 +98,7 @@ def test_writers():
     assert (one["softmax-rope"].positions, one["softmax-rope"].encoder.positions) == (ph.Rotary(), ph.Rotary())
 
 
-def test_digits_keep_the_grey_of_their_patches():
+def test_the_patches_of_the_papers_images_are_normalised():
     assert all(run.model.inputs.norm for run in runs_of("images", "paper"))
     assert {run.task.data for run in runs_of("images", "paper")} == {"cifar10", "cifar100"}
 

@@ -43,8 +43,7 @@ def test_fourteen_models_eight_of_them_the_codes():
 
 @pytest.mark.parametrize("task", ["fuzzy", "sraven"])
 @pytest.mark.parametrize("row", ROWS | OURS)
-def test_every_model_trains_on_both_tasks(task, row):
-    """Every parameter has a gradient."""
+def test_every_parameter_of_every_model_has_a_gradient_on_both_tasks(task, row):
     run = tiny(task, row)
     torch.manual_seed(0)
     model = ph.Transformer(run.model)
