@@ -1,4 +1,4 @@
-"""JAX on the CPU, in 64 bits where a test asks for it, hardly optimised: compiling is what these tests cost."""
+"""JAX on the CPU, in 64 bits if a test asks for it, with few optimisations: most of the time is compiling."""
 
 import importlib.util
 import os
@@ -11,7 +11,7 @@ import pytest
 
 if importlib.util.find_spec("jax") is not None:
     if metadata.version("jax").startswith("0.10."):  # elsewhere the option may be unknown, which ends a process
-        # The older way of making machine code of the same arithmetic: a third of the time.
+        # The older code generator gives the same arithmetic in a third of the time.
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false".strip()
 
     import jax
@@ -25,7 +25,7 @@ if importlib.util.find_spec("jax") is not None:
 
     @pytest.fixture
     def quick_draws(monkeypatch):
-        """For parameters that a test replaces: JAX would compile programs for each shape it draws."""
+        """Parameters that a test replaces come from NumPy: JAX would compile a program for each shape."""
         drawn = {
             "normal": lambda key, shape, dtype: np.random.default_rng(0).standard_normal(shape),
             "truncated_normal": lambda key, low, high, shape, dtype: np.random.default_rng(0).uniform(-1, 1, shape),

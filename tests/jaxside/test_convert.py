@@ -44,7 +44,7 @@ def batch():
 
 
 def test_a_checkpoint_of_fuzzy_logic_predicts_the_same_and_trains_on(folder, x64):
-    """In float64: how float32 rounds is another matter, and differs between processors."""
+    """In float64: the rounding of float32 differs between processors."""
     optax = pytest.importorskip("optax", reason="optax is not installed (flax brings it)")
     model = convert.to_flax(folder / "checkpoint.safetensors", nnx.Transformer(MODEL, dtype=jnp.float64))
     _, theirs = ph.train.load_model(folder)
@@ -58,7 +58,7 @@ def test_a_checkpoint_of_fuzzy_logic_predicts_the_same_and_trains_on(folder, x64
 
     @jax.jit
     def step(parameters):
-        """The loss, what is predicted, and the parameters after a step of Adam."""
+        """The loss, the predictions, and the parameters after a step of Adam."""
         (gap, predicted), slopes = jax.value_and_grad(loss, has_aux=True)(parameters)
         updates, _ = (optimiser := optax.adam(1e-3)).update(slopes, optimiser.init(parameters))
         return gap, predicted, optax.apply_updates(parameters, updates)

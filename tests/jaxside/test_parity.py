@@ -17,7 +17,7 @@ jnp = jax.numpy
 
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
-from polyhead.jaxside.latent_code import AttentionCall  # noqa: E402
+from polyhead.jaxside.call import AttentionCall  # noqa: E402
 from polyhead.ops.dispatch import PUBLIC, resolve  # noqa: E402
 
 OPS = {name: op for op, name in PUBLIC.items()}
@@ -31,7 +31,7 @@ LIMITS = [(None, None), (2, None), (None, (0, 2, 2, 5)), (None, None), (3, (0, 1
 
 
 def cases(op):
-    """Sizes and options that walk past one another, and all choices of the op."""
+    """Sizes and options in changing combinations, and all choices of the op."""
     row, shift = spec.mechanism(op), list(OPS).index(op)
     count = max([6, *map(len, row.choices.values())]) + (4 if row.optional else 0)
     for n in range(count):
@@ -124,9 +124,8 @@ def check(op, impl, case, n, variant, dtype=torch.float64):
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("op", OPS)
 def test_references_agree(op, half):
-    """Of the cases, half: 0, 2, 5, 7, ..., among which all biases are, or the others.
-
-    Each code and relation by itself is in test_parts.py."""
+    """Half of the cases: 0, 2, 5, 7, ..., which have all biases, or the others.  Each code and relation alone is in
+    test_parts.py."""
     for n, (case, variant) in some([(n, x) for n, x in enumerate(cases(op)) if (n + n // 4) % 2 == half]):
         check(op, "reference", case, n, variant)
 
@@ -137,42 +136,33 @@ def test_references_agree_in_float32(op):
         check(op, "reference", case, n, variant, torch.float32)
 
 
-def test_the_grid_takes_every_option():
-    for op in OPS:
-        taken, variants = zip(*cases(op), strict=True)
-        for name, values in {
-            "bias": BIASES,
-            "mask": MASKS,
-            "causal": (0, 1),
-            "keep": (0, 1),
-            "window": (None, 2, 3),
-        }.items():
-            assert {getattr(case, name) for case in taken} == set(values), (op, name)
-        for name, values in spec.mechanism(op).choices.items():
-            assert {variant[name] for variant in variants} == set(values), (op, name)
-        assert {case.size for case in taken} == set(SIZES)
-
-
-TILES = [
-    ("hyla", {"normalise": "rms_heads", "act": "relu"}, ((7, 4), "offset", "rows", True, True, None, None)),
-    ("hyla", {"normalise": "softmax", "act": "gelu"}, ((7, 4), "per_sample", "keys", False, True, None, None)),
-    ("hyla", {"normalise": "identity", "act": "identity"}, ((4, 9), None, None, True, False, None, None)),
-    ("hyla", {"normalise": "softmax_rms_heads", "act": "silu"}, ((5, 5), "dense", "plane", True, False, 2, (0, 2, 5))),
-    ("hyla", {"normalise": "softmax_heads", "act": "gelu_tanh"}, ((1, 6), "offset", None, False, True, 3, None)),
-    ("relational_attention", {"relation_act": "softmax"}, ((7, 4), "offset", "rows", True, True, None, None)),
-    ("relational_attention", {"relation_act": "identity"}, ((5, 5), None, "keys", True, False, None, (0, 2, 2, 5))),
-    ("relational_attention", {"relation_act": "tanh"}, ((4, 9), "per_sample", None, False, True, 3, None)),
-    ("disentangled_attention", {"relation_act": "softmax"}, ((7, 4), None, "rows", False, True, None, None)),
-    ("disentangled_attention", {"relation_act": "relu"}, ((4, 9), "offset", None, True, False, 3, None)),
-    ("abstractor_attention", {"act": "sigmoid"}, ((7, 4), "dense", "rows", True, True, None, None)),
-    ("abstractor_attention", {"act": "softmax"}, ((1, 6), None, "keys", False, False, None, None)),
-    ("softmax_attention", {}, ((7, 4), "offset", "rows", True, True, None, None)),
-    ("linear_attention", {"normalise": "identity", "act": "relu"}, ((5, 5), "dense", "plane", True, False, None, None)),
-    ("pooled_attention", {"pool": "max", "act": "silu"}, ((7, 4), "offset", "rows", True, True, None, None)),
-    ("pooled_attention", {"pool": "mean", "network": "query"}, ((4, 9), "dense", "rows", True, False, 3, None)),
-]
-MORE = [row for row in TILES if row[2][0] == (4, 9) and row[0] not in ("hyla", "pooled_attention")]
-"""Another of an op, whose tiles are not its own: for the campaign."""
+TILES = {
+    "hyla": [
+        ({"normalise": "rms_heads", "act": "relu"}, ((7, 4), "offset", "rows", True, True, None, None)),
+        ({"normalise": "softmax", "act": "gelu"}, ((7, 4), "per_sample", "keys", False, True, None, None)),
+        ({"normalise": "identity", "act": "identity"}, ((4, 9), None, None, True, False, None, None)),
+        ({"normalise": "softmax_rms_heads", "act": "silu"}, ((5, 5), "dense", "plane", True, False, 2, (0, 2, 5))),
+        ({"normalise": "softmax_heads", "act": "gelu_tanh"}, ((1, 6), "offset", None, False, True, 3, None)),
+    ],
+    "relational_attention": [
+        ({"relation_act": "softmax"}, ((7, 4), "offset", "rows", True, True, None, None)),
+        ({"relation_act": "identity"}, ((5, 5), None, "keys", True, False, None, (0, 2, 2, 5))),
+    ],
+    "disentangled_attention": [({"relation_act": "softmax"}, ((7, 4), None, "rows", False, True, None, None))],
+    "abstractor_attention": [
+        ({"act": "sigmoid"}, ((7, 4), "dense", "rows", True, True, None, None)),
+        ({"act": "softmax"}, ((1, 6), None, "keys", False, False, None, None)),
+    ],
+    "softmax_attention": [({}, ((7, 4), "offset", "rows", True, True, None, None))],
+    "linear_attention": [
+        ({"normalise": "identity", "act": "relu"}, ((5, 5), "dense", "plane", True, False, None, None))
+    ],
+    "pooled_attention": [
+        ({"pool": "max", "act": "silu"}, ((7, 4), "offset", "rows", True, True, None, None)),
+        ({"pool": "mean", "network": "query"}, ((4, 9), "dense", "rows", True, False, 3, None)),
+    ],
+}
+"""Options of an op; size, bias, mask, causal, keep, window and edges of a case."""
 
 
 @pytest.fixture
@@ -182,22 +172,17 @@ def _small_tiles(monkeypatch):
 
 
 @pytest.mark.usefixtures("_small_tiles", "x64")
-@pytest.mark.parametrize(
-    ("op", "variant", "case"),
-    [pytest.param(*row, marks=[pytest.mark.campaign] * (row in MORE)) for row in TILES],
-    ids=lambda x: x if isinstance(x, str) else "",
-)
-def test_tiles_agree(op, variant, case):
+@pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in range(len(TILES[op]))])
+def test_tiles_agree(op, n):
+    variant, case = TILES[op][n]
     names = ("size", "bias", "mask", "causal", "keep", "window", "edges")
-    n = [row[:2] for row in TILES].index((op, variant))
-    case = types.SimpleNamespace(**dict(zip(names, case, strict=True)))
-    check(op, "blocked", case, n, variant)
+    check(op, "blocked", types.SimpleNamespace(**dict(zip(names, case, strict=True))), n, variant)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
-    """And with a single limit none is taken in vain."""
+    """With a single limit, only tiles with a visible pair are computed."""
     for t, s, queries, keys in [(7, 7, 2, 3), (4, 9, 3, 2), (9, 4, 2, 2), (1, 6, 1, 4), (8, 8, 8, 1), (6, 6, 1, 6)]:
         options = AttentionCall(None, None, causal=causal, window=window)
         i, j = np.arange(s - t, s)[:, None], np.arange(s)
@@ -206,26 +191,6 @@ def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
         grid = [(a, b) for a in range(0, t, queries) for b in range(0, s, keys)]
         wanted = {(a, b) for a, b in grid if look[a : a + queries, b : b + keys].any()}
         assert wanted <= came if causal and window else wanted == came
-
-
-def test_tiles_take_every_option():
-    """Of HYLA and of all together: what is not here is not tested in tiles."""
-    cases = list(zip(*(row[2] for row in TILES if row not in MORE), strict=True))
-    for values, wanted in zip(
-        cases[1:5],
-        ({None, "offset", "dense", "per_sample"}, {None, "rows", "keys", "plane"}, {0, 1}, {0, 1}),
-        strict=True,
-    ):
-        assert set(values) == wanted
-    assert {variant["normalise"] for op, variant, _ in TILES if op == "hyla"} == set(spec.NORMALISE)
-    assert {variant["act"] for op, variant, _ in TILES if op == "hyla"} == set(spec.ACTS)
-    assert {row[0] for row in TILES if row not in MORE} == set(OPS)
-
-
-@pytest.mark.usefixtures("_small_tiles")
-def test_tiles_agree_in_float32():
-    case = types.SimpleNamespace(size=(7, 4), bias=None, mask=None, causal=False, keep=False, window=None, edges=None)
-    check("hyla", "blocked", case, 0, {}, torch.float32)
 
 
 @pytest.mark.parametrize(("op", "n"), [("softmax_attention", n) for n in (1, 2, 3, 4)] + [("abstractor_attention", 7)])

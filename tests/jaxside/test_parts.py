@@ -27,7 +27,7 @@ def layer_norm(side, here, x, *affine):
 
 
 def code(how, n):
-    """Of all that limits a code, one after the other."""
+    """A code under one of the limits in turn."""
 
     def f(side, here, q, k):
         bias = here(np.random.default_rng(n).standard_normal((4, 9)).astype(str(q.dtype).removeprefix("torch.")))

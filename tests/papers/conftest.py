@@ -32,13 +32,13 @@ def planted(run, folder, score):
 
 @pytest.fixture
 def two_seeds_are_a_test(monkeypatch):
-    """The smallest studies have two seeds: for tests of what a figure says of planted scores."""
+    """The smallest studies have two seeds: with it, verdicts on planted scores are tests."""
     monkeypatch.setattr(claims, "SEEDS", 2)
 
 
 @pytest.fixture(autouse=True)
 def one_kind_of_picture(monkeypatch):
-    """No PNG, which takes its time."""
+    """No PNG, because drawing takes long."""
     both = outcome.both
     for name, module in [*sys.modules.items()]:
         if name.startswith("polyhead.papers.") and hasattr(module, "both"):

@@ -42,11 +42,11 @@ SRAVEN = ("fig-5a", "fig-5b", "fig-5e", "fig-5f", "fig-a6", "fig-a8")
 
 
 MORE = ("fig-a2", "fig-a6", "fig-a8")
-"""Maps and probes beside others of their kind: for the campaign."""
+"""Figures of an already tested kind: for the campaign."""
 
 
 def states(study):
-    """Parameters of a study's first model, as its folder has them."""
+    """The parameters of a study's first model, from its folder."""
     return {name: x.clone() for name, x in train.load_model(study.points[0].result.folder)[1].state_dict().items()}
 
 
@@ -130,18 +130,21 @@ def test_what_training_puts_into_a_code(studies, tmp_path, monkeypatch):
     assert found[0].rows == (("term 1, one context, layer 1", "0.301 ± 0.001", "0.201 ± 0.001", "0.152 ± 0.002"),)
 
 
-def planted(monkeypatch, codes_of):
-    """Every model's codes are `codes_of(layer, rules, values)`."""
+def planted(monkeypatch, codes_of, before=None):
+    """Every model's codes are `codes_of(layer, rules, values)`; `before`: those of networks before their first step."""
     rng = np.random.default_rng(0)
 
     def query_codes(model, task, split, count, **_):
         batch = task.batch(split, count, seed=3, step=0)
         rules, values = batch.latents["query_rules"][:, -1].numpy(), batch.targets[:, -1].numpy()
         noise = 0.01 * rng.standard_normal((count, 4))
-        return [codes_of(layer, rules, values) + noise for layer in range(2)], batch
+        own = codes_of if model is not None else before
+        return [own(layer, rules, values) + noise for layer in range(2)], batch
 
     monkeypatch.setattr(sys.modules["polyhead.analysis.probe"], "query_codes", query_codes)
     monkeypatch.setattr(code_figures, "query_codes", query_codes)
+    if before is not None:
+        monkeypatch.setattr(code_figures, "untrained", lambda run: None)
 
 
 def directions(count, seed):
@@ -169,8 +172,10 @@ def test_sum_and_difference_with_one_code(studies, tmp_path, monkeypatch):
     study = studies["sraven"]
     points = tuple(p for p in study.points if {5, 6} <= set(p.run.task.rules("compositional").flatten().tolist()))
     assert len(points) == len(study.points)
-    outcomes = []
-    for codes in (shared, apart):
-        planted(monkeypatch, lambda layer, rules, values, codes=codes: codes[rules])
-        outcomes.append(FIGURES["fig-5e"].draw(replace(study, figure="fig-5e"), tmp_path).verdicts[0].outcome)
-    assert outcomes == [HOLDS, FAILS]
+    for codes, before, outcome in ((shared, apart, HOLDS), (apart, shared, FAILS)):
+        both = (lambda layer, rules, values, of=of: of[rules] for of in (codes, before))
+        planted(monkeypatch, *both)
+        found = FIGURES["fig-5e"].draw(replace(study, figure="fig-5e"), tmp_path)
+        assert found.verdicts[0].outcome == outcome
+        over = found.numbers["sum and difference over other pairs"]
+        assert (over["plain"]["mean"] > 0) == (over[f"plain{code_probes.UNTRAINED}"]["mean"] < 0) == (outcome == HOLDS)

@@ -1,4 +1,4 @@
-"""The study's runs: the models of Table A1, the settings of Table A3, and every figure at every scale."""
+"""The runs of the HYLA study: the models of Table A1, the settings of Table A3, the scale `short`."""
 
 from dataclasses import replace
 
@@ -6,13 +6,11 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.config import digest
 from polyhead.models.size import parameters
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
 from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, fuzzy_task, make, sraven_task
 from polyhead.papers.recipes import FAMILIES, SHORT, STUDIES as ALL, default_scale, short_minutes
 from polyhead.papers.sizes import Setting
-from polyhead.train import optimiser
 
 STUDIES = FAMILIES[HYLA.title]
 
@@ -45,22 +43,12 @@ def test_fourteen_models_eight_of_them_the_codes():
 
 @pytest.mark.parametrize("task", ["fuzzy", "sraven"])
 @pytest.mark.parametrize("row", ROWS | OURS)
-def test_every_model_trains_on_both_tasks(task, row):
+def test_every_parameter_of_every_model_has_a_gradient_on_both_tasks(task, row):
     run = tiny(task, row)
     torch.manual_seed(0)
     model = ph.Transformer(run.model)
-    optimiser_ = optimiser.build(model, run.train)
     batch = run.task.batch("train", 16, seed=0, step=0)
-    losses = []
-    for _ in range(8):
-        for group in optimiser_.param_groups:
-            group["lr"] = 3e-3
-        optimiser_.zero_grad()
-        loss = run.task.loss(model(batch.inputs), batch) + model.auxiliary_loss()
-        loss.backward()
-        optimiser_.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
+    (run.task.loss(model(batch.inputs), batch) + model.auxiliary_loss()).backward()
     untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert [name for name in untouched if not name.endswith(("qkv.bias", "gate.weight"))] == []
     assert row_of(run) == row
@@ -102,18 +90,6 @@ def test_the_papers_grids():
     assert 1 in {r.model.layer_heads(0)[0].heads for r in STUDIES["fig-5c"]("paper")}
 
 
-@pytest.mark.parametrize("figure", {function: name for name, function in STUDIES.items()}.values())
-def test_the_runs_of_a_figure(figure):
-    for scale in ("smoke", "small"):
-        runs = STUDIES[figure](scale)
-        assert len({digest(run) for run in runs}) == len(runs)
-        for run in runs:
-            row_of(run)
-            assert run.task.split_seed == run.seed
-            assert run.train.evaluate[0] == "validation"
-            assert "compositional" in run.train.evaluate
-
-
 def test_the_short_scale_is_the_papers_network_trained_for_fewer_steps():
     for figure in SHORT:
         runs = STUDIES[figure]("short")
@@ -143,24 +119,6 @@ def test_what_the_short_runs_take():
     assert short_minutes("table-a1") is short_minutes("fig-4a") is None
 
 
-def test_equal_runs_of_two_figures_share_their_folder():
-    named = {}
-    for figure in STUDIES:
-        for run in STUDIES[figure]("small"):
-            assert named.setdefault(digest(run), run.name) == run.name
-    a1 = {digest(run) for run in STUDIES["table-a1"]("small")}
-    for figure in ("fig-2b", "fig-5f"):
-        assert {digest(run) for run in STUDIES[figure]("small")} <= a1
-
-
-def test_models_of_a_figure_differ_in_their_heads_alone():
-    runs = [run for run in STUDIES["fig-2c"]("small") if run.seed == 0]
-    alike = {replace(run, name="", model=replace(run.model, heads=(ph.Softmax(8),))) for run in runs}
-    assert len(alike) == len(runs) / 3
-
-
-def test_an_unknown_scale_or_model_is_one_clear_line():
-    with pytest.raises(ValueError, match=r"recipes: unknown scale 'tiny'.*choose from paper, short, small, smoke"):
-        STUDIES["table-a1"]("tiny")
+def test_an_unknown_model_is_one_clear_line():
     with pytest.raises(ValueError, match=r"recipes: unknown model 'hylla'; did you mean 'hyla'"):
         tiny("fuzzy", "hylla")

@@ -49,7 +49,7 @@ def test_the_original_code_differs_by_its_quirks():
 
 
 def test_the_demo_compares_heads_and_nothing_else():
-    """The paper's network, fewer steps, the rate of the long trainings; seed 0, which was looked at, is not used."""
+    """The paper's network, fewer steps, the rate of the long trainings; seed 0, which a pilot run used, is left out."""
     race, fuzzy = demo.race(), demo.fuzzy()
     assert RECIPES["demo"]() == (*race, *fuzzy)
     paper = {"hyla": RECIPES["fuzzy-hyla"]("paper"), "softmax": RECIPES["fuzzy-softmax"]("paper")}

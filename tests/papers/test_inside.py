@@ -1,4 +1,4 @@
-"""Inside the long trainings: which difference the test of the swap takes, and the page of two tiny networks."""
+"""Inside the long trainings: the difference that the test of the swap takes, and the page of three tiny networks."""
 
 from dataclasses import replace
 

@@ -5,6 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
+from drawn import draw
+from texts import lines
 
 import polyhead.papers.reproduce as module
 from polyhead import train as training
@@ -29,7 +31,7 @@ ZLIB = 1.81
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
-    """No text, and no picture at all but where the test is of pictures."""
+    """No text and no pictures, except in the test of a whole study."""
     if "whole" not in request.node.name:
         monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
@@ -38,7 +40,7 @@ def quick(monkeypatch, request):
 
 
 def planted(run, folder, end, text="a"):
-    """A finished run that comes down to `end` bits per byte, one less with each doubling of its steps."""
+    """A finished run with `end` bits per byte at its end; each doubling of its steps took one bit off."""
     place = folder / f"{run.name}-{digest(run)}"
     place.mkdir(parents=True, exist_ok=True)
 
@@ -57,56 +59,70 @@ def planted(run, folder, end, text="a"):
 
 @pytest.fixture
 def drawn(tmp_path):
-    """What a figure comes to at scale smoke; a run ends at `end(run)`, a little higher with each seed."""
+    """The outcome of a figure at scale smoke; a run ends at `end(run)`, a little higher with each seed."""
 
-    def draw(figure, end, text=lambda run: "a"):
+    def drawn(figure, end, text=lambda run: "a"):
         runs = STUDIES[figure]("smoke")
         done = [planted(run, tmp_path, end(run) * (1 + 0.001 * run.seed), text(run)) for run in runs]
-        found = FIGURES[figure].draw(Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done), tmp_path)
-        for stem, caption in found.pictures:
-            assert caption
-            assert (tmp_path / f"{stem}.svg").read_text().rstrip().endswith("</svg>")
-        assert all(len(row) == len(found.head) for row in found.rows)
-        return found
+        return draw(Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done), tmp_path)
 
-    return draw
-
-
-def outcomes(found):
-    return [verdict.outcome for verdict in found.verdicts]
+    return drawn
 
 
 def by_row(**ends):
     return lambda run: ends.get(row_of(run).replace("-", "_"), 2.0)
 
 
-def test_kinds_of_heads(drawn):
-    """Lower is better: all reach 2.2, HYLA beats linear heads, dual attention softmax heads."""
-    good = drawn("lm-bytes", by_row(softmax=2.0, hyla=1.9, dual=1.8, linear=2.1))
-    assert outcomes(good) == [HOLDS, HOLDS, HOLDS]
-    assert outcomes(drawn("lm-bytes", by_row(softmax=1.7, hyla=2.3, dual=1.8, linear=2.1))) == [FAILS, FAILS, FAILS]
-    assert [row[0] for row in good.rows] == [
-        "Softmax",
-        "HYLA",
-        "Dual attention",
-        "Softmax + HYLA + relational",
-        "Linear",
-    ]
-    dual = next(row for row in good.rows if row[0] == "Dual attention")
-    assert dual[1].startswith("1.801")
-    assert dual[-3:] == ("10", "0.00", "2.0")
-    assert any("zlib 1.810" in note for note in good.notes)
+def gated(end):
+    return lambda run: end if feedforward_of(run) == "SwiGLU" else 2.0
 
 
-def test_texts_that_differ_are_not_compared(drawn):
-    ends = by_row(hyla=1.9, dual=1.8, linear=2.1)
-    mixed = drawn("lm-bytes", ends, lambda run: row_of(run)[0])
+def post_norm(best, most):
+    """Post-norm ends at `best` at the lower rate and at `most` at the higher one; pre-norm ends at 2."""
+    return lambda run: 2.0 if run.model.norm_order == "pre" else best if run.train.lr < 0.005 else most
+
+
+@pytest.mark.parametrize(
+    ("figure", "end", "outcomes"),
+    [
+        # all reach 2.2; HYLA beats linear heads, dual attention softmax heads
+        ("lm-bytes", by_row(softmax=2.0, hyla=1.9, dual=1.8, linear=2.1), [HOLDS, HOLDS, HOLDS]),
+        ("lm-bytes", by_row(softmax=1.7, hyla=2.3, dual=1.8, linear=2.1), [FAILS, FAILS, FAILS]),
+        ("lm-long", by_row(softmax=ZLIB - 0.1), [HOLDS]),
+        ("lm-long", by_row(softmax=ZLIB + 0.1), [FAILS]),
+        # HYLA beats linear heads, and is nearer to softmax heads
+        ("fig-6", by_row(softmax=1.8, hyla=1.9, linear=2.2), [HOLDS, HOLDS]),
+        ("fig-6", by_row(softmax=1.9, hyla=1.8, linear=2.2), [HOLDS, HOLDS]),
+        ("fig-6", by_row(softmax=1.8, hyla=2.2, linear=1.9), [FAILS, FAILS]),
+        ("fig-6", by_row(softmax=1.8, hyla=1.2, linear=2.2), [HOLDS, FAILS]),
+        ("swiglu", gated(1.9), [HOLDS]),
+        ("swiglu", gated(2.1), [FAILS]),
+        # pre-norm is better at the best rate, and at the highest
+        ("norms", post_norm(2.1, 3.0), [HOLDS, HOLDS]),
+        ("norms", post_norm(1.9, 3.0), [FAILS, HOLDS]),
+        ("norms", post_norm(1.9, 1.95), [FAILS, FAILS]),
+    ],
+)
+def test_lower_is_better(figure, end, outcomes, drawn):
+    assert [verdict.outcome for verdict in drawn(figure, end).verdicts] == outcomes
+
+
+def test_the_table_has_a_row_for_each_kind_of_heads(drawn):
+    found = drawn("lm-bytes", by_row(dual=1.8))
+    labels = ["Softmax", "HYLA", "Dual attention", "Softmax + HYLA + relational", "Linear"]
+    assert [row[0] for row in found.rows] == labels
+    assert found.rows[2][1].startswith("1.801")
+    assert found.rows[2][-3:] == ("10", "0.00", "2.0")
+    assert any("zlib 1.810" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("figure", ["lm-bytes", "dual-lm", "swiglu", "norms", "fig-6", "lm-long"])
+def test_texts_that_differ_are_not_compared(figure, drawn):
+    assert drawn(figure, lambda run: 2.0 - 0.1 * run.seed).verdicts
+    mixed = drawn(figure, lambda run: 2.0 - 0.1 * run.seed, lambda run: str(run.seed))
     assert mixed.verdicts == ()
     assert mixed.rows
     assert any("several fingerprints" in note for note in mixed.notes)
-    for figure in ("dual-lm", "swiglu", "norms", "fig-6", "lm-long"):
-        assert drawn(figure, lambda run: 2.0 - 0.1 * run.seed).verdicts
-        assert drawn(figure, lambda run: 2.0 - 0.1 * run.seed, lambda run: str(run.seed)).verdicts == ()
 
 
 def test_courses_are_over_tokens(drawn, monkeypatch):
@@ -122,11 +138,6 @@ def test_courses_are_over_tokens(drawn, monkeypatch):
     assert levels == {"zlib": ZLIB}
 
 
-def test_longer(drawn):
-    assert outcomes(drawn("lm-long", by_row(softmax=ZLIB - 0.1))) == [HOLDS]
-    assert outcomes(drawn("lm-long", by_row(softmax=ZLIB + 0.1))) == [FAILS]
-
-
 def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     runs = [run for run in STUDIES["lm-long"]("smoke") if run.seed == 0]
     study = Study.of(
@@ -136,13 +147,6 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
     assert FIGURES["lm-long"].draw(study, tmp_path).verdicts[0].outcome == NO_TEST
-
-
-def test_figure_6(drawn):
-    assert outcomes(drawn("fig-6", by_row(softmax=1.8, hyla=1.9, linear=2.2))) == [HOLDS, HOLDS]
-    assert outcomes(drawn("fig-6", by_row(softmax=1.9, hyla=1.8, linear=2.2))) == [HOLDS, HOLDS]  # beyond it, but near
-    assert outcomes(drawn("fig-6", by_row(softmax=1.8, hyla=2.2, linear=1.9))) == [FAILS, FAILS]
-    assert outcomes(drawn("fig-6", by_row(softmax=1.8, hyla=1.2, linear=2.2))) == [HOLDS, FAILS]
 
 
 def test_a_rate_is_a_place_of_its_own(drawn):
@@ -167,7 +171,7 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     """Bits fall by one with each doubling of tokens: 0.1 bits less at the end is the same with 6.7 % fewer tokens."""
     monkeypatch.setitem(tokens.LEVELS, "smoke", (16.0, 8.0))
     found = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
-    assert outcomes(found) == [HOLDS, HOLDS]
+    assert [verdict.outcome for verdict in found.verdicts] == [HOLDS, HOLDS]
     assert "that both reach, 6.7% fewer" in found.verdicts[0].evidence
     runs = STUDIES["dual-lm"]("smoke")
     whole = runs[0].train.steps * runs[0].train.batch_size * runs[0].task.length / 1e6
@@ -175,9 +179,10 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     assert float(row[3]) == pytest.approx(whole * 2 ** (2.5 - 3), rel=0.02)
     assert any("16.94" in note for note in found.notes)
     worse = drawn("dual-lm", by_row(dual=2.5, softmax=2.4))
-    assert outcomes(worse) == [FAILS, FAILS]
+    assert [verdict.outcome for verdict in worse.verdicts] == [FAILS, FAILS]
     never = drawn("dual-lm", by_row(dual=5.0, softmax=2.5))
-    assert outcomes(never) == [FAILS]  # what one of them does not reach is no evidence of tokens
+    (verdict,) = never.verdicts  # a perplexity that one of them does not reach is no evidence
+    assert verdict.outcome == FAILS
     assert next(row for row in never.rows if row[:2] == ("16", "Dual attention"))[2:4] == ("–", "–")
 
 
@@ -188,24 +193,6 @@ def test_what_the_paper_prints():
     for by in tokens.TOKENS.values():
         for level, needed in by["dual"].items():
             assert needed < by["softmax"].get(level, math.inf)
-
-
-def test_gates(drawn):
-    def ends(gated):
-        return lambda run: gated if feedforward_of(run) == "SwiGLU" else 2.0
-
-    assert outcomes(drawn("swiglu", ends(1.9))) == [HOLDS]
-    assert outcomes(drawn("swiglu", ends(2.1))) == [FAILS]
-
-
-def test_orders_of_norms(drawn):
-    def ends(best, most):
-        """Of post-norm, at the lower and at the higher rate; pre-norm ends at 2."""
-        return lambda run: 2.0 if run.model.norm_order == "pre" else best if run.train.lr < 0.005 else most
-
-    assert outcomes(drawn("norms", ends(2.1, 3.0))) == [HOLDS, HOLDS]
-    assert outcomes(drawn("norms", ends(1.9, 3.0))) == [FAILS, HOLDS]
-    assert outcomes(drawn("norms", ends(1.9, 1.95))) == [FAILS, FAILS]
 
 
 def test_the_best_rate_is_chosen_on_validation():
@@ -252,9 +239,9 @@ def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
 
 
 def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):
-    """Trained, drawn, written: what `polyhead reproduce` does, in this process."""
+    """Trained, drawn and written as by `polyhead reproduce`, in this process."""
     path = tmp_path / "some.txt"
-    path.write_text("".join(f"word{i % 37} of {i * i % 101}\n" for i in range(3000)))
+    path.write_text(lines(3000, 0))
 
     def small(scale):
         runs = [run for run in STUDIES["lm-bytes"](scale) if run.seed == 0 and row_of(run) in ("softmax", "hyla")]

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from some import some
 
-from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.sizes import Setting
 from polyhead.papers.study import Study
 from polyhead.scale.sweep import Failure
 
@@ -15,16 +13,6 @@ from polyhead.scale.sweep import Failure
 def by_rate(high, low):
     """Scores by learning rate; smoke has 1e-3 and 3e-3."""
     return lambda run: (high if run.train.lr > 2e-3 else low) + 0.01 * run.seed
-
-
-def test_the_setting_with_the_best_validation_score_is_selected(study_of):
-    for high, low, lr in ((0.6, 0.2, 3e-3), (0.2, 0.6, 1e-3)):
-        cells = study_of("table-a1", by_rate(high, low)).cells("model", task="fuzzy")
-        assert {cell.setting.lr for cell in cells.values()} == {lr}
-        cell = cells[("hyla",)]
-        assert cell.tried == 2
-        assert cell.score("compositional").mean == pytest.approx(0.605)
-        assert cell.validation.mean == pytest.approx(0.655)
 
 
 def test_the_reported_splits_are_not_looked_at_for_it(study_of):
@@ -64,17 +52,6 @@ def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
         point.training_loss()
 
 
-def test_one_value_per_seed(study_of):
-    cell = study_of("fig-2c", lambda run: 0.1 * run.seed).cells("length", "held out", "model")[16, 0.7, "softmax"]
-    assert cell.score("compositional").values == pytest.approx({0: 0.0, 1: 0.1})
-    assert cell.score("iid").values == pytest.approx({0: 0.04, 1: 0.14})
-
-
-def test_training_loss_is_the_mean_of_the_last_logged(study_of):
-    cell = study_of("fig-2c", lambda run: 0.5).cells("length", "held out", "model")[8, 0.3, "hyla"]
-    assert cell.training_loss().mean == pytest.approx(0.5 + 0.01 * (4 + 5 + 6 + 7 + 8) / 5)
-
-
 def test_failures_are_left_out_and_kept(study_of, tmp_path):
     study = study_of("fig-5c", lambda run: 0.5)
     runs = [point.run for point in study.points]
@@ -82,21 +59,3 @@ def test_failures_are_left_out_and_kept(study_of, tmp_path):
     again = Study.of("fig-5c", HYLA, "smoke", tmp_path, runs, outcomes)
     assert [point.run for point in again.points] == runs[1:]
     assert [failure.error for failure in again.failures] == ["broken"]
-
-
-def test_every_model_is_recognised_by_its_configuration(study_of):
-    points = study_of("table-a1", lambda run: 0.5).points
-    assert {row_of(point.run) for point in points} == set(ROWS | OURS)
-    assert {HYLA.places(point.run)["task"] for point in points} == {"fuzzy", "sraven"}
-    assert label("hyla-norms") == "HYLA − RMSHead"
-
-
-def test_a_foreign_model_is_one_clear_line(study_of):
-    run = study_of("fig-5c", lambda run: 0.5).points[0].run
-    strange = replace(run, model=replace(run.model, heads=(run.model.heads[0],) * 2))
-    with pytest.raises(ValueError, match=r"rows: sraven-2-5-25-hyla-0 is none of the models of Table A1"):
-        row_of(strange)
-
-
-def test_settings_compare_by_value():
-    assert Setting(1e-3, 0.1, 100) == Setting(1e-3, 0.1, 100) != Setting(1e-3, 0.1, 300)

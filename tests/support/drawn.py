@@ -1,5 +1,6 @@
 """Draws a figure of a study with planted scores (tests/papers/conftest.py), quickly, and returns its texts."""
 
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,11 @@ def draw(study: Any, folder: pathlib.Path) -> Any:
 
 def outcomes(found: Any) -> dict[str, str]:
     return {verdict.claim: verdict.outcome for verdict in found.verdicts}
+
+
+def without(study: Any, lost: Callable[[Any], bool]) -> Any:
+    """The study as if the runs that are `lost` had failed."""
+    return dataclasses.replace(study, points=tuple(point for point in study.points if not lost(point.run)))
 
 
 def scores(ahead: dict[str, float]) -> Callable[..., float]:

@@ -11,25 +11,11 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside import sdpa
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Logits,
-    Mask,
-    Packed,
-    Scale,
-    Symbols,
-    drop,
-    logits,
-    relate,
-    retrieve,
-)
+from polyhead.jaxside.latent_code import drop, logits, relate, retrieve
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def code(x: AttentionCall) -> jax.Array:
@@ -54,7 +40,7 @@ def _unsupported_reason(x: AttentionCall) -> str | None:
 
 IMPLS = {
     "blocked": blocked(reference, _rows),
-    "sdpa": Impl(sdpa.forward, _unsupported_reason, sdpa.preferred),
+    "sdpa": Impl(sdpa.forward, _unsupported_reason),
     "reference": Impl(reference),
 }
 
@@ -83,7 +69,6 @@ def abstractor_attention(
     `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises ValueError if an
     explicit impl cannot take the inputs. Static under jit: causal, window, impl, act. Altabaa et al. 2024.
     """
-    one_of("abstractor_attention", "act", act, RELATION_ACTS)
     given = AttentionCall(
         q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, act=act,
     )  # fmt: skip

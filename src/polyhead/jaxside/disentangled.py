@@ -9,29 +9,11 @@ The product form of relational attention, from an earlier draft of Altabaa and L
 import jax
 from jaxtyping import Float
 
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Logits,
-    Mask,
-    Packed,
-    Scale,
-    Symbols,
-    code,
-    drop,
-    logits,
-    products,
-    relate,
-    retrieve,
-    share,
-    visible,
-)
+from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, share, visible
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
@@ -42,7 +24,7 @@ def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
 def reference(x: AttentionCall) -> jax.Array:
     """The equation, literally."""
     inner, look = compared(x)
-    return retrieve(drop(code(x, "softmax") * relate(inner, x.act, look, x.total_rel), x.keep), x.v)
+    return retrieve(drop(code(x) * relate(inner, x.act, look, x.total_rel), x.keep), x.v)
 
 
 def _rows(x: AttentionCall) -> dict[str, Logits]:
@@ -79,7 +61,6 @@ def disentangled_attention(
     Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, relation_act.
     Altabaa and Lafferty 2024, an earlier draft.
     """
-    one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
     given = AttentionCall(
         q, k, symbols, bias, mask, keep, cu_seqlens, scale, q_rel=q_rel, k_rel=k_rel, causal=causal, window=window,
         act=relation_act,

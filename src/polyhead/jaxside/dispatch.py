@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.latent_code import AttentionCall, blank, check_limits
+from polyhead.jaxside.call import AttentionCall
+from polyhead.jaxside.latent_code import blank, check_limits
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import one_of
 
@@ -28,8 +29,11 @@ class Impl:
 def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) -> jax.Array:
     """The output of a call of the op `who` by an impl; "auto" takes the first that supports the call and is preferred.
 
-    Raises ValueError for an unknown impl, one that cannot take the call, more than one dtype, and invalid limits.
+    Raises ValueError for an unknown option or impl, an impl that cannot take the call, more than one dtype, and
+    invalid limits.
     """
+    for name, known in mechanism(who).choices.items():
+        one_of(who, name, x.act if name == "relation_act" else getattr(x, name), known)
     x = jax.tree.map(jnp.asarray, x)
     _check(who, x)
     k_rel = None if x.k_rel is None else blank(x.mask, x.k_rel)
@@ -44,7 +48,7 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) ->
 
 
 def _check(who: str, x: AttentionCall) -> None:
-    """Check what `@shaped` cannot check."""
+    """The checks beyond those of `@shaped`."""
     names = list(mechanism(who).tensors)
     kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
     if any(kind != kinds[0] for kind in kinds):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.latent_code import Array
+from polyhead.jaxside.call import Array
 from polyhead.spec.shapes import shaped
 
 

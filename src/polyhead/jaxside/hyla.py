@@ -11,24 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Mask,
-    Packed,
-    Scale,
-    act as activation,
-    code,
-    drop,
-    row_softmax,
-    share,
-)
+from polyhead.jaxside.latent_code import act as activation, code, drop, row_softmax, share
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec import ACTS, NORMALISE
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
@@ -70,8 +57,6 @@ def hyla(
     Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise,
     act.  Schug et al., eq. 6; eq. 10 with value_weight.
     """
-    one_of("hyla", "normalise", normalise, NORMALISE)
-    one_of("hyla", "act", act, ACTS)
     given = AttentionCall(
         q, k, v, bias, mask, keep, cu_seqlens, scale, value_weight, causal=causal, window=window,
         normalise=normalise, act=act,

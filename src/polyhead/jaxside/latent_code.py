@@ -1,4 +1,4 @@
-"""Scores, the latent code and relations: what all mechanisms compute before they read a value.
+"""Scores, the latent code and relations: all that mechanisms compute before they read a value.
 
     s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
     a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
@@ -12,80 +12,16 @@ relational and sensory information in transformer architectures" (relations).
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Float
 
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.shapes import check_window, one_of, shaped
-
-Array = jax.Array | np.ndarray
-"""The type of arguments; results are jax.Array."""
-
-Bias = Float[Array, "#b #h t s"] | Float[Array, "h t+s-1"]
-"""Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
-
-Symbols = Float[Array, "b s g e"] | Float[Array, "t+s-1 g e"]
-"""By key, or by offset: row j - i + t - 1 holds the symbol that query i reads at key j."""
-
-Mask = Bool[Array, "#b #h #t #s"] | Bool[Array, "#h #t #s"] | Bool[Array, "#t #s"] | Bool[Array, "#s"]
-"""True where a query may attend to a key."""
-
-Packed = Int32[Array, "_"]
-"""Sequences packed into one sample: sequence n has the rows cu_seqlens[n] to cu_seqlens[n + 1], end excluded."""
-
-Keep = Float[Array, "#b #h t s"]
-"""Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
-
-Scale = float | Array | None
-"""A number or a scalar array, which may be traced and learned; None means d ** -0.5."""
-
-
-def _static(default: Any) -> Any:
-    return field(default=default, metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class AttentionCall:
-    """The arguments of one call as a pytree: arrays are leaves, options are static.  Every impl takes it.
-
-    `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t) and
-    `total_rel` (b r t) hold the log-sum-exp over all keys.
-    """
-
-    q: Any
-    k: Any
-    v: Any = None
-    bias: Any = None
-    mask: Any = None
-    keep: Any = None
-    cu_seqlens: Any = None
-    scale: Any = None
-    value_weight: Any = None
-    q_rel: Any = None
-    k_rel: Any = None
-    relation_weight: Any = None
-    total: Any = None
-    total_rel: Any = None
-    causal: bool = _static(False)
-    window: int | None = _static(None)
-    normalise: str = _static("softmax")
-    act: str = _static("identity")
-    pool: str = _static("")
-    network: str = _static("")
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """(t, s)."""
-        return self.q.shape[1], self.k.shape[1]
-
-
-Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]
 
 _ACTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x,
@@ -221,15 +157,14 @@ def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     return inner if bias is None else inner + bias, look
 
 
-def code(x: AttentionCall, normalise: str | None = None) -> jax.Array:
+def code(x: AttentionCall) -> jax.Array:
     """The code (b h t s) of a call, in the dtype of q.  Masked pairs are -inf before a softmax and 0 otherwise."""
-    normalise = x.normalise if normalise is None else normalise
-    (s, look), dim = logits(x), softmax_dim(normalise)
+    (s, look), dim = logits(x), softmax_dim(x.normalise)
     if dim is not None:
         s = softmax_visible(s, look, dim, x.total if dim == 3 else None)
     elif look is not None:
         s = jnp.where(look, s, 0)
-    return (rms_heads(s) if normalise in ("rms_heads", "softmax_rms_heads") else s).astype(x.q.dtype)
+    return (rms_heads(s) if x.normalise in ("rms_heads", "softmax_rms_heads") else s).astype(x.q.dtype)
 
 
 def row_softmax(x: AttentionCall) -> dict[str, Logits]:
@@ -249,7 +184,7 @@ def seen_by_any(look: jax.Array | None) -> jax.Array | None:
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
-    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: they may be traced."""
+    """The checks beyond those of `@shaped`.  The entries of `cu_seqlens` are not read: they may be traced."""
     check_window(who, window)
     if cu_seqlens is not None and (b != 1 or t != s):
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")

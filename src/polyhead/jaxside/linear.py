@@ -10,24 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Mask,
-    Packed,
-    Scale,
-    act as activation,
-    code,
-    drop,
-    row_softmax,
-    share,
-)
+from polyhead.jaxside.latent_code import act as activation, code, drop, row_softmax, share
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec import ACTS, NORMALISE
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
@@ -64,8 +51,6 @@ def linear_attention(
     ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug
     et al., eq. 3 without the softmax.
     """
-    one_of("linear_attention", "normalise", normalise, NORMALISE)
-    one_of("linear_attention", "act", act, ACTS)
     given = AttentionCall(
         q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
     )  # fmt: skip

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.latent_code import Array, wide
+from polyhead.jaxside.call import Array
+from polyhead.jaxside.latent_code import wide
 from polyhead.spec.shapes import shaped
 
 

@@ -11,15 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Mask,
-    Packed,
-    Scale,
     act as activation,
     code,
     drop,
@@ -31,8 +25,7 @@ from polyhead.jaxside.latent_code import (
     wide,
 )
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
@@ -79,7 +72,7 @@ def pooled_attention(
     pool: str = "max",
     network: str = "pair",
 ) -> Float[Array, "b t h e"]:
-    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: what the networks of the pairs give is pooled
+    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: the outputs of the pairs' networks are pooled
     over the visible keys.
 
     pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
@@ -90,9 +83,6 @@ def pooled_attention(
     sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs. Static under
     jit: causal, window, impl, normalise, act, pool, network.  Schug et al., section 7, in words.
     """
-    choices = {"normalise": (normalise, NORMALISE), "act": (act, ACTS), "pool": (pool, POOLS)}
-    for name, (value, known) in {**choices, "network": (network, NETWORKS)}.items():
-        one_of("pooled_attention", name, value, known)
     given = AttentionCall(
         q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
         pool=pool, network=network,

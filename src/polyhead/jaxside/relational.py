@@ -11,29 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Logits,
-    Mask,
-    Packed,
-    Scale,
-    Symbols,
-    code,
-    drop,
-    logits,
-    products,
-    relate,
-    retrieve,
-    seen_by_any,
-    visible,
-)
+from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, seen_by_any, visible
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
@@ -44,7 +26,7 @@ def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
 def reference(x: AttentionCall) -> jax.Array:
     """The equation, literally."""
     inner, look = compared(x)
-    a, rel = drop(code(x, "softmax"), x.keep), relate(inner, x.act, look, x.total_rel)
+    a, rel = drop(code(x), x.keep), relate(inner, x.act, look, x.total_rel)
     related = jnp.einsum("b h t s, b r t s -> b t h r", a, rel)
     return retrieve(a, x.v) + jnp.einsum("h e r, b t h r -> b t h e", x.relation_weight, related)
 
@@ -84,7 +66,6 @@ def relational_attention(
     Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, relation_act.
     Altabaa and Lafferty 2024.
     """
-    one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
     given = AttentionCall(
         q, k, symbols, bias, mask, keep, cu_seqlens, scale, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight,
         causal=causal, window=window, act=relation_act,

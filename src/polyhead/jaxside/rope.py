@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from polyhead.jaxside.latent_code import Array, wide
+from polyhead.jaxside.call import Array
+from polyhead.jaxside.latent_code import wide
 from polyhead.spec.shapes import one_of, shaped
 
 LAYOUTS = ("interleaved", "half")

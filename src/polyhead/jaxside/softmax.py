@@ -10,38 +10,22 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside import sdpa
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import (
-    Array,
-    AttentionCall,
-    Bias,
-    Keep,
-    Logits,
-    Mask,
-    Packed,
-    Scale,
-    code,
-    drop,
-    logits,
-    share,
-)
+from polyhead.jaxside.latent_code import code, drop, row_softmax, share
 from polyhead.jaxside.tiles import blocked
 from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    a = drop(code(x, "softmax"), x.keep)
+    a = drop(code(x), x.keep)
     return jnp.einsum("b h t s, b s h e -> b t h e", a, share(x.v, x.q.shape[2]))
 
 
-def _rows(x: AttentionCall) -> dict[str, Logits]:
-    return {"total": logits}
-
-
 IMPLS = {
-    "blocked": blocked(reference, _rows),
-    "sdpa": Impl(sdpa.forward, sdpa.unsupported_reason, sdpa.preferred),
+    "blocked": blocked(reference, row_softmax),
+    "sdpa": Impl(sdpa.forward, sdpa.unsupported_reason),
     "reference": Impl(reference),
 }
 

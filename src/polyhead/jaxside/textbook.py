@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from polyhead.jaxside.latent_code import Array, softmax_visible, wide
+from polyhead.jaxside.call import Array
+from polyhead.jaxside.latent_code import softmax_visible, wide
 from polyhead.spec.shapes import shaped
 
 

@@ -24,8 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from polyhead.jaxside.call import AttentionCall, Logits
 from polyhead.jaxside.dispatch import Impl
-from polyhead.jaxside.latent_code import AttentionCall, Logits, sequence_of, softmax_visible
+from polyhead.jaxside.latent_code import sequence_of, softmax_visible
 
 Arrays = dict[str, jax.Array]
 Run = Callable[[AttentionCall], jax.Array]
@@ -109,6 +110,10 @@ class Grid:
         """A tile's part of `x`."""
         return jax.lax.dynamic_slice(x, *self._part(letters, x, at)) if x.ndim else x
 
+    def parts(self, arrays: Arrays, at: jax.Array) -> Arrays:
+        """A tile's parts of `arrays`, by name."""
+        return {name: self.cut(axes(name, x), x, at) for name, x in arrays.items()}
+
     def add(self, letters: str, total: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
         """`total` plus a tile's part."""
         if not total.ndim:
@@ -119,7 +124,7 @@ class Grid:
 
     def call(self, arrays: Arrays, fixed: Arrays, at: jax.Array) -> AttentionCall:
         """A tile with its arrays as a call; masks, causality, window and packed sequences become one mask."""
-        fixed = {name: self.cut(axes(name, x), x, at) for name, x in fixed.items()}
+        fixed = self.parts(fixed, at)
         ahead = at[1] + jnp.arange(self.keys) - (at[0] + jnp.arange(self.queries) + self.s - self.t)[:, None]
         limits = [at[1] + jnp.arange(self.keys) < self.s] if self.padded[1] != self.s else []
         limits += [ahead <= 0] if self.options.causal else []
@@ -143,7 +148,7 @@ def _sum(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> jax.A
     """The sum over tiles of the results of `run`, whose axes are `out`."""
 
     def tile(at: jax.Array) -> jax.Array:
-        return run(grid.call({name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}, fixed, at))
+        return run(grid.call(grid.parts(arrays, at), fixed, at))
 
     like = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
     sizes = [grid.padded[0] if a == "t" else size for a, size in zip(out, like.shape, strict=True)]
@@ -162,8 +167,7 @@ def _sum_backward(run: Run, grid: Grid, out: str, saved: tuple[Arrays, Arrays], 
     arrays, fixed = saved
 
     def step(grads: Arrays, at: jax.Array) -> tuple[Arrays, None]:
-        mine = {name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}
-        like, pull = jax.vjp(lambda mine: run(grid.call(mine, fixed, at)), mine)
+        like, pull = jax.vjp(lambda mine: run(grid.call(mine, fixed, at)), grid.parts(arrays, at))
         (parts,) = pull(grid.cut(out, dout, at).astype(like.dtype))
         return {name: grid.add(axes(name, x), x, parts[name], at) for name, x in grads.items()}, None
 
@@ -181,7 +185,7 @@ def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Arr
     """(b h t) log-sum-exp of `logits` over the visible keys of each query; 0 without visible keys."""
 
     def tile(at: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        return logits(grid.call({name: grid.cut(axes(name, x), x, at) for name, x in arrays.items()}, fixed, at))
+        return logits(grid.call(grid.parts(arrays, at), fixed, at))
 
     like, _ = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
     lowest = jnp.finfo(like.dtype).min
@@ -221,11 +225,7 @@ _total.defvjp(_total_forward, _total_backward)
 
 
 # ---------------------------------------------------------------------------------------------------------- the impl
-def _nothing(x: AttentionCall) -> dict[str, Logits]:
-    return {}
-
-
-def blocked(reference: Run, rows: Rows = _nothing, preferred: Callable[[AttentionCall], bool] | None = None) -> Impl:
+def blocked(reference: Run, rows: Rows) -> Impl:
     """The tiled impl of an op, from its reference and the softmaxes over keys in it.
 
     It takes every call that the reference takes.  It is static and hashable, so it is compiled once per shape even
@@ -237,7 +237,7 @@ def blocked(reference: Run, rows: Rows = _nothing, preferred: Callable[[Attentio
             return reference(x)
         return _forward(reference, rows, (TILE, SMALL, NUMBERS), x)
 
-    return Impl(forward, preferred=large if preferred is None else preferred)
+    return Impl(forward, preferred=large)
 
 
 def large(x: AttentionCall) -> bool:

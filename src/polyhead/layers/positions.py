@@ -17,7 +17,7 @@ from polyhead.layers import Device
 from polyhead.layers.own import OwnPositions
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
-from polyhead.spec.numbers import alibi_slopes, bucket_table
+from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
 from polyhead.spec.shapes import check_number, named, one_of
 
 
@@ -190,13 +190,7 @@ class RelativePositionBias(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        least = 4 if bidirectional else 2
-        if buckets < least or (bidirectional and buckets % 2):
-            raise ValueError(
-                f"RelativePositionBias: buckets must be {'even and ' * bidirectional}at least {least} but is {buckets}"
-            )
-        if max_distance < 1:
-            raise ValueError(f"RelativePositionBias: max_distance must be at least 1 but is {max_distance}")
+        check_buckets(buckets, max_distance, bidirectional)
         self.heads, self.buckets, self.max_distance, self.bidirectional = heads, buckets, max_distance, bidirectional
         self.table = nn.Parameter(torch.empty(heads, buckets, device=device, dtype=dtype))
         self.bucket = Constant(functools.partial(_bucket_table, buckets, max_distance, bidirectional), device)

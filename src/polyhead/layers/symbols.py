@@ -26,16 +26,15 @@ from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in, starts_in
 from polyhead.ops.rope import check_range
+from polyhead.spec.numbers import SYMBOL_HEADS
 from polyhead.spec.shapes import shaped
 
-HEADS = 4
-"""Default number of heads of symbolic attention, if it divides the widths."""
 _ALONE = (f"alone {n}" for n in itertools.count())
 
 
 def _heads(who: str, heads: int | None, *widths: int) -> int:
     if heads is None:
-        return math.gcd(HEADS, *widths)
+        return math.gcd(SYMBOL_HEADS, *widths)
     if any(width % heads for width in widths):
         raise ValueError(f"{who}: heads must divide {' and '.join(map(str, dict.fromkeys(widths)))} but is {heads}")
     return heads

@@ -24,6 +24,7 @@ from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
+from polyhead.spec.numbers import TRUNCATION
 from polyhead.spec.shapes import one_of
 
 OWN_RULE = (
@@ -32,9 +33,6 @@ OWN_RULE = (
     *(OwnParameters, OwnFeedForward),
 )
 """Modules that initialise their own tables under every preset."""
-
-TRUNCATION = 0.87962566103423978
-"""Standard deviation of a unit normal truncated at +-2."""
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ per seed; over several settings, the mean is taken for each seed.  Each number i
 The claim holds if all its parts hold.  It does not hold if one part does not hold.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,17 +145,17 @@ def above(
 
 def judged(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
     """The same claims with the p-values of their parts corrected by Holm, together with those of their family."""
-    corrections = {}
-    for family in {verdict.family for verdict in verdicts}:
-        parts = [part for verdict in verdicts if verdict.family == family for part in verdict.parts if part.tested]
-        up = iter(holm([part.estimate.above(part.margin) for part in parts]))
-        down = iter(holm([(-part.estimate).above(-part.margin) for part in parts]))
-        corrections[family] = functools.partial(_corrected, up, down)
-    return tuple(replace(verdict, parts=tuple(map(corrections[verdict.family], verdict.parts))) for verdict in verdicts)
-
-
-def _corrected(up: Iterable[float], down: Iterable[float], part: Part) -> Part:
-    return replace(part, up=next(iter(up)), down=next(iter(down))) if part.tested else part
+    parts = [list(verdict.parts) for verdict in verdicts]
+    families: dict[str, list[tuple[int, int]]] = {}
+    for i, verdict in enumerate(verdicts):
+        families.setdefault(verdict.family, []).extend((i, j) for j, part in enumerate(verdict.parts) if part.tested)
+    for places in families.values():
+        tested = [parts[i][j] for i, j in places]
+        up = holm([part.estimate.above(part.margin) for part in tested])
+        down = holm([(-part.estimate).above(-part.margin) for part in tested])
+        for n, (i, j) in enumerate(places):
+            parts[i][j] = replace(parts[i][j], up=up[n], down=down[n])
+    return tuple(replace(verdict, parts=tuple(own)) for verdict, own in zip(verdicts, parts, strict=True))
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -13,7 +13,8 @@ import torch
 from polyhead.config import Hyla, Run, Softmax, Train
 from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.hyla.singles import fuzzy_model
-from polyhead.tasks import FuzzyLogic, RelationalGames
+from polyhead.papers.hyla.sizes import fuzzy_task
+from polyhead.tasks import RelationalGames
 from polyhead.train.store import shipped
 
 FUZZY_STEPS, FUZZY_RATE, FUZZY_SEED = 12_500, 3e-3, 1
@@ -50,7 +51,7 @@ def steps_on(device: torch.device) -> int:
 
 def fuzzy(steps: int = FUZZY_STEPS) -> tuple[Run, ...]:
     """The paper's network, batch and one of its rates, 12,500 of its 50,000 steps; 70 % of combinations held out."""
-    task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split_seed=FUZZY_SEED)
+    task = fuzzy_task("paper", FUZZY_SEED)
     groups = {"hyla": Hyla(8, dim=2, value_dim=2), "softmax": Softmax(8, dim=2, value_dim=2)}  # the slower first
     train = Train(
         steps=steps,

@@ -17,6 +17,8 @@ FLOOR_SEQUENCES = 1000
 SEEN = "standard errors over seeds, a dot per seed"
 """The standard caption of pictures of scores."""
 
+Cells = Mapping[Coordinates, Mapping[str, Cell]]
+"""The cells of a figure, by place on its axes, then by model."""
 Levels = dict[str, Estimate]
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
 """One panel of a picture: title, series and floors."""
@@ -85,6 +87,15 @@ def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
     runs = [run for run in runs_of(cells) if split in run.task.splits]
     levels = floors(runs, split)
     return {label: levels[name] for name, label in shown(runs, levels).items()}
+
+
+def floors_along(cells: Mapping[Any, Mapping[str, Cell]], split: str) -> dict[str, dict[Any, float]]:
+    """{label: {x: mean of a drawn floor}} from {x: {model: cell}}."""
+    found: dict[str, dict[Any, float]] = {}
+    for x, by in cells.items():
+        for label, level in beside(by, split).items():
+            found.setdefault(label, {})[x] = level.mean
+    return found
 
 
 def by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:

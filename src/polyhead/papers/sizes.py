@@ -57,14 +57,12 @@ class Scale:
         """All settings of the grid."""
         return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
 
-    def widened(self, factor: float, *, heads: bool = False) -> "Scale":
-        """The scale `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code
-        also multiplies the number of heads (`heads`), so that the width of a head is constant."""
-        many = round(self.heads * factor) if heads else self.heads
-        total = round(self.heads * self.head_dim * factor)
-        wide = replace(self, dim=round(self.dim * factor), hidden=round(self.hidden * factor))
-        return replace(wide, heads=many, head_dim=total // many)
 
+SMOKE = Scale(
+    dim=16, hidden=32, layers=2, heads=2, head_dim=8, steps=4, batch_size=8, clip=1.0,
+    lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
+)  # fmt: skip
+"""The scale `smoke`; figures change some of its fields."""
 
 Size = TypeVar("Size", bound=Scale)
 
@@ -72,6 +70,15 @@ Size = TypeVar("Size", bound=Scale)
 def size(sizes: Mapping[str, Size], scale: str) -> Size:
     """The size called `scale`.  Raises ValueError for an unknown name."""
     return sizes[one_of("recipes", "scale", scale, sizes)]
+
+
+def widened(shape: Size, factor: float, *, heads: bool = False) -> Size:
+    """The size `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code also
+    multiplies the number of heads (`heads`), so that the width of a head is constant."""
+    many = round(shape.heads * factor) if heads else shape.heads
+    total = round(shape.heads * shape.head_dim * factor)
+    wide = replace(shape, dim=round(shape.dim * factor), hidden=round(shape.hidden * factor))
+    return replace(wide, heads=many, head_dim=total // many)
 
 
 def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:

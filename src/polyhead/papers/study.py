@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,6 @@ AXES: dict[str, Axis] = {
 """The axes that figures of any paper may use."""
 
 LAST = 5  # the number of last logged training losses to average
-
 
 Coordinates = tuple[Any, ...]
 """The values of a run on some axes of a study, such as (64, "softmax")."""
@@ -184,25 +183,35 @@ class Study:
         points = tuple(Point(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
         return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
 
-    def cells(self, *axes: str, task: str | None = None) -> dict[Coordinates, Cell]:
-        """The selected cells by place on `axes`, in the order of the runs; `task`: only cells of this task."""
+    def searched(self, *axes: str, task: str | None = None) -> dict[Coordinates, dict[Setting, list[Point]]]:
+        """The runs by place on `axes` and by setting, in the order of the runs; `task`: only runs of this task."""
         found: dict[Coordinates, dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
         for point in self.points:
             places = self.paper.places(point.run)
             if task in (None, places["task"]):
                 found[tuple(places.get(axis) for axis in axes)][point.setting].append(point)
-        return {place: select(by_setting) for place, by_setting in found.items()}
+        return found
+
+    def cells(self, *axes: str, task: str | None = None) -> dict[Coordinates, Cell]:
+        """The selected cells by place on `axes`, in the order of the runs; `task`: only cells of this task."""
+        return {place: select(by_setting) for place, by_setting in self.searched(*axes, task=task).items()}
 
 
 def select(by_setting: dict[Setting, list[Point]]) -> Cell:
     """The setting with the best mean validation score, among settings with the most finished seeds."""
     most = max(len(points) for points in by_setting.values())
-    whole = {setting: points for setting, points in by_setting.items() if len(points) == most}
     scores = {
-        setting: Estimate.of({point.run.seed: point.score("validation") for point in points})
-        for setting, points in whole.items()
+        setting: over_seeds(points, "validation") for setting, points in by_setting.items() if len(points) == most
     }
-    means = {setting: score.mean for setting, score in scores.items()}
-    task = next(iter(whole.values()))[0].run.task
-    best = max(whole, key=lambda setting: -math.inf if math.isnan(means[setting]) else task.gain(means[setting]))
-    return Cell(best, tuple(whole[best]), len(by_setting), scores[best])
+
+    def rank(setting: Setting) -> float:
+        mean = scores[setting].mean
+        return -math.inf if math.isnan(mean) else by_setting[setting][0].run.task.gain(mean)
+
+    best = max(scores, key=rank)
+    return Cell(best, tuple(by_setting[best]), len(by_setting), scores[best])
+
+
+def over_seeds(points: Iterable[Point], split: str) -> Estimate:
+    """The score of runs that differ only in their seeds."""
+    return Estimate.of({point.run.seed: point.score(split) for point in points})

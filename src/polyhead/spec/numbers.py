@@ -8,6 +8,12 @@ from numpy.typing import NDArray
 PROBE = 32
 """Tokens on which the weights of relations are balanced."""
 
+SYMBOL_HEADS = 4
+"""Default number of heads of symbolic attention, if it divides the widths."""
+
+TRUNCATION = 0.87962566103423978
+"""Standard deviation of a unit normal truncated at +-2."""
+
 
 def swiglu_width(dim: int) -> int:
     """The hidden width of SwiGLU by default: floor(8/3 dim), down to a multiple of 64, at least 64.
@@ -54,6 +60,17 @@ def relative_buckets(
     ratio = np.log(small) / np.log(np.float32(max_distance / exact))
     large = exact + (ratio * np.float32(buckets - exact)).clip(max=buckets).astype(np.int64)
     return after + np.where(n < exact, n, large.clip(max=buckets - 1))
+
+
+def check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
+    """Raise ValueError for numbers of T5's buckets and of the largest distance that have no meaning."""
+    least = 4 if bidirectional else 2
+    if buckets < least or (bidirectional and buckets % 2):
+        raise ValueError(
+            f"RelativePositionBias: buckets must be {'even and ' * bidirectional}at least {least} but is {buckets}"
+        )
+    if max_distance < 1:
+        raise ValueError(f"RelativePositionBias: max_distance must be at least 1 but is {max_distance}")
 
 
 def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> NDArray[np.int64]:

@@ -17,7 +17,8 @@ from flax import nnx
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
-from polyhead.jaxside.latent_code import Array, AttentionCall, dense
+from polyhead.jaxside.call import Array, AttentionCall
+from polyhead.jaxside.latent_code import dense
 from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
 from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
@@ -83,13 +84,10 @@ class MultiHeadAttention(nnx.Module):
             for _ in range(2)
         ]
         self.qk_norms = nnx.List(norms if qk_norm else [])
-        named = [group.symbols for group in heads if own_symbols and isinstance(group, config.SymbolHeads)]
-        distinct = list(dict.fromkeys(named))
-        self.source_of = (
-            tuple(distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads)
-            if named
-            else ()
-        )
+        own = [group.symbols for group in heads if own_symbols and isinstance(group, config.SymbolHeads)]
+        distinct = list(dict.fromkeys(own))
+        source_of = (distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads)
+        self.source_of = tuple(source_of) if own else ()
         self.symbols = nnx.List([build_symbols(source, dim, max_length, draw) for source in distinct])
 
     @named

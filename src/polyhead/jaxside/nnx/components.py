@@ -12,12 +12,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead.jaxside import norms
-from polyhead.jaxside.latent_code import Array, act as activation
-from polyhead.spec.numbers import swiglu_width
+from polyhead.jaxside.call import Array
+from polyhead.jaxside.latent_code import act as activation
+from polyhead.spec.numbers import TRUNCATION, swiglu_width
 from polyhead.spec.shapes import check_number, named, one_of
-
-TRUNCATION = 0.87962566103423978
-"""Standard deviation of a unit normal truncated at +-2."""
 
 
 class Fixed(nnx.Variable):
@@ -49,11 +47,9 @@ class Draw:
 
     def table(self, count: int, dim: int) -> nnx.Param:
         """A table of token embeddings."""
-        return (
-            self.normal(count, dim, std=dim**-0.5)
-            if self.preset == "hyla"
-            else nnx.Param(self._cut((count, dim), 1.0, 3.0))
-        )
+        if self.preset == "hyla":
+            return self.normal(count, dim, std=dim**-0.5)
+        return nnx.Param(self._cut((count, dim), 1.0, 3.0))
 
     def normal(self, *shape: int, std: float = 1.0) -> nnx.Param:
         """N(0, std^2)."""

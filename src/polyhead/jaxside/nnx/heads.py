@@ -15,24 +15,25 @@ from flax import nnx
 from polyhead import config
 from polyhead.config.sizes import Sizes
 from polyhead.jaxside.abstractor import abstractor_attention, code as abstractor_code
-from polyhead.jaxside.disentangled import code as disentangled_code, disentangled_attention
-from polyhead.jaxside.hyla import code as hyla_code, hyla
-from polyhead.jaxside.latent_code import Array, AttentionCall, relations
-from polyhead.jaxside.linear import code as linear_code, linear_attention
+from polyhead.jaxside.call import Array, AttentionCall
+from polyhead.jaxside.disentangled import disentangled_attention
+from polyhead.jaxside.hyla import hyla
+from polyhead.jaxside.latent_code import code as latent_code, relations
+from polyhead.jaxside.linear import linear_attention
 from polyhead.jaxside.nnx.components import Draw, Linear
-from polyhead.jaxside.pooled import code as pooled_code, pooled_attention
-from polyhead.jaxside.relational import code as relational_code, relational_attention
-from polyhead.jaxside.softmax import code as softmax_code, softmax_attention
+from polyhead.jaxside.pooled import pooled_attention
+from polyhead.jaxside.relational import relational_attention
+from polyhead.jaxside.softmax import softmax_attention
 from polyhead.spec.numbers import PROBE
 
 CODES: dict[type, Callable[[AttentionCall], jax.Array]] = {
-    config.Softmax: softmax_code,
-    config.Linear: linear_code,
-    config.Hyla: hyla_code,
-    config.Relational: relational_code,
-    config.Disentangled: disentangled_code,
+    config.Softmax: latent_code,
+    config.Linear: latent_code,
+    config.Hyla: latent_code,
+    config.Relational: latent_code,
+    config.Disentangled: latent_code,
     config.Abstractor: abstractor_code,
-    config.Pooled: pooled_code,
+    config.Pooled: latent_code,
 }
 """Mechanism -> the code function of its reference."""
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead import config
-from polyhead.jaxside.latent_code import Array
+from polyhead.jaxside.call import Array
 from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols
 from polyhead.jaxside.nnx.components import (
     Draw,

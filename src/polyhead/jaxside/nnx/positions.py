@@ -8,9 +8,9 @@ import numpy as np
 from flax import nnx
 
 from polyhead import config
-from polyhead.jaxside.latent_code import Array
+from polyhead.jaxside.call import Array
 from polyhead.jaxside.nnx.components import Draw, rows_of
-from polyhead.spec.numbers import alibi_slopes, bucket_table
+from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
 
 
 class RelativePositionBias(nnx.Module):
@@ -18,13 +18,8 @@ class RelativePositionBias(nnx.Module):
 
     def __init__(self, heads: int, settings: config.RelativeBias, max_length: int, draw: Draw) -> None:
         buckets = settings.buckets or max_length
-        distance, both = settings.max_distance or buckets, settings.bidirectional
-        least = 4 if both else 2
-        if buckets < least or (both and buckets % 2):
-            raise ValueError(
-                f"RelativePositionBias: buckets must be {'even and ' * both}at least {least} but is {buckets}"
-            )
-        self.kind = (buckets, distance, both)
+        self.kind = (buckets, settings.max_distance or buckets, settings.bidirectional)
+        check_buckets(*self.kind)
         self.table = draw.normal(heads, buckets, std=buckets**-0.5)
 
     def __call__(self, distance: Array) -> Array:

@@ -15,11 +15,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead import config
-from polyhead.jaxside.latent_code import Array
+from polyhead.jaxside.call import Array
 from polyhead.jaxside.nnx.components import Draw, Fixed, Linear, rows_of
-
-HEADS = 4
-"""Default number of heads of symbolic attention, if it divides the widths."""
+from polyhead.spec.numbers import SYMBOL_HEADS
 
 
 class SymbolicAttention(nnx.Module):
@@ -29,7 +27,7 @@ class SymbolicAttention(nnx.Module):
 
     def __init__(self, source: config.SymbolicAttention, dim: int, draw: Draw) -> None:
         width = source.dim or dim
-        self.heads = math.gcd(HEADS, dim, width) if source.heads is None else source.heads
+        self.heads = math.gcd(SYMBOL_HEADS, dim, width) if source.heads is None else source.heads
         if dim % self.heads or width % self.heads:
             raise ValueError(f"SymbolicAttention: heads must divide {dim} and {width} but is {self.heads}")
         self.query = Linear(dim, dim, draw)

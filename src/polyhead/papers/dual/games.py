@@ -23,7 +23,7 @@ from polyhead.papers.dual.shared import (
 from polyhead.papers.estimates import Scores, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
-from polyhead.papers.sizes import Scale, Setting, size
+from polyhead.papers.sizes import SMOKE, Scale, Setting, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
 from polyhead.tasks.relational_games.task import GAMES
@@ -40,14 +40,9 @@ SHAPES: dict[str, Scale] = {
         steps=600, batch_size=64, clip=1.0,
         lrs=(2e-3,), decays=(0.0,), warmups=(50,), seeds=3, eval_batches=16,
     ),
-    "smoke": Scale(
-        dim=16, hidden=96, layers=2, heads=2, head_dim=8, positions=Learned(),
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, hidden=96, positions=Learned()),
 }
 # fmt: on
-
 
 EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "paper": {
@@ -107,8 +102,6 @@ def games_dual() -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 _SIZES, _LARGE = (250, 500, 1000, 1500, 2000, 2500), (5000, 10_000, 15_000, 20_000, 25_000)
 
 
@@ -191,8 +184,6 @@ def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scor
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None), ("stripes", "novel_stripes", None))
 """Title, split and metric of each column."""
 
@@ -211,7 +202,7 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
 
 
 def _verdicts(cells: Cells) -> list[Verdict]:
-    """Verdicts on the complete games only: missing runs would change what a verdict compares."""
+    """Verdicts on the complete games only: missing runs would change the comparison."""
     every = {name: {n: by for (game, n), by in cells.items() if game == name} for name, _ in cells}
     mine = {name: of for name, of in every.items() if whole({(n,): by for n, by in of.items()})}
     curves = {name: {n: scores(by, "iid") for n, by in of.items()} for name, of in mine.items()}

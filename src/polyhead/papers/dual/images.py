@@ -8,7 +8,7 @@ from polyhead.papers.dual.models import DUAL, Relations
 from polyhead.papers.dual.shared import EARLIER, RELATIVE, Cells, better, classified, course, operators, percent, single
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
-from polyhead.papers.sizes import Scale, size
+from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
 
 # fmt: off
@@ -23,14 +23,9 @@ IMAGES: dict[str, Scale] = {
         steps=3000, batch_size=64, clip=1.0,
         lrs=(3e-3,), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=6,
     ),
-    "smoke": Scale(
-        dim=16, hidden=32, layers=2, heads=2, head_dim=8, positions=Learned(), act="gelu",
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, positions=Learned(), act="gelu"),
 }
 # fmt: on
-
 
 VISION = ("dual", "dual-package", "softmax", "softmax-rope", "softmax-t5", *EARLIER)
 BY_OFFSET_ALIKE = Relations(RelativeSymbols())
@@ -64,8 +59,6 @@ def digits_dual() -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "cifar10": {"softmax": (89.5, 0.1), "dual": (91.7, 0.1)},
     "cifar100": {"softmax": (68.2, 0.1), "dual": (71.1, 0.1)},
@@ -87,6 +80,5 @@ draw = course(
     _claims,
     lambda place, model: percent(PRINTED.get(place[0], {}), model),
 )
-
 
 FIGURES = {"images": Figure("Images", DUAL, draw, images, minutes=27.7)}

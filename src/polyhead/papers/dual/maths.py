@@ -10,7 +10,7 @@ from polyhead.papers.dual.models import BY_OFFSET, DUAL
 from polyhead.papers.dual.shared import WRITERS, Cells, better, course, percent, run_of, single, written
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
-from polyhead.papers.sizes import Scale, size
+from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Maths
 from polyhead.tasks.maths.modules import MODULES
 
@@ -27,14 +27,9 @@ MATHS: dict[str, Scale] = {
         steps=800, batch_size=32, clip=1.0,
         lrs=(3e-3,), decays=(0.0,), warmups=(100,), seeds=3, eval_batches=16,
     ),
-    "smoke": Scale(
-        dim=16, hidden=32, layers=1, heads=2, head_dim=8, positions=Sinusoidal(), act="relu",
-        steps=4, batch_size=4, clip=1.0,
-        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, layers=1, batch_size=4, positions=Sinusoidal(), act="relu"),
 }
 # fmt: on
-
 
 EASY = {
     "algebra__linear_1d": (40, 6),
@@ -79,8 +74,6 @@ def maths_dual() -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "algebra__linear_1d": {"softmax": (64.0, 1.5), "dual": (66.3, 1.7), "abstractor": (64.1, math.nan)},
     "algebra__sequence_next_term": {"softmax": (91.4, 0.2), "dual": (92.1, 0.4), "abstractor": (94.9, math.nan)},
@@ -120,6 +113,5 @@ draw = course(
     lambda place, model: percent(PRINTED[place[0]], model),
 )
 """The paper's numbers are characters at interpolation."""
-
 
 FIGURES = {"maths": Figure("Mathematics, character by character", DUAL, draw, maths, minutes=76.4)}

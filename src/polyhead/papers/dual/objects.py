@@ -27,7 +27,7 @@ from polyhead.papers.dual.shared import (
 )
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
-from polyhead.papers.sizes import Scale, size
+from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
 
@@ -43,14 +43,9 @@ OBJECTS: dict[str, Scale] = {
         steps=1200, batch_size=64, clip=1.0,
         lrs=(2e-3,), decays=(0.0,), warmups=(100,), seeds=3, eval_batches=16,
     ),
-    "smoke": Scale(
-        dim=16, hidden=32, layers=2, heads=2, head_dim=8, positions=Learned(), act="relu",
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, positions=Learned(), act="relu"),
 }
 # fmt: on
-
 
 SORTED = {"paper": (100, 500, 1000, 1500, 2000, 2500, 3000), "small": (600, 2000), "smoke": (16, 32)}
 """Sizes of the training sets of sorting."""

@@ -19,20 +19,14 @@ from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
 from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Outcome, Panel, both, numbers, settings_note
+from polyhead.papers.outcome import SEEN, Cells, Outcome, Panel, both, numbers, settings_note
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
 
 ASKED = ("occurs", "between")
-
-
 IMAGES = {"paper": 1000, "small": 1000, "smoke": 32}
-
-
 RELATIONS = {"paper": (1, 2, 4, 8), "small": (1, 4, 16), "smoke": (1, 4)}
-
-
 TOTALS = {"paper": (2, 4, 8, 16), "small": (2, 4, 8), "smoke": (2, 4)}
 """Numbers of heads; all heads have the same width."""
 
@@ -97,8 +91,6 @@ def _name(what: str, relations: Relations, positions: Position) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 Choice = tuple[str, str, bool, int]
 """Symbols, positions, symmetric, number of relations."""
 
@@ -161,113 +153,120 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
-SPLIT = {"softmax": "Softmax heads alone", "half": "Half of them relational"}
-
-
 def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
     axes = ("symbols", "positions", "symmetric", "relations")
-    cells = study.cells("game", *axes)
-    games = list(dict.fromkeys(place[0] for place in cells))
+    cells, games = _by_game(study, *axes)
     panels: list[Panel] = []
-    for game in games:
-        for symmetric in (True, False):
-            lines: dict[str, dict[Any, list[float]]] = {}
-            for (which, kind, positions, same, count), cell in cells.items():
-                if (which, same, positions) == (game, symmetric, "learned"):
-                    lines.setdefault(f"symbols {kind}", {})[count] = list(cell.score("iid").values.values())
-            if lines:
-                levels = {"chance": 0.5, **_floors(cells, game)}
-                panels.append((f"{game}, {'symmetric' if symmetric else 'not symmetric'}", lines, levels))
+    for game, symmetric in itertools.product(games, (True, False)):
+        lines: dict[str, dict[Any, list[float]]] = {}
+        for (kind, positions, same, count), by in cells.items():
+            if game in by and (same, positions) == (symmetric, "learned"):
+                lines.setdefault(f"symbols {kind}", {})[count] = _seeds(by[game])
+        if lines:
+            levels = {"chance": 0.5, **_floors(cells, game)}
+            panels.append((f"{game}, {_words(symmetric)}", lines, levels))
     for path in both("symbols", folder):
         figures.lines(panels, path, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
-    by_choice = _over_games(cells, games, "iid")
-    order_ = _over_games(cells, games, "validation")
-    rows = _choice_rows(cells, games, sorted(order_, key=lambda place: -order_[place].mean))
-    best = max(order_, key=lambda place: order_[place].mean, default=None)
-    notes_ = [] if best is None else [f"The best on validation data: {_choice(best)}."]
+    validation = _over_games(cells, games, "validation")
+    order = sorted(validation, key=lambda place: -validation[place].mean)  # the best first
+    rows = []
+    for place in order:
+        kind, positions, symmetric, count = place
+        choice = (kind, positions, "yes" if symmetric else "no", str(count))
+        sizes = size_of(cells[place][games[0]])
+        rows.append((*choice, *_texts(cells[place], games), str(validation[place]), *sizes))
     return Outcome(
         pictures=(("symbols", f"Accuracy by number of relations, learned positions; {SEEN}."),),
         head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
         rows=tuple(rows),
-        verdicts=tuple(choices(by_choice)),
-        notes=(*notes_, *_floor_notes(cells, games), settings_note(cells.values())),
-        numbers={", ".join(map(str, place)): numbers(cell.score("iid")) for place, cell in cells.items()},
+        verdicts=tuple(choices(_over_games(cells, games, "iid"))),
+        notes=(*(f"The best on validation data: {_choice(place)}." for place in order[:1]), *_notes(cells, games)),
+        numbers={
+            ", ".join(map(str, (game, *place))): numbers(by[game].score("iid"))
+            for game in games
+            for place, by in cells.items()
+            if game in by
+        },
     )
-
-
-def _choice(place: Coordinates) -> str:
-    kind, positions, symmetric, count = place
-    return f"symbols {kind}, {positions} positions, {'symmetric' if symmetric else 'not symmetric'}, {count} relations"
-
-
-def _over_games(cells: Mapping[Coordinates, Cell], games: list[str], split: str) -> dict[Any, Estimate]:
-    """The mean over the games, for each choice that was trained on all games."""
-    places = dict.fromkeys(place[1:] for place in cells)
-    whole = [place for place in places if all((game, *place) in cells for game in games)]
-    return {place: mean([cells[game, *place].score(split) for game in games]) for place in whole}
-
-
-def _choice_rows(
-    cells: Mapping[Coordinates, Cell], games: list[str], order_: list[Coordinates]
-) -> list[tuple[str, ...]]:
-    """Table rows, the best on validation data first."""
-    rows = []
-    for place in order_:
-        mine = [cells[game, *place] for game in games]
-        kind, positions, symmetric, count = place
-        values = [str(cell.score("iid")) for cell in mine]
-        validation = str(mean([cell.score("validation") for cell in mine]))
-        rows.append((kind, positions, "yes" if symmetric else "no", str(count), *values, validation, *size_of(mine[0])))
-    return rows
-
-
-def _floors(cells: Mapping[Coordinates, Cell], game: str) -> dict[str, float]:
-    """The floors without relations, on pentominoes."""
-    return means({place: cell for place, cell in cells.items() if place[0] == game}, "iid")
-
-
-def _floor_notes(cells: Mapping[Coordinates, Cell], games: list[str]) -> tuple[str, ...]:
-    """The floors as a note, for tables whose rows are choices and whose columns are games."""
-    each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
-    return (f"Floors without a network: {'; '.join(each)}.",) if each else ()
 
 
 def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
-    cells = study.cells("game", "split")
-    games = list(dict.fromkeys(place[0] for place in cells))
+    placed, games = _by_game(study, "split")
+    cells = {heads: by for (heads,), by in placed.items()}
     panels: list[Panel] = []
     for game in games:
-        mine = {place[1]: list(cell.score("iid").values.values()) for place, cell in cells.items() if place[0] == game}
+        mine = {heads: _seeds(by[game]) for heads, by in cells.items() if game in by}
         lines = {
-            SPLIT["softmax"]: {s: values for (s, r), values in mine.items() if not r},
-            SPLIT["half"]: {s + r: values for (s, r), values in mine.items() if s == r},
+            "Softmax heads alone": {s: values for (s, r), values in mine.items() if not r},
+            "Half of them relational": {s + r: values for (s, r), values in mine.items() if s == r},
         }
         levels = {"chance": 0.5, **_floors(cells, game)}
         panels.append((game, {name: points for name, points in lines.items() if points}, levels))
     for path in both("split", folder):
         figures.lines(panels, path, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
+    rows = [
+        (str(softmax), str(relational), *_texts(by, games), *size_of(next(iter(by.values()))))
+        for (softmax, relational), by in sorted(cells.items(), key=lambda one: (sum(one[0]), one[0][1]))
+    ]
     return Outcome(
         pictures=(("split", f"Accuracy by number of heads, every one as wide; {SEEN}."),),
         head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
-        rows=tuple(_split_rows(cells, games)),
-        verdicts=tuple(splits({place[0]: e for place, e in _over_games(cells, games, "iid").items()})),
-        notes=(*_floor_notes(cells, games), settings_note(cells.values())),
-        numbers={f"{game}, {s} + {r}": numbers(cell.score("iid")) for (game, (s, r)), cell in cells.items()},
+        rows=tuple(rows),
+        verdicts=tuple(splits(_over_games(cells, games, "iid"))),
+        notes=_notes(cells, games),
+        numbers={
+            f"{game}, {s} + {r}": numbers(by[game].score("iid"))
+            for game in games
+            for (s, r), by in cells.items()
+            if game in by
+        },
     )
 
 
-def _split_rows(cells: Mapping[Coordinates, Cell], games: list[str]) -> list[tuple[str, ...]]:
-    rows = []
-    for softmax, relational in sorted(dict.fromkeys(place[1] for place in cells), key=lambda at: (sum(at), at[1])):
-        mine = [cells.get((game, (softmax, relational))) for game in games]
-        values = ["–" if cell is None else str(cell.score("iid")) for cell in mine]
-        sizes = size_of(next(cell for cell in mine if cell is not None))
-        rows.append((str(softmax), str(relational), *values, *sizes))
-    return rows
+def _by_game(study: Study, *axes: str) -> tuple[dict[Coordinates, dict[str, Cell]], list[str]]:
+    """The cells by place on `axes`, then by game; and the games."""
+    found: dict[Coordinates, dict[str, Cell]] = {}
+    for (game, *place), cell in study.cells("game", *axes).items():
+        found.setdefault(tuple(place), {})[game] = cell
+    return found, list(dict.fromkeys(game for by in found.values() for game in by))
+
+
+def _seeds(cell: Cell) -> list[float]:
+    return list(cell.score("iid").values.values())
+
+
+def _words(symmetric: bool) -> str:
+    return "symmetric" if symmetric else "not symmetric"
+
+
+def _choice(place: Coordinates) -> str:
+    kind, positions, symmetric, count = place
+    return f"symbols {kind}, {positions} positions, {_words(symmetric)}, {count} relations"
+
+
+def _texts(by: Mapping[str, Cell], games: list[str]) -> list[str]:
+    """The scores on the games, as text."""
+    return [str(by[game].score("iid")) if game in by else "–" for game in games]
+
+
+def _over_games(cells: Cells, games: list[str], split: str) -> dict[Any, Estimate]:
+    """The mean over the games, for each place that was trained on all games."""
+    whole = {place: by for place, by in cells.items() if len(by) == len(games)}
+    return {place: mean([by[game].score(split) for game in games]) for place, by in whole.items()}
+
+
+def _floors(cells: Cells, game: str) -> dict[str, float]:
+    """The floors without relations, on pentominoes."""
+    return means({place: by[game] for place, by in cells.items() if game in by}, "iid")
+
+
+def _notes(cells: Cells, games: list[str]) -> tuple[str, ...]:
+    """The floors, for a table whose rows are not models, and the settings."""
+    each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
+    floors = (f"Floors without a network: {'; '.join(each)}.",) if each else ()
+    return (*floors, settings_note(cell for by in cells.values() for cell in by.values()))
 
 
 FIGURES = {

@@ -24,11 +24,13 @@ from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writ
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.outcome import (
     SEEN,
+    Cells,
     Outcome,
     Panel,
     beside,
     both,
     by_model,
+    floors_along,
     numbers,
     scores,
     series,
@@ -39,16 +41,11 @@ from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import Images, Maths, ObjectSorting, PairwiseOrder, RelationalGames, SetCards
 
-Cells = Mapping[Coordinates, Mapping[str, Cell]]
-
-
 Printed = Callable[[Coordinates, str], str]
 """The paper's numbers for a place and a model."""
 
-
 Columns = Sequence[tuple[str, str, str | None]]
 """Title, split and metric (None: the task's own) of a column."""
-
 
 Curve = Mapping[int, Scores]
 """Size of the training set -> model (a name of `models.ROWS`) -> score."""
@@ -59,14 +56,12 @@ RELATIVE = ("softmax-rope", "softmax-t5")
 GAME_SPLITS = ("validation", "iid", "novel_hexominoes", "novel_stripes")
 ASYMMETRIC = Relations(symmetric=False)
 EARLIER = ("disentangled", "rca")
-"""The operators that came before relational heads, beside softmax heads."""
+"""The operators that came before relational heads, each mixed with softmax heads."""
 COMPARED = ("dual", "relational", *EARLIER, "softmax", *RELATIVE, "corelnet", "predinet", "abstractor")
 WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
-
-
 def run_of(name: str, task: Task, model: Model, shape: Scale, setting: Setting) -> Run:
     """A run whose `name` ends with the seed; scored on all splits except train, games on each set of unseen shapes."""
     splits = GAME_SPLITS if isinstance(task, RelationalGames) else tuple(s for s in task.splits if s != "train")
@@ -110,8 +105,6 @@ def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def learns(what: str, curve: Curve) -> list[Verdict]:
     """Claims that dual attention learns from fewer examples than softmax heads, with learned positions (as in the
     paper) and with relative positions.  Claims whose models were not run are omitted."""
@@ -129,23 +122,21 @@ def learns(what: str, curve: Curve) -> list[Verdict]:
 def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
     """The claim that `one` is better than each of `others`, by the mean of `scores[place]` over places with both.
 
-    No claim if no place has both models.
+    A part for each of `others` that was run; no claim if none was.
     """
     parts = {}
     for other in others:
-        those = [place for place, by in scores.items() if {one, other} <= set(by)]
+        those = {place: by for place, by in scores.items() if {one, other} <= set(by)}
         if those:
             of = f", mean of {', '.join(those)}" if len(scores) > 1 else ""
-            parts[f"over {ROWS[other].label}{of}"] = mean(
-                [scores[place][one] - scores[place][other] for place in those]
-            )
+            parts[f"over {ROWS[other].label}{of}"] = mean([by[one] - by[other] for by in those.values()])
     claim = f"{ROWS[one].label} is better than {' and '.join(ROWS[other].label for other in others)} at {what}"
     return [above(claim, parts)] if parts else []
 
 
 def operators(what: str, scores: Mapping[str, Scores]) -> list[Verdict]:
-    """Claims about operators: dual attention against earlier operators, each of which stands beside softmax heads; and
-    the draft's own operator (disentangled) against softmax heads alone, with and without relative positions."""
+    """Claims about operators: dual attention against earlier operators, each mixed with softmax heads; and the
+    draft's own operator (disentangled) against softmax heads alone, with and without relative positions."""
     found = better(what, "dual", EARLIER, scores)
     return found + better(what, "disentangled", ("softmax", *RELATIVE), scores)
 
@@ -156,8 +147,6 @@ def gap(curve: Curve, one: str, other: str) -> Estimate:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def course(
     axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
 ) -> Callable[[Study, pathlib.Path], Outcome]:
@@ -168,13 +157,8 @@ def course(
         panels: list[Panel] = []
         for (value,), by in cells.items():
             name = str(value).partition("__")[2] or str(value)
-            panels.append(
-                (
-                    name.replace("_", " "),
-                    {label(m): cell.course("validation") for m, cell in by.items()},
-                    means(by, "validation"),
-                )
-            )
+            courses = {label(m): cell.course("validation") for m, cell in by.items()}
+            panels.append((name.replace("_", " "), courses, means(by, "validation")))
         metric = study.points[0].run.task.metric.replace("_", " ")
         for path in both(study.figure, folder):
             figures.lines(panels, path, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
@@ -190,11 +174,10 @@ def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chan
     """A panel per value of the first axis, with the second axis, the number of examples, on x."""
     panels: list[Panel] = []
     for name in dict.fromkeys(place[0] for place in cells):
-        points = {n: scores(by, split) for (which, n), by in cells.items() if which == name}
+        mine = {n: by for (which, n), by in cells.items() if which == name}
+        points = {n: scores(by, split) for n, by in mine.items()}
         levels: dict[str, Any] = {"chance": chance} if chance else {}
-        for n, by in ((n, by) for (which, n), by in cells.items() if which == name):
-            for floor, value in means(by, split).items():
-                levels.setdefault(floor, {})[n] = value
+        levels |= floors_along(mine, split)
         panels.append((str(name).replace("_", " "), series(points, label), levels))
     low = chance - 0.1 if chance else 0.0
     for path in both(stem.name, stem.parent):
@@ -212,20 +195,19 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
     rows, found = [], {}
     for place, by in cells.items():
         where = [str(value).replace("__", ": ").replace("_", " ") for value in place]
+        mine = {}
         for model, cell in by.items():
-            values = [str(cell.score(split, metric)) for _, split, metric in columns]
+            values = {name: cell.score(split, metric) for name, split, metric in columns}
             own = [printed(place, model)] if printed else []
-            rows.append((*where, label(model), *values, *own, *size(cell)))
-        found[", ".join(map(str, place))] = {
-            model: {name: numbers(cell.score(split, metric)) for name, split, metric in columns}
-            for model, cell in by.items()
-        }
+            rows.append((*where, label(model), *map(str, values.values()), *own, *size(cell)))
+            mine[model] = {name: numbers(value) for name, value in values.items()}
         levels = {name: beside(by, split) for name, split, metric in columns if metric is None}
-        for floor in dict.fromkeys(floor for found_ in levels.values() for floor in found_):
-            mine = {name: of[floor] for name, of in levels.items() if floor in of}
-            values = [str(mine.get(name, "–")) for name, _, _ in columns]
-            rows.append((*where, floor, *values, *["–"] * (len(head) - len(where) - 1 - len(values))))
-            found[", ".join(map(str, place))][floor] = {name: numbers(level) for name, level in mine.items()}
+        for floor in dict.fromkeys(floor for by_floor in levels.values() for floor in by_floor):
+            values = {name: by_floor[floor] for name, by_floor in levels.items() if floor in by_floor}
+            texts = [str(values.get(name, "–")) for name, _, _ in columns]
+            rows.append((*where, floor, *texts, *["–"] * (len(head) - len(where) - 1 - len(texts))))
+            mine[floor] = {name: numbers(value) for name, value in values.items()}
+        found[", ".join(map(str, place))] = mine
     return Outcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
 
 

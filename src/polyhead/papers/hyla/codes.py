@@ -66,8 +66,6 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
     """The claim that early layers cluster by magnitude and late layers by rule.
 
@@ -175,18 +173,21 @@ def similar(model: str, *, samples: bool = False) -> Draw:
         for point in selected(study).get(model, []):
             network, task, seed = load_model(point.result.folder)[1], point.run.task, point.run.seed
             codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
-            rules = targets(batch)["rule"]
-            found = {name: similarity(codes[-1], rules, centred=name == "centred") for name in COSINES}
-            names = [class_name(task, "rule", int(c)) for c in found["plain"][0]]
-            shown = {name: matrix.round(6).tolist() for name, (_, matrix) in found.items()}
-            matrices[str(seed)] = {"rules": names, **shown}
             before, _ = query_codes(untrained(point.run), task, "compositional", count, purpose="similarity")
-            pairs = found | {n + UNTRAINED: similarity(before[-1], rules, centred=n == "centred") for n in COSINES}
-            for name, (classes, matrix) in pairs.items():
+            rules = targets(batch)["rule"]
+            found = {
+                name + kind: similarity(of[-1], rules, centred=name == "centred")
+                for kind, of in ((TRAINED, codes), (UNTRAINED, before))
+                for name in COSINES
+            }
+            for name, (classes, matrix) in found.items():
                 if {SUM, DIFFERENCE} <= set(classes.tolist()):
                     over[name][seed] = _over_others(classes.tolist(), matrix)
+            names = [class_name(task, "rule", int(c)) for c in found["plain"][0]]
+            shown = {name: found[name][1] for name in COSINES}
+            matrices[str(seed)] = {"rules": names, **{name: x.round(6).tolist() for name, x in shown.items()}}
             if not pictures:  # only for the first seed
-                panels = [(name, matrix, names, names) for name, (_, matrix) in found.items()]
+                panels = [(name, matrix, names, names) for name, matrix in shown.items()]
                 pictures = _pictures(study.figure, folder, panels, (codes[-1], rules, names) if samples else None)
         return _similar_outcome(pictures, over, matrices)
 

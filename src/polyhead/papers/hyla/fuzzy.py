@@ -1,5 +1,6 @@
 """Fuzzy logic, scores by length of the context: Figures 2C and A3 of Schug et al. 2024."""
 
+import itertools
 import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,13 +16,14 @@ from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
 from polyhead.papers.outcome import (
     TRAINING_LOSS,
+    Cells,
     Levels,
     Outcome,
     Panel,
     both,
     by_model,
-    drawn,
     floors,
+    floors_along,
     numbers,
     runs_of,
     scored,
@@ -34,15 +36,8 @@ from polyhead.papers.outcome import (
 from polyhead.papers.sizes import one_setting, size
 from polyhead.papers.study import Cell, Coordinates, Study
 
-Cells = dict[Coordinates, dict[str, Cell]]
-
-
 LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smoke": (8, 16)}
-
-
 HELD_OUT = {"paper": (0.3, 0.5, 0.7), "short": (0.5, 0.7), "small": (0.3, 0.5, 0.7), "smoke": (0.3, 0.7)}
-
-
 TRAINING = (
     "Recall and mixture know no terms: the training functions, weighed by how well they fit the examples, and their "
     "best linear mixture. Every floor is a mean over the splits of the seeds."
@@ -57,23 +52,20 @@ def fig_2c(scale: str = "small") -> tuple[Run, ...]:
     """
     shape = size(FUZZY, scale)
     runs: tuple[Run, ...] = ()
-    for length in LENGTHS[scale]:
-        for held in HELD_OUT[scale]:
-            task = partial(fuzzy_task, scale, held_out=held, length=length)
-            runs += grid(task, THREE, shape, one_setting(shape, scale))
+    for length, held in itertools.product(LENGTHS[scale], HELD_OUT[scale]):
+        task = partial(fuzzy_task, scale, held_out=held, length=length)
+        runs += grid(task, THREE, shape, one_setting(shape, scale))
     return runs
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
 def ordered(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
     """The claim of the paper's order of the three models; each difference is a mean over the places, seed by seed.
 
-    `scores[place]`: scores by model.  `what`: names the places.
+    `scores[place]`: scores by model.  `what`: the places, in words.
     """
     models = set.intersection(*(set(cell) for cell in scores.values()))
     parts = {
@@ -133,13 +125,11 @@ def _verdicts(cells: Cells) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = by_model(study, "length", "held out")
     levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
-    _draw(cells, "compositional", folder / "fig-2c", levels)
+    _draw(cells, "compositional", folder / "fig-2c")
     verdicts = _verdicts(cells)[:2]
     caption = f"Compositional R² by examples in the context; standard errors over seeds, a dot per seed. {TRAINING}"
     table = _table(cells, levels, ("compositional",))
@@ -150,62 +140,62 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw Fig. A3.  A: compositional, B: training tasks, C: novel terms, D: training error."""
     cells = by_model(study, "length", "held out")
     pictures = []
-    parts = (
-        ("a", "compositional", "unseen combinations"),
-        ("b", "iid", "training tasks"),
-        ("c", "novel", "unknown terms"),
-    )
-    levels: dict[Coordinates, Levels] = {}
-    for letter, split, words in parts:
-        levels = {place: floors(runs_of(cell), split) for place, cell in cells.items()}
-        _draw(cells, split, folder / f"fig-a3{letter}", levels)
-        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words}. {TRAINING}"))
-    _draw(cells, TRAINING_LOSS, folder / "fig-a3d", {})
+    words = {"compositional": "unseen combinations", "iid": "training tasks", "novel": "unknown terms"}
+    for letter, split in zip("abc", words, strict=True):
+        _draw(cells, split, folder / f"fig-a3{letter}")
+        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words[split]}. {TRAINING}"))
+    _draw(cells, TRAINING_LOSS, folder / "fig-a3d")
     pictures.append(("fig-a3d", "D: mean squared error on training batches, the last logged ones."))
     verdicts = _verdicts(cells)
     biggest = max(cells, default=None)
-    if biggest is not None:  # `levels` belong to the novel split
-        beyond = scores(cells[biggest], "novel")
+    if biggest is not None:
+        beyond, levels = scores(cells[biggest], "novel"), floors(runs_of(cells[biggest]), "novel")
         where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
-        verdicts += unknown_terms(where, beyond, levels[biggest]["gaussian_process"])
+        verdicts += unknown_terms(where, beyond, levels["gaussian_process"])
     table = _table(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
     return replace(table, pictures=tuple(pictures), verdicts=tuple(verdicts))
 
 
-def _draw(cells: Cells, split: str, stem: pathlib.Path, levels: Mapping[Coordinates, Levels]) -> None:
-    """One panel per held-out fraction, with the context length on x."""
+def _draw(cells: Cells, split: str, stem: pathlib.Path) -> None:
+    """One panel per held-out fraction, with the context length on x; scores with their floors."""
     panels: list[Panel] = []
     for held in sorted({place[1] for place in cells}):
         mine = {place[0]: cell for place, cell in sorted(cells.items()) if place[1] == held}
         points = {n: {model: scored(cell, split) for model, cell in by.items()} for n, by in mine.items()}
-        lines: dict[str, dict[int, float]] = {}
-        for n in mine:
-            for name, value in drawn(runs_of(mine[n]), levels.get((n, held), {})).items():
-                lines.setdefault(name, {})[n] = value
-        panels.append((f"{100 * held:.0f} % held out", series(points, label), lines))
+        levels = {} if split == TRAINING_LOSS else floors_along(mine, split)
+        panels.append((f"{100 * held:.0f} % held out", series(points, label), levels))
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
     y = "training error" if split == TRAINING_LOSS else "R²"
     for path in both(stem.name, stem.parent):
         figures.lines(panels, path, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
 
 
-def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> Outcome:
-    models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
-    head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
-    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
-    head += tuple(common.values())
-    rows = []
-    for (n, held), by in sorted(cells.items()):
-        row = [f"N {n}, {100 * held:.0f} % held out"]
-        row += [str(scored(by[m], split)) if m in by else "–" for split in splits for m in models]
-        row += [str(levels[n, held][name]) for name in common]
-        rows.append(tuple(row))
+def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> Outcome:
+    """A table with a row per setting: the scores of each model on `splits`."""
+    models = list(dict.fromkeys(model for by in cells.values() for model in by))
+    rows = tuple(
+        (name, *(str(scored(by[m], split)) if m in by else "–" for split in splits for m in models))
+        for name, by in cells.items()
+    )
     found = {
-        f"N {n}, held out {held}": {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
-        for (n, held), by in cells.items()
+        name: {m: {split: numbers(scored(cell, split)) for split in splits} for m, cell in by.items()}
+        for name, by in cells.items()
     }
+    head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
     note = settings_note(cell for by in cells.values() for cell in by.values())
-    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=(note,))
+    return Outcome(head=head, rows=rows, numbers=found, notes=(note,))
+
+
+def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> Outcome:
+    """The table with the drawn floors and the ceiling in its last columns."""
+    places = sorted(cells)
+    found = table({f"N {n}, held out {held}": cells[n, held] for n, held in places}, splits)
+    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
+    rows = tuple(
+        (f"N {n}, {100 * held:.0f} % held out", *row[1:], *(str(levels[n, held][name]) for name in common))
+        for (n, held), row in zip(places, found.rows, strict=True)
+    )
+    return replace(found, head=(*found.head, *common.values()), rows=rows)
 
 
 FIGURES = {

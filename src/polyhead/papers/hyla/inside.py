@@ -27,7 +27,7 @@ GIVEN = {
     "permuted": "the donor's, heads in another order",
     "zero": "none (zero)",
 }
-"""The code that the query gets."""
+"""The code of the query after a swap."""
 RULES = {"own": "against its own function", "donor": "against the donor's function"}
 
 
@@ -61,7 +61,7 @@ def swapped(study: Study, pairs: int) -> dict[str, Swapped]:
 
 
 def verdicts(swaps: Mapping[str, Swapped]) -> list[Verdict]:
-    """The test of the swap, for HYLA alone, as it was written down."""
+    """The test of the swap, for HYLA alone, as in the protocol."""
     if "hyla" not in swaps:
         return []
     claim = "the code carries the function: the output is nearer to the donor's with its code than with a third one's"
@@ -69,7 +69,7 @@ def verdicts(swaps: Mapping[str, Swapped]) -> list[Verdict]:
 
 
 def draw(study: Study, folder: pathlib.Path) -> Outcome:
-    """Draw what the output computes while one code turns into another; the swaps, the probes and their tests."""
+    """Draw R² against both functions while one code turns into another; tabulate the swaps, the probes, their tests."""
     swaps = swapped(study, PAIRS)
     panels = [(ROWS[name].label, *_course(one)) for name, one in swaps.items()]
     for path in both(study.figure, folder):

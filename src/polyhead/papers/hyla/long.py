@@ -6,6 +6,7 @@ a run; it is a test from five seeds on.
 
 import itertools
 import pathlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
 FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
 RAVEN_FLOORS = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
 WORDS = {"r2": "R²", "accuracy": "accuracy"}
-"""Metric of a task -> what the figure calls it."""
+"""Metric of a task -> its name in the figure."""
 
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
@@ -148,20 +149,18 @@ def _model(point: Point) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS, tests: Tests = TESTS) -> list[Verdict]:
     """Verdicts on the claims whose models have runs of the same seeds; differences are per seed."""
     stated = []
     for family, claim, differences in tests:
-        parts = {_named(quantity, a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
+        parts = {_named(a, b): _over(found, quantity, a, b, seeds) for quantity, a, b in differences}
         known = {name: part for name, part in parts.items() if part is not None}
         if len(known) == len(parts):
             stated.append(above(claim, known, family=family))
     return list(judged(stated))
 
 
-def _named(quantity: str, one: str, other: str | None) -> str:
+def _named(one: str, other: str | None) -> str:
     return NAMES[one] if other is None else f"{NAMES[one]} over {NAMES[other]}"
 
 
@@ -173,8 +172,6 @@ def _over(found: Measured, quantity: str, one: str, other: str | None, seeds: tu
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw(study: Study, folder: pathlib.Path) -> Outcome:
     """The page of the main test."""
     return _drawn(study, folder, TESTS)
@@ -228,9 +225,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
 
 
 def _caption(points: Iterable[Point], word: str) -> str:
-    count: dict[str, int] = {}
-    for point in points:
-        count[NAMES[_model(point)]] = count.get(NAMES[_model(point)], 0) + 1
+    count = Counter(NAMES[_model(point)] for point in points)
     runs = ", ".join(f"{label} {n}" for label, n in count.items())
     return (
         f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
@@ -241,17 +236,17 @@ def _caption(points: Iterable[Point], word: str) -> str:
 
 def _table(points: Iterable[Point], found: Measured) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """The head of the table, and a row for each run and for the floors of each seed."""
-    columns = ("known", "unseen", "novel", "gap", "late", *(f"at {skill:.2f}" for skill in SKILLS))
-    skills = (f"unseen at known {skill:.2f}" for skill in SKILLS)
-    head = ("", "seed", "known", "unseen", "unknown terms", "known − unseen", f"gain after step {EARLY:,}", *skills)
-    rows = []
+    columns = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
+    columns |= {"late": f"gain after step {EARLY:,}"}
+    columns |= {f"at {skill:.2f}": f"unseen at known {skill:.2f}" for skill in SKILLS}
+    sampled = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}  # quantities with a sampling error
+    head, rows = ("", "seed", *columns.values()), []
     for point in points:
         model, seed = _model(point), point.run.seed
-        errors = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}  # columns with a sampling error
         cells = []
-        for column in columns:
-            value = found.get((column, model), {}).get(seed)
-            error = f" ± {point.sampling(errors[column]):.3f}" if column in errors and value is not None else ""
+        for quantity in columns:
+            value = found.get((quantity, model), {}).get(seed)
+            error = f" ± {point.sampling(sampled[quantity]):.3f}" if quantity in sampled and value is not None else ""
             cells.append("–" if value is None else f"{value:.3f}{error}".replace("-", "−"))
         rows.append((NAMES[model], str(seed), *cells))
     for name in FLOORS | RAVEN_FLOORS:

@@ -1,8 +1,8 @@
-"""Figures 2B and 5F: what linear probes read off the latent code of every finished model.
+"""Figures 2B and 5F: linear probes of the latent code of every finished model.
 
-Two things stand beside a probe's score.  The same probe fitted on permuted labels: where a code says nothing about the
-task, both score alike.  And the same probe of the network before its first step: an untrained code is made of the
-examples, too, so it says something about the task before anything is learned.
+Each probe is compared with two others.  One is fitted on permuted labels: its score is that of a code without
+information about the task.  The other is of the network before its first step: an untrained code depends on the
+examples, too, so it has information about the task before anything is learned.
 """
 
 import pathlib
@@ -28,7 +28,7 @@ FIT = {"smoke": 128}
 Draw = Callable[[Study, pathlib.Path], Outcome]
 
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
-"""What was probed; the ends of the names in tables."""
+"""The kinds of probed networks and labels, as suffixes of names in tables."""
 KINDS = (TRAINED, UNTRAINED, PERMUTED)
 
 Place = tuple[str, str, str]

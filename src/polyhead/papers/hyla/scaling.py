@@ -11,11 +11,12 @@ from polyhead.config import Run
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Scores
 from polyhead.papers.figure import Figure
-from polyhead.papers.hyla.fuzzy import ordered
+from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
     TRAINING_LOSS,
+    Cells,
     Levels,
     Outcome,
     Panel,
@@ -23,35 +24,21 @@ from polyhead.papers.outcome import (
     by_model,
     drawn,
     floors,
-    numbers,
-    runs_of,
+    floors_along,
     scored,
     scores,
     series,
-    settings_note,
     whole,
 )
-from polyhead.papers.sizes import one_setting, size, with_seeds
-from polyhead.papers.study import Cell, Coordinates, Study
-
-Cells = dict[Coordinates, dict[str, Cell]]
-
+from polyhead.papers.sizes import Scale, one_setting, size, widened, with_seeds
+from polyhead.papers.study import Study
+from polyhead.tasks import Sraven
 
 DATA = {"paper": (0.5, 1.0, 2.0), "small": (0.5, 1.0, 2.0), "smoke": (0.5, 1.0)}
-
-
 WIDTHS = {"paper": (1.0, 2.0, 4.0), "small": (0.5, 1.0, 2.0), "smoke": (1.0, 2.0)}
-
-
 DEPTHS = {"paper": (4, 8, 16), "small": (1, 2, 4), "smoke": (1, 2)}
-
-
 HEADS = {"paper": (1, 2, 4, 8, 16), "small": (1, 2, 4, 8), "smoke": (1, 2)}
-
-
 FEATURES = {"paper": (2, 3, 4), "small": (2, 3), "smoke": (2, 3)}
-
-
 FRACTIONS = {"paper": (0.1, 0.25, 0.5, 0.75), "small": (0.1, 0.25, 0.5, 0.75), "smoke": (0.25, 0.5)}
 
 
@@ -97,9 +84,14 @@ def _scaling(scale: str, what: str) -> tuple[Run, ...]:
             if what == "depth":
                 shape = replace(shape, layers=int(value))
             else:
-                shape = shape.widened(value, heads=what == "heads")
-            runs += grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
+                shape = widened(shape, value, heads=what == "heads")
+            runs += _three(scale, shape, partial(sraven_task, scale))
     return runs
+
+
+def _three(scale: str, shape: Scale, task: Callable[[int], Sraven]) -> tuple[Run, ...]:
+    """The runs of the three models at the settings of `scale`; `task` maps a seed to a task."""
+    return grid(task, THREE, shape, one_setting(shape, scale))
 
 
 def fig_5c(scale: str = "small") -> tuple[Run, ...]:
@@ -111,7 +103,7 @@ def fig_5c(scale: str = "small") -> tuple[Run, ...]:
     runs: tuple[Run, ...] = ()
     for heads in HEADS[scale]:
         shape = replace(base, heads=heads, head_dim=base.heads * base.head_dim // heads)
-        runs += grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
+        runs += _three(scale, shape, partial(sraven_task, scale))
     return runs
 
 
@@ -121,10 +113,8 @@ def fig_5d(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce fig-5d.
     """
     shape = with_seeds(size(SRAVEN, scale), scale, 2)
-    runs: tuple[Run, ...] = ()
-    for m in FEATURES[scale]:
-        runs += grid(partial(sraven_task, scale, features=m), THREE, shape, one_setting(shape, scale))
-    return runs
+    tasks = [partial(sraven_task, scale, features=m) for m in FEATURES[scale]]
+    return tuple(run for task in tasks for run in _three(scale, shape, task))
 
 
 def fig_a5(scale: str = "small") -> tuple[Run, ...]:
@@ -133,15 +123,11 @@ def fig_a5(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce fig-a5.  The paper gives its fractions only in a plot.
     """
     shape = with_seeds(size(SRAVEN, scale), scale, 2)
-    runs: tuple[Run, ...] = ()
-    for held in FRACTIONS[scale]:
-        runs += grid(partial(sraven_task, scale, held_out=held), THREE, shape, one_setting(shape, scale))
-    return runs
+    tasks = [partial(sraven_task, scale, held_out=held) for held in FRACTIONS[scale]]
+    return tuple(run for task in tasks for run in _three(scale, shape, task))
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def solves(scores: Mapping[Any, Scores], level: float = 0.8) -> list[Verdict]:
     """The claims that all models reach `level` at the largest setting, and that HYLA is best at the smallest."""
     settings = list(scores)
@@ -173,8 +159,6 @@ def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
     """Draws Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
 
@@ -185,11 +169,11 @@ def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
         levels = floors(runs)
         _draw_scaling(cells, axis, "compositional", folder / stem, drawn(runs, levels))
         order = sorted(cells, key=lambda place: (place[1], place[0]))
-        found = {place: scores(cells[place], "compositional") for place in order}
-        verdicts = ordered(found, f"{len(found)} settings") + solves(found) if whole(cells) else []
+        ends = {place: scores(cells[place], "compositional") for place in order}
+        verdicts = ordered(ends, f"{len(ends)} settings") + solves(ends) if whole(cells) else []
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
-        table = _table(cells, (axis, "instances"), levels)
-        return replace(table, pictures=((stem, caption),), verdicts=tuple(verdicts))
+        found = _table(cells, (axis, "instances"), levels)
+        return replace(found, pictures=((stem, caption),), verdicts=tuple(verdicts))
 
     return draw
 
@@ -198,10 +182,7 @@ def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw training loss by instances: by width at the common depth, and by depth at the common width."""
     depths, widths = (sorted(place[0] for place in study.cells(axis)) for axis in ("depth", "width"))
     pictures = []
-    base = {
-        "width": _most(study, "depth", depths),
-        "depth": _most(study, "width", widths),
-    }
+    base = {"width": _most(study, "depth", depths), "depth": _most(study, "width", widths)}
     found: dict[str, Any] = {}
     for letter, axis, other in (("a", "width", "depth"), ("b", "depth", "width")):
         chosen = by_model(study, axis, "instances", other)
@@ -214,10 +195,8 @@ def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
 
 def _most(study: Study, axis: str, values: list[Any]) -> Any:
     """The value of `axis` in most runs: the constant value while the other axis varies."""
-    counts = {
-        value: sum(study.paper.places(point.run).get(axis) == value for point in study.points) for value in values
-    }
-    return max(counts, key=lambda value: counts[value])
+    found = [study.paper.places(point.run).get(axis) for point in study.points]
+    return max(values, key=found.count)
 
 
 def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, levels: Mapping[str, float]) -> None:
@@ -236,34 +215,26 @@ def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> C
 
     def draw(study: Study, folder: pathlib.Path) -> Outcome:
         cells = by_model(study, axis)
-        found: dict[str, dict[Any, float]] = {}
-        for (x,), cell in cells.items():
-            for name, value in drawn(runs_of(cell), floors(runs_of(cell))).items():
-                found.setdefault(name, {})[x] = value
-        points = {x: scores(cell, "compositional") for (x,), cell in sorted(cells.items())}
-        panel: Panel = ("", series(points, label), found)
+        by_x = {x: by for (x,), by in sorted(cells.items())}
+        points = {x: scores(by, "compositional") for x, by in by_x.items()}
+        panel: Panel = ("", series(points, label), floors_along(by_x, "compositional"))
         for path in both(study.figure, folder):
             figures.lines([panel], path, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
         verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
         caption = f"Compositional accuracy by {axis}; standard errors over seeds, a dot per seed."
-        table = _table(cells, (axis,), {})
-        return replace(table, pictures=((study.figure, caption),), verdicts=tuple(verdicts))
+        return replace(_table(cells, (axis,), {}), pictures=((study.figure, caption),), verdicts=tuple(verdicts))
 
     return draw
 
 
 def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "") -> Outcome:
-    splits = (split,) if split else ("compositional", "iid")
-    models = list(dict.fromkeys(model for cell in cells.values() for model in cell))
-    head = ("setting", *(f"{label(m)}, {name}" for name in splits for m in models))
-    rows, found = [], {}
-    for place, by in sorted(cells.items()):
-        name = ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True))
-        rows.append((name, *(str(scored(by[m], s)) if m in by else "–" for s in splits for m in models)))
-        found[name] = {m: {s: numbers(scored(cell, s)) for s in splits} for m, cell in by.items()}
-    notes = [f"{name.replace('_', ' ')}: {level}" for name, level in levels.items()]
-    notes.append(settings_note(cell for by in cells.values() for cell in by.values()))
-    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=tuple(notes))
+    named = {
+        ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True)): by
+        for place, by in sorted(cells.items())
+    }
+    found = table(named, (split,) if split else ("compositional", "iid"))
+    notes = (f"{name.replace('_', ' ')}: {level}" for name, level in levels.items())
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def _figure(

@@ -5,19 +5,8 @@
 
 from dataclasses import replace
 
-from polyhead.config import (
-    Decay,
-    Hyla,
-    Linear,
-    Mechanism,
-    Mlp,
-    RelativeBias,
-    Run,
-    Softmax,
-    Train,
-    TransformerConfig,
-)
-from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, make
+from polyhead.config import Decay, Hyla, Linear, Mechanism, Mlp, Run, Softmax, Train, TransformerConfig
+from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make, network
 from polyhead.papers.sizes import Setting
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -29,33 +18,21 @@ SPLITS = ("iid", "compositional", "novel")
 
 def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) -> TransformerConfig:
     """The paper's network: two pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
-    inputs, outputs = task.ends
-    return TransformerConfig(
-        inputs=inputs,
-        outputs=outputs,
-        dim=dim,
-        layers=2,
-        heads=(group,),
-        feedforward=Mlp(hidden, act="gelu_tanh"),
-        positions=RelativeBias(),
-        max_length=task.length,
-        norm="layer",
-        norm_eps=1e-6,
-        bias=True,
-        init="hyla",
-    )
+    return network(task, group, Mlp(hidden, act="gelu_tanh"), replace(FUZZY["paper"], dim=dim))
 
 
 def _paper(name: str, group: Mechanism, scale: str) -> Run:
     """One of the paper's runs; `short`: fewer steps, with more frequent evaluation on fewer sequences."""
     one_of("recipes", "scale", scale, LONG)
-    shape = FUZZY[scale]
-    task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
-    model = fuzzy_model(task, group, dim=128, hidden=256)
-    train = Train(steps=50_000, evaluate=SPLITS, eval_batches=125, eval_every=10_000, save_every=1000)
-    if scale == "short":
-        train = replace(train, steps=shape.steps, eval_batches=shape.eval_batches, eval_every=2500)
-    return Run(name=name, task=task, model=model, train=train)
+    shape, task = FUZZY[scale], fuzzy_task(scale, 0)
+    train = Train(
+        steps=shape.steps,
+        evaluate=SPLITS,
+        eval_batches=shape.eval_batches,
+        eval_every=2500 if scale == "short" else 10_000,
+        save_every=1000,
+    )
+    return Run(name=name, task=task, model=fuzzy_model(task, group, dim=128, hidden=256), train=train)
 
 
 def fuzzy_softmax(scale: str = "short") -> Run:
@@ -89,9 +66,9 @@ def fuzzy_original() -> Run:
     cosine that ends `warmup` steps early, and the splits of its random generator.  polyhead train fuzzy-original.
     """
     run = fuzzy_hyla("paper")
-    task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split="legacy")
     train = replace(run.train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
     model = replace(run.transformer, dropout=0.1, dropout_shared=True)
+    task = replace(fuzzy_task("paper", 0), split="legacy")
     return replace(run, name="fuzzy-original", task=task, model=model, train=train)
 
 

@@ -14,10 +14,11 @@ and norms, a cosine that ends with training, and every part of a held-out combin
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from polyhead.config import Learned, Run, Task, TransformerConfig
+from polyhead.config import FeedForward, Learned, Mechanism, Run, Task, TransformerConfig
 from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
-from polyhead.papers.sizes import Scale, Setting, training
+from polyhead.papers.sizes import SMOKE, Scale, Setting, training
 from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -46,11 +47,7 @@ FUZZY: dict[str, Scale] = {
         steps=2000, batch_size=64, clip=1.0,
         lrs=(2e-3, 5e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
     ),
-    "smoke": Scale(
-        dim=16, hidden=32, layers=1, heads=4, head_dim=4,
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": replace(SMOKE, layers=1, heads=4, head_dim=4, lrs=(1e-3, 3e-3), decays=(0.1,)),
 }
 SRAVEN: dict[str, Scale] = {
     "paper": Scale(
@@ -63,10 +60,8 @@ SRAVEN: dict[str, Scale] = {
         steps=1500, batch_size=64, clip=1.0,
         lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
     ),
-    "smoke": Scale(
-        dim=16, hidden=32, layers=1, heads=4, head_dim=4, positions=Learned(),
-        steps=4, batch_size=8, clip=1.0,
-        lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+    "smoke": replace(
+        SMOKE, layers=1, heads=4, head_dim=4, lrs=(1e-3, 3e-3), decays=(0.1,), positions=Learned()
     ),
 }
 # fmt: on
@@ -96,26 +91,29 @@ def sraven_task(scale: str, seed: int, *, features: int | None = None, held_out:
     return Sraven(features=features, values=values, held_out=held_out, split_seed=seed, permuted=scale == "paper")
 
 
-def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
-    """The run that trains the model `row` of Table A1 on `task`.
-
-    The paper's network: pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6.
-    """
-    chosen = (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)]
+def network(task: Task, group: Mechanism, feedforward: FeedForward, shape: Scale) -> TransformerConfig:
+    """The paper's network: pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
     inputs, outputs = task.ends
-    model = TransformerConfig(
+    return TransformerConfig(
         inputs=inputs,
         outputs=outputs,
         dim=shape.dim,
         layers=shape.layers,
-        heads=(chosen.sized(shape.heads, shape.head_dim),),
-        feedforward=chosen.feedforward(shape.hidden),
+        heads=(group,),
+        feedforward=feedforward,
         positions=shape.positions,
         max_length=task.length,
         norm_eps=1e-6,
         bias=True,
         init="hyla",
     )
+
+
+def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
+    """The run that trains the model `row` of Table A1 on `task`."""
+    chosen = (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)]
+    group, feedforward = chosen.sized(shape.heads, shape.head_dim), chosen.feedforward(shape.hidden)
+    model = network(task, group, feedforward, shape)
     train = training(shape, setting, FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS)
     name = f"{_kind(task)}-{row}-{seed}"
     return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)

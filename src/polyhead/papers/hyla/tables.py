@@ -15,10 +15,12 @@ from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
 from polyhead.papers.outcome import Outcome, both, drawn, floors, numbers, runs_of, setting_text
 from polyhead.papers.sizes import size
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Study, over_seeds, select
 
 TASKS = {"fuzzy": "fuzzy logic, R²", "sraven": "SRAVEN, accuracy"}
 METRICS = {"fuzzy": "R²", "sraven": "accuracy"}
+COLUMNS = ("compositional", "in distribution", "paper", "setting")
+"""The columns of Table A1 for each task."""
 
 
 def table_a1(scale: str = "small") -> tuple[Run, ...]:
@@ -59,8 +61,6 @@ def table_a3(scale: str = "small") -> tuple[Run, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 _A1: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("HYLA is better on unseen combinations than softmax and linear", (("hyla", "softmax"), ("hyla", "linear"))),
     ("the nonlinearity and RMSHead are both needed", (("hyla", "hyla-linear"), ("hyla", "hyla-norms"))),
@@ -94,8 +94,6 @@ def printed(task: str, name: str) -> Estimate:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw the compositional score of every model on both tasks beside the paper's."""
     cells = {task: _models(study, task) for task in TASKS}
@@ -114,7 +112,7 @@ def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
         verdicts += ablations(task, {model: cell.score("compositional") for model, cell in found.items()})
     return Outcome(
         pictures=tuple(pictures),
-        head=_a1_head(cells),
+        head=("model", *(f"{TASKS[task]}: {column}" for task in cells for column in COLUMNS)),
         rows=tuple(_a1_rows(cells, levels)),
         verdicts=tuple(verdicts),
         notes=tuple(_choices(cells)),
@@ -125,14 +123,6 @@ def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
 def _models(study: Study, task: str) -> dict[str, Cell]:
     found = {place[0]: cell for place, cell in study.cells("model", task=task).items()}
     return {model: found[model] for model in (ROWS | OURS) if model in found}
-
-
-def _a1_head(cells: Mapping[str, Any]) -> tuple[str, ...]:
-    head = ["model"]
-    for task in cells:
-        what = TASKS[task]
-        head += [f"{what}: compositional", f"{what}: in distribution", f"{what}: paper", f"{what}: setting"]
-    return tuple(head)
 
 
 def _a1_rows(cells: Mapping[str, Mapping[str, Cell]], levels: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -170,27 +160,18 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw all searched settings: validation score, score on unseen combinations, and the selected setting."""
     rows, found = [], {}
     for task in TASKS:
-        for (model,), cell in study.cells("model", task=task).items():
-            mine = [p for p in study.points if _place(study, p.run) == (model, task)]
-            for setting in dict.fromkeys(p.setting for p in mine):
-                points = [p for p in mine if p.setting == setting]
-                both_scores = [
-                    Estimate.of({p.run.seed: p.score(split) for p in points})
-                    for split in ("validation", "compositional")
-                ]
-                chosen = "selected" if setting == cell.setting else ""
+        for (model,), by_setting in study.searched("model", task=task).items():
+            selected = select(by_setting).setting
+            for setting, points in by_setting.items():
+                scores = {split: over_seeds(points, split) for split in ("validation", "compositional")}
                 values = (f"{setting.lr:g}", f"{setting.weight_decay:g}", str(setting.warmup))
-                rows.append((TASKS[task], label(model), *values, *map(str, both_scores), chosen))
+                chosen = "selected" if setting == selected else ""
+                rows.append((TASKS[task], label(model), *values, *map(str, scores.values()), chosen))
                 key = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
-                found[key] = {"validation": numbers(both_scores[0]), "compositional": numbers(both_scores[1])}
+                found[key] = {split: numbers(score) for split, score in scores.items()}
     head = ("task", "model", "lr", "weight decay", "warm-up", "validation", "compositional", "")
     note = "Selected by the mean validation score over seeds; the column beside it is not looked at for that."
     return Outcome(head=head, rows=tuple(rows), notes=(note,), numbers=found)
-
-
-def _place(study: Study, run: Run) -> tuple[str, str]:
-    places = study.paper.places(run)
-    return places["model"], places["task"]
 
 
 BOTH_GPU = f"{FUZZY_GPU}, {SRAVEN_GPU}"

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from polyhead.analysis import figures
-from polyhead.config import Rotary, Run, SymbolicAttention
+from polyhead.config import Rotary, Run
 from polyhead.models.size import match, parameters
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import CLOSE, LANGUAGE, Shape, feedforward, model
+from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, Shape, feedforward, model
 from polyhead.papers.language.shared import GB, course, one_text, run_of, table
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, scores
 from polyhead.papers.sizes import size
@@ -31,16 +31,9 @@ PARTS: dict[str, Shape] = {
         steps=500, batch_size=16, clip=1.0, betas=(0.9, 0.99),
         lrs=(4e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=16, evaluations=4,
     ),
-    "smoke": Shape(
-        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), symbols=SymbolicAttention(count=4,
-        trainable=False),
-        length=16,
-        steps=4, batch_size=4, clip=1.0,
-        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": SMOKE,
 }
 # fmt: on
-
 
 ACTS = ("swiglu", "silu", "relu")
 ORDERS = ("pre", "post")
@@ -81,8 +74,6 @@ def norms(scale: str = "small") -> tuple[Run, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 def gated(scores: Scores) -> list[Verdict]:
     """The claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
     if "SwiGLU" not in scores:
@@ -114,8 +105,6 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
     """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
     cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from polyhead.analysis import figures
-from polyhead.config import Rotary, Run, SymbolicAttention
+from polyhead.config import Rotary, Run
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, constant
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
+from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, Shape, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
 from polyhead.papers.outcome import SEEN, Outcome, both, by_model, scores
-from polyhead.papers.sizes import size
+from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
 
@@ -29,13 +29,7 @@ BYTES: dict[str, Shape] = {
         steps=1275, batch_size=8, clip=1.0, betas=(0.9, 0.99),
         lrs=(4e-3,), decays=(0.1,), warmups=(50,), seeds=1, eval_batches=24, evaluations=8,
     ),
-    "smoke": Shape(
-        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), symbols=SymbolicAttention(count=4,
-        trainable=False),
-        length=16,
-        steps=4, batch_size=4, clip=1.0,
-        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": SMOKE,
 }
 C4: dict[str, Shape] = {
     "paper": Shape(
@@ -52,13 +46,7 @@ C4: dict[str, Shape] = {
         steps=300, batch_size=16, clip=1.0, betas=(0.9, 0.99),
         lrs=(3e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=10, evaluations=6,
     ),
-    "smoke": Shape(
-        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), act="gelu_tanh",
-        symbols=SymbolicAttention(count=4, trainable=False),
-        tokenizer="bpe:300", length=16,
-        steps=4, batch_size=4, clip=1.0,
-        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": SMOKE_PAIRS,
 }
 # fmt: on
 
@@ -87,7 +75,7 @@ def lm_long(scale: str = "small") -> tuple[Run, ...]:
 def long_of(shape: Shape) -> Shape:
     """1.5 times the width, twice the context and 16/15 of the updates: about twice the tokens."""
     steps = 16 * shape.steps // 15
-    return replace(shape.wider(1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
+    return replace(widened(shape, 1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
 
 
 def fig_6(scale: str = "small") -> tuple[Run, ...]:
@@ -121,12 +109,9 @@ def single(row: str) -> Callable[[], Run]:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 Named = Mapping[str, Cell]
 Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
 """Cells by model and the floors of the held-out text."""
-
 
 ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
@@ -192,8 +177,6 @@ def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 def ending(cell: Cell, split: str = "iid") -> Estimate:
     """The final score over seeds; for a single run, with its error over sequences."""
     if len(cell.points) > 1:

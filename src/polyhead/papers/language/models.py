@@ -18,6 +18,7 @@ from polyhead.config import (
     Mechanism,
     Mlp,
     Relational,
+    Rotary,
     Run,
     Softmax,
     Swiglu,
@@ -42,7 +43,6 @@ ROWS: dict[str, Row] = {
     "mixture": Row("Softmax + HYLA + relational", "half of the heads are softmax, a quarter each of the others"),
 }
 """Name -> model."""
-
 
 COUNTS = {"bytes": 256, "tiktoken:gpt2": 50_257}
 
@@ -72,16 +72,22 @@ class Shape(Scale):
     def task(self) -> Text:
         return Text(self.data, self.length, self.tokenizer, self.held_out, self.limit)
 
-    def wider(self, factor: float) -> "Shape":
-        """The shape `factor` times as wide, with the same number of heads."""
-        dim, hidden, width = (round(factor * value) for value in (self.dim, self.hidden, self.head_dim))
-        return replace(self, dim=dim, hidden=hidden, head_dim=width)
-
     @property
     def vocabulary(self) -> int:
         """The size of the vocabulary, without reading the text."""
         kind, _, count = self.tokenizer.partition(":")
         return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
+
+
+SMOKE = Shape(
+    dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), length=16, steps=4, batch_size=4, clip=1.0,
+    symbols=SymbolicAttention(count=4, trainable=False),
+    lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
+)  # fmt: skip
+"""The scale `smoke` of bytes."""
+
+SMOKE_PAIRS = replace(SMOKE, act="gelu_tanh", tokenizer="bpe:300")
+"""The scale `smoke` of BPE tokens."""
 
 
 def _heads(row: str, shape: Shape) -> tuple[Mechanism, ...]:

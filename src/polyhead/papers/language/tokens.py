@@ -11,10 +11,10 @@ from polyhead.config import Rotary, Run, SymbolicAttention
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import LANGUAGE, ROWS, Shape, label
+from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, Shape, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
-from polyhead.papers.sizes import size
+from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Coordinates, Study
 
 LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
@@ -37,13 +37,7 @@ DUAL: dict[str, Shape] = {
         steps=400, batch_size=16, clip=1.0, betas=(0.9, 0.95),
         lrs=(4e-3,), decays=(0.1,), warmups=(30,), seeds=3, eval_batches=8,
     ),
-    "smoke": Shape(
-        dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), act="gelu_tanh",
-        symbols=SymbolicAttention(count=4, trainable=False),
-        tokenizer="bpe:300", length=16,
-        steps=4, batch_size=4, clip=1.0,
-        lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
-    ),
+    "smoke": SMOKE_PAIRS,
 }
 # fmt: on
 
@@ -70,15 +64,13 @@ def dual_sizes(scale: str) -> tuple[Shape, ...]:
     """The compared sizes, by width."""
     base = size(DUAL, scale)
     if scale != "paper":
-        return base, base.wider(2.0)
+        return base, widened(base, 2.0)
     middle = replace(base, dim=1536, hidden=6144, heads=24, kv_heads=6)
     largest = replace(base, dim=2048, hidden=8192, heads=32, kv_heads=8, relations=128)
     return base, middle, replace(largest, symbols=replace(LARGE, count=2048, heads=16))
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-
-
 PERPLEXITY: dict[int, dict[str, float]] = {
     1024: {"dual": 16.09, "softmax": 16.94},
     1536: {"dual": 14.31, "softmax": 14.65},
@@ -86,7 +78,6 @@ PERPLEXITY: dict[int, dict[str, float]] = {
 }
 """Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M of
 softmax heads."""
-
 
 _LEVELS = (30.0, 27.0, 24.0, 21.0, 18.0, 15.0)
 
@@ -130,8 +121,6 @@ def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Sc
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-
-
 LEVELS = {
     "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
     "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),

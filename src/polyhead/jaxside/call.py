@@ -1,0 +1,74 @@
+"""One call of an op as one value, a pytree: its arrays, its masks and its options.  The twin of `polyhead.ops.call`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float, Int32
+
+Array = jax.Array | np.ndarray
+"""The type of arguments; results are jax.Array."""
+
+Bias = Float[Array, "#b #h t s"] | Float[Array, "h t+s-1"]
+"""Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
+
+Symbols = Float[Array, "b s g e"] | Float[Array, "t+s-1 g e"]
+"""By key, or by offset: row j - i + t - 1 holds the symbol that query i reads at key j."""
+
+Mask = Bool[Array, "#b #h #t #s"] | Bool[Array, "#h #t #s"] | Bool[Array, "#t #s"] | Bool[Array, "#s"]
+"""True where a query may attend to a key."""
+
+Packed = Int32[Array, "_"]
+"""Sequences packed into one sample: sequence n has the rows cu_seqlens[n] to cu_seqlens[n + 1], end excluded."""
+
+Keep = Float[Array, "#b #h t s"]
+"""Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
+
+Scale = float | Array | None
+"""A number or a scalar array, which may be traced and learned; None means d ** -0.5."""
+
+
+def _static(default: Any) -> Any:
+    return field(default=default, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AttentionCall:
+    """The arguments of one call as a pytree: arrays are leaves, options are static.  Every impl takes it.
+
+    `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t) and
+    `total_rel` (b r t) hold the log-sum-exp over all keys.
+    """
+
+    q: Any
+    k: Any
+    v: Any = None
+    bias: Any = None
+    mask: Any = None
+    keep: Any = None
+    cu_seqlens: Any = None
+    scale: Any = None
+    value_weight: Any = None
+    q_rel: Any = None
+    k_rel: Any = None
+    relation_weight: Any = None
+    total: Any = None
+    total_rel: Any = None
+    causal: bool = _static(False)
+    window: int | None = _static(None)
+    normalise: str = _static("softmax")
+    act: str = _static("identity")
+    pool: str = _static("")
+    network: str = _static("")
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """(t, s)."""
+        return self.q.shape[1], self.k.shape[1]
+
+
+Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]
+"""A function that returns the scores of a call and the mask."""

@@ -1,0 +1,123 @@
+"""The figures of dual attention: pictures, floors, and claims whose runs failed.
+
+Their claims, tables and numbers are those of docs/results: test_redraw.py.
+"""
+
+import re
+
+import pytest
+from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
+
+from polyhead.papers.dual import questions, shared
+from polyhead.papers.dual.models import ROWS, row_of
+from polyhead.papers.estimates import Estimate
+from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
+
+score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})
+
+
+@pytest.mark.parametrize(
+    ("figure", "stems"),
+    [
+        ("games", ["games", "games-hexominoes", "games-stripes"]),
+        ("symbols", ["symbols"]),
+        pytest.param("images", ["images"], marks=pytest.mark.campaign),
+        pytest.param("split", ["split"], marks=pytest.mark.campaign),
+    ],
+)
+def test_their_pictures(figure, stems, study_of, tmp_path):
+    study = without(study_of(figure, score), lambda run: getattr(run.task, "game", "") in ("same", "xoccurs"))
+    assert [stem for stem, _ in draw(study, tmp_path).pictures] == stems
+
+
+def drawn(study, tmp_path, monkeypatch):
+    """Draw; also returns the floors of every panel, by the names of picture and panel."""
+    seen = {}
+
+    def lines(panels, path, **_):
+        seen.update({(path.stem, title): levels for title, _, levels in panels})
+        path.write_text("</svg>")
+
+    monkeypatch.setattr(shared.figures, "lines", lines)
+    return draw(study, tmp_path), seen
+
+
+def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypatch):
+    """In pictures by the number of images, in the table below the models: means over the images of each seed."""
+    found, seen = drawn(study_of("games", score), tmp_path, monkeypatch)
+    for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
+        each = {
+            n: [RelationalGames("between", n, split_seed=seed).floors(split, sequences=60) for seed in (0, 1)]
+            for n in (16, 32)
+        }
+        assert len({one["known_pairs"].mean for one in each[32]}) == (2 if split == "iid" else 1)
+        wanted = {n: sum(one["known_pairs"].mean for one in both_) / 2 for n, both_ in each.items()}
+        assert seen[stem, "between"] == {"chance": 0.5, "Known pairs": pytest.approx(wanted)}
+    at = [i for i, row in enumerate(found.rows) if row[:3] == ("between", "32", "Known pairs")]
+    assert len(at) == 1
+    assert found.rows[at[0] - 1][:2] == ("between", "32")
+    assert found.rows[at[0]][4:6] == ("0.500 ± 0.000",) * 2
+    assert found.rows[at[0]][6:] == ("–", "–", "–")
+    assert found.numbers["between, 32"]["Known pairs"]["stripes"]["mean"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("figure", "task", "split", "name"),
+    [
+        ("sorting", ObjectSorting, "iid", "known_objects"),
+        ("order", PairwiseOrder, "validation", "known_objects"),
+        ("set", SetCards, "validation", "known_pairs"),
+    ],
+)
+def test_what_needs_no_relation_stands_beside_objects(figure, task, split, name, study_of, tmp_path, monkeypatch):
+    study = study_of(figure, score)
+    found, seen = drawn(study, tmp_path, monkeypatch)
+    tasks = dict.fromkeys(point.run.task for point in study.points)
+    most = max(one.examples or 0 for one in tasks)
+    means = [one.floors(split, sequences=60)[name].mean for one in tasks if most in (0, one.examples)]
+    ((_, levels),) = seen.items()
+    level = levels[tasks_floor(study, name)]
+    if figure == "sorting":
+        level = level[most]
+    assert level == pytest.approx(sum(means) / len(means))
+    rows = [row for row in found.rows if tasks_floor(study, name) in row]
+    assert rows
+    assert f"{level:.3f}" in "".join(rows[-1])
+
+
+def tasks_floor(study, name):
+    return study.points[0].run.task.words.floors[name].label
+
+
+@pytest.mark.parametrize("figure", ["games", "sorting", "order", "set", "maths", "images"])
+@pytest.mark.parametrize("lost", ["dual", "softmax", "corelnet"])
+def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of, tmp_path):
+    found = draw(without(study_of(figure, score), lambda run: row_of(run) == lost), tmp_path)
+    assert found.rows
+    named = re.compile(rf"{ROWS[lost].label}(?! \+|, disentangled|, RCA|, package)", re.IGNORECASE)  # no longer label
+    parts = [part.name for verdict in found.verdicts for part in verdict.parts]
+    subjects = [verdict.claim.removeprefix("on unseen shapes, too, ") for verdict in found.verdicts]
+    assert not [name for name in parts if named.search(name)] + [claim for claim in subjects if named.match(claim)]
+
+
+@pytest.mark.parametrize("figure", ["games", "maths", "sorting"])
+def test_a_place_whose_runs_failed_is_not_compared(figure, study_of, tmp_path):
+    """Of relational games the others are compared."""
+    study = study_of(figure, score)
+    first = place(study.points[0].run)
+    rest = without(study, lambda run: row_of(run) == "dual" and place(run) == first)
+    verdicts = draw(rest, tmp_path).verdicts
+    assert not [verdict for verdict in verdicts if figure != "games" or "same" in str(verdict)]
+    assert bool(verdicts) == (figure == "games")
+
+
+def place(run):
+    return [getattr(run.task, axis, None) for axis in ("game", "module", "examples")]
+
+
+def test_claims_need_what_they_compare():
+    one = Estimate.of({0: 0.5, 1: 0.6})
+    assert questions.splits({(2, 0): one}) == []
+    assert questions.choices({("by place", "learned", True, 1): one}) == []
+    assert questions.choices({("by place", "rotary", True, 1): one, ("by place", "learned", False, 1): one}) == []
+    assert shared.better("x", "dual", ("softmax",), {"a": {"dual": one}}) == []
