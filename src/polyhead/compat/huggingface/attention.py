@@ -23,14 +23,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.heads import bias_and_mask, check_added
+from polyhead.compat.foreign import limits
+from polyhead.compat.heads import Groups, check_added
 from polyhead.compat.huggingface.taps import REFUSED
 from polyhead.layers.call import Limits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
-from polyhead.layers.heads.groups import HylaHeads, build
+from polyhead.layers.heads.groups import HylaHeads
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
-from polyhead.layers.symbols import build_symbols
 from polyhead.ops.latent_code import share
 
 Slices = tuple[slice, slice | None]
@@ -83,7 +83,7 @@ def fitted(who: str, mechanisms: Sequence[config.Mechanism], place: Place) -> li
     return found
 
 
-class Heads(nn.Module):
+class Heads(Groups):
     """The head groups of one layer of a foreign model, with their own parameters.
 
     Softmax, linear and HYLA heads have none (HYLA with `value_depth=2`: its second value matrix).  Relational heads
@@ -100,18 +100,16 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         pairs = fitted("heads", mechanisms, place)
-        width, length = place.width, place.max_length
-        self.groups = nn.ModuleList(
-            build(m, width, place.heads, bias=place.bias, max_length=length, device=device, dtype=dtype)
-            for m, _ in pairs
-        )
         self.slices = [where for _, where in pairs]
-        named = [m.symbols if isinstance(m, config.SymbolHeads) else None for m, _ in pairs]
-        distinct = [source for source in dict.fromkeys(named) if source is not None]
-        self.source_of = [None if source is None else distinct.index(source) for source in named]
-        self.symbols = nn.ModuleList(
-            build_symbols(source, width, causal=True, max_length=length, device=device, dtype=dtype)
-            for source in distinct
+        self.add_groups(
+            "heads",
+            tuple(mechanism for mechanism, _ in pairs),
+            place.width,
+            bias=place.bias,
+            max_length=place.max_length,
+            causal=True,
+            device=device,
+            dtype=dtype,
         )
 
     @torch.no_grad()
@@ -120,7 +118,7 @@ class Heads(nn.Module):
 
         The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
         initialised as in our own models."""
-        for group, (_, keys) in zip(self._groups(), self.slices, strict=True):
+        for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
             if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
                 nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
             if not isinstance(group, SymbolGroup) or keys is None or not isinstance(v_proj, nn.Linear):
@@ -134,9 +132,6 @@ class Heads(nn.Module):
             own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
             if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear) and any(map(_fresh, own)):
                 module.reset_parameters()  # type: ignore[operator]
-
-    def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups or their wrappers
 
     def forward(
         self,
@@ -155,16 +150,16 @@ class Heads(nn.Module):
         """
         if k is None or v is None:
             return self._say(q, first, positions)
-        parts, limits = [], seen or Limits()
-        check_added("polyhead", self._groups(), limits.bias)
-        for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
+        parts, seen = [], seen or Limits()
+        check_added("polyhead", self.own_groups(), seen.bias)
+        for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
             # If a group's heads cut through a set that shares keys, each head gets a copy.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
             more = {} if made is None else made[i]
             if made is None and self.source_of[i] is not None:
                 raise ValueError("heads: relational heads need the stream but their layer did not give it")
             given = {"v": mine[1], **more, "q": q[:, :, heads], "k": mine[0]}
-            parts.append(attended(group, limits.call(given, heads.start, heads.stop)))
+            parts.append(attended(group, seen.call(given, heads.start, heads.stop)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
     def _say(self, x: Tensor, first: int, positions: Tensor | None) -> Said:
@@ -312,7 +307,7 @@ def _bias_and_mask(
         raise ValueError(f"polyhead: {who} must have masks that are boolean or floating but one is {strange[0]}")
     if len(arrays) == 1 and arrays[0].dtype == torch.bool:
         return None, arrays[0]  # unread, because reading would synchronise the device
-    return bias_and_mask(arrays, t, s, dtype)
+    return limits(arrays, t, s, dtype)
 
 
 class _Stream:
