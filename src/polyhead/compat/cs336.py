@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import ops
@@ -66,7 +66,7 @@ def save(model: Transformer) -> dict[str, Tensor]:
     for field in dataclasses.fields(wanted):
         want, came = getattr(wanted, field.name), getattr(given, field.name)
         if field.name == "heads":
-            want, came = (tuple(map(_sizes, map(c.layer_heads, range(c.layers)))) for c in (wanted, given))
+            want, came = _heads(wanted), _heads(given)
         if field.name not in ("init", "dropout_shared", "dropout", "residual_dropout") and came != want:
             raise ValueError(f"cs336.save: {field.name} must be {want} but is {came}")
     state = model.state_dict()
@@ -75,9 +75,10 @@ def save(model: Transformer) -> dict[str, Tensor]:
     return {key: course[key] for key in _keys(given.layers)}
 
 
-def _sizes(heads: Heads) -> tuple[object, ...]:
-    """Head groups without `impl`, which does not belong to the format."""
-    return tuple(dataclasses.replace(group, impl="auto") for group in heads)
+def _heads(settings: TransformerConfig) -> tuple[Heads, ...]:
+    """The head groups of each layer, without `impl`, which does not belong to the format."""
+    layers = map(settings.layer_heads, range(settings.layers))
+    return tuple(tuple(dataclasses.replace(group, impl="auto") for group in heads) for heads in layers)
 
 
 def _course(
@@ -139,24 +140,7 @@ def _compare_shapes(state: Mapping[str, Tensor], count: int, dim: int, hidden: i
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
-def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
-    """`ops.softmax`."""
-    return ops.softmax(x, dim)
-
-
-def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`ops.silu`."""
-    return ops.silu(x)
-
-
-def scaled_dot_product_attention(
-    q: Float[Tensor, "... t d"],
-    k: Float[Tensor, "... s d"],
-    v: Float[Tensor, "... s e"],
-    mask: Bool[Tensor, "... #t #s"] | None = None,
-) -> Float[Tensor, "... t e"]:
-    """`ops.scaled_dot_product_attention`; the mask is True where a query may attend."""
-    return ops.scaled_dot_product_attention(q, k, v, mask)
+softmax, silu, scaled_dot_product_attention = ops.softmax, ops.silu, ops.scaled_dot_product_attention
 
 
 class Linear(nn.Module):

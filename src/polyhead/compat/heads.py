@@ -1,4 +1,4 @@
-"""Our heads inside an attention module of another library: what the replacements of all such modules share."""
+"""Our heads inside attention modules of other libraries: the parts that all replacements share."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise

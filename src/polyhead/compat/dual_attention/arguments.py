@@ -52,30 +52,32 @@ NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
 KINDS = {"relational_attention": "ra", "rca": "rca", "disrca": "disrca"}
 RETRIEVERS = ("symbolic_attention", "positional_symbols", "position_relative")
 
+SYMBOLIC = {"n_symbols": "count", "n_heads": "heads", "trainable_symbols": "trainable"}
+NEIGHBOURS = {
+    "n_symbols": "count",
+    "symbolic_attn_n_heads": "heads",
+    "rel_n_heads": "relations",
+    "nbhd_delta": "neighbours",
+    "causal_nbhd": "causal",
+    "include_self": "include_self",
+    "normalize_rels": "normalise",
+}
+"""Arguments of its symbolic attention and of its relational symbols -> the fields of ours."""
+
 BLOCK = ("dff", "activation", "dropout_rate", "norm_first")
 PLAIN_BLOCK, DUAL_BLOCK = ("n_heads", *BLOCK), ("n_heads_sa", "n_heads_ra", *BLOCK)
 BLOCK_OPTIONS = {"norm_type": "layernorm", "bias": True, "causal": False}
-DUAL_OPTIONS = {
-    **BLOCK_OPTIONS,
-    "sa_kwargs": None,
-    "ra_kwargs": None,
-    "ra_type": "relational_attention",
-    "share_attn_params": False,
-}
+DUAL = {"sa_kwargs": None, "ra_kwargs": None, "ra_type": "relational_attention", "share_attn_params": False}
+DUAL_OPTIONS = {**BLOCK_OPTIONS, **DUAL}
 SENSORY = {"key_dim": None, "n_kv_heads": None, "add_bias_kv": False}
 _CROSS = {"n_kv_heads": None, "add_bias_kv": False, "add_bias_out": False, "use_relative_positional_symbols": False}
+_RELATIONS = {"n_relations": None, "key_dim": None, "rel_proj_dim": None, "symmetric_rels": False}
 RELATIONAL = {
-    "ra": {
-        **_CROSS,
-        "n_relations": None,
-        "key_dim": None,
-        "rel_activation": "identity",
-        "rel_proj_dim": None,
-        "symmetric_rels": False,
-    },
+    "ra": {**_CROSS, **_RELATIONS, "rel_activation": "identity"},
     "rca": {**_CROSS, "activation": "softmax"},
     "disrca": {**_CROSS, "rel_activation": "identity"},
 }
+"""The optional arguments of its attention modules, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -127,19 +129,19 @@ def part(arguments: Arguments, name: str, required: Iterable[str], optional: Arg
 
 
 def _check(name: str, value: Any, required: bool) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is None and (not required or name == "dff"):
         return
-    if name in COUNTS and not (number and isinstance(value, int) and value >= 1):
-        raise ValueError(f"{name} must be an integer of at least 1 but is {value!r}")
-    if name in ("n_heads_sa", "n_heads_ra") and not (number and isinstance(value, int) and value >= 0):
-        raise ValueError(f"{name} must be an integer of at least 0 but is {value!r}")
-    if name in SWITCHES and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false but is {value!r}")
-    if name in TABLES and not isinstance(value, Mapping):
-        raise ValueError(f"{name} must hold arguments by name but is {value!r}")
-    if name in RATES and not number:
-        raise ValueError(f"{name} must be a number but is {value!r}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    whole = number and isinstance(value, int)
+    for names, right, wanted in (
+        (COUNTS, whole and value >= 1, "be an integer of at least 1"),
+        (("n_heads_sa", "n_heads_ra"), whole and value >= 0, "be an integer of at least 0"),
+        (SWITCHES, isinstance(value, bool), "be true or false"),
+        (TABLES, isinstance(value, Mapping), "hold arguments by name"),
+        (RATES, number, "be a number"),
+    ):
+        if name in names and not right:
+            raise ValueError(f"{name} must {wanted} but is {value!r}")
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -200,32 +202,30 @@ def relational(
     if act == "softmax" and causal and kind != "rca":
         raise ValueError("ra_kwargs: the package's softmax of relations sees later tokens although causal, ours cannot")
     dim, value_dim, kv_heads = width.sizes(heads, its)
-    biases = its["add_bias_kv"], its["add_bias_out"], width.factor(its)
+    mechanism: Mechanism
     if kind == "rca":
         if share:
             raise ValueError("share_attn_params: the package has it for relational_attention and disrca only")
-        abstractor = Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
-        return Group(prefix, kind, abstractor, *biases)
-    if kind == "disrca":
+        mechanism = Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
+    elif kind == "disrca":
         if its["add_bias_kv"]:
             raise ValueError("ra_kwargs: add_bias_kv of disrca gives relation keys a bias, ours have none")
         if its["n_kv_heads"] not in (None, 1, heads):
             raise ValueError(f"ra_kwargs: n_kv_heads of disrca must be 1 or {heads} but is {its['n_kv_heads']}")
-        disentangled = Disentangled(
+        mechanism = Disentangled(
             heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act
         )
-        return Group(prefix, kind, disentangled, *biases)
-    wide, relations = heads * width.head, its["n_relations"] or heads
-    p = its["rel_proj_dim"] or wide // relations
-    if p * relations != wide:
-        raise ValueError(
-            f"ra_kwargs: n_relations x rel_proj_dim must be {wide}, the heads' width, not {relations} x {p}"
-        )
-    mechanism = Relational(
-        heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
-        relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
-    )  # fmt: skip
-    return Group(prefix, kind, mechanism, *biases)
+    else:
+        wide, relations = heads * width.head, its["n_relations"] or heads
+        p = its["rel_proj_dim"] or wide // relations
+        if p * relations != wide:
+            wanted = f"n_relations x rel_proj_dim must be {wide}, the heads' width"
+            raise ValueError(f"ra_kwargs: {wanted}, not {relations} x {p}")
+        mechanism = Relational(
+            heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
+            relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
+        )  # fmt: skip
+    return Group(prefix, kind, mechanism, its["add_bias_kv"], its["add_bias_out"], width.factor(its))
 
 
 def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource) -> tuple[Group, ...]:
@@ -248,19 +248,16 @@ def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource)
 def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: SymbolSource | None = None) -> Block:
     """A block from its arguments: with or without dual attention, of an encoder or a decoder."""
     needed = (*(DUAL_BLOCK if dual else PLAIN_BLOCK), *(("n_heads_cross",) if decoder else ()))
-    heads, bias_out = 0, None
+    bias_out = None
     if dual:
         its = options(given, needed, DUAL_OPTIONS | ({"cross_kwargs": None, "causal": True} if decoder else {}))
         groups = dual_groups(its, d_model, "dual_attn.", SymbolicAttention() if source is None else source)
         heads = its.get("n_heads_cross", 0)
     else:
-        its = {
-            "cross_kwargs": None,
-            **options(given, needed, BLOCK_OPTIONS | ({} if decoder else {"attn_kwargs": None})),
-        }
+        its = options(given, needed, BLOCK_OPTIONS | ({} if decoder else {"attn_kwargs": None}))
+        its = {"attn_kwargs": None, "cross_kwargs": None, **its}
         heads, bias_out = its["n_heads"], its["bias"]  # its decoder ignores n_heads_cross and uses as many
-        own = {"attn_kwargs": None, **its}
-        groups = (sensory(own, "attn_kwargs", heads, Width(d_model, heads, heads), "self_attn.", bias_out),)
+        groups = (sensory(its, "attn_kwargs", heads, Width(d_model, heads, heads), "self_attn.", bias_out),)
     cross: tuple[Group, ...] = ()
     if decoder:
         cross = (sensory(its, "cross_kwargs", heads, Width(d_model, heads, heads), "cross_attn.", bias_out),)
@@ -323,21 +320,11 @@ def retriever(its: Arguments, d_model: int, *, relational: bool = True, layers: 
         wanted_because = "dropout must be 0 (the package applies it in evaluation, too)"
         raise ValueError(f"symbol_retrieval_kwargs: {wanted_because} but is {own['dropout']}")
     if kind == "symbolic_attention":
-        source: SymbolSource = SymbolicAttention(
-            count=own["n_symbols"], heads=own["n_heads"], trainable=own["trainable_symbols"], shared=shared, tied=tied
-        )
+        source = SymbolicAttention(**{ours: own[name] for name, ours in SYMBOLIC.items()}, shared=shared, tied=tied)
         return Retriever(source, (_factor(own["scale"], d_model, own["n_heads"]), 1.0))
-    source = RelationalSymbols(
-        count=own["n_symbols"],
-        heads=own["symbolic_attn_n_heads"],
-        neighbours=own["nbhd_delta"],
-        relations=own["rel_n_heads"],
-        include_self=own["include_self"],
-        normalise=own["normalize_rels"],
-        causal=own["causal_nbhd"],
-    )
     related = _factor(own["rel_scale"], d_model, own["rel_n_heads"]) if own["normalize_rels"] else 1.0
-    return Retriever(source, (_factor(own["symbolic_attn_scale"], d_model, own["symbolic_attn_n_heads"]), related))
+    symbolic = _factor(own["symbolic_attn_scale"], d_model, own["symbolic_attn_n_heads"])
+    return Retriever(RelationalSymbols(**{ours: own[name] for name, ours in NEIGHBOURS.items()}), (symbolic, related))
 
 
 def _by_position(its: Arguments, kind: str, d_model: int, *, shared: bool, tied: bool) -> Retriever:

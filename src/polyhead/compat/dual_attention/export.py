@@ -6,10 +6,18 @@ and the error names the field.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
-from polyhead.compat.dual_attention.arguments import FEEDFORWARD_ACTS, KINDS, NORMS, RELATION_ACTS, RETRIEVERS
+from polyhead.compat.dual_attention.arguments import (
+    FEEDFORWARD_ACTS,
+    KINDS,
+    NEIGHBOURS,
+    NORMS,
+    RELATION_ACTS,
+    RETRIEVERS,
+    SYMBOLIC,
+)
 from polyhead.config import (
     Abstractor,
     Disentangled,
@@ -39,8 +47,8 @@ from polyhead.spec.numbers import swiglu_width
 Arguments = dict[str, Any]
 """Arguments of a constructor of the package, by name."""
 
-Biases = Mapping[tuple[str, str], bool]
-"""Whether modules of a kind, by side ("", "encoder", "decoder") and name, have biases: "sa.kv", "sa.out", ..."""
+Biases = Set[tuple[str, str]]
+"""Which biases there are, by side ("", "encoder", "decoder") and module: "sa.kv", "sa.out", ..."""
 
 
 def arguments(settings: TransformerConfig, biases: Biases) -> Arguments:
@@ -65,10 +73,7 @@ def _language(settings: TransformerConfig, biases: Biases) -> Arguments:
         source = _source(settings)
         found |= _retriever(source, settings)
         tied = isinstance(source, SymbolicAttention) and source.tied
-        found["symbol_retriever_config"] = {
-            "shared_symbol_retriever": source.shared,
-            "weight_tie_symbol_library": tied,
-        }
+        found["symbol_retriever_config"] = {"shared_symbol_retriever": source.shared, "weight_tie_symbol_library": tied}
     elif kwargs := own.pop("attn_kwargs", None):
         own["block_kwargs"] = {"attn_kwargs": kwargs}
     return found | own
@@ -156,7 +161,7 @@ def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = 
     if dual:
         return found | _dual_block(settings, biases, side)
     # Without relational heads one argument is for the biases of the feed-forward layer and of both output projections.
-    found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
+    found["bias"] = found["bias"] or not biases.isdisjoint({(side, "sa.out"), (side, "cross.out")})
     return found | _softmax_block(settings, biases, side)
 
 
@@ -171,7 +176,7 @@ def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> Ar
     sa, _ = _split(settings.layer_heads(0))
     assert sa is not None
     takes = side != "decoder" and not isinstance(settings.inputs, Patches)
-    kwargs = _attention(sa, _width(settings), takes and biases[side, "sa.kv"], False)
+    kwargs = _attention(sa, _width(settings), takes and (side, "sa.kv") in biases, False)
     if kwargs and not takes:
         name, value = next(iter(kwargs.items()))
         raise ValueError(
@@ -182,7 +187,7 @@ def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> Ar
 
 def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> Arguments:
     def has(kind: str) -> tuple[bool, bool]:
-        return biases[side, f"{kind}.kv"], biases[side, f"{kind}.out"]
+        return (side, f"{kind}.kv") in biases, (side, f"{kind}.out") in biases
 
     sa, ra = _split(settings.layer_heads(0))
     found: Arguments = {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
@@ -239,27 +244,14 @@ def _source(settings: TransformerConfig) -> SymbolSource:
 
 
 def _retriever(source: SymbolSource, settings: TransformerConfig) -> Arguments:
-    dim = settings.dim
     if isinstance(source, PositionSymbols):
-        return _told(RETRIEVERS[1], {"symbol_dim": dim, "max_length": settings.max_length})
-    if isinstance(source, RelativeSymbols):
-        return _told(RETRIEVERS[2], {"symbol_dim": dim, "max_rel_pos": source.distance})
-    common = {"d_model": dim, "n_symbols": source.count}
-    if not isinstance(source, RelationalSymbols):
-        return _told(RETRIEVERS[0], {**common, "n_heads": source.heads, "trainable_symbols": source.trainable})
-    kwargs = {
-        **common,
-        "symbolic_attn_n_heads": source.heads,
-        "rel_n_heads": source.relations,
-        "nbhd_delta": source.neighbours,
-        "causal_nbhd": source.causal,
-        "include_self": source.include_self,
-        "normalize_rels": source.normalise,
-    }
-    return _told("rel_sym_attn", kwargs)
-
-
-def _told(kind: str, kwargs: dict[str, Any]) -> Arguments:
+        kind, kwargs = RETRIEVERS[1], {"symbol_dim": settings.dim, "max_length": settings.max_length}
+    elif isinstance(source, RelativeSymbols):
+        kind, kwargs = RETRIEVERS[2], {"symbol_dim": settings.dim, "max_rel_pos": source.distance}
+    else:
+        related = isinstance(source, RelationalSymbols)
+        kind, names = ("rel_sym_attn", NEIGHBOURS) if related else (RETRIEVERS[0], SYMBOLIC)
+        kwargs = {"d_model": settings.dim, **{name: getattr(source, ours) for name, ours in names.items()}}
     return {"symbol_retrieval": kind, "symbol_retrieval_kwargs": kwargs}
 
 
@@ -294,30 +286,30 @@ def _plain_heads(heads: Heads, settings: TransformerConfig) -> Heads:
 
 
 def _plain_group(group: Mechanism, settings: TransformerConfig, wide: int) -> Mechanism:
-    value_dim = group.value_dim or wide
-    fields: dict[str, Any] = {"dim": group.dim or wide, "value_dim": value_dim, "impl": "auto"}
-    fields["kv_heads"] = group.kv_heads or group.heads
+    value_dim, kv_heads = group.value_dim or wide, group.kv_heads or group.heads
+    group = dataclasses.replace(group, dim=group.dim or wide, value_dim=value_dim, kv_heads=kv_heads, impl="auto")
     if isinstance(group, SymbolHeads):
-        fields["symbols"] = _plain_source(group.symbols, settings)
+        group = dataclasses.replace(group, symbols=_plain_source(group.symbols, settings))
     if isinstance(group, Relational):
         relations = group.relations or group.heads
         width = group.relation_dim or max(1, group.heads * value_dim // relations)
-        fields |= {"relations": relations, "relation_dim": width, "relation_init": "balanced"}
+        return dataclasses.replace(group, relations=relations, relation_dim=width, relation_init="balanced")
     if isinstance(group, Disentangled):
-        fields["relation_dim"] = group.relation_dim or value_dim
-    return dataclasses.replace(group, **fields)
+        return dataclasses.replace(group, relation_dim=group.relation_dim or value_dim)
+    return group
 
 
 def _plain_source(source: SymbolSource, settings: TransformerConfig) -> SymbolSource:
-    fields: dict[str, Any] = {"dim": source.dim or settings.dim}
+    dim = source.dim or settings.dim
+    source = dataclasses.replace(source, dim=dim)
     if isinstance(source, SymbolicAttention):
-        fields["heads"] = source.heads or math.gcd(4, settings.dim, fields["dim"])
-        fields["tied"] = source.tied and not source.shared
+        heads, tied = source.heads or math.gcd(4, settings.dim, dim), source.tied and not source.shared
+        source = dataclasses.replace(source, heads=heads, tied=tied)
     if isinstance(source, RelationalSymbols):
-        fields["causal"] = settings.causal if source.causal is None else source.causal
+        source = dataclasses.replace(source, causal=settings.causal if source.causal is None else source.causal)
     if isinstance(source, RelativeSymbols):
-        fields["distance"] = source.distance or settings.max_length - 1
-    return dataclasses.replace(source, **fields)
+        source = dataclasses.replace(source, distance=source.distance or settings.max_length - 1)
+    return source
 
 
 def _plain_feedforward(settings: TransformerConfig) -> Any:

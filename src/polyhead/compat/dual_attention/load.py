@@ -44,6 +44,7 @@ from torch import Tensor
 
 from polyhead.compat.dual_attention import export as write, tensors as places
 from polyhead.compat.dual_attention.arguments import (
+    DUAL,
     RELATIONAL,
     SENSORY,
     Group,
@@ -132,6 +133,9 @@ def _constants(its: Layout) -> dict[str, Tensor]:
     return {f"layers.{name}_pos_embedder.pe": SinusoidalPositions(n, dim).table.value for name, n in sides}
 
 
+_MODULES = {"sa": r"self_att\w+", "ra": r"relational_attention", "cross": r"cross_attn"}
+
+
 def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The inverse of `load`: a state dict, copied, and the arguments of the package's constructor.
 
@@ -142,15 +146,12 @@ def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _named("save"):
         ours = write.plain(model.config)
-        kinds = ("sa.kv", "sa.out", "ra.kv", "ra.out", "cross.kv", "cross.out")
         sides = {"": model.config, "decoder": model.config, "encoder": model.config.encoder}
-        biases = {(side, kind): bool(getattr(its, "bias", False)) for side, its in sides.items() for kind in kinds}
-        its, state = _written(model, ours, biases)
-        shares = {side: _shares(its) for side, its in sides.items()}
-        biases = {
-            (side, kind): has and _any_bias(state, side, kind, shares[side]) for (side, kind), has in biases.items()
-        }
-        its, state = _written(model, ours, biases)
+        biased = [side for side, settings in sides.items() if getattr(settings, "bias", False)]
+        every = {(side, f"{module}.{what}") for side in biased for module in _MODULES for what in ("kv", "out")}
+        _, state = _written(model, ours, every)
+        needed = {(side, kind) for side, kind in every if _any_bias(state, side, kind, _shares(sides[side]))}
+        its, state = _written(model, ours, needed)
     return state, its
 
 
@@ -165,9 +166,6 @@ def _written(
     like = next(iter(state.values()))
     state = {key: value for key, value in state.items() if ".target_embedder.weights." not in key}
     return its, state | {key: value.to(like) for key, value in _constants(read).items()}
-
-
-_MODULES = {"sa": r"self_att\w+", "ra": r"relational_attention", "cross": r"cross_attn"}
 
 
 def _shares(settings: Any) -> bool:
@@ -291,8 +289,7 @@ def load_attention(
 def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[Group, ...]:
     dim, own = _dim(config), {name: value for name, value in config.items() if name != "d_model"}
     if kind == "dual":
-        optional = {"sa_kwargs": None, "ra_kwargs": None, "share_attn_params": False, "ra_type": "relational_attention"}
-        its = options(own, ("n_heads_sa", "n_heads_ra", "dropout"), optional)
+        its = options(own, ("n_heads_sa", "n_heads_ra", "dropout"), DUAL)
         return dual_groups({**its, "causal": causal}, dim, "", _given_source(its["ra_kwargs"] or {}))
     wanted = {**SENSORY, "add_bias_out": False} if kind == "sa" else RELATIONAL[kind]
     its = options(own, ("n_heads",), {"dropout": 0.0, "total_n_heads": None, **wanted})

@@ -79,6 +79,12 @@ def _retriever(its: Mapping[str, Any], relational: bool = True, layers: Mapping[
     return retriever(its, its["d_model"], relational=relational, layers=layers)
 
 
+def _of_block(its: Mapping[str, Any], dual: bool) -> dict[str, Any]:
+    """The arguments of a model that are those of its blocks."""
+    names = (*DUAL_BLOCK, *DUAL_OPTIONS) if dual else (*PLAIN_BLOCK, *BLOCK_OPTIONS)
+    return {name: its[name] for name in names if name in its}
+
+
 def _language(arguments: Mapping[str, Any]) -> Layout:
     dual = "n_heads_sa" in arguments or "n_heads_ra" in arguments
     wanted: dict[str, Any] = {"norm_type": "layernorm", "bias": True, "pos_enc_type": "pos_emb"}
@@ -90,16 +96,13 @@ def _language(arguments: Mapping[str, Any]) -> Layout:
         shared = {"shared_symbol_retriever": True, "weight_tie_symbol_library": False}
         if its["n_heads_ra"]:
             asked = _retriever(its, relational=False, layers=part(its, "symbol_retriever_config", (), shared))
-        own = {name: its[name] for name in (*DUAL_BLOCK, *DUAL_OPTIONS) if name in its}
-        own["bias"] = True  # the package ignores the argument
+        own = {"bias": True}  # the package ignores the argument
     else:
-        its = options(
-            arguments, (*LANGUAGE, *PLAIN_BLOCK), wanted | {"use_flash_attention": True, "block_kwargs": None}
-        )
-        own = {name: its[name] for name in (*PLAIN_BLOCK, *BLOCK_OPTIONS) if name in its}
-        own |= part(its, "block_kwargs", (), {"attn_kwargs": None})
+        wanted |= {"use_flash_attention": True, "block_kwargs": None}
+        its = options(arguments, (*LANGUAGE, *PLAIN_BLOCK), wanted)
+        own = part(its, "block_kwargs", (), {"attn_kwargs": None})
     source = None if asked is None else asked.source
-    blocks = block({**own, "causal": True}, its["d_model"], dual=dual, source=source)
+    blocks = block({**_of_block(its, dual), **own, "causal": True}, its["d_model"], dual=dual, source=source)
     positions = POSITIONS[one_of("arguments", "pos_enc_type", its["pos_enc_type"], POSITIONS)]
     if isinstance(positions, Rotary) and any(group.factor != 1.0 for group in blocks.groups):
         raise ValueError("with RoPE the package has no key_dim other than d_model / heads")
@@ -127,9 +130,7 @@ def _vision(arguments: Mapping[str, Any]) -> Layout:
         asked = _retriever(its) if its["n_heads_ra"] else None
     else:
         its = options(arguments, (*VISION, *PLAIN_BLOCK), wanted)
-    names = (*DUAL_BLOCK, *DUAL_OPTIONS) if dual else (*PLAIN_BLOCK, *BLOCK_OPTIONS)
-    own = {name: its[name] for name in names if name in its}
-    blocks = block(own, its["d_model"], dual=dual, source=None if asked is None else asked.source)
+    blocks = block(_of_block(its, dual), its["d_model"], dual=dual, source=None if asked is None else asked.source)
     shape, size = (_integers(its, name, count) for name, count in (("image_shape", 3), ("patch_size", 2)))
     # Theirs are width before height; in a tensor of images the height comes first.
     inputs = Patches((shape[0], shape[2], shape[1]), (size[1], size[0]), norm=True, class_token=True)

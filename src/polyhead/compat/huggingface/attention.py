@@ -36,7 +36,7 @@ from polyhead.ops.latent_code import share
 Slices = tuple[slice, slice | None]
 """For a group: its heads, and its keys and values; None if the group's heads cut through a set that shares keys."""
 
-Said = list[dict[str, Any]]
+FromStream = list[dict[str, Any]]
 """For each group, its tensors from the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or a table
 by offset (n g e), and "keys", the range of its keys.  Empty for heads that read only q, k and v."""
 
@@ -143,13 +143,13 @@ class Heads(Groups):
         made: list[dict[str, Tensor]] | None = None,
         first: int = 0,
         positions: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"] | Said:
+    ) -> Float[Tensor, "b t h e"] | FromStream:
         """The output of all heads; `seen`: bias, mask, causal and keep for all of them; `made`: see `Senders.made`.
 
-        Without k and v it returns `Said` for the stream `q` (b t m), whose first token has the index `first`.
+        Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
         if k is None or v is None:
-            return self._say(q, first, positions)
+            return self._from_stream(q, first, positions)
         parts, seen = [], seen or Limits()
         check_added("polyhead", self.own_groups(), seen.bias)
         for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
@@ -162,8 +162,8 @@ class Heads(Groups):
             parts.append(attended(group, seen.call(given, heads.start, heads.stop)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
-    def _say(self, x: Tensor, first: int, positions: Tensor | None) -> Said:
-        symbols, said = [source(x, first=first, positions=positions) for source in self.symbols], []
+    def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
+        symbols, streamed = [source(x, first=first, positions=positions) for source in self.symbols], []
         for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
             of_group: dict[str, Any] = {}
             if source is not None and keys is not None:
@@ -171,8 +171,8 @@ class Heads(Groups):
                 sent = asked(group, "send")(f)  # empty for an Abstractor
                 of_group = {"received": asked(group, "receive")(f), **sent, "keys": (keys.start, keys.stop)}
                 of_group["values"] = asked(group, "values")(symbols[source])
-            said.append(of_group)
-        return said
+            streamed.append(of_group)
+        return streamed
 
 
 def _fresh(tensor: Tensor) -> bool:
@@ -185,10 +185,10 @@ class Senders:
     It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.
     """
 
-    def __init__(self, said: Said, cache: Any, past: int) -> None:
-        self.said, self.cache, self.past = said, cache, past
+    def __init__(self, streamed: FromStream, cache: Any, past: int) -> None:
+        self.streamed, self.cache, self.past = streamed, cache, past
         self.kept = False
-        self.keys = {i: of["k_rel"] for i, of in enumerate(said) if "k_rel" in of}
+        self.keys = {i: of["k_rel"] for i, of in enumerate(streamed) if "k_rel" in of}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
@@ -215,7 +215,7 @@ class Senders:
     def filled(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
         """Values, with symbols by key in place of the values of relational heads."""
         value = value.clone()
-        for of in self.said:
+        for of in self.streamed:
             if of and of["values"].ndim == 4:
                 value[:, :, slice(*of["keys"])] = of["values"]
         return value
@@ -223,7 +223,7 @@ class Senders:
     def made(self, t: int, s: int) -> list[dict[str, Tensor]]:
         """For each group, q_rel of `t` receivers, k_rel of the first `s` senders, and symbols by offset."""
         found: list[dict[str, Tensor]] = []
-        for i, of in enumerate(self.said):
+        for i, of in enumerate(self.streamed):
             made = dict(of.get("received", {}))
             if i in self.keys:
                 made["k_rel"] = self.keys[i][:, :s]
@@ -320,8 +320,8 @@ class _Stream:
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
         past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
-        said = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
-        senders = Senders(said, cache, past)
+        streamed = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
+        senders = Senders(streamed, cache, past)
         if cache is not None:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]

@@ -213,7 +213,7 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
         raise ValueError(f"polyhead: {who} must belong to a model whose configuration holds heads: use AutoModel")
     heads = _heads_of(module)
     if heads is not None:
-        note(module, _said(module, heads))
+        note(module, _described(module, heads))
         return attend(heads, module, *tensors, **options)
     note(module, ELSEWHERE)
     refuse(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
@@ -233,11 +233,11 @@ def _heads_of(module: Any) -> nn.Module | None:
     raise ValueError(f"polyhead: layer {module.layer_idx} ({type(module).__name__}) must have {wanted} but has {came}")
 
 
-def _said(module: Any, heads: nn.Module) -> str:
+def _described(module: Any, heads: nn.Module) -> str:
     """The heads of a layer in a few words."""
     groups = module.config.polyhead_heads[module.layer_idx]
-    said = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
-    return said if isinstance(heads, Heads) else f"{said} in a {type(heads).__name__}"
+    described = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
+    return described if isinstance(heads, Heads) else f"{described} in a {type(heads).__name__}"
 
 
 @functools.cache

@@ -80,13 +80,7 @@ class MultiheadAttention(OurHeads):
         max_length: int = 512,
     ) -> None:
         super().__init__()
-        named: dict[str, Any] = {
-            "kdim": kdim,
-            "vdim": vdim,
-            "batch_first": batch_first,
-            "device": device,
-            "dtype": dtype,
-        }
+        named: dict[str, Any] = dict(zip(LATE, (kdim, vdim, batch_first, device, dtype), strict=True))
         _check_late(late, named)
         named |= dict(zip(LATE, late, strict=False))
         check_number(WHO, "dropout", dropout, 0)

@@ -30,7 +30,7 @@ _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
-    `nn.MultiheadAttention` (self- or cross-attention), or of what `replace` put there or in place of timm's, in order.
+    `nn.MultiheadAttention` (self- or cross-attention) and of our modules in its place or in that of timm's, in order.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
