@@ -33,7 +33,7 @@ TIED = {"symbol_retriever_config": {"shared_symbol_retriever": False, "weight_ti
 
 
 @pytest.fixture(autouse=True)
-def _import_what_the_package_forgot(monkeypatch):
+def _import_that_the_package_forgot(monkeypatch):
     monkeypatch.setattr(relational_attention, "model_utils", model_utils, raising=False)
 
 

@@ -24,6 +24,7 @@ from polyhead.config import (
 )
 
 pytest.importorskip("dual_attention", reason="the package dual-attention is not installed (extra `test`)")
+from dual_attention import model_utils, relational_attention
 from dual_attention.attention import Attention
 from dual_attention.attention_utils import precompute_freqs_cis
 from dual_attention.dual_attention import DualAttention
@@ -38,6 +39,11 @@ from dual_attention.transformer_blocks import DecoderBlock, EncoderBlock
 
 NEAR = {"atol": 1e-5, "rtol": 1e-5}
 PLAIN = RELU | {"activation": "swiglu"}
+
+
+@pytest.fixture(autouse=True)
+def _import_that_the_package_forgot(monkeypatch):
+    monkeypatch.setattr(relational_attention, "model_utils", model_utils, raising=False)
 
 
 def package(config, cls=DualAttnTransformerLM):

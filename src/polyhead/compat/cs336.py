@@ -40,15 +40,17 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
     _compare_keys(set(state), layers)
     table, up = state["token_embeddings.weight"], state["layers.0.ffn.w1.weight"]
     if table.ndim != 2 or up.ndim != 2:
-        raise ValueError(
-            f"cs336.load: tables must be (c m) and (f m) but are {tuple(table.shape)} and {tuple(up.shape)}"
-        )
+        came = f"{tuple(table.shape)} and {tuple(up.shape)}"
+        raise ValueError(f"cs336.load: tables must be (c m) and (f m) but are {came}")
     (count, dim), hidden = table.shape, up.shape[0]
-    _compare_shapes(state, count, dim, hidden)
     settings = _course(count, dim, hidden, layers, heads, theta=theta, context=context)
     model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
-    ours = {name: torch.cat([state[key] for key in keys]) for name, keys in _names(layers).items()}
-    model.load_state_dict(ours)
+    ours = model.state_dict()
+    for name, keys in _names(layers).items():
+        for key, part in zip(keys, ours[name].chunk(len(keys)), strict=True):
+            if state[key].shape != part.shape:
+                raise ValueError(f"cs336.load: {key} must be {tuple(part.shape)} but is {tuple(state[key].shape)}")
+            part.copy_(state[key])
     return model
 
 
@@ -127,16 +129,6 @@ def _compare_keys(keys: set[str], layers: int) -> None:
     problems = [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]
     if problems:
         raise ValueError(f"cs336.load: {'; '.join(problems)}")
-
-
-def _compare_shapes(state: Mapping[str, Tensor], count: int, dim: int, hidden: int) -> None:
-    shapes = {"w1": (hidden, dim), "w2": (dim, hidden), "w3": (hidden, dim)}
-    shapes |= {"token_embeddings": (count, dim), "lm_head": (count, dim)}
-    for key, value in state.items():
-        name = key.split(".")[-2]
-        wanted = shapes.get(name, (dim,) if name.startswith("ln") else (dim, dim))
-        if tuple(value.shape) != wanted:
-            raise ValueError(f"cs336.load: {key} must be {wanted} but is {tuple(value.shape)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts

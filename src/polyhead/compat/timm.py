@@ -7,6 +7,8 @@ timm is never imported: a module is recognised by the name of its class.  Masks 
 `F.scaled_dot_product_attention`: True where attention is allowed, or added to the scores.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -30,8 +32,6 @@ NUMBERS = {
 }
 """All that these classes hold: a later timm may add something that our forward pass would ignore."""
 _PYTORCH = set(vars(nn.Module()))
-Given = tuple[Tensor, Tensor | None, Tensor | None, bool]
-"""Inputs, rotary table, mask, and whether it is causal."""
 
 
 def name_of(module: nn.Module) -> str:
@@ -121,30 +121,27 @@ class Attention(OurHeads):
         """The map from the heads to the output; None if a norm or a gate lies between."""
         return self.proj if type(self.part("norm")) in (nn.Identity, type(None)) and not self.part("gate") else None
 
-    @staticmethod
-    def given(x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Given:
-        """The arguments of `forward`."""
-        return x, None, attn_mask, is_causal
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """The output (b t m) for x (b t m)."""
-        return self.attend(x, None, attn_mask, is_causal)
+        """The output (b t m) for x (b t m).  Raises ValueError for a mask of another shape."""
+        return self.attend(x, self.calls(x, attn_mask=attn_mask, is_causal=is_causal))
 
-    def attend(self, x: Tensor, rope: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
-        """Heads, their norm, gate and output projection.  Raises ValueError for a mask of another shape."""
-        y = self.outputs(self.calls(x, rope, mask, causal))
+    def attend(self, x: Tensor, calls: Sequence[AttentionCall]) -> Tensor:
+        """The outputs of the heads, through norm, gate and output projection."""
+        y = self.outputs(calls)
         norm, gate, drop = (self.part(name) for name in ("norm", "gate", "proj_drop"))
         y = y if norm is None else norm(y)
         y = self.proj(y if gate is None else y * gate(x).sigmoid())
         return y if drop is None else drop(y)
 
-    def calls(self, x: Tensor, rope: Tensor | None, mask: Tensor | None, causal: bool) -> list[AttentionCall]:
-        """The call of each group's op."""
+    def calls(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> list[AttentionCall]:
+        """The call of each group's op, for the arguments of `forward`."""
         b, t, _ = x.shape
         q, k, v = self._projected(x, rope)
-        bias, look = self._limits(mask, causal, b, t, q.dtype)
+        bias, look = self._limits(attn_mask, is_causal, b, t, q.dtype)
         rate = getattr(self.part("attn_drop"), "p", 0.0)
-        limited = Limits(bias, look, self.draw_keep(rate, b, t, t, x), causal)
+        limited = Limits(bias, look, self.draw_keep(rate, b, t, t, x), is_causal)
         rows: list[Rows] = [{"q": q[:, :, i:j], "k": k[:, :, i:j], "v": v[:, :, i:j]} for i, j in self.heads_of]
         parts = zip(self.tensors(rows, x, x, x), self.heads_of, strict=True)
         return [limited.call(part, i, j) for part, (i, j) in parts]
@@ -199,15 +196,8 @@ class Attention(OurHeads):
 class AttentionRope(Attention):
     """timm's `AttentionRope` and `EvaAttention` with other heads; made by `replace`."""
 
-    @staticmethod
-    def given(  # type: ignore[override]
-        x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Given:
-        """The arguments of `forward`."""
-        return x, rope, attn_mask, is_causal
-
     def forward(  # type: ignore[override]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         """The output (b t m) for x (b t m) with timm's rotary table `rope`."""
-        return self.attend(x, rope, attn_mask, is_causal)
+        return self.attend(x, self.calls(x, rope, attn_mask, is_causal))

@@ -303,9 +303,7 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
         looks = self._look(others)
         logits = self._images(pixel_values, looks)[:, 0]
         loss = self._loss(labels, pooled_logits=logits, config=self.config, **others)
-        output = ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=looks.states, attentions=looks.codes
-        )
+        output = ImageClassifierOutput(loss=loss, logits=logits, hidden_states=looks.states, attentions=looks.codes)
         return output.to_tuple() if return_dict is False else output
 
 

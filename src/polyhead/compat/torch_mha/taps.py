@@ -25,8 +25,6 @@ from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
 from polyhead.ops.call import AttentionCall
 
-_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
-
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
@@ -78,11 +76,11 @@ def _check(name: str, module: nn.Module) -> None:
 
 def _hook(found: list[Taps], name: str) -> Callable[..., None]:
     def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: Tensor | tuple) -> None:
+        call = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
         if isinstance(module, timm.Attention):
-            given = module.given(*args, **kwargs)
-            taps = _taps_of_ours(module, given[0], given[0], module.calls(*given))
+            x, masks = call["x"], (call.get("attn_mask"), call.get("is_causal", False))
+            taps = _taps_of_ours(module, x, x, module.calls(x, call.get("rope"), *masks))
         else:
-            call = _SIGNATURE.bind(module, *args, **kwargs).arguments
             taps = _taps_of_call(module, call) if isinstance(module, MultiheadAttention) else _taps(module, call)
             result = _batch_first(module, result[0])
         found.append(replace(taps, output=result, name=name))
