@@ -9,39 +9,16 @@ from refusals import refused
 
 import polyhead as ph
 from polyhead.compat import dual_attention
-from polyhead.config import (
-    Abstractor,
-    Alibi,
-    Classes,
-    Disentangled,
-    Experts,
-    Hyla,
-    Learned,
-    Logits,
-    Mlp,
-    Patches,
-    PositionSymbols,
-    Relational,
-    RelativeSymbols,
-    Rotary,
-    Sinusoidal,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-    Values,
-    Vectors,
-)
 
 WITHOUT = "without relational heads the package's decoders and vision models"
-LANGUAGE = TransformerConfig(
-    *(Tokens(VOCAB), Logits(VOCAB, tied=True)),
+LANGUAGE = ph.TransformerConfig(
+    *(ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)),
     dim=D,
-    feedforward=Mlp(20, act="relu", bias=False),
-    positions=Rotary(),
+    feedforward=ph.Mlp(20, act="relu", bias=False),
+    positions=ph.Rotary(),
     max_length=12,
     causal=True,
-    heads=Softmax(4),
+    heads=ph.Softmax(4),
 )
 
 
@@ -142,54 +119,53 @@ def language(*heads, **fields):
 
 
 def with_relations(**fields):
-    return language(Softmax(2), Relational(2, **fields))
+    return language(ph.Softmax(2), ph.Relational(2, **fields))
 
 
 def pair(**fields):
     """An encoder and a decoder as the package has them, but for `fields` of the decoder."""
-    encoder = replace(LANGUAGE, positions=Sinusoidal(), inputs=Tokens(7, scaled=True), causal=False, final_norm=False)
-    mine = {"encoder": encoder, "inputs": Tokens(7, scaled=True), "positions": Sinusoidal(), "final_norm": False}
-    return replace(LANGUAGE, **{**mine, "outputs": Logits(VOCAB, bias=True), **fields})
+    both = {"inputs": ph.Tokens(7, scaled=True), "positions": ph.Sinusoidal(), "final_norm": False}
+    own = {"encoder": replace(LANGUAGE, **both, causal=False), "outputs": ph.Logits(VOCAB, bias=True)}
+    return replace(LANGUAGE, **{**both, **own, **fields})
 
 
-OFFSET = [Softmax(2), Relational(2, symbols=RelativeSymbols(distance=2))]
-IMAGES = TransformerConfig(
-    Patches((1, 8, 8), (4, 4), norm=True, class_token=True), Classes(5), dim=D, positions=Learned(), max_length=5
-)
-IMAGES = replace(IMAGES, final_norm=False, feedforward=Mlp(act="relu"), heads=Softmax(4))
+OFFSET = [ph.Softmax(2), ph.Relational(2, symbols=ph.RelativeSymbols(distance=2))]
+PATCHES = ph.Patches((1, 8, 8), (4, 4), norm=True, class_token=True)
+IMAGES = ph.TransformerConfig(PATCHES, ph.Classes(5), dim=D, positions=ph.Learned(), max_length=5)
+IMAGES = replace(IMAGES, final_norm=False, feedforward=ph.Mlp(act="relu"), heads=ph.Softmax(4))
 BAD_MODEL = {
-    "heads must be Softmax, then heads with symbols, each at most once, but are Hyla": language(Hyla(4)),
-    "each at most once, but are Relational, Softmax": language(Relational(2), Softmax(2)),
-    "heads[1] must be": language([Softmax(4)], [Softmax(2), Relational(2)]),
+    "heads must be Softmax, then heads with symbols, each at most once, but are Hyla": language(ph.Hyla(4)),
+    "each at most once, but are Relational, Softmax": language(ph.Relational(2), ph.Softmax(2)),
+    "heads[1] must be": language([ph.Softmax(4)], [ph.Softmax(2), ph.Relational(2)]),
     "the package has no activation 'gelu' there (it has relu": with_relations(relation_act="gelu"),
     "ra_kwargs: n_relations x rel_proj_dim must be 8, the heads' width": with_relations(relations=3),
     "heads[0][1].hidden must be None but is 8": with_relations(hidden=8),
-    "heads[0][1].symbols.once must be False": with_relations(symbols=SymbolicAttention(once=True)),
-    "heads[0][1].symbols.dim must be 16 but is 8": with_relations(symbols=PositionSymbols(dim=8)),
-    "heads[0][0].value_dim must be 4 but is 3": language(Softmax(2, value_dim=3), Relational(2)),
-    "heads[0][1].symmetric must be False but is True": language(Softmax(2), Disentangled(2, symmetric=True)),
+    "heads[0][1].symbols.once must be False": with_relations(symbols=ph.SymbolicAttention(once=True)),
+    "heads[0][1].symbols.dim must be 16 but is 8": with_relations(symbols=ph.PositionSymbols(dim=8)),
+    "heads[0][0].value_dim must be 4 but is 3": language(ph.Softmax(2, value_dim=3), ph.Relational(2)),
+    "heads[0][1].symmetric must be False but is True": language(ph.Softmax(2), ph.Disentangled(2, symmetric=True)),
     "the package has no activation 'gelu' there (it has relu, gelu_tanh, silu, identity, s": language(
-        Abstractor(4, act="gelu")
+        ph.Abstractor(4, act="gelu")
     ),
     "ra_kwargs: the package's softmax of relations sees la": with_relations(relation_act="softmax"),
-    "feedforward must be Mlp or Swiglu but is Experts": language(feedforward=Experts()),
-    "'gelu' there (it has relu, gelu_tanh, silu, identity)": language(feedforward=Mlp()),
-    "positions must be Rotary(theta=10000.0, layout='interleaved') but is Alibi()": language(positions=Alibi()),
-    "positions.theta must be 10000.0 but is 500000.0": language(positions=Rotary(theta=5e5)),
+    "feedforward must be Mlp or Swiglu but is Experts": language(feedforward=ph.Experts()),
+    "'gelu' there (it has relu, gelu_tanh, silu, identity)": language(feedforward=ph.Mlp()),
+    "positions must be Rotary(theta=10000.0, layout='interleaved') but is Alibi()": language(positions=ph.Alibi()),
+    "positions.theta must be 10000.0 but is 500000.0": language(positions=ph.Rotary(theta=5e5)),
     "qk_norm must be False but is True": language(qk_norm=True),
     "norm_eps must be 1e-05 but is 1e-06": language(norm_eps=1e-6),
     "causal must be True but is False": language(causal=False),
     "final_norm must be True but is False": language(norm_order="post"),
-    "outputs.tied must be True but is False": language(outputs=Logits(VOCAB)),
-    "the package has no model from Vectors to ": language(inputs=Vectors(3), outputs=Values(2)),
+    "outputs.tied must be True but is False": language(outputs=ph.Logits(VOCAB)),
+    "the package has no model from Vectors to ": language(inputs=ph.Vectors(3), outputs=ph.Values(2)),
     "final_norm must be False but is True": replace(IMAGES, final_norm=None),
     "max_length must be 5 but is 9": replace(IMAGES, max_length=9),
-    "inputs.norm must be True but is False": replace(IMAGES, inputs=Patches((1, 8, 8), (4, 4))),
-    f"{WITHOUT} have no n_kv_heads, but it is 2": replace(IMAGES, heads=Softmax(4, kv_heads=2)),
-    "inputs.scaled must be True but is False": pair(inputs=Tokens(7)),
-    f"{WITHOUT} have no n_kv_heads, but it is 1": pair(heads=Softmax(4, kv_heads=1)),
-    "cross_heads[0].heads must be 4 but is 2": pair(cross_heads=Softmax(2)),
-    "cross_heads must be one group, Softmax": pair(cross_heads=[Softmax(2), Softmax(2)]),
+    "inputs.norm must be True but is False": replace(IMAGES, inputs=ph.Patches((1, 8, 8), (4, 4))),
+    f"{WITHOUT} have no n_kv_heads, but it is 2": replace(IMAGES, heads=ph.Softmax(4, kv_heads=2)),
+    "inputs.scaled must be True but is False": pair(inputs=ph.Tokens(7)),
+    f"{WITHOUT} have no n_kv_heads, but it is 1": pair(heads=ph.Softmax(4, kv_heads=1)),
+    "cross_heads[0].heads must be 4 but is 2": pair(cross_heads=ph.Softmax(2)),
+    "cross_heads must be one group, Softmax": pair(cross_heads=[ph.Softmax(2), ph.Softmax(2)]),
     "encoder_symbols must be": pair(heads=OFFSET, encoder=replace(pair().encoder, heads=OFFSET)),
     "layers must be 2 but is 3": pair(heads=OFFSET, layers=3),
 }
@@ -203,7 +179,7 @@ def test_models_without_an_equivalent_in_the_package(line):
 
 
 def test_a_bias_that_ours_lacks_is_0():
-    state, _ = dual_attention.save(ph.Transformer(pair(outputs=Logits(VOCAB))))
+    state, _ = dual_attention.save(ph.Transformer(pair(outputs=ph.Logits(VOCAB))))
     assert not state["layers.final_out.bias"].any()
 
 

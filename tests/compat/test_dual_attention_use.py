@@ -12,16 +12,6 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import dual_attention
-from polyhead.config import (
-    Learned,
-    Logits,
-    Mlp,
-    Relational,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-)
 
 pytest.importorskip("dual_attention", reason="the package dual-attention is not installed (extra `test`)")
 from dual_attention import model_utils, relational_attention
@@ -148,12 +138,12 @@ def test_trained_models_with_heads_of_one_kind_can_be_saved(which):
 
 def test_a_model_of_ours_can_be_saved():
     """With our defaults as far as the package has them; the output projection is made block-diagonal here."""
-    settings = TransformerConfig(
-        *(Tokens(VOCAB), Logits(VOCAB, tied=True)),
+    settings = ph.TransformerConfig(
+        *(ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)),
         dim=D,
-        heads=[Softmax(2), Relational(2, relations=8, symbols=SymbolicAttention(count=5))],
-        feedforward=Mlp(act="relu", bias=False),
-        positions=Learned(),
+        heads=[ph.Softmax(2), ph.Relational(2, relations=8, symbols=ph.SymbolicAttention(count=5))],
+        feedforward=ph.Mlp(act="relu", bias=False),
+        positions=ph.Learned(),
         max_length=12,
         causal=True,
     )

@@ -14,39 +14,21 @@ from refusals import refused
 from tiny_transformers import hf, ours, tokens, transformers
 from torch.testing import assert_close
 
+import polyhead as ph
 from polyhead import config as configs
-from polyhead.config import (
-    Alibi,
-    Classes,
-    Experts,
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    Patches,
-    PositionSymbols,
-    Relational,
-    RelativeBias,
-    Rotary,
-    Sinusoidal,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-)
 from polyhead.models.transformer import Transformer
 
 AUTO = transformers.AutoModelForCausalLM
-TIED = SymbolicAttention(shared=False, tied=True, count=6)
+TIED = ph.SymbolicAttention(shared=False, tied=True, count=6)
 MODELS = {
-    "rotary": {"heads": (Softmax(2), Hyla(2)), "positions": Rotary(), "outputs": Logits(50, tied=True)},
-    "sinusoidal": {"heads": (Hyla(2),), "positions": Sinusoidal(), "norm": "rms"},
-    "alibi": {"heads": (Linear(2), Softmax(2)), "positions": Alibi(), "norm_order": "post"},
-    "buckets": {"heads": (Softmax(2),), "positions": RelativeBias(buckets=8)},
-    "learned": {"heads": (Softmax(2), Relational(2, symbols=PositionSymbols())), "positions": Learned()},
-    "tied libraries": {"heads": (Softmax(2), Relational(2, symbols=TIED)), "layers": 3},
-    "fixed libraries": {"heads": (Relational(2, symbols=dataclasses.replace(TIED, trainable=False)),)},
-    "experts": {"heads": (Softmax(2),), "feedforward": Experts(2, 1, 8), "window": 3},
+    "rotary": {"heads": (ph.Softmax(2), ph.Hyla(2)), "positions": ph.Rotary(), "outputs": ph.Logits(50, tied=True)},
+    "sinusoidal": {"heads": (ph.Hyla(2),), "positions": ph.Sinusoidal(), "norm": "rms"},
+    "alibi": {"heads": (ph.Linear(2), ph.Softmax(2)), "positions": ph.Alibi(), "norm_order": "post"},
+    "buckets": {"heads": (ph.Softmax(2),), "positions": ph.RelativeBias(buckets=8)},
+    "learned": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())), "positions": ph.Learned()},
+    "tied libraries": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=TIED)), "layers": 3},
+    "fixed libraries": {"heads": (ph.Relational(2, symbols=dataclasses.replace(TIED, trainable=False)),)},
+    "experts": {"heads": (ph.Softmax(2),), "feedforward": ph.Experts(2, 1, 8), "window": 3},
 }
 """Everything that has constants or tables of its own: what loading on the meta device can lose."""
 
@@ -145,8 +127,8 @@ def test_another_number_of_tokens(name, count, tmp_path):
 @pytest.mark.parametrize("preset", ["hyla", "cs336"])
 def test_the_first_loss_is_near_that_of_uniform_logits(preset, tied):
     """Also after `resize_token_embeddings`, whose new rows are as wide as the preset makes them."""
-    ends = {"inputs": Tokens(256), "outputs": Logits(256, tied=tied)}
-    config = make(dim=64, heads=(Softmax(8),), init=preset, **ends).config
+    ends = {"inputs": ph.Tokens(256), "outputs": ph.Logits(256, tied=tied)}
+    config = make(dim=64, heads=(ph.Softmax(8),), init=preset, **ends).config
     torch.manual_seed(0)
     model = AUTO.from_config(config).eval()
     old = [x.weight.std().item() for x in (model.model.inputs.table, logits_of(model))]
@@ -167,8 +149,8 @@ def logits_of(model):
 
 
 def test_images(tmp_path):
-    ends = (Patches((3, 8, 8), (4, 4), class_token=True), Classes(5, pool="class"))
-    config = hf.PolyheadConfig(TransformerConfig(*ends, dim=16, heads=Hyla(2), positions=Learned()))
+    ends = (ph.Patches((3, 8, 8), (4, 4), class_token=True), ph.Classes(5, pool="class"))
+    config = hf.PolyheadConfig(ph.TransformerConfig(*ends, dim=16, heads=ph.Hyla(2), positions=ph.Learned()))
     model = hf.PolyheadForImageClassification(config).eval()
     assert config.num_labels == 5
     model.save_pretrained(tmp_path)

@@ -10,35 +10,26 @@ from refusals import refused
 from tiny_transformers import COUNT, hf, tokens
 from torch.testing import assert_close
 
+import polyhead as ph
 from polyhead.compat.huggingface.cache import PolyheadCache
-from polyhead.config import (
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeBias,
-    Rotary,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-)
 from polyhead.models.generate.tokens import greedy
 
-ENDS = {"inputs": Tokens(COUNT), "outputs": Logits(COUNT)}
-BASE = TransformerConfig(**ENDS, dim=16, layers=2, causal=True, max_length=32, positions=Rotary())
+
+def dual(symbols):
+    return ph.Softmax(2), ph.Relational(2, symbols=symbols)
+
+
+ENDS = {"inputs": ph.Tokens(COUNT), "outputs": ph.Logits(COUNT)}
+BASE = ph.TransformerConfig(**ENDS, dim=16, layers=2, causal=True, max_length=32, positions=ph.Rotary())
 ONE = replace(BASE, layers=1)
 ZOO = zoo.models(zoo.FEW, **ENDS, max_length=32)
 MODELS = ZOO | {
-    "softmax": replace(BASE, heads=Softmax(2)),
-    "hyla": replace(ONE, heads=(Softmax(1), Hyla(3)), positions=RelativeBias()),
-    "sums": replace(BASE, heads=(Linear(2), Softmax(2, kv_heads=1))),
-    "dual": replace(ONE, heads=(Softmax(2), Relational(2, symbols=SymbolicAttention())), positions=Learned()),
-    "places": replace(ONE, heads=(Softmax(2), Relational(2, symbols=PositionSymbols()))),
-    "neighbours": replace(ONE, heads=(Softmax(2), Relational(2, symbols=RelationalSymbols()))),
+    "softmax": replace(BASE, heads=ph.Softmax(2)),
+    "hyla": replace(ONE, heads=(ph.Softmax(1), ph.Hyla(3)), positions=ph.RelativeBias()),
+    "sums": replace(BASE, heads=(ph.Linear(2), ph.Softmax(2, kv_heads=1))),
+    "dual": replace(ONE, heads=dual(ph.SymbolicAttention()), positions=ph.Learned()),
+    "places": replace(ONE, heads=dual(ph.PositionSymbols())),
+    "neighbours": replace(ONE, heads=dual(ph.RelationalSymbols())),
 }
 STEPS = 4
 

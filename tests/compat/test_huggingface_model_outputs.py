@@ -12,25 +12,13 @@ from tiny_transformers import COUNT, hf, ours, tokens, transformers
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import polyhead as ph
 from polyhead.analysis import capture, codes
-from polyhead.config import (
-    Batch,
-    Classes,
-    Experts,
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    Patches,
-    Relational,
-    Softmax,
-    Tokens,
-    Vectors,
-)
 
-MIXED = {"heads": (Softmax(1), Linear(1), Hyla(2))}
-DUAL = {"heads": (Softmax(2), Relational(2)), "positions": Learned(), "norm_order": "post"}
-WINDOW = {"heads": (Hyla(4),), "window": 2, "inputs": Tokens(COUNT, scaled=True), "outputs": Logits(COUNT, tied=True)}
+MIXED = {"heads": (ph.Softmax(1), ph.Linear(1), ph.Hyla(2))}
+DUAL = {"heads": (ph.Softmax(2), ph.Relational(2)), "positions": ph.Learned(), "norm_order": "post"}
+SCALED = {"inputs": ph.Tokens(COUNT, scaled=True), "outputs": ph.Logits(COUNT, tied=True)}
+WINDOW = {"heads": (ph.Hyla(4),), "window": 2, **SCALED}
 CLASSES = "PolyheadForSequenceClassification"
 
 
@@ -59,7 +47,7 @@ def test_the_backbone_of_a_language_model(changes, tmp_path):
         assert_close(first, model.model.inputs(ids))
         assert_close(model.model.blocks[0](first), second)
         assert_close(model.model.norm(model.model.blocks[1](second)), last)
-    seen = capture(model.model, Batch(ids, ids, None, torch.ones(2, 6), {}))
+    seen = capture(model.model, ph.Batch(ids, ids, None, torch.ones(2, 6), {}))
     for layer, code in zip(seen, out.attentions, strict=True):
         assert code.shape == (2, 4, 6, 6)
         assert_close(code[:, :, 4, 3], codes(layer, 4, 3))
@@ -68,10 +56,10 @@ def test_the_backbone_of_a_language_model(changes, tmp_path):
     assert_close(model(ids, logits_to_keep=2, **LOOK).logits, plain.logits)
 
 
-@pytest.mark.parametrize("outputs", [Logits(COUNT), Logits(COUNT, tied=True, scaled=True)], ids=["untied", "scaled"])
-def test_trainers_that_make_the_logits_themselves(outputs):
+@pytest.mark.parametrize("options", [{}, {"tied": True, "scaled": True}], ids=["untied", "scaled"])
+def test_trainers_that_make_the_logits_themselves(options):
     """As TRL does: from the backbone's result, the weight of the output embeddings, and `logit_scale`."""
-    model, ids = make(outputs=outputs), tokens(2, 5)
+    model, ids = make(outputs=ph.Logits(COUNT, **options)), tokens(2, 5)
     names = set(model.state_dict())
     with torch.no_grad():
         x = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -119,7 +107,7 @@ def test_embeddings_in_place_of_tokens():
 
 
 def test_the_backbone_of_images():
-    patches = {"inputs": Patches((3, 8, 8), (4, 4)), "outputs": Classes(5), "causal": False, "positions": None}
+    patches = {"inputs": ph.Patches((3, 8, 8), (4, 4)), "outputs": ph.Classes(5), "causal": False, "positions": None}
     model, images = make("PolyheadForImageClassification", **patches), torch.randn(2, 3, 8, 8)
     backbone = make("PolyheadModel", **patches)
     backbone.load_state_dict(model.state_dict(), strict=False)
@@ -169,13 +157,13 @@ def test_the_loss_of_classes():
     several = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
     model.config.problem_type = None
     assert_close(model(ids, ones, labels=several).loss, F.binary_cross_entropy_with_logits(out.logits, several))
-    balanced = make(CLASSES, num_labels=3, feedforward=Experts(2, 1, 8, balance=3.0))
+    balanced = make(CLASSES, num_labels=3, feedforward=ph.Experts(2, 1, 8, balance=3.0))
     loss = balanced.train()(ids, ones, labels=labels).loss
     assert_close(loss, balanced.eval()(ids, ones, labels=labels).loss + balanced.model.auxiliary_loss())
 
 
 def test_a_model_with_classes_of_its_own_keeps_its_map():
-    model = make(CLASSES, outputs=Classes(4), causal=False)
+    model = make(CLASSES, outputs=ph.Classes(4), causal=False)
     ids, mask = tokens(2, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert (model.score, model.num_labels) == (None, 4)
     with torch.no_grad():
@@ -183,11 +171,11 @@ def test_a_model_with_classes_of_its_own_keeps_its_map():
 
 
 def test_a_model_with_classes_of_its_own_and_more_tokens(tmp_path):
-    model, ids = make(CLASSES, outputs=Classes(4), causal=False), tokens(2, 5)
+    model, ids = make(CLASSES, outputs=ph.Classes(4), causal=False), tokens(2, 5)
     model.resize_token_embeddings(model.config.vocab_size + 3)
     model.save_pretrained(tmp_path)
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert (again.config.vocab_size, again.config.settings.outputs) == (model.config.vocab_size, Classes(4))
+    assert (again.config.vocab_size, again.config.settings.outputs) == (model.config.vocab_size, ph.Classes(4))
     assert torch.equal(again(ids).logits, model(ids).logits)
 
 
@@ -203,7 +191,7 @@ def test_a_model_with_classes_of_its_own_and_more_tokens(tmp_path):
 )
 def test_models_that_cannot_be_made(kind, line):
     with refused(f"{kind}: {line}"):
-        make(kind, inputs=Vectors(3))
+        make(kind, inputs=ph.Vectors(3))
 
 
 # ---------------------------------------------------------------------------------------------- in a process of its own
@@ -243,9 +231,9 @@ def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_pa
     model.save_pretrained(tmp_path / "ours")
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     swapped, config = (transformers.LlamaConfig(vocab_size=COUNT, **small) for _ in range(2))
-    swapped = hf.swap_heads(transformers.LlamaForCausalLM(swapped), None, Hyla(2))
+    swapped = hf.swap_heads(transformers.LlamaForCausalLM(swapped), None, ph.Hyla(2))
     swapped.save_pretrained(tmp_path / "swapped")
-    holding = hf.with_heads(config, [None, [Relational(1), Hyla(1)]])
+    holding = hf.with_heads(config, [None, [ph.Relational(1), ph.Hyla(1)]])
     assert (config.model_type, type(config)) == ("llama", transformers.LlamaConfig)
     held = transformers.AutoModelForCausalLM.from_config(holding).eval()
     assert [hasattr(layer.self_attn, "polyhead") for layer in held.model.layers] == [False, True]

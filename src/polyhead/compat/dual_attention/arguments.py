@@ -9,21 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.config import (
-    Abstractor,
-    Disentangled,
-    FeedForward,
-    Mechanism,
-    Mlp,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeSymbols,
-    Softmax,
-    Swiglu,
-    SymbolicAttention,
-    SymbolSource,
-)
+from polyhead import config
 from polyhead.spec.shapes import one_of
 
 Arguments = Mapping[str, Any]
@@ -89,7 +75,7 @@ class Group:
 
     prefix: str
     kind: str
-    mechanism: Mechanism
+    mechanism: config.Mechanism
     bias_kv: bool
     bias_out: bool
     factor: float = 1.0
@@ -104,7 +90,7 @@ class Block:
     fields: Arguments
 
     @property
-    def heads(self) -> list[Mechanism]:
+    def heads(self) -> list[config.Mechanism]:
         return [group.mechanism for group in self.groups]
 
 
@@ -176,7 +162,7 @@ def sensory(given: Arguments, name: str, heads: int, width: Width, prefix: str, 
     its = part(given, name, (), SENSORY if bias_out is not None else {**SENSORY, "add_bias_out": False})
     out = its["add_bias_out"] if bias_out is None else bias_out
     dim, value_dim, kv_heads = width.sizes(heads, its)
-    mechanism = Softmax(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads)
+    mechanism = config.Softmax(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads)
     return Group(prefix, "sa", mechanism, its["add_bias_kv"], out, width.factor(its))
 
 
@@ -187,13 +173,13 @@ def relational(
     width: Width,
     prefix: str,
     *,
-    source: SymbolSource,
+    source: config.SymbolSource,
     causal: bool,
     share: bool = False,
 ) -> Group:
     """Its RelationalAttention ("ra"), RelationalCrossAttention ("rca") or disentangled one ("disrca")."""
     its = part(given, "ra_kwargs", (), RELATIONAL[kind])
-    relative = isinstance(source, RelativeSymbols)
+    relative = isinstance(source, config.RelativeSymbols)
     if its["use_relative_positional_symbols"] != relative:
         wanted = "must be true with" if relative else "belongs to"
         raise ValueError(f"ra_kwargs: use_relative_positional_symbols {wanted} position-relative symbols")
@@ -202,17 +188,17 @@ def relational(
     if act == "softmax" and causal and kind != "rca":
         raise ValueError("ra_kwargs: the package's softmax of relations sees later tokens although causal, ours cannot")
     dim, value_dim, kv_heads = width.sizes(heads, its)
-    mechanism: Mechanism
+    mechanism: config.Mechanism
     if kind == "rca":
         if share:
             raise ValueError("share_attn_params: the package has it for relational_attention and disrca only")
-        mechanism = Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
+        mechanism = config.Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
     elif kind == "disrca":
         if its["add_bias_kv"]:
             raise ValueError("ra_kwargs: add_bias_kv of disrca gives relation keys a bias, ours have none")
         if its["n_kv_heads"] not in (None, 1, heads):
             raise ValueError(f"ra_kwargs: n_kv_heads of disrca must be 1 or {heads} but is {its['n_kv_heads']}")
-        mechanism = Disentangled(
+        mechanism = config.Disentangled(
             heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act
         )
     else:
@@ -221,14 +207,14 @@ def relational(
         if p * relations != wide:
             wanted = f"n_relations x rel_proj_dim must be {wide}, the heads' width"
             raise ValueError(f"ra_kwargs: {wanted}, not {relations} x {p}")
-        mechanism = Relational(
+        mechanism = config.Relational(
             heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
             relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
         )  # fmt: skip
     return Group(prefix, kind, mechanism, its["add_bias_kv"], its["add_bias_out"], width.factor(its))
 
 
-def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource) -> tuple[Group, ...]:
+def dual_groups(its: Arguments, d_model: int, prefix: str, source: config.SymbolSource) -> tuple[Group, ...]:
     """The groups of a DualAttention: sensory heads first."""
     sa, ra, share = its["n_heads_sa"], its["n_heads_ra"], its["share_attn_params"]
     kind = KINDS[one_of("arguments", "ra_type", its["ra_type"], KINDS)]
@@ -245,13 +231,15 @@ def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource)
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
-def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: SymbolSource | None = None) -> Block:
+def block(
+    given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: config.SymbolSource | None = None
+) -> Block:
     """A block from its arguments: with or without dual attention, of an encoder or a decoder."""
     needed = (*(DUAL_BLOCK if dual else PLAIN_BLOCK), *(("n_heads_cross",) if decoder else ()))
     bias_out = None
     if dual:
         its = options(given, needed, DUAL_OPTIONS | ({"cross_kwargs": None, "causal": True} if decoder else {}))
-        groups = dual_groups(its, d_model, "dual_attn.", SymbolicAttention() if source is None else source)
+        groups = dual_groups(its, d_model, "dual_attn.", config.SymbolicAttention() if source is None else source)
         heads = its.get("n_heads_cross", 0)
     else:
         its = options(given, needed, BLOCK_OPTIONS | ({} if decoder else {"attn_kwargs": None}))
@@ -278,13 +266,13 @@ def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source
     return Block(groups, cross, fields)
 
 
-def feedforward(its: Arguments, d_model: int) -> FeedForward:
+def feedforward(its: Arguments, d_model: int) -> config.FeedForward:
     """Its FeedForwardBlock."""
     name, hidden, bias = its["activation"], its["dff"], its["bias"]
     one_of("feed-forward layers", "activation", name, (*FEEDFORWARD_ACTS, "swiglu"))
     if name == "swiglu":
-        return Swiglu(int(2 / 3 * 4 * d_model) if hidden is None else hidden, bias=bias)
-    return Mlp(hidden, act=FEEDFORWARD_ACTS[name], bias=bias)
+        return config.Swiglu(int(2 / 3 * 4 * d_model) if hidden is None else hidden, bias=bias)
+    return config.Mlp(hidden, act=FEEDFORWARD_ACTS[name], bias=bias)
 
 
 # -------------------------------------------------------------------------------------------------------------- symbols
@@ -293,7 +281,7 @@ class Retriever:
     """A source of symbols; `factors`: factors of its queries and of its relations' queries in our model; `length`: its
     number of positions."""
 
-    source: SymbolSource
+    source: config.SymbolSource
     factors: tuple[float, float] = (1.0, 1.0)
     length: int | None = None
 
@@ -319,24 +307,26 @@ def retriever(its: Arguments, d_model: int, *, relational: bool = True, layers: 
     if own["dropout"]:
         wanted_because = "dropout must be 0 (the package applies it in evaluation, too)"
         raise ValueError(f"symbol_retrieval_kwargs: {wanted_because} but is {own['dropout']}")
+    names = SYMBOLIC if kind == "symbolic_attention" else NEIGHBOURS
+    fields = {ours: own[name] for name, ours in names.items()}
     if kind == "symbolic_attention":
-        source = SymbolicAttention(**{ours: own[name] for name, ours in SYMBOLIC.items()}, shared=shared, tied=tied)
+        source = config.SymbolicAttention(**fields, shared=shared, tied=tied)
         return Retriever(source, (_factor(own["scale"], d_model, own["n_heads"]), 1.0))
     related = _factor(own["rel_scale"], d_model, own["rel_n_heads"]) if own["normalize_rels"] else 1.0
     symbolic = _factor(own["symbolic_attn_scale"], d_model, own["symbolic_attn_n_heads"])
-    return Retriever(RelationalSymbols(**{ours: own[name] for name, ours in NEIGHBOURS.items()}), (symbolic, related))
+    return Retriever(config.RelationalSymbols(**fields), (symbolic, related))
 
 
 def _by_position(its: Arguments, kind: str, d_model: int, *, shared: bool, tied: bool) -> Retriever:
     if kind == "positional_symbols":  # sinusoidal is not read there; tied, one table is all there is
         own = part(its, "symbol_retrieval_kwargs", ("symbol_dim", "max_length"), {"sinusoidal": False})
         _fits(own["symbol_dim"], "symbol_dim", d_model)
-        return Retriever(PositionSymbols(shared=shared or tied), length=own["max_length"])
+        return Retriever(config.PositionSymbols(shared=shared or tied), length=own["max_length"])
     if tied:
         raise ValueError("symbol_retriever_config: the package ties no position-relative symbols")
     own = part(its, "symbol_retrieval_kwargs", ("symbol_dim", "max_rel_pos"), {})
     _fits(own["symbol_dim"], "symbol_dim", d_model)
-    return Retriever(RelativeSymbols(distance=own["max_rel_pos"], shared=shared))
+    return Retriever(config.RelativeSymbols(distance=own["max_rel_pos"], shared=shared))
 
 
 def _fits(came: int, name: str, d_model: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polyhead import config
 from polyhead.compat.dual_attention.arguments import (
     BLOCK_OPTIONS,
     DUAL_BLOCK,
@@ -20,23 +21,9 @@ from polyhead.compat.dual_attention.arguments import (
     part,
     retriever,
 )
-from polyhead.config import (
-    Classes,
-    Input,
-    Learned,
-    Logits,
-    Patches,
-    Position,
-    Rotary,
-    Sinusoidal,
-    Tokens,
-    TransformerConfig,
-    Values,
-    Vectors,
-)
 from polyhead.spec.shapes import one_of
 
-POSITIONS: dict[str, Position] = {"pos_emb": Learned(), "RoPE": Rotary()}
+POSITIONS: dict[str, config.Position] = {"pos_emb": config.Learned(), "RoPE": config.Rotary()}
 SYMBOLS = ("symbol_retrieval_kwargs",)
 LANGUAGE = ("vocab_size", "d_model", "n_layers", "max_block_size")
 VISION = ("image_shape", "patch_size", "num_classes", "d_model", "n_layers")
@@ -55,7 +42,7 @@ class Layout:
     """
 
     kind: str
-    settings: TransformerConfig
+    settings: config.TransformerConfig
     block: Block
     encoder: Block | None = None
     retriever: Retriever | None = None
@@ -104,12 +91,12 @@ def _language(arguments: Mapping[str, Any]) -> Layout:
     source = None if asked is None else asked.source
     blocks = block({**_of_block(its, dual), **own, "causal": True}, its["d_model"], dual=dual, source=source)
     positions = POSITIONS[one_of("arguments", "pos_enc_type", its["pos_enc_type"], POSITIONS)]
-    if isinstance(positions, Rotary) and any(group.factor != 1.0 for group in blocks.groups):
+    if isinstance(positions, config.Rotary) and any(group.factor != 1.0 for group in blocks.groups):
         raise ValueError("with RoPE the package has no key_dim other than d_model / heads")
     known = its["max_block_size"] if asked is None or asked.length is None else asked.length
-    settings = TransformerConfig(
-        inputs=Tokens(its["vocab_size"]),
-        outputs=Logits(its["vocab_size"], tied=True),
+    settings = config.TransformerConfig(
+        inputs=config.Tokens(its["vocab_size"]),
+        outputs=config.Logits(its["vocab_size"], tied=True),
         layers=its["n_layers"],
         positions=positions,
         max_length=min(its["max_block_size"], known),
@@ -133,15 +120,15 @@ def _vision(arguments: Mapping[str, Any]) -> Layout:
     blocks = block(_of_block(its, dual), its["d_model"], dual=dual, source=None if asked is None else asked.source)
     shape, size = (_integers(its, name, count) for name, count in (("image_shape", 3), ("patch_size", 2)))
     # Theirs are width before height; in a tensor of images the height comes first.
-    inputs = Patches((shape[0], shape[2], shape[1]), (size[1], size[0]), norm=True, class_token=True)
+    inputs = config.Patches((shape[0], shape[2], shape[1]), (size[1], size[0]), norm=True, class_token=True)
     if asked is not None and asked.length is not None and asked.length < inputs.count:
         raise ValueError(f"symbol_retrieval_kwargs: max_length must be {inputs.count} or more but is {asked.length}")
     pool = {"cls": "class", "mean": "mean"}
-    settings = TransformerConfig(
+    settings = config.TransformerConfig(
         inputs=inputs,
-        outputs=Classes(its["num_classes"], pool=pool[one_of("arguments", "pool", its["pool"], pool)]),
+        outputs=config.Classes(its["num_classes"], pool=pool[one_of("arguments", "pool", its["pool"], pool)]),
         layers=its["n_layers"],
-        positions=Learned(),
+        positions=config.Learned(),
         max_length=inputs.count,
         final_norm=False,
         **blocks.fields,
@@ -170,20 +157,20 @@ def _sequence(arguments: Mapping[str, Any]) -> Layout:
         except ValueError as error:
             raise ValueError(f"{side}_kwargs: {error}") from None
     known = None if asked is None else asked.length
-    encoder = TransformerConfig(
+    encoder = config.TransformerConfig(
         inputs=_spec(its, "input_spec"),
-        outputs=Values(1),  # not used
+        outputs=config.Values(1),  # not used
         layers=its["n_layers_enc"],
-        positions=Sinusoidal(),
+        positions=config.Sinusoidal(),
         max_length=known or its["in_block_size"],  # the rows of a table that encoder and decoder share
         final_norm=False,
         **sides["encoder"].fields,
     )
-    settings = TransformerConfig(
+    settings = config.TransformerConfig(
         inputs=_spec(its, "output_spec"),
-        outputs=Logits(its["out_dim"], bias=True),
+        outputs=config.Logits(its["out_dim"], bias=True),
         layers=its["n_layers_enc" if dual else "n_layers_dec"],  # as the package counts them
-        positions=Sinusoidal(),
+        positions=config.Sinusoidal(),
         max_length=known or its["out_block_size"],
         final_norm=False,
         encoder=encoder,
@@ -199,11 +186,11 @@ def _relational(its: Mapping[str, Any], side: str) -> bool:
     return bool(its[f"{side}_kwargs"].get("n_heads_ra"))
 
 
-def _spec(its: Mapping[str, Any], name: str) -> Input:
+def _spec(its: Mapping[str, Any], name: str) -> config.Input:
     """Tokens or vectors, multiplied by the root of the width (vectors: in the map itself)."""
     own = part(its, name, ("type",), {"vocab_size": None, "dim": None})
     kinds = {"token": "vocab_size", "vector": "dim"}
     size = kinds[one_of(name, "type", own["type"], kinds)]
     if own[size] is None:
         raise ValueError(f"{name}: {size} missing")
-    return Tokens(own[size], scaled=True) if size == "vocab_size" else Vectors(own[size])
+    return config.Tokens(own[size], scaled=True) if size == "vocab_size" else config.Vectors(own[size])
