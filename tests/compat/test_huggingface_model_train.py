@@ -7,11 +7,11 @@ from tiny_transformers import COUNT, hf, llama, ours, tokens, transformers
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from polyhead.config import Experts, Hyla, Logits
+import polyhead as ph
 
 
 def make(**changes):
-    return ours(outputs=Logits(COUNT, tied=True), **changes).train()
+    return ours(outputs=ph.Logits(COUNT, tied=True), **changes).train()
 
 
 def test_the_loss_is_that_of_the_next_tokens():
@@ -51,22 +51,18 @@ def test_nan_is_not_hidden():
 
 
 def test_the_balance_of_experts_is_part_of_the_loss_in_training_only():
-    model, ids = make(feedforward=Experts(2, 1, 8, balance=3.0)), tokens(2, 6)
-    loss = model(ids, labels=ids).loss
-    added = model.model.auxiliary_loss()
+    """In accumulated batches it counts once."""
+    model, ids = make(feedforward=ph.Experts(2, 1, 8, balance=3.0)), tokens(3, 6)
+    loss, added = model(ids, labels=ids).loss, model.model.auxiliary_loss()
     assert added > 1
     assert_close(loss, model.eval()(ids, labels=ids).loss + added)
-
-
-def test_the_balance_of_experts_counts_once_in_accumulated_batches():
-    model, ids = make(feedforward=Experts(2, 1, 8, balance=3.0)), tokens(3, 6)
+    model.train()
     labels, added, loss = ids.clone(), 0, 0
     labels[0, :3] = -100
     for row, its in zip(ids.split(1), labels.split(1), strict=True):
         loss += model(row, labels=its, num_items_in_batch=13).loss
         added += model.model.auxiliary_loss() * (its[:, 1:] != -100).sum() / 13
-    model.eval()
-    assert_close(loss, added + model(ids, labels=labels, num_items_in_batch=13).loss)
+    assert_close(loss, added + model.eval()(ids, labels=labels, num_items_in_batch=13).loss)
 
 
 def trainer_of(model, data, folder, **options):
@@ -94,7 +90,7 @@ def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
     """Also of a model whose heads were swapped.  It keeps the columns that the model reads."""
     pytest.importorskip("accelerate")
     ids = tokens(2, 6)
-    for model in (make(), hf.swap_heads(llama(torch.float32), [0], Hyla(4))):
+    for model in (make(), hf.swap_heads(llama(torch.float32), [0], ph.Hyla(4))):
         trainer = trainer_of(model.eval(), None, tmp_path, label_smoothing_factor=0.1)
         loss, logits = trainer.compute_loss(model, {"input_ids": ids, "labels": ids}), model(ids).logits
         wanted = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1)

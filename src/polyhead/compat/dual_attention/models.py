@@ -56,9 +56,9 @@ def plan(arguments: Any) -> Layout:
         raise ValueError(f"arguments by name were wanted but {arguments!r} came")
     if set(arguments) == {"args", "kwargs"}:
         raise ValueError("config holds no arguments, as the package writes it when they are not given by name")
-    for told, read in (("vocab_size", _language), ("image_shape", _vision), ("input_spec", _sequence)):
-        if told in arguments:
-            return read(arguments)
+    for name, layout in (("vocab_size", _language), ("image_shape", _vision), ("input_spec", _sequence)):
+        if name in arguments:
+            return layout(arguments)
     raise ValueError("vocab_size, image_shape or input_spec missing: no model of the package has these arguments")
 
 
@@ -75,25 +75,25 @@ def _of_block(its: Mapping[str, Any], dual: bool) -> dict[str, Any]:
 def _language(arguments: Mapping[str, Any]) -> Layout:
     dual = "n_heads_sa" in arguments or "n_heads_ra" in arguments
     wanted: dict[str, Any] = {"norm_type": "layernorm", "bias": True, "pos_enc_type": "pos_emb"}
-    asked = None
+    symbols = None
     if dual:
         wanted |= {name: value for name, value in DUAL_OPTIONS.items() if name != "causal"}
         wanted |= {"symbol_retrieval": "symbolic_attention", "symbol_retriever_config": None}
         its = options(arguments, (*LANGUAGE, *DUAL_BLOCK, *SYMBOLS), wanted)
         shared = {"shared_symbol_retriever": True, "weight_tie_symbol_library": False}
         if its["n_heads_ra"]:
-            asked = _retriever(its, relational=False, layers=part(its, "symbol_retriever_config", (), shared))
+            symbols = _retriever(its, relational=False, layers=part(its, "symbol_retriever_config", (), shared))
         own = {"bias": True}  # the package ignores the argument
     else:
         wanted |= {"use_flash_attention": True, "block_kwargs": None}
         its = options(arguments, (*LANGUAGE, *PLAIN_BLOCK), wanted)
         own = part(its, "block_kwargs", (), {"attn_kwargs": None})
-    source = None if asked is None else asked.source
+    source = None if symbols is None else symbols.source
     blocks = block({**_of_block(its, dual), **own, "causal": True}, its["d_model"], dual=dual, source=source)
     positions = POSITIONS[one_of("arguments", "pos_enc_type", its["pos_enc_type"], POSITIONS)]
     if isinstance(positions, config.Rotary) and any(group.factor != 1.0 for group in blocks.groups):
         raise ValueError("with RoPE the package has no key_dim other than d_model / heads")
-    known = its["max_block_size"] if asked is None or asked.length is None else asked.length
+    known = its["max_block_size"] if symbols is None or symbols.length is None else symbols.length
     settings = config.TransformerConfig(
         inputs=config.Tokens(its["vocab_size"]),
         outputs=config.Logits(its["vocab_size"], tied=True),
@@ -103,26 +103,26 @@ def _language(arguments: Mapping[str, Any]) -> Layout:
         final_norm=True,
         **blocks.fields,
     )
-    unused = ("layers.symbol_retrievers.",) if dual and asked is None else ()
-    return Layout("language", settings, blocks, retriever=asked, lengths=(its["max_block_size"],), unused=unused)
+    unused = ("layers.symbol_retrievers.",) if dual and symbols is None else ()
+    return Layout("language", settings, blocks, retriever=symbols, lengths=(its["max_block_size"],), unused=unused)
 
 
 def _vision(arguments: Mapping[str, Any]) -> Layout:
     dual = "n_heads_sa" in arguments or "n_heads_ra" in arguments
     wanted: dict[str, Any] = {"norm_type": "layernorm", "bias": True, "pool": "cls"}
-    asked = None
+    symbols = None
     if dual:
         wanted |= {"ra_type": "relational_attention", "ra_kwargs": None, "sa_kwargs": None}
         its = options(arguments, (*VISION, *DUAL_BLOCK, "symbol_retrieval", *SYMBOLS), wanted)
-        asked = _retriever(its) if its["n_heads_ra"] else None
+        symbols = _retriever(its) if its["n_heads_ra"] else None
     else:
         its = options(arguments, (*VISION, *PLAIN_BLOCK), wanted)
-    blocks = block(_of_block(its, dual), its["d_model"], dual=dual, source=None if asked is None else asked.source)
+    blocks = block(_of_block(its, dual), its["d_model"], dual=dual, source=None if symbols is None else symbols.source)
     shape, size = (_integers(its, name, count) for name, count in (("image_shape", 3), ("patch_size", 2)))
     # Theirs are width before height; in a tensor of images the height comes first.
     inputs = config.Patches((shape[0], shape[2], shape[1]), (size[1], size[0]), norm=True, class_token=True)
-    if asked is not None and asked.length is not None and asked.length < inputs.count:
-        raise ValueError(f"symbol_retrieval_kwargs: max_length must be {inputs.count} or more but is {asked.length}")
+    if symbols is not None and symbols.length is not None and symbols.length < inputs.count:
+        raise ValueError(f"symbol_retrieval_kwargs: max_length must be {inputs.count} or more but is {symbols.length}")
     pool = {"cls": "class", "mean": "mean"}
     settings = config.TransformerConfig(
         inputs=inputs,
@@ -133,8 +133,8 @@ def _vision(arguments: Mapping[str, Any]) -> Layout:
         final_norm=False,
         **blocks.fields,
     )
-    unused = ("symbol_retriever.",) if dual and asked is None else ()
-    return Layout("vision", settings, blocks, retriever=asked, unused=unused)
+    unused = ("symbol_retriever.",) if dual and symbols is None else ()
+    return Layout("vision", settings, blocks, retriever=symbols, unused=unused)
 
 
 def _integers(its: Mapping[str, Any], name: str, count: int) -> tuple[int, ...]:
@@ -149,14 +149,14 @@ def _sequence(arguments: Mapping[str, Any]) -> Layout:
     retrieving = ("symbol_retrieval", *SYMBOLS) if dual else ()
     its = options(arguments, (*SEQUENCE, *retrieving), {"tie_weights": True, "loss_ignore_idx": -1})
     width, sides = its["d_model"], {}
-    asked = _retriever(its) if dual and any(_relational(its, side) for side in ("encoder", "decoder")) else None
+    symbols = _retriever(its) if dual and any(_relational(its, side) for side in ("encoder", "decoder")) else None
     for side in ("encoder", "decoder"):
-        source = None if asked is None else asked.source
+        source = None if symbols is None else symbols.source
         try:
             sides[side] = block(its[f"{side}_kwargs"], width, dual=dual, decoder=side == "decoder", source=source)
         except ValueError as error:
             raise ValueError(f"{side}_kwargs: {error}") from None
-    known = None if asked is None else asked.length
+    known = None if symbols is None else symbols.length
     encoder = config.TransformerConfig(
         inputs=_spec(its, "input_spec"),
         outputs=config.Values(1),  # not used
@@ -177,9 +177,9 @@ def _sequence(arguments: Mapping[str, Any]) -> Layout:
         encoder_symbols=all(_relational(its, side) for side in ("encoder", "decoder")),
         **sides["decoder"].fields,
     )
-    unused = ("layers.symbol_retriever.",) if dual and asked is None else ()
+    unused = ("layers.symbol_retriever.",) if dual and symbols is None else ()
     lengths = its["in_block_size"], its["out_block_size"]
-    return Layout("sequence", settings, sides["decoder"], sides["encoder"], asked, lengths=lengths, unused=unused)
+    return Layout("sequence", settings, sides["decoder"], sides["encoder"], symbols, lengths=lengths, unused=unused)
 
 
 def _relational(its: Mapping[str, Any], side: str) -> bool:
