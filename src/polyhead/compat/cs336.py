@@ -72,9 +72,8 @@ def save(model: Transformer) -> dict[str, Tensor]:
         if field.name not in ("init", "dropout_shared", "dropout", "residual_dropout") and came != want:
             raise ValueError(f"cs336.save: {field.name} must be {want} but is {came}")
     state = model.state_dict()
-    parts = {name: zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()}
-    course = {key: part.clone() for pairs in parts.values() for key, part in pairs}
-    return {key: course[key] for key in _keys(given.layers)}
+    parts = [zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()]
+    return {key: part.clone() for pairs in parts for key, part in pairs}
 
 
 def _heads(settings: TransformerConfig) -> tuple[Heads, ...]:
@@ -119,15 +118,10 @@ def _names(layers: int) -> dict[str, tuple[str, ...]]:
     return {**names, "norm.weight": ("ln_final.weight",), "outputs.linear.weight": ("lm_head.weight",)}
 
 
-def _keys(layers: int) -> list[str]:
-    return [key for keys in _names(layers).values() for key in keys]
-
-
 def _compare_keys(keys: set[str], layers: int) -> None:
-    wanted = set(_keys(max(layers, 1)))
+    wanted = {key for ours in _names(max(layers, 1)).values() for key in ours}
     pairs = (("missing", wanted - keys), ("unknown", keys - wanted))
-    problems = [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]
-    if problems:
+    if problems := [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]:
         raise ValueError(f"cs336.load: {'; '.join(problems)}")
 
 
