@@ -132,17 +132,19 @@ def test_several_modules_need_a_name():
         from_haiku(params, heads=H, name="mha")
 
 
-def changed(name, w, b):
-    return tree() | {f"mha/~/{name}": {key: np.zeros(shape) for key, shape in (("w", w), ("b", b)) if shape}}
+def changed(name, **shapes):
+    """With other shapes of a linear's parameters; without the linear if there are none."""
+    rest = {key: value for key, value in tree().items() if key != f"mha/~/{name}"}
+    return rest | ({f"mha/~/{name}": {part: np.zeros(shape) for part, shape in shapes.items()}} if shapes else {})
 
 
 @pytest.mark.parametrize(
     ("params", "heads", "line"),
     [
         (tree(), 7, "the number of heads must divide the width 64 but is 7"),
-        (changed("linear_1", None, None), H, "mha/~/linear_1 must hold w and b but holds nothing"),
-        (changed("linear", (64, 64), None), H, "mha/~/linear must hold w and b but holds w"),
-        (changed("linear_2", (32, 64), (64,)), H, "mha/~/linear_2 must be w (64, 64) and b (64,) but is w (32, 64)"),
+        (changed("linear_1"), H, "mha/~/linear_1 must hold w and b but holds nothing"),
+        (changed("linear", w=(64, 64)), H, "mha/~/linear must hold w and b but holds w"),
+        (changed("linear_2", w=(32, 64), b=(64,)), H, "mha/~/linear_2 must be w (64, 64) and b (64,) but is w (32, 64)"),
         ({"mlp": {}}, H, "wanted a linear_3 but there is only mlp"),
     ],
 )

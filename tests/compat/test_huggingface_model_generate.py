@@ -7,7 +7,7 @@ import pytest
 import torch
 import zoo
 from refusals import refused
-from tiny_transformers import COUNT, hf, tokens
+from tiny_transformers import hf
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -19,6 +19,7 @@ def dual(symbols):
     return ph.Softmax(2), ph.Relational(2, symbols=symbols)
 
 
+COUNT = 40
 ENDS = {"inputs": ph.Tokens(COUNT), "outputs": ph.Logits(COUNT)}
 BASE = ph.TransformerConfig(**ENDS, dim=16, layers=2, causal=True, max_length=32, positions=ph.Rotary())
 ONE = replace(BASE, layers=1)
@@ -40,13 +41,17 @@ def make(name):
     return zoo.far(hf.PolyheadForCausalLM(hf.PolyheadConfig(MODELS[name])).double())
 
 
+def tokens(*shape, seed=1):
+    return torch.randint(1, COUNT, shape, generator=torch.Generator().manual_seed(seed))
+
+
 def generate(model, ids, **options):
     return model.generate(ids, **{"max_new_tokens": STEPS, "do_sample": False, **options})
 
 
 def ragged():
     """Rows of 7, 3 and 5 tokens, padded on the left with 0."""
-    rows = [tokens(1, n, seed=n)[0] for n in (7, 3, 5)]
+    rows = [tokens(n, seed=n) for n in (7, 3, 5)]
     ids = torch.stack([torch.cat((torch.zeros(7 - len(row), dtype=torch.long), row)) for row in rows])
     return rows, ids, (ids != 0).long()
 

@@ -26,7 +26,7 @@ ASKED_FOR = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 
 @functools.cache
 def llama(name):
-    return hf.swap_heads(plain(torch.float32, std=0.05), [1], HEADS[name])
+    return hf.swap_heads(plain(torch.float32, std=None), [1], HEADS[name])
 
 
 def made(name):
@@ -84,7 +84,7 @@ def test_lora_on_all_linear_layers_computes_the_same_as_merged():
 
 def test_heads_are_swapped_in_a_model_that_peft_has_wrapped():
     """Adapters stay where they are; heads that PEFT would not save are refused, and nothing is changed."""
-    model = adapted(plain(torch.float32, std=0.05), target_modules=["q_proj", "v_proj"])
+    model = adapted(plain(torch.float32, std=None), target_modules=["q_proj", "v_proj"])
     before = model(IDS).logits
     with refused("keeps them, but a PeftModel came"):
         hf.swap_heads(model, [1], [ph.Softmax(2), ph.Relational(2)])

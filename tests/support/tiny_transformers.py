@@ -40,10 +40,11 @@ def drawn(module, std=0.3):
 
 
 def foreign(name="sdpa", kind="llama", dtype=F64, std=0.3, **options):
-    """A causal model of transformers of this kind, with this attention."""
+    """A causal model of transformers of this kind, with this attention; std=None: as the library initialises it."""
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(kind, **{**SMALL, **options})
-    return drawn(transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name).to(dtype), std)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=name).to(dtype)
+    return model.eval() if std is None else drawn(model, std)
 
 
 def llama(dtype=F64, std=0.3, **options):
