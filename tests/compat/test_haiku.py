@@ -144,7 +144,7 @@ def changed(name, **shapes):
         (tree(), 7, "the number of heads must divide the width 64 but is 7"),
         (changed("linear_1"), H, "mha/~/linear_1 must hold w and b but holds nothing"),
         (changed("linear", w=(64, 64)), H, "mha/~/linear must hold w and b but holds w"),
-        (changed("linear_2", w=(32, 64), b=(64,)), H, "mha/~/linear_2 must be w (64, 64) and b (64,) but is w (32, 64)"),
+        (changed("linear_2", w=(32, 64), b=(64,)), H, "mha/~/linear_2 must be w (64, 64) and b (64,) but is w (32"),
         ({"mlp": {}}, H, "wanted a linear_3 but there is only mlp"),
     ],
 )
@@ -159,14 +159,15 @@ def test_a_mask_of_another_rank():
 
 
 WITHOUT = "no positions, q/k norms, window or causal mask but this one has not"
+ONE = "one group of softmax heads that share the width 16 but this one has not"
 
 
 @pytest.mark.parametrize(
     ("heads", "settings", "line"),
     [
-        ([ph.Softmax(2), ph.Hyla(2)], {}, "one group of softmax heads that share the width 16 but this one has not"),
-        ([ph.Hyla(4)], {}, "one group of softmax heads that share the width 16 but this one has not"),
-        ([ph.Softmax(4, kv_heads=2)], {}, "one group of softmax heads that share the width 16 but this one has not"),
+        ([ph.Softmax(2), ph.Hyla(2)], {}, ONE),
+        ([ph.Hyla(4)], {}, ONE),
+        ([ph.Softmax(4, kv_heads=2)], {}, ONE),
         ([ph.Softmax(4)], {"bias": False}, "biases but this one has not"),
         ([ph.Softmax(4)], {"causal": True}, WITHOUT),
         ([ph.Softmax(4)], {"positions": ph.Alibi()}, WITHOUT),
