@@ -222,6 +222,7 @@ def _source(settings: config.TransformerConfig) -> config.SymbolSource:
 
 
 def _retriever(source: config.SymbolSource, settings: config.TransformerConfig) -> Arguments:
+    kwargs: Arguments
     if isinstance(source, config.PositionSymbols):
         kind, kwargs = RETRIEVERS[1], {"symbol_dim": settings.dim, "max_length": settings.max_length}
     elif isinstance(source, config.RelativeSymbols):

@@ -78,6 +78,7 @@ def _hook(found: list[Taps], name: str) -> Callable[..., None]:
     def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: Tensor | tuple) -> None:
         call = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
         if isinstance(module, timm.Attention):
+            assert isinstance(result, Tensor)
             x, masks = call["x"], (call.get("attn_mask"), call.get("is_causal", False))
             taps = _taps_of_ours(module, x, x, module.calls(x, call.get("rope"), *masks))
         else:
