@@ -25,6 +25,9 @@ from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
 from polyhead.ops.call import AttentionCall
 
+_SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+_PLAIN, _ROPE = (inspect.signature(kind.forward) for kind in (timm.Attention, timm.AttentionRope))
+
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
@@ -76,7 +79,9 @@ def _check(name: str, module: nn.Module) -> None:
 
 def _hook(found: list[Taps], name: str) -> Callable[..., None]:
     def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: Tensor | tuple) -> None:
-        call = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        rope = isinstance(module, timm.AttentionRope)
+        signature = _SIGNATURE if not isinstance(module, timm.Attention) else _ROPE if rope else _PLAIN
+        call = signature.bind(module, *args, **kwargs).arguments
         if isinstance(module, timm.Attention):
             assert isinstance(result, Tensor)
             x, masks = call["x"], (call.get("attn_mask"), call.get("is_causal", False))
