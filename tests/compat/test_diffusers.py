@@ -17,7 +17,7 @@ F64 = torch.float64
 
 
 def layer(**changed):
-    """What the processor reads of diffusers' attention, 2 heads of width 3."""
+    """The attributes of diffusers' attention that the processor reads; 2 heads of width 3."""
     torch.manual_seed(0)
     names = ("spatial_norm", "norm_cross", "norm_q", "added_kv_proj_dim", "group_norm")
     made = types.SimpleNamespace(**dict.fromkeys(names), heads=2, residual_connection=True, rescale_output_factor=2.0)
@@ -29,7 +29,7 @@ def layer(**changed):
     return made
 
 
-def test_softmax_attention_is_what_the_layer_computes():
+def test_softmax_attention_is_that_of_the_layer():
     attn, x = layer(), torch.randn(2, 6, 2, 2, dtype=F64)
     mask = torch.tensor([0.0, 0.0, -1e4, 0.5], dtype=F64).expand(2, 1, 4)
     y = runpy.run_path(str(EXAMPLE))["Processor"](ph.ops.softmax_attention)(attn, x, attention_mask=mask)
@@ -39,7 +39,7 @@ def test_softmax_attention_is_what_the_layer_computes():
     assert_close(y, (attn.to_out[0](read).transpose(1, 2).unflatten(2, (2, 2)) + x) / 2, rtol=1e-10, atol=1e-10)
 
 
-def test_what_is_hidden_is_hidden_from_every_op():
+def test_a_masked_key_is_masked_for_every_op():
     """diffusers adds -1e4, which HYLA alone would take for a large score."""
     attn, x, context = layer(group_norm=None), torch.randn(2, 5, 6, dtype=F64), torch.randn(2, 4, 6, dtype=F64)
     mask = torch.tensor([0.0, 0.5, 0.0, -1e4]).to(torch.bfloat16).to(F64).expand(2, 1, 4)
@@ -48,7 +48,7 @@ def test_what_is_hidden_is_hidden_from_every_op():
     assert_close(y, short)
 
 
-def test_what_it_does_not_compute_is_refused():
+def test_other_options_are_refused():
     processor = runpy.run_path(str(EXAMPLE))["Processor"](ph.ops.hyla)
     with pytest.raises(ValueError, match=r"^Processor: attention without norm_q was wanted but this has it$"):
         processor(layer(norm_q=nn.Identity()), torch.zeros(1, 4, 6, dtype=F64))

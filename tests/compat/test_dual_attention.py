@@ -33,7 +33,7 @@ TIED = {"symbol_retriever_config": {"shared_symbol_retriever": False, "weight_ti
 
 
 @pytest.fixture(autouse=True)
-def _import_what_the_package_forgot(monkeypatch):
+def _import_that_the_package_forgot(monkeypatch):
     monkeypatch.setattr(relational_attention, "model_utils", model_utils, raising=False)
 
 
@@ -79,13 +79,13 @@ def outputs(model, inputs):
 
 
 def compare(config, *, like=True):
-    """Ours is the package's model, and what is written back is it again; `like`: tensor by tensor."""
+    """Ours computes the same, and so does the model written back; `like`: its tensors are the same, too."""
     theirs, inputs = model_of(config), inputs_of(config)
     state = theirs.state_dict()
     ours = dual_attention.load(state, config)
     y, wanted = outputs(ours, inputs), outputs(theirs, inputs)
     assert_close(y, wanted, **NEAR)
-    assert wanted.std() > 0.1, "a model that says nothing proves nothing"
+    assert wanted.std() > 0.1, "constant outputs prove nothing"
     cotangent = torch.randn_like(y) / 10
     for each in (y, wanted):
         (each * cotangent).sum().backward()

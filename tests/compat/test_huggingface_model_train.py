@@ -2,25 +2,16 @@
 
 import pytest
 import torch
+from refusals import refused
+from tiny_transformers import COUNT, hf, llama, ours, tokens, transformers
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from polyhead.compat import huggingface as hf
-from polyhead.config import Experts, Hyla, Logits, Rotary, Softmax, Tokens, TransformerConfig
-
-transformers = pytest.importorskip("transformers")
-ours = pytest.importorskip("polyhead.compat.huggingface.model")
+import polyhead as ph
 
 
 def make(**changes):
-    torch.manual_seed(0)
-    fields = {"dim": 16, "layers": 2, "heads": (Softmax(2), Hyla(2)), "causal": True, "positions": Rotary()}
-    settings = TransformerConfig(Tokens(20), Logits(20, tied=True), **{**fields, "max_length": 16, **changes})
-    return ours.PolyheadForCausalLM(ours.PolyheadConfig(settings))
-
-
-def tokens(*shape, seed=1):
-    return torch.randint(1, 20, shape, generator=torch.Generator().manual_seed(seed))
+    return ours(outputs=ph.Logits(COUNT, tied=True), **changes).train()
 
 
 def test_the_loss_is_that_of_the_next_tokens():
@@ -34,7 +25,7 @@ def test_the_loss_is_that_of_the_next_tokens():
     assert_close(model(ids, labels=labels, num_items_in_batch=40).loss, wanted.sum() / 40)
     assert_close(model(ids, labels=labels, return_dict=False)[0], out.loss)
     model.loss_function = lambda logits, labels, vocab_size, **_: logits.sum() * 0 + vocab_size
-    assert model(ids, labels=labels).loss == 20
+    assert model(ids, labels=labels).loss == COUNT
 
 
 @pytest.mark.parametrize("items", [None, 0, 8])
@@ -48,8 +39,8 @@ def test_a_batch_without_labels_adds_nothing(items):
     loss.backward()
     assert loss == 0
     assert all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)
-    settings = ours.PolyheadConfig(model.config.settings, num_labels=3, pad_token_id=0)
-    assert ours.PolyheadForSequenceClassification(settings)(ids, labels=torch.full((2,), -100)).loss == 0
+    classifier = ours("PolyheadForSequenceClassification", num_labels=3, pad_token_id=0)
+    assert classifier(ids, labels=torch.full((2,), -100)).loss == 0
 
 
 def test_nan_is_not_hidden():
@@ -59,43 +50,31 @@ def test_nan_is_not_hidden():
     assert model(ids, labels=ids).loss.isnan()
 
 
-def test_padding_on_the_right_changes_nothing():
-    model, ids = make(), tokens(1, 6)
-    mask = torch.tensor([[1, 1, 1, 1, 0, 0]])
-    labels = ids.masked_fill(mask == 0, -100)
-    assert_close(model(ids, attention_mask=mask, labels=labels).loss, model(ids[:, :4], labels=ids[:, :4]).loss)
-
-
 def test_the_balance_of_experts_is_part_of_the_loss_in_training_only():
-    model, ids = make(feedforward=Experts(2, 1, 8, balance=3.0)), tokens(2, 6)
-    loss = model(ids, labels=ids).loss
-    added = model.model.auxiliary_loss()
+    """In accumulated batches it counts once."""
+    model, ids = make(feedforward=ph.Experts(2, 1, 8, balance=3.0)), tokens(3, 6)
+    loss, added = model(ids, labels=ids).loss, model.model.auxiliary_loss()
     assert added > 1
     assert_close(loss, model.eval()(ids, labels=ids).loss + added)
-
-
-def test_the_balance_of_experts_counts_once_in_accumulated_batches():
-    model, ids = make(feedforward=Experts(2, 1, 8, balance=3.0)), tokens(3, 6)
+    model.train()
     labels, added, loss = ids.clone(), 0, 0
     labels[0, :3] = -100
     for row, its in zip(ids.split(1), labels.split(1), strict=True):
         loss += model(row, labels=its, num_items_in_batch=13).loss
         added += model.model.auxiliary_loss() * (its[:, 1:] != -100).sum() / 13
-    model.eval()
-    assert_close(loss, added + model(ids, labels=labels, num_items_in_batch=13).loss)
+    assert_close(loss, added + model.eval()(ids, labels=labels, num_items_in_batch=13).loss)
 
 
 def trainer_of(model, data, folder, **options):
     fields = {"max_steps": 1, "learning_rate": 0.0, "max_grad_norm": 1e9, "save_strategy": "no", "logging_steps": 1}
     fields |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "seed": 0}
-    arguments = transformers.TrainingArguments(output_dir=folder, **fields, **options)
-    return transformers.Trainer(model, arguments, train_dataset=data)
+    arguments = transformers.TrainingArguments(output_dir=folder, **{**fields, **options})
+    return transformers.Trainer(model, arguments, train_dataset=data, eval_dataset=data)
 
 
 def test_the_trainer_accumulates_the_loss_of_classes(tmp_path):
     pytest.importorskip("accelerate")
-    settings = make().config.settings
-    model = ours.PolyheadForSequenceClassification(ours.PolyheadConfig(settings, num_labels=3, pad_token_id=0))
+    model = ours("PolyheadForSequenceClassification", num_labels=3, pad_token_id=0)
     data = [{"input_ids": row, "labels": torch.tensor(i % 3)} for i, row in enumerate(tokens(4, 6))]
     found = []
     for at_once, times in ((4, 1), (1, 4)):
@@ -110,10 +89,8 @@ def test_the_trainer_accumulates_the_loss_of_classes(tmp_path):
 def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
     """Also of a model whose heads were swapped.  It keeps the columns that the model reads."""
     pytest.importorskip("accelerate")
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=20, **sizes))
     ids = tokens(2, 6)
-    for model in (make(), hf.swap_heads(llama, [0], Hyla(2))):
+    for model in (make(), hf.swap_heads(llama(torch.float32), [0], ph.Hyla(4))):
         trainer = trainer_of(model.eval(), None, tmp_path, label_smoothing_factor=0.1)
         loss, logits = trainer.compute_loss(model, {"input_ids": ids, "labels": ids}), model(ids).logits
         wanted = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1)
@@ -145,39 +122,25 @@ def test_gradient_checkpointing():
     model.activation_checkpointing_disable()
     assert not model.is_activation_checkpointing
     assert gradients(model, ids)[1] == kept
-    with pytest.raises(ValueError, match=r"^PolyheadForCausalLM: every block is checkpointed or none, not each 2th$"):
+    with refused("PolyheadForCausalLM: every block is checkpointed or none, not each 2th"):
         model.activation_checkpointing_enable(every_n_layers=2)
     assert make(checkpoint=True).is_activation_checkpointing
 
 
 def test_the_trainer(tmp_path):
-    """Twenty steps on a few sequences, with what its users switch on; the best model comes back from its folder."""
+    """Twenty steps on a few sequences with common options; the best model is loaded from its folder."""
     pytest.importorskip("accelerate")
-    data = [{"input_ids": row, "labels": row} for row in tokens(8, 10)]
-    arguments = transformers.TrainingArguments(
-        output_dir=tmp_path,
-        max_steps=20,
-        learning_rate=1e-2,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        activation_checkpointing=True,
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=20,
-        save_steps=20,
-        load_best_model_at_end=True,
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=0,
-    )
-    trainer = transformers.Trainer(make(), arguments, train_dataset=data, eval_dataset=data)
+    ids = 1 + (torch.arange(8)[:, None] + torch.arange(10)) % 20
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    options = {"max_steps": 20, "learning_rate": 1e-2, "max_grad_norm": 1.0, "activation_checkpointing": True}
+    options |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "load_best_model_at_end": True}
+    options |= {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 20, "save_steps": 20}
+    trainer = trainer_of(make(), data, tmp_path, **options)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert abs(losses[0] - before) < 1e-4 * before  # accumulated: the mean over all eight
     assert trainer.state.log_history[-2]["eval_loss"] < 0.7 * before
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20")
-    ids = tokens(8, 10)
     with torch.no_grad():
         assert_close(again(ids, labels=ids).loss.item(), trainer.evaluate()["eval_loss"])

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import ops
@@ -40,15 +40,17 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
     _compare_keys(set(state), layers)
     table, up = state["token_embeddings.weight"], state["layers.0.ffn.w1.weight"]
     if table.ndim != 2 or up.ndim != 2:
-        raise ValueError(
-            f"cs336.load: tables must be (c m) and (f m) but are {tuple(table.shape)} and {tuple(up.shape)}"
-        )
+        came = f"{tuple(table.shape)} and {tuple(up.shape)}"
+        raise ValueError(f"cs336.load: tables must be (c m) and (f m) but are {came}")
     (count, dim), hidden = table.shape, up.shape[0]
-    _compare_shapes(state, count, dim, hidden)
     settings = _course(count, dim, hidden, layers, heads, theta=theta, context=context)
     model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
-    ours = {name: torch.cat([state[key] for key in keys]) for name, keys in _names(layers).items()}
-    model.load_state_dict(ours)
+    ours = model.state_dict()
+    for name, keys in _names(layers).items():
+        for key, part in zip(keys, ours[name].chunk(len(keys)), strict=True):
+            if state[key].shape != part.shape:
+                raise ValueError(f"cs336.load: {key} must be {tuple(part.shape)} but is {tuple(state[key].shape)}")
+            part.copy_(state[key])
     return model
 
 
@@ -66,18 +68,18 @@ def save(model: Transformer) -> dict[str, Tensor]:
     for field in dataclasses.fields(wanted):
         want, came = getattr(wanted, field.name), getattr(given, field.name)
         if field.name == "heads":
-            want, came = (tuple(map(_sizes, map(c.layer_heads, range(c.layers)))) for c in (wanted, given))
+            want, came = _heads(wanted), _heads(given)
         if field.name not in ("init", "dropout_shared", "dropout", "residual_dropout") and came != want:
             raise ValueError(f"cs336.save: {field.name} must be {want} but is {came}")
     state = model.state_dict()
-    parts = {name: zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()}
-    course = {key: part.clone() for pairs in parts.values() for key, part in pairs}
-    return {key: course[key] for key in _keys(given.layers)}
+    parts = [zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()]
+    return {key: part.clone() for pairs in parts for key, part in pairs}
 
 
-def _sizes(heads: Heads) -> tuple[object, ...]:
-    """Head groups without `impl`, which does not belong to the format."""
-    return tuple(dataclasses.replace(group, impl="auto") for group in heads)
+def _heads(settings: TransformerConfig) -> tuple[Heads, ...]:
+    """The head groups of each layer, without `impl`, which does not belong to the format."""
+    layers = map(settings.layer_heads, range(settings.layers))
+    return tuple(tuple(dataclasses.replace(group, impl="auto") for group in heads) for heads in layers)
 
 
 def _course(
@@ -116,47 +118,15 @@ def _names(layers: int) -> dict[str, tuple[str, ...]]:
     return {**names, "norm.weight": ("ln_final.weight",), "outputs.linear.weight": ("lm_head.weight",)}
 
 
-def _keys(layers: int) -> list[str]:
-    return [key for keys in _names(layers).values() for key in keys]
-
-
 def _compare_keys(keys: set[str], layers: int) -> None:
-    wanted = set(_keys(max(layers, 1)))
+    wanted = {key for ours in _names(max(layers, 1)).values() for key in ours}
     pairs = (("missing", wanted - keys), ("unknown", keys - wanted))
-    problems = [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]
-    if problems:
+    if problems := [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]:
         raise ValueError(f"cs336.load: {'; '.join(problems)}")
 
 
-def _compare_shapes(state: Mapping[str, Tensor], count: int, dim: int, hidden: int) -> None:
-    shapes = {"w1": (hidden, dim), "w2": (dim, hidden), "w3": (hidden, dim)}
-    shapes |= {"token_embeddings": (count, dim), "lm_head": (count, dim)}
-    for key, value in state.items():
-        name = key.split(".")[-2]
-        wanted = shapes.get(name, (dim,) if name.startswith("ln") else (dim, dim))
-        if tuple(value.shape) != wanted:
-            raise ValueError(f"cs336.load: {key} must be {wanted} but is {tuple(value.shape)}")
-
-
 # ---------------------------------------------------------------------------------------------------------------- parts
-def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
-    """`ops.softmax`."""
-    return ops.softmax(x, dim)
-
-
-def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`ops.silu`."""
-    return ops.silu(x)
-
-
-def scaled_dot_product_attention(
-    q: Float[Tensor, "... t d"],
-    k: Float[Tensor, "... s d"],
-    v: Float[Tensor, "... s e"],
-    mask: Bool[Tensor, "... #t #s"] | None = None,
-) -> Float[Tensor, "... t e"]:
-    """`ops.scaled_dot_product_attention`; the mask is True where a query may attend."""
-    return ops.scaled_dot_product_attention(q, k, v, mask)
+softmax, silu, scaled_dot_product_attention = ops.softmax, ops.silu, ops.scaled_dot_product_attention
 
 
 class Linear(nn.Module):

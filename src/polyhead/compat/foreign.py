@@ -36,7 +36,8 @@ def limits(
 ) -> tuple[Float[Tensor, "#b #h t s"] | None, Bool[Tensor, "..."] | None]:
     """Our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
 
-    Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  None masks nothing.
+    Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  A bias of zeros and a
+    mask of True are None, unless the numbers cannot be read (in compiled code) or a mask is learned.
     """
     bias = mask = None
     for array in given:
@@ -45,6 +46,8 @@ def limits(
         if array.dtype != torch.bool:
             added = array.masked_fill(~look, 0).to(dtype).expand(*array.shape[:2], t, s)
             bias = added if bias is None else bias + added
+    if torch.compiler.is_compiling() or any(array.requires_grad for array in given):
+        return bias, mask
     return bias if bias is not None and bias.any() else None, mask if mask is not None and not mask.all() else None
 
 

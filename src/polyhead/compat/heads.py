@@ -1,21 +1,22 @@
-"""Our heads inside an attention module of another library: what the replacements of all such modules share."""
+"""Our heads inside attention modules of other libraries: the parts that all replacements share."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.foreign import limits, shown
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import drawn_keep, no_script
-from polyhead.layers.heads.functions import asked, compiled, is_own
+from polyhead.layers.heads.functions import asked, attended, compiled, is_own
 from polyhead.layers.heads.groups import SymbolGroup, build
 from polyhead.layers.projection import Rows, by_offset
 from polyhead.layers.symbols import RelativeSymbols, SymbolModule, build_symbols
+from polyhead.ops.call import AttentionCall
 from polyhead.spec.table import NORMALISE, SOFTMAX_AXIS
 
 Heads = config.Mechanism | Sequence[config.Mechanism] | None
@@ -23,8 +24,8 @@ LOW = -9e3
 """Libraries add -1e4, -1e9 and the like in place of -inf.  It hides a pair from a softmax over keys only."""
 
 
-class OurHeads(nn.Module):
-    """The base class of such a module: its groups of heads, and the sources of their symbols."""
+class Groups(nn.Module):
+    """Groups of heads, and the sources of their symbols."""
 
     __prepare_scriptable__ = no_script
 
@@ -36,6 +37,7 @@ class OurHeads(nn.Module):
         *,
         bias: bool,
         max_length: int,
+        causal: bool = False,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -46,18 +48,24 @@ class OurHeads(nn.Module):
             for mechanism in heads
         ]
         self.sizes, self.shared = [group.sizes for group in groups], [mechanism.share for mechanism in heads]
+        self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
         check_shared(who, heads, self.sizes)
         named = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
         distinct = [source for source in dict.fromkeys(named) if source is not None]
         self.source_of = [None if source is None else distinct.index(source) for source in named]
         self.groups = nn.ModuleList(groups)
         self.symbols = nn.ModuleList(
-            build_symbols(source, width, max_length=max_length, device=device, dtype=dtype) for source in distinct
+            build_symbols(source, width, causal=causal, max_length=max_length, device=device, dtype=dtype)
+            for source in distinct
         )
 
     def own_groups(self) -> list[Any]:
         """The groups of heads, or their wrappers."""
         return list(self.groups)
+
+
+class OurHeads(Groups):
+    """The base class of an attention module that takes the place of another library's."""
 
     def check_widths(self, width: int) -> None:
         """Raise ValueError unless the queries, keys and values of every head have this width and are its own."""
@@ -83,6 +91,11 @@ class OurHeads(nn.Module):
                     group.value.bias.copy_(bias[mine])
             if hasattr(group, "reset_parameters"):
                 group.reset_parameters()  # type: ignore[operator]
+
+    def outputs(self, calls: Sequence[AttentionCall]) -> Tensor:
+        """The outputs of all heads side by side (b t h*e), from the calls of the groups' ops."""
+        made = [attended(group, own).flatten(2) for group, own in zip(self.own_groups(), calls, strict=True)]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
     def draw_keep(self, rate: float, b: int, t: int, s: int, like: Tensor) -> Tensor | None:
         """A dropout mask of the code; None if nothing is dropped."""
@@ -170,15 +183,3 @@ def check_added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> N
         if normalise in NORMALISE and SOFTMAX_AXIS.get(normalise) != "s" and not is_own(group) and bias.amin() <= LOW:
             low, kind = bias.amin().item(), type(compiled(group)).__name__
             raise ValueError(f"{who}: -inf or a Boolean mask hides pairs from {kind} but a mask with {low:g} came")
-
-
-def bias_and_mask(given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-    """Our bias and mask from masks (b h t s), Boolean or added to the scores; PyTorch's layers pass all as added
-    ones."""
-    if not torch.compiler.is_compiling() and not any(mask.requires_grad for mask in given):
-        return limits(given, t, s, dtype)  # omits a bias of zeros and a mask of True
-    looks = [shown(mask) for mask in given]
-    added = [x.masked_fill(~y, 0).to(dtype) for x, y in zip(given, looks, strict=True) if x.dtype != torch.bool]
-    bias = sum(added[1:], added[0]) if added else None
-    look = looks[0] & looks[-1] if looks else None
-    return None if bias is None else bias.expand(*bias.shape[:2], t, s), look

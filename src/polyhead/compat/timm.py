@@ -7,15 +7,15 @@ timm is never imported: a module is recognised by the name of its class.  Masks 
 `F.scaled_dot_product_attention`: True where attention is allowed, or added to the scores.
 """
 
-from itertools import accumulate
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.heads import Heads, OurHeads, bias_and_mask, check_added, plain
+from polyhead.compat.foreign import limits
+from polyhead.compat.heads import Heads, OurHeads, check_added, plain
 from polyhead.layers.call import Limits
-from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import Rows
 from polyhead.ops.call import AttentionCall
 
@@ -32,8 +32,6 @@ NUMBERS = {
 }
 """All that these classes hold: a later timm may add something that our forward pass would ignore."""
 _PYTORCH = set(vars(nn.Module()))
-Given = tuple[Tensor, Tensor | None, Tensor | None, bool]
-"""Inputs, rotary table, mask, and whether it is causal."""
 
 
 def name_of(module: nn.Module) -> str:
@@ -112,47 +110,41 @@ class Attention(OurHeads):
 
     def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
         """The weight (h e m) and bias (h e) of the values of group `i`; None if they are symbols, or unknown."""
-        first = sum(size.heads for size in self.sizes[:i])
+        first, last = self.heads_of[i]
         made = [None if a is None else a.detach().unflatten(0, (-1, self.head_dim)) for a in self._values()]
         if self.source_of[i] is not None or made[0] is None or len(made[0]) != self.num_heads:
             return None, None
-        weight, bias = (a if a is None else a[first : first + self.sizes[i].heads] for a in made)
+        weight, bias = (a if a is None else a[first:last] for a in made)
         return weight, bias
 
     def output(self) -> nn.Module | None:
         """The map from the heads to the output; None if a norm or a gate lies between."""
         return self.proj if type(self.part("norm")) in (nn.Identity, type(None)) and not self.part("gate") else None
 
-    @staticmethod
-    def given(x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Given:
-        """The arguments of `forward`."""
-        return x, None, attn_mask, is_causal
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        """The output (b t m) for x (b t m)."""
-        return self.attend(x, None, attn_mask, is_causal)
+        """The output (b t m) for x (b t m).  Raises ValueError for a mask of another shape."""
+        return self.attend(x, self.calls(x, attn_mask=attn_mask, is_causal=is_causal))
 
-    def attend(self, x: Tensor, rope: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
-        """Heads, their norm, gate and output projection.  Raises ValueError for a mask of another shape."""
-        made = zip(self.own_groups(), self.calls(x, rope, mask, causal), strict=True)
-        outputs = [attended(group, own).flatten(2) for group, own in made]
-        y = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+    def attend(self, x: Tensor, calls: Sequence[AttentionCall]) -> Tensor:
+        """The outputs of the heads, through norm, gate and output projection."""
+        y = self.outputs(calls)
         norm, gate, drop = (self.part(name) for name in ("norm", "gate", "proj_drop"))
         y = y if norm is None else norm(y)
         y = self.proj(y if gate is None else y * gate(x).sigmoid())
         return y if drop is None else drop(y)
 
-    def calls(self, x: Tensor, rope: Tensor | None, mask: Tensor | None, causal: bool) -> list[AttentionCall]:
-        """The call of each group's op."""
+    def calls(
+        self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> list[AttentionCall]:
+        """The call of each group's op, for the arguments of `forward`."""
         b, t, _ = x.shape
         q, k, v = self._projected(x, rope)
-        bias, look = self._limits(mask, causal, b, t, q.dtype)
+        bias, look = self._limits(attn_mask, is_causal, b, t, q.dtype)
         rate = getattr(self.part("attn_drop"), "p", 0.0)
-        limited = Limits(bias, look, self.draw_keep(rate, b, t, t, x), causal)
-        ends = list(accumulate(size.heads for size in self.sizes))
-        cut = list(zip((0, *ends), ends, strict=False))
-        rows: list[Rows] = [{"q": q[:, :, i:j], "k": k[:, :, i:j], "v": v[:, :, i:j]} for i, j in cut]
-        return [limited.call(part, i, j) for part, (i, j) in zip(self.tensors(rows, x, x, x), cut, strict=True)]
+        limited = Limits(bias, look, self.draw_keep(rate, b, t, t, x), is_causal)
+        rows: list[Rows] = [{"q": q[:, :, i:j], "k": k[:, :, i:j], "v": v[:, :, i:j]} for i, j in self.heads_of]
+        parts = zip(self.tensors(rows, x, x, x), self.heads_of, strict=True)
+        return [limited.call(part, i, j) for part, (i, j) in parts]
 
     def _projected(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v (b t h d), normalised and rotated."""
@@ -193,12 +185,10 @@ class Attention(OurHeads):
             return None, None
         if causal:
             raise ValueError("Attention: attn_mask or is_causal was wanted but both came")
-        whole = mask[(None,) * (4 - mask.ndim)]
-        sides = zip(whole.shape, (b, self.num_heads, t, t), strict=True) if whole.ndim == 4 else ()
-        if whole.ndim != 4 or any(have not in (1, want) for have, want in sides):
-            wanted = (b, self.num_heads, t, t)
+        whole, wanted = mask[(None,) * (4 - mask.ndim)], (b, self.num_heads, t, t)
+        if whole.ndim != 4 or any(have not in (1, want) for have, want in zip(whole.shape, wanted, strict=True)):
             raise ValueError(f"Attention: attn_mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")
-        bias, look = bias_and_mask([whole], t, t, dtype)
+        bias, look = limits([whole], t, t, dtype)
         check_added("Attention", self.own_groups(), bias)
         return bias, look
 
@@ -206,15 +196,8 @@ class Attention(OurHeads):
 class AttentionRope(Attention):
     """timm's `AttentionRope` and `EvaAttention` with other heads; made by `replace`."""
 
-    @staticmethod
-    def given(  # type: ignore[override]
-        x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
-    ) -> Given:
-        """The arguments of `forward`."""
-        return x, rope, attn_mask, is_causal
-
     def forward(  # type: ignore[override]
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         """The output (b t m) for x (b t m) with timm's rotary table `rope`."""
-        return self.attend(x, rope, attn_mask, is_causal)
+        return self.attend(x, self.calls(x, rope, attn_mask, is_causal))

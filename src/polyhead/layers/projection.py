@@ -80,6 +80,11 @@ def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None,
         if senders:
             kv = F.linear(context, weight[queries:], None if offset is None else offset[queries:])
             parts += kv.split(widths[1:], dim=-1)
+    return cut(parts, sizes)
+
+
+def cut(parts: Sequence[Tensor], sizes: Sequence[Sizes]) -> list[Rows]:
+    """Each group's part of the joint queries, keys and values (b t c), or of queries alone."""
     rows: list[Rows] = [{} for _ in sizes]
     for part, (name, joint) in enumerate(zip("qkv", parts, strict=False)):
         pieces = [joint] if len(sizes) == 1 else joint.split([size.widths[part] for size in sizes], dim=-1)

@@ -9,21 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.config import (
-    Abstractor,
-    Disentangled,
-    FeedForward,
-    Mechanism,
-    Mlp,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeSymbols,
-    Softmax,
-    Swiglu,
-    SymbolicAttention,
-    SymbolSource,
-)
+from polyhead import config
 from polyhead.spec.shapes import one_of
 
 Arguments = Mapping[str, Any]
@@ -52,30 +38,32 @@ NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
 KINDS = {"relational_attention": "ra", "rca": "rca", "disrca": "disrca"}
 RETRIEVERS = ("symbolic_attention", "positional_symbols", "position_relative")
 
+SYMBOLIC = {"n_symbols": "count", "n_heads": "heads", "trainable_symbols": "trainable"}
+NEIGHBOURS = {
+    "n_symbols": "count",
+    "symbolic_attn_n_heads": "heads",
+    "rel_n_heads": "relations",
+    "nbhd_delta": "neighbours",
+    "causal_nbhd": "causal",
+    "include_self": "include_self",
+    "normalize_rels": "normalise",
+}
+"""Arguments of its symbolic attention and of its relational symbols -> the fields of ours."""
+
 BLOCK = ("dff", "activation", "dropout_rate", "norm_first")
 PLAIN_BLOCK, DUAL_BLOCK = ("n_heads", *BLOCK), ("n_heads_sa", "n_heads_ra", *BLOCK)
 BLOCK_OPTIONS = {"norm_type": "layernorm", "bias": True, "causal": False}
-DUAL_OPTIONS = {
-    **BLOCK_OPTIONS,
-    "sa_kwargs": None,
-    "ra_kwargs": None,
-    "ra_type": "relational_attention",
-    "share_attn_params": False,
-}
+DUAL = {"sa_kwargs": None, "ra_kwargs": None, "ra_type": "relational_attention", "share_attn_params": False}
+DUAL_OPTIONS = {**BLOCK_OPTIONS, **DUAL}
 SENSORY = {"key_dim": None, "n_kv_heads": None, "add_bias_kv": False}
 _CROSS = {"n_kv_heads": None, "add_bias_kv": False, "add_bias_out": False, "use_relative_positional_symbols": False}
+_RELATIONS = {"n_relations": None, "key_dim": None, "rel_proj_dim": None, "symmetric_rels": False}
 RELATIONAL = {
-    "ra": {
-        **_CROSS,
-        "n_relations": None,
-        "key_dim": None,
-        "rel_activation": "identity",
-        "rel_proj_dim": None,
-        "symmetric_rels": False,
-    },
+    "ra": {**_CROSS, **_RELATIONS, "rel_activation": "identity"},
     "rca": {**_CROSS, "activation": "softmax"},
     "disrca": {**_CROSS, "rel_activation": "identity"},
 }
+"""The optional arguments of its attention modules, with their defaults."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +75,7 @@ class Group:
 
     prefix: str
     kind: str
-    mechanism: Mechanism
+    mechanism: config.Mechanism
     bias_kv: bool
     bias_out: bool
     factor: float = 1.0
@@ -102,7 +90,7 @@ class Block:
     fields: Arguments
 
     @property
-    def heads(self) -> list[Mechanism]:
+    def heads(self) -> list[config.Mechanism]:
         return [group.mechanism for group in self.groups]
 
 
@@ -127,19 +115,19 @@ def part(arguments: Arguments, name: str, required: Iterable[str], optional: Arg
 
 
 def _check(name: str, value: Any, required: bool) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if value is None and (not required or name == "dff"):
         return
-    if name in COUNTS and not (number and isinstance(value, int) and value >= 1):
-        raise ValueError(f"{name} must be an integer of at least 1 but is {value!r}")
-    if name in ("n_heads_sa", "n_heads_ra") and not (number and isinstance(value, int) and value >= 0):
-        raise ValueError(f"{name} must be an integer of at least 0 but is {value!r}")
-    if name in SWITCHES and not isinstance(value, bool):
-        raise ValueError(f"{name} must be true or false but is {value!r}")
-    if name in TABLES and not isinstance(value, Mapping):
-        raise ValueError(f"{name} must hold arguments by name but is {value!r}")
-    if name in RATES and not number:
-        raise ValueError(f"{name} must be a number but is {value!r}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    whole = number and isinstance(value, int)
+    for names, right, wanted in (
+        (COUNTS, whole and value >= 1, "be an integer of at least 1"),
+        (("n_heads_sa", "n_heads_ra"), whole and value >= 0, "be an integer of at least 0"),
+        (SWITCHES, isinstance(value, bool), "be true or false"),
+        (TABLES, isinstance(value, Mapping), "hold arguments by name"),
+        (RATES, number, "be a number"),
+    ):
+        if name in names and not right:
+            raise ValueError(f"{name} must {wanted} but is {value!r}")
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -174,7 +162,7 @@ def sensory(given: Arguments, name: str, heads: int, width: Width, prefix: str, 
     its = part(given, name, (), SENSORY if bias_out is not None else {**SENSORY, "add_bias_out": False})
     out = its["add_bias_out"] if bias_out is None else bias_out
     dim, value_dim, kv_heads = width.sizes(heads, its)
-    mechanism = Softmax(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads)
+    mechanism = config.Softmax(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads)
     return Group(prefix, "sa", mechanism, its["add_bias_kv"], out, width.factor(its))
 
 
@@ -185,13 +173,13 @@ def relational(
     width: Width,
     prefix: str,
     *,
-    source: SymbolSource,
+    source: config.SymbolSource,
     causal: bool,
     share: bool = False,
 ) -> Group:
     """Its RelationalAttention ("ra"), RelationalCrossAttention ("rca") or disentangled one ("disrca")."""
     its = part(given, "ra_kwargs", (), RELATIONAL[kind])
-    relative = isinstance(source, RelativeSymbols)
+    relative = isinstance(source, config.RelativeSymbols)
     if its["use_relative_positional_symbols"] != relative:
         wanted = "must be true with" if relative else "belongs to"
         raise ValueError(f"ra_kwargs: use_relative_positional_symbols {wanted} position-relative symbols")
@@ -200,35 +188,33 @@ def relational(
     if act == "softmax" and causal and kind != "rca":
         raise ValueError("ra_kwargs: the package's softmax of relations sees later tokens although causal, ours cannot")
     dim, value_dim, kv_heads = width.sizes(heads, its)
-    biases = its["add_bias_kv"], its["add_bias_out"], width.factor(its)
+    mechanism: config.Mechanism
     if kind == "rca":
         if share:
             raise ValueError("share_attn_params: the package has it for relational_attention and disrca only")
-        abstractor = Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
-        return Group(prefix, kind, abstractor, *biases)
-    if kind == "disrca":
+        mechanism = config.Abstractor(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, act=act)
+    elif kind == "disrca":
         if its["add_bias_kv"]:
             raise ValueError("ra_kwargs: add_bias_kv of disrca gives relation keys a bias, ours have none")
         if its["n_kv_heads"] not in (None, 1, heads):
             raise ValueError(f"ra_kwargs: n_kv_heads of disrca must be 1 or {heads} but is {its['n_kv_heads']}")
-        disentangled = Disentangled(
+        mechanism = config.Disentangled(
             heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act
         )
-        return Group(prefix, kind, disentangled, *biases)
-    wide, relations = heads * width.head, its["n_relations"] or heads
-    p = its["rel_proj_dim"] or wide // relations
-    if p * relations != wide:
-        raise ValueError(
-            f"ra_kwargs: n_relations x rel_proj_dim must be {wide}, the heads' width, not {relations} x {p}"
-        )
-    mechanism = Relational(
-        heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
-        relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
-    )  # fmt: skip
-    return Group(prefix, kind, mechanism, *biases)
+    else:
+        wide, relations = heads * width.head, its["n_relations"] or heads
+        p = its["rel_proj_dim"] or wide // relations
+        if p * relations != wide:
+            wanted = f"n_relations x rel_proj_dim must be {wide}, the heads' width"
+            raise ValueError(f"ra_kwargs: {wanted}, not {relations} x {p}")
+        mechanism = config.Relational(
+            heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
+            relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
+        )  # fmt: skip
+    return Group(prefix, kind, mechanism, its["add_bias_kv"], its["add_bias_out"], width.factor(its))
 
 
-def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource) -> tuple[Group, ...]:
+def dual_groups(its: Arguments, d_model: int, prefix: str, source: config.SymbolSource) -> tuple[Group, ...]:
     """The groups of a DualAttention: sensory heads first."""
     sa, ra, share = its["n_heads_sa"], its["n_heads_ra"], its["share_attn_params"]
     kind = KINDS[one_of("arguments", "ra_type", its["ra_type"], KINDS)]
@@ -245,22 +231,21 @@ def dual_groups(its: Arguments, d_model: int, prefix: str, source: SymbolSource)
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
-def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: SymbolSource | None = None) -> Block:
+def block(
+    given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: config.SymbolSource | None = None
+) -> Block:
     """A block from its arguments: with or without dual attention, of an encoder or a decoder."""
     needed = (*(DUAL_BLOCK if dual else PLAIN_BLOCK), *(("n_heads_cross",) if decoder else ()))
-    heads, bias_out = 0, None
+    bias_out = None
     if dual:
         its = options(given, needed, DUAL_OPTIONS | ({"cross_kwargs": None, "causal": True} if decoder else {}))
-        groups = dual_groups(its, d_model, "dual_attn.", SymbolicAttention() if source is None else source)
+        groups = dual_groups(its, d_model, "dual_attn.", config.SymbolicAttention() if source is None else source)
         heads = its.get("n_heads_cross", 0)
     else:
-        its = {
-            "cross_kwargs": None,
-            **options(given, needed, BLOCK_OPTIONS | ({} if decoder else {"attn_kwargs": None})),
-        }
+        its = options(given, needed, BLOCK_OPTIONS | ({} if decoder else {"attn_kwargs": None}))
+        its = {"attn_kwargs": None, "cross_kwargs": None, **its}
         heads, bias_out = its["n_heads"], its["bias"]  # its decoder ignores n_heads_cross and uses as many
-        own = {"attn_kwargs": None, **its}
-        groups = (sensory(own, "attn_kwargs", heads, Width(d_model, heads, heads), "self_attn.", bias_out),)
+        groups = (sensory(its, "attn_kwargs", heads, Width(d_model, heads, heads), "self_attn.", bias_out),)
     cross: tuple[Group, ...] = ()
     if decoder:
         cross = (sensory(its, "cross_kwargs", heads, Width(d_model, heads, heads), "cross_attn.", bias_out),)
@@ -281,13 +266,13 @@ def block(given: Any, d_model: int, *, dual: bool, decoder: bool = False, source
     return Block(groups, cross, fields)
 
 
-def feedforward(its: Arguments, d_model: int) -> FeedForward:
+def feedforward(its: Arguments, d_model: int) -> config.FeedForward:
     """Its FeedForwardBlock."""
     name, hidden, bias = its["activation"], its["dff"], its["bias"]
     one_of("feed-forward layers", "activation", name, (*FEEDFORWARD_ACTS, "swiglu"))
     if name == "swiglu":
-        return Swiglu(int(2 / 3 * 4 * d_model) if hidden is None else hidden, bias=bias)
-    return Mlp(hidden, act=FEEDFORWARD_ACTS[name], bias=bias)
+        return config.Swiglu(int(2 / 3 * 4 * d_model) if hidden is None else hidden, bias=bias)
+    return config.Mlp(hidden, act=FEEDFORWARD_ACTS[name], bias=bias)
 
 
 # -------------------------------------------------------------------------------------------------------------- symbols
@@ -296,7 +281,7 @@ class Retriever:
     """A source of symbols; `factors`: factors of its queries and of its relations' queries in our model; `length`: its
     number of positions."""
 
-    source: SymbolSource
+    source: config.SymbolSource
     factors: tuple[float, float] = (1.0, 1.0)
     length: int | None = None
 
@@ -322,34 +307,26 @@ def retriever(its: Arguments, d_model: int, *, relational: bool = True, layers: 
     if own["dropout"]:
         wanted_because = "dropout must be 0 (the package applies it in evaluation, too)"
         raise ValueError(f"symbol_retrieval_kwargs: {wanted_because} but is {own['dropout']}")
+    names = SYMBOLIC if kind == "symbolic_attention" else NEIGHBOURS
+    fields = {ours: own[name] for name, ours in names.items()}
     if kind == "symbolic_attention":
-        source: SymbolSource = SymbolicAttention(
-            count=own["n_symbols"], heads=own["n_heads"], trainable=own["trainable_symbols"], shared=shared, tied=tied
-        )
+        source = config.SymbolicAttention(**fields, shared=shared, tied=tied)
         return Retriever(source, (_factor(own["scale"], d_model, own["n_heads"]), 1.0))
-    source = RelationalSymbols(
-        count=own["n_symbols"],
-        heads=own["symbolic_attn_n_heads"],
-        neighbours=own["nbhd_delta"],
-        relations=own["rel_n_heads"],
-        include_self=own["include_self"],
-        normalise=own["normalize_rels"],
-        causal=own["causal_nbhd"],
-    )
     related = _factor(own["rel_scale"], d_model, own["rel_n_heads"]) if own["normalize_rels"] else 1.0
-    return Retriever(source, (_factor(own["symbolic_attn_scale"], d_model, own["symbolic_attn_n_heads"]), related))
+    symbolic = _factor(own["symbolic_attn_scale"], d_model, own["symbolic_attn_n_heads"])
+    return Retriever(config.RelationalSymbols(**fields), (symbolic, related))
 
 
 def _by_position(its: Arguments, kind: str, d_model: int, *, shared: bool, tied: bool) -> Retriever:
     if kind == "positional_symbols":  # sinusoidal is not read there; tied, one table is all there is
         own = part(its, "symbol_retrieval_kwargs", ("symbol_dim", "max_length"), {"sinusoidal": False})
         _fits(own["symbol_dim"], "symbol_dim", d_model)
-        return Retriever(PositionSymbols(shared=shared or tied), length=own["max_length"])
+        return Retriever(config.PositionSymbols(shared=shared or tied), length=own["max_length"])
     if tied:
         raise ValueError("symbol_retriever_config: the package ties no position-relative symbols")
     own = part(its, "symbol_retrieval_kwargs", ("symbol_dim", "max_rel_pos"), {})
     _fits(own["symbol_dim"], "symbol_dim", d_model)
-    return Retriever(RelativeSymbols(distance=own["max_rel_pos"], shared=shared))
+    return Retriever(config.RelativeSymbols(distance=own["max_rel_pos"], shared=shared))
 
 
 def _fits(came: int, name: str, d_model: int) -> None:

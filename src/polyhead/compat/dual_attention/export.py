@@ -6,77 +6,59 @@ and the error names the field.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
-from polyhead.compat.dual_attention.arguments import FEEDFORWARD_ACTS, KINDS, NORMS, RELATION_ACTS, RETRIEVERS
-from polyhead.config import (
-    Abstractor,
-    Disentangled,
-    Experts,
-    Heads,
-    Learned,
-    Logits,
-    Mechanism,
-    Mlp,
-    Patches,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeSymbols,
-    Softmax,
-    Swiglu,
-    SymbolHeads,
-    SymbolicAttention,
-    SymbolSource,
-    Tokens,
-    TransformerConfig,
-    Values,
-    Vectors,
+from polyhead import config
+from polyhead.compat.dual_attention.arguments import (
+    FEEDFORWARD_ACTS,
+    KINDS,
+    NEIGHBOURS,
+    NORMS,
+    RELATION_ACTS,
+    RETRIEVERS,
+    SYMBOLIC,
 )
 from polyhead.spec.numbers import swiglu_width
 
 Arguments = dict[str, Any]
 """Arguments of a constructor of the package, by name."""
 
-Biases = Mapping[tuple[str, str], bool]
-"""Whether modules of a kind, by side ("", "encoder", "decoder") and name, have biases: "sa.kv", "sa.out", ..."""
+Biases = Set[tuple[str, str]]
+"""Which biases there are, by side ("", "encoder", "decoder") and module: "sa.kv", "sa.out", ..."""
 
 
-def arguments(settings: TransformerConfig, biases: Biases) -> Arguments:
+def arguments(settings: config.TransformerConfig, biases: Biases) -> Arguments:
     """The arguments of the package's constructor for `plain` settings."""
     if settings.encoder is not None:
         return _sequence(settings, biases)
-    if isinstance(settings.inputs, Patches):
+    if isinstance(settings.inputs, config.Patches):
         return _vision(settings, biases)
-    if isinstance(settings.inputs, Tokens) and isinstance(settings.outputs, Logits):
+    if isinstance(settings.inputs, config.Tokens) and isinstance(settings.outputs, config.Logits):
         return _language(settings, biases)
     ends = type(settings.inputs).__name__, type(settings.outputs).__name__
     raise ValueError("the package has no model from {} to {}".format(*ends))
 
 
-def _language(settings: TransformerConfig, biases: Biases) -> Arguments:
+def _language(settings: config.TransformerConfig, biases: Biases) -> Arguments:
     own = _block(settings, biases, dual := _dual(settings))
-    assert isinstance(settings.inputs, Tokens)
+    assert isinstance(settings.inputs, config.Tokens)
     del own["causal"]
     found = {"vocab_size": settings.inputs.count, **_sizes(settings), "max_block_size": settings.max_length}
-    found["pos_enc_type"] = "pos_emb" if isinstance(settings.positions, Learned) else "RoPE"
+    found["pos_enc_type"] = "pos_emb" if isinstance(settings.positions, config.Learned) else "RoPE"
     if dual:
         source = _source(settings)
         found |= _retriever(source, settings)
-        tied = isinstance(source, SymbolicAttention) and source.tied
-        found["symbol_retriever_config"] = {
-            "shared_symbol_retriever": source.shared,
-            "weight_tie_symbol_library": tied,
-        }
+        tied = isinstance(source, config.SymbolicAttention) and source.tied
+        found["symbol_retriever_config"] = {"shared_symbol_retriever": source.shared, "weight_tie_symbol_library": tied}
     elif kwargs := own.pop("attn_kwargs", None):
         own["block_kwargs"] = {"attn_kwargs": kwargs}
     return found | own
 
 
-def _vision(settings: TransformerConfig, biases: Biases) -> Arguments:
+def _vision(settings: config.TransformerConfig, biases: Biases) -> Arguments:
     own, inputs = _block(settings, biases, dual := _dual(settings)), settings.inputs
-    assert isinstance(inputs, Patches)
+    assert isinstance(inputs, config.Patches)
     for name in ("causal", "share_attn_params"):
         if own.pop(name, None):
             raise ValueError(f"the package's vision models have no {name}")
@@ -92,16 +74,16 @@ def _vision(settings: TransformerConfig, biases: Biases) -> Arguments:
     return found | own | (_retriever(_source(settings), settings) if dual else {})
 
 
-def _sequence(settings: TransformerConfig, biases: Biases) -> Arguments:
+def _sequence(settings: config.TransformerConfig, biases: Biases) -> Arguments:
     encoder = settings.encoder
-    if not isinstance(encoder, TransformerConfig):
+    if not isinstance(encoder, config.TransformerConfig):
         raise ValueError(f"the package has no encoder like {type(encoder).__name__}")
     dual = _dual(settings) or _dual(encoder)
     found = {
         "input_spec": _spec(encoder),
         "output_spec": _spec(settings),
         "d_model": settings.dim,
-        "out_dim": settings.outputs.count if isinstance(settings.outputs, Logits) else 1,
+        "out_dim": settings.outputs.count if isinstance(settings.outputs, config.Logits) else 1,
         "n_layers_enc": encoder.layers,
         "n_layers_dec": settings.layers,
         "encoder_kwargs": _block(encoder, biases, dual, "encoder"),
@@ -114,35 +96,35 @@ def _sequence(settings: TransformerConfig, biases: Biases) -> Arguments:
     return found | (_retriever(_source(side), side) if dual else {})
 
 
-def _sizes(settings: TransformerConfig) -> Arguments:
+def _sizes(settings: config.TransformerConfig) -> Arguments:
     return {"d_model": settings.dim, "n_layers": settings.layers}
 
 
-def _spec(settings: TransformerConfig) -> Arguments:
-    if isinstance(settings.inputs, Tokens):
+def _spec(settings: config.TransformerConfig) -> Arguments:
+    if isinstance(settings.inputs, config.Tokens):
         return {"type": "token", "vocab_size": settings.inputs.count}
-    if isinstance(settings.inputs, Vectors):
+    if isinstance(settings.inputs, config.Vectors):
         return {"type": "vector", "dim": settings.inputs.size}
     raise ValueError(f"the package reads no {type(settings.inputs).__name__} into words")
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
-def _split(heads: Heads) -> tuple[Softmax | None, SymbolHeads | None]:
+def _split(heads: config.Heads) -> tuple[config.Softmax | None, config.SymbolHeads | None]:
     """The group of sensory heads and the group of relational heads, or None."""
-    kinds = [Softmax if isinstance(group, Softmax) else SymbolHeads for group in heads]
-    strange = [g for g in heads if not isinstance(g, (Softmax, Relational, Disentangled, Abstractor))]
-    if strange or kinds not in ([Softmax], [SymbolHeads], [Softmax, SymbolHeads]):
+    sa = heads[0] if isinstance(heads[0], config.Softmax) else None
+    rest = heads if sa is None else heads[1:]
+    relational = (config.Relational, config.Disentangled, config.Abstractor)
+    if len(rest) > 1 or not all(isinstance(group, relational) for group in rest):
         names = ", ".join(type(group).__name__ for group in heads)
         raise ValueError(f"heads must be Softmax, then heads with symbols, each at most once, but are {names}")
-    groups: tuple[Mechanism | None, ...] = (None, *heads) if kinds == [SymbolHeads] else (*heads, None)
-    return groups[0], groups[1]  # type: ignore[return-value]
+    return sa, rest[0] if rest else None  # type: ignore[return-value]
 
 
-def _dual(settings: TransformerConfig) -> bool:
+def _dual(settings: config.TransformerConfig) -> bool:
     return _split(settings.layer_heads(0))[1] is not None
 
 
-def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = "") -> Arguments:
+def _block(settings: config.TransformerConfig, biases: Biases, dual: bool, side: str = "") -> Arguments:
     """The arguments of a block: the common ones, then those for blocks with (`dual`) or without relational heads."""
     found: Arguments = _feedforward(settings)
     found["dropout_rate"] = settings.dropout
@@ -150,28 +132,28 @@ def _block(settings: TransformerConfig, biases: Biases, dual: bool, side: str = 
     found["norm_type"] = next(theirs for theirs, ours in NORMS.items() if ours == settings.norm)
     found["causal"] = settings.causal
     if cross := settings.layer_cross_heads(0):
-        if len(cross) > 1 or not isinstance(cross[0], Softmax):
+        if len(cross) > 1 or not isinstance(cross[0], config.Softmax):
             raise ValueError("cross_heads must be one group, Softmax")
         found["n_heads_cross"] = cross[0].heads
     if dual:
         return found | _dual_block(settings, biases, side)
     # Without relational heads one argument is for the biases of the feed-forward layer and of both output projections.
-    found["bias"] = found["bias"] or biases[side, "sa.out"] or biases[side, "cross.out"]
+    found["bias"] = found["bias"] or not biases.isdisjoint({(side, "sa.out"), (side, "cross.out")})
     return found | _softmax_block(settings, biases, side)
 
 
-def _width(settings: TransformerConfig) -> int:
+def _width(settings: config.TransformerConfig) -> int:
     """The default width of a head."""
     return settings.dim // sum(group.heads for group in settings.layer_heads(0))
 
 
-def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> Arguments:
+def _softmax_block(settings: config.TransformerConfig, biases: Biases, side: str) -> Arguments:
     """The arguments of softmax attention.  Without relational heads, the package's decoders and vision models take
     none."""
     sa, _ = _split(settings.layer_heads(0))
     assert sa is not None
-    takes = side != "decoder" and not isinstance(settings.inputs, Patches)
-    kwargs = _attention(sa, _width(settings), takes and biases[side, "sa.kv"], False)
+    takes = side != "decoder" and not isinstance(settings.inputs, config.Patches)
+    kwargs = _attention(sa, _width(settings), takes and (side, "sa.kv") in biases, False)
     if kwargs and not takes:
         name, value = next(iter(kwargs.items()))
         raise ValueError(
@@ -180,9 +162,9 @@ def _softmax_block(settings: TransformerConfig, biases: Biases, side: str) -> Ar
     return {"n_heads": sa.heads} | ({"attn_kwargs": kwargs} if kwargs else {})
 
 
-def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> Arguments:
+def _dual_block(settings: config.TransformerConfig, biases: Biases, side: str) -> Arguments:
     def has(kind: str) -> tuple[bool, bool]:
-        return biases[side, f"{kind}.kv"], biases[side, f"{kind}.out"]
+        return (side, f"{kind}.kv") in biases, (side, f"{kind}.out") in biases
 
     sa, ra = _split(settings.layer_heads(0))
     found: Arguments = {"n_heads_sa": sa.heads if sa else 0, "n_heads_ra": ra.heads if ra else 0}
@@ -190,28 +172,29 @@ def _dual_block(settings: TransformerConfig, biases: Biases, side: str) -> Argum
         found["sa_kwargs"] = _attention(sa, _width(settings), *has("sa"))
     if ra is not None:
         found["ra_kwargs"] = _relational(ra, _width(settings), *has("ra"))
-        found["ra_type"] = {Abstractor: "rca", Disentangled: "disrca"}.get(type(ra), next(iter(KINDS)))
+        found["ra_type"] = {config.Abstractor: "rca", config.Disentangled: "disrca"}.get(type(ra), next(iter(KINDS)))
         found["share_attn_params"] = ra.share
     for group in settings.layer_cross_heads(0):
         found["cross_kwargs"] = _attention(group, settings.dim // group.heads, *has("cross"))
     return found
 
 
-def _attention(group: Mechanism, wide: int, kv: bool, out: bool) -> Arguments:
+def _attention(group: config.Mechanism, wide: int, kv: bool, out: bool) -> Arguments:
     """The arguments of a module, without those at their defaults."""
     found = {"n_kv_heads": (group.kv_heads, group.heads), "key_dim": (group.dim, wide)}
     found |= {"add_bias_kv": (kv, False), "add_bias_out": (out, False)}
     return {name: value for name, (value, default) in found.items() if value != default}
 
 
-def _relational(group: SymbolHeads, wide: int, kv: bool, out: bool) -> Arguments:
-    found = _attention(group, wide, kv and not isinstance(group, Disentangled), out)  # whose relations have none here
-    if isinstance(group, Relational):
+def _relational(group: config.SymbolHeads, wide: int, kv: bool, out: bool) -> Arguments:
+    kv = kv and not isinstance(group, config.Disentangled)  # whose relation keys would have one, too
+    found = _attention(group, wide, kv, out)
+    if isinstance(group, config.Relational):
         found |= {"n_relations": group.relations, "rel_proj_dim": group.relation_dim}
         found |= {"symmetric_rels": group.symmetric}
-    act = group.act if isinstance(group, Abstractor) else group.relation_act  # type: ignore[attr-defined]
-    found["activation" if isinstance(group, Abstractor) else "rel_activation"] = _act(act, RELATION_ACTS)
-    found["use_relative_positional_symbols"] = isinstance(group.symbols, RelativeSymbols)
+    act = group.act if isinstance(group, config.Abstractor) else group.relation_act  # type: ignore[attr-defined]
+    found["activation" if isinstance(group, config.Abstractor) else "rel_activation"] = _act(act, RELATION_ACTS)
+    found["use_relative_positional_symbols"] = isinstance(group.symbols, config.RelativeSymbols)
     return found
 
 
@@ -222,64 +205,52 @@ def _act(act: str, names: Mapping[str, str]) -> str:
     raise ValueError(f"the package has no activation {act!r} there (it has {', '.join(names.values())})")
 
 
-def _feedforward(settings: TransformerConfig) -> Arguments:
+def _feedforward(settings: config.TransformerConfig) -> Arguments:
     kind = settings.feedforward
-    if isinstance(kind, Swiglu):
+    if isinstance(kind, config.Swiglu):
         return {"activation": "swiglu", "dff": kind.hidden, "bias": kind.bias}
-    if isinstance(kind, Mlp):
+    if isinstance(kind, config.Mlp):
         return {"activation": _act(kind.act, FEEDFORWARD_ACTS), "dff": kind.hidden, "bias": kind.bias}
     raise ValueError(f"feedforward must be Mlp or Swiglu but is {type(kind).__name__}")
 
 
 # -------------------------------------------------------------------------------------------------------------- symbols
-def _source(settings: TransformerConfig) -> SymbolSource:
+def _source(settings: config.TransformerConfig) -> config.SymbolSource:
     ra = _split(settings.layer_heads(0))[1]
     assert ra is not None
     return ra.symbols
 
 
-def _retriever(source: SymbolSource, settings: TransformerConfig) -> Arguments:
-    dim = settings.dim
-    if isinstance(source, PositionSymbols):
-        return _told(RETRIEVERS[1], {"symbol_dim": dim, "max_length": settings.max_length})
-    if isinstance(source, RelativeSymbols):
-        return _told(RETRIEVERS[2], {"symbol_dim": dim, "max_rel_pos": source.distance})
-    common = {"d_model": dim, "n_symbols": source.count}
-    if not isinstance(source, RelationalSymbols):
-        return _told(RETRIEVERS[0], {**common, "n_heads": source.heads, "trainable_symbols": source.trainable})
-    kwargs = {
-        **common,
-        "symbolic_attn_n_heads": source.heads,
-        "rel_n_heads": source.relations,
-        "nbhd_delta": source.neighbours,
-        "causal_nbhd": source.causal,
-        "include_self": source.include_self,
-        "normalize_rels": source.normalise,
-    }
-    return _told("rel_sym_attn", kwargs)
-
-
-def _told(kind: str, kwargs: dict[str, Any]) -> Arguments:
+def _retriever(source: config.SymbolSource, settings: config.TransformerConfig) -> Arguments:
+    kwargs: Arguments
+    if isinstance(source, config.PositionSymbols):
+        kind, kwargs = RETRIEVERS[1], {"symbol_dim": settings.dim, "max_length": settings.max_length}
+    elif isinstance(source, config.RelativeSymbols):
+        kind, kwargs = RETRIEVERS[2], {"symbol_dim": settings.dim, "max_rel_pos": source.distance}
+    else:
+        related = isinstance(source, config.RelationalSymbols)
+        kind, names = ("rel_sym_attn", NEIGHBOURS) if related else (RETRIEVERS[0], SYMBOLIC)
+        kwargs = {"d_model": settings.dim, **{name: getattr(source, ours) for name, ours in names.items()}}
     return {"symbol_retrieval": kind, "symbol_retrieval_kwargs": kwargs}
 
 
 # ----------------------------------------------------------------------------------------------------------- comparison
-def plain(settings: TransformerConfig) -> TransformerConfig:
+def plain(settings: config.TransformerConfig) -> config.TransformerConfig:
     """`settings` with all defaults written out, and without fields that do not belong to the format."""
     encoder = settings.encoder
     layers = [settings.layer_heads(i) for i in range(settings.layers)]
     cross = settings.layer_cross_heads(0)
     last = settings.norm_order == "pre" if settings.final_norm is None else settings.final_norm
-    values = isinstance(settings.outputs, Values)
+    values = isinstance(settings.outputs, config.Values)
     return dataclasses.replace(
         settings,
         heads=tuple(_plain_heads(heads, settings) for heads in layers),
         cross_heads=_plain_heads(cross, settings) if cross else None,
         feedforward=_plain_feedforward(settings),
         final_norm=last,
-        outputs=Logits(settings.outputs.size, bias=settings.outputs.bias) if values else settings.outputs,  # type: ignore[union-attr]
-        encoder=plain(dataclasses.replace(encoder, outputs=Values(1)))
-        if isinstance(encoder, TransformerConfig)
+        outputs=config.Logits(settings.outputs.size, bias=settings.outputs.bias) if values else settings.outputs,  # type: ignore[union-attr]
+        encoder=plain(dataclasses.replace(encoder, outputs=config.Values(1)))
+        if isinstance(encoder, config.TransformerConfig)
         else encoder,
         init="cs336",
         dropout_shared=False,
@@ -288,43 +259,43 @@ def plain(settings: TransformerConfig) -> TransformerConfig:
     )
 
 
-def _plain_heads(heads: Heads, settings: TransformerConfig) -> Heads:
+def _plain_heads(heads: config.Heads, settings: config.TransformerConfig) -> config.Heads:
     total = sum(group.heads for group in heads)
     return tuple(_plain_group(group, settings, settings.dim // total) for group in heads)
 
 
-def _plain_group(group: Mechanism, settings: TransformerConfig, wide: int) -> Mechanism:
-    value_dim = group.value_dim or wide
-    fields: dict[str, Any] = {"dim": group.dim or wide, "value_dim": value_dim, "impl": "auto"}
-    fields["kv_heads"] = group.kv_heads or group.heads
-    if isinstance(group, SymbolHeads):
-        fields["symbols"] = _plain_source(group.symbols, settings)
-    if isinstance(group, Relational):
+def _plain_group(group: config.Mechanism, settings: config.TransformerConfig, wide: int) -> config.Mechanism:
+    value_dim, kv_heads = group.value_dim or wide, group.kv_heads or group.heads
+    group = dataclasses.replace(group, dim=group.dim or wide, value_dim=value_dim, kv_heads=kv_heads, impl="auto")
+    if isinstance(group, config.SymbolHeads):
+        group = dataclasses.replace(group, symbols=_plain_source(group.symbols, settings))
+    if isinstance(group, config.Relational):
         relations = group.relations or group.heads
         width = group.relation_dim or max(1, group.heads * value_dim // relations)
-        fields |= {"relations": relations, "relation_dim": width, "relation_init": "balanced"}
-    if isinstance(group, Disentangled):
-        fields["relation_dim"] = group.relation_dim or value_dim
-    return dataclasses.replace(group, **fields)
+        return dataclasses.replace(group, relations=relations, relation_dim=width, relation_init="balanced")
+    if isinstance(group, config.Disentangled):
+        return dataclasses.replace(group, relation_dim=group.relation_dim or value_dim)
+    return group
 
 
-def _plain_source(source: SymbolSource, settings: TransformerConfig) -> SymbolSource:
-    fields: dict[str, Any] = {"dim": source.dim or settings.dim}
-    if isinstance(source, SymbolicAttention):
-        fields["heads"] = source.heads or math.gcd(4, settings.dim, fields["dim"])
-        fields["tied"] = source.tied and not source.shared
-    if isinstance(source, RelationalSymbols):
-        fields["causal"] = settings.causal if source.causal is None else source.causal
-    if isinstance(source, RelativeSymbols):
-        fields["distance"] = source.distance or settings.max_length - 1
-    return dataclasses.replace(source, **fields)
+def _plain_source(source: config.SymbolSource, settings: config.TransformerConfig) -> config.SymbolSource:
+    dim = source.dim or settings.dim
+    source = dataclasses.replace(source, dim=dim)
+    if isinstance(source, config.SymbolicAttention):
+        heads, tied = source.heads or math.gcd(4, settings.dim, dim), source.tied and not source.shared
+        source = dataclasses.replace(source, heads=heads, tied=tied)
+    if isinstance(source, config.RelationalSymbols):
+        source = dataclasses.replace(source, causal=settings.causal if source.causal is None else source.causal)
+    if isinstance(source, config.RelativeSymbols):
+        source = dataclasses.replace(source, distance=source.distance or settings.max_length - 1)
+    return source
 
 
-def _plain_feedforward(settings: TransformerConfig) -> Any:
+def _plain_feedforward(settings: config.TransformerConfig) -> Any:
     kind = settings.feedforward
-    if not isinstance(kind, Mlp | Swiglu | Experts):
+    if not isinstance(kind, config.Mlp | config.Swiglu | config.Experts):
         return kind
-    hidden = swiglu_width(settings.dim) if isinstance(kind, Swiglu) else 4 * settings.dim
+    hidden = swiglu_width(settings.dim) if isinstance(kind, config.Swiglu) else 4 * settings.dim
     return dataclasses.replace(kind, hidden=kind.hidden or hidden)
 
 

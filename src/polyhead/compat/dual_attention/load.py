@@ -42,18 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.compat.dual_attention import export as write, tensors as places
-from polyhead.compat.dual_attention.arguments import (
-    RELATIONAL,
-    SENSORY,
-    Group,
-    Width,
-    block,
-    dual_groups,
-    options,
-    relational,
-    sensory,
-)
+from polyhead.compat.dual_attention import arguments as read, export as write, tensors as places
 from polyhead.compat.dual_attention.models import Layout, plan
 from polyhead.config import RelativeSymbols, Rotary, SymbolicAttention, SymbolSource, TransformerConfig, Values, Vectors
 from polyhead.layers.attention import MultiHeadAttention
@@ -105,7 +94,7 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
 def _tensors(state_dict: Mapping[str, Tensor], unused: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """The tensors without those that no head reads.  Raises ValueError unless all are floating tensors."""
     state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
-    state = {key: value for key, value in state.items() if not key.startswith(unused)} if unused else state
+    state = {key: value for key, value in state.items() if not key.startswith(unused)}
     for key, value in state.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             came = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -132,6 +121,9 @@ def _constants(its: Layout) -> dict[str, Tensor]:
     return {f"layers.{name}_pos_embedder.pe": SinusoidalPositions(n, dim).table.value for name, n in sides}
 
 
+_MODULES = {"sa": r"self_att\w+", "ra": r"relational_attention", "cross": r"cross_attn"}
+
+
 def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The inverse of `load`: a state dict, copied, and the arguments of the package's constructor.
 
@@ -142,15 +134,12 @@ def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     with _named("save"):
         ours = write.plain(model.config)
-        kinds = ("sa.kv", "sa.out", "ra.kv", "ra.out", "cross.kv", "cross.out")
         sides = {"": model.config, "decoder": model.config, "encoder": model.config.encoder}
-        biases = {(side, kind): bool(getattr(its, "bias", False)) for side, its in sides.items() for kind in kinds}
-        its, state = _written(model, ours, biases)
-        shares = {side: _shares(its) for side, its in sides.items()}
-        biases = {
-            (side, kind): has and _any_bias(state, side, kind, shares[side]) for (side, kind), has in biases.items()
-        }
-        its, state = _written(model, ours, biases)
+        biased = [side for side, settings in sides.items() if getattr(settings, "bias", False)]
+        every = {(side, f"{module}.{what}") for side in biased for module in _MODULES for what in ("kv", "out")}
+        _, state = _written(model, ours, every)
+        needed = {(side, kind) for side, kind in every if _any_bias(state, side, kind, _shares(sides[side]))}
+        its, state = _written(model, ours, needed)
     return state, its
 
 
@@ -158,16 +147,13 @@ def _written(
     model: Transformer, ours: TransformerConfig, biases: write.Biases
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     its = write.arguments(ours, biases)
-    read = plan(its)
-    if differs := write.difference(write.plain(read.settings), ours):
+    layout = plan(its)
+    if differs := write.difference(write.plain(layout.settings), ours):
         raise ValueError(differs)
-    state = places.take(model, list(places.of_model(model, read)))
+    state = places.take(model, list(places.of_model(model, layout)))
     like = next(iter(state.values()))
     state = {key: value for key, value in state.items() if ".target_embedder.weights." not in key}
-    return its, state | {key: value.to(like) for key, value in _constants(read).items()}
-
-
-_MODULES = {"sa": r"self_att\w+", "ra": r"relational_attention", "cross": r"cross_attn"}
+    return its, state | {key: value.to(like) for key, value in _constants(layout).items()}
 
 
 def _shares(settings: Any) -> bool:
@@ -232,7 +218,7 @@ def load_block(
         own = {name: value for name, value in its.items() if name != "d_model"}
         dual, decoder = "n_heads_sa" in its or "n_heads_ra" in its, "n_heads_cross" in its
         source = _given_source(its.get("ra_kwargs") or {})
-        found = block(own, dim, dual=dual, decoder=decoder, source=source)
+        found = read.block(own, dim, dual=dual, decoder=decoder, source=source)
         ends: dict[str, Any] = {"inputs": Vectors(dim), "outputs": Values(1), "dim": dim, "layers": 1}
         if decoder:
             ends["encoder"] = TransformerConfig(Vectors(dim), Values(1), dim=dim, layers=1)
@@ -288,20 +274,19 @@ def load_attention(
     return layer
 
 
-def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[Group, ...]:
+def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[read.Group, ...]:
     dim, own = _dim(config), {name: value for name, value in config.items() if name != "d_model"}
     if kind == "dual":
-        optional = {"sa_kwargs": None, "ra_kwargs": None, "share_attn_params": False, "ra_type": "relational_attention"}
-        its = options(own, ("n_heads_sa", "n_heads_ra", "dropout"), optional)
-        return dual_groups({**its, "causal": causal}, dim, "", _given_source(its["ra_kwargs"] or {}))
-    wanted = {**SENSORY, "add_bias_out": False} if kind == "sa" else RELATIONAL[kind]
-    its = options(own, ("n_heads",), {"dropout": 0.0, "total_n_heads": None, **wanted})
+        its = read.options(own, ("n_heads_sa", "n_heads_ra", "dropout"), read.DUAL)
+        return read.dual_groups({**its, "causal": causal}, dim, "", _given_source(its["ra_kwargs"] or {}))
+    wanted = {**read.SENSORY, "add_bias_out": False} if kind == "sa" else read.RELATIONAL[kind]
+    its = read.options(own, ("n_heads",), {"dropout": 0.0, "total_n_heads": None, **wanted})
     heads, inner = its["n_heads"], {name: its[name] for name in wanted}
-    width = Width(dim, its["total_n_heads"] or heads, heads)
+    width = read.Width(dim, its["total_n_heads"] or heads, heads)
     if kind == "sa":
-        return (sensory({"arguments": inner}, "arguments", heads, width, ""),)
+        return (read.sensory({"arguments": inner}, "arguments", heads, width, ""),)
     source = _given_source(inner)
-    return (relational({"ra_kwargs": inner}, kind, heads, width, "", source=source, causal=causal),)
+    return (read.relational({"ra_kwargs": inner}, kind, heads, width, "", source=source, causal=causal),)
 
 
 def _given_source(its: Mapping[str, Any]) -> SymbolSource:

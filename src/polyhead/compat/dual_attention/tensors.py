@@ -112,25 +112,25 @@ def of_block(block: TransformerBlock, its: Block, theirs: str = "", ours: str = 
 
 
 # -------------------------------------------------------------------------------------------------------------- symbols
-def of_symbols(asked: Retriever, theirs: Sequence[str], ours: Sequence[str], dim: int, length: int) -> Iterator[Place]:
+def _of_symbols(
+    symbols: Retriever, theirs: Sequence[str], ours: Sequence[str], settings: TransformerConfig
+) -> Iterator[Place]:
     """The tensors of a source of symbols, which has several prefixes there and here."""
-    for place in _of_source(asked, dim, length):
-        keys, names = (
-            [prefix + name for prefix in some for name in its]
-            for some, its in ((theirs, place.keys), (ours, place.names))
-        )
-        yield replace(place, keys=tuple(keys), names=tuple(names))
+    for place in _of_source(symbols, settings):
+        keys = tuple(prefix + name for prefix in theirs for name in place.keys)
+        yield replace(place, keys=keys, names=tuple(prefix + name for prefix in ours for name in place.names))
 
 
-def _of_source(asked: Retriever, dim: int, length: int) -> Iterator[Place]:
-    symbolic, related = asked.factors
-    if isinstance(asked.source, PositionSymbols):
-        yield Place(("symbol_library.weight",), ("table",), shape=(asked.length or length, dim))
-    elif isinstance(asked.source, RelativeSymbols):
+def _of_source(symbols: Retriever, settings: TransformerConfig) -> Iterator[Place]:
+    symbolic, related = symbols.factors
+    if isinstance(symbols.source, PositionSymbols):
+        shape = symbols.length or settings.max_length, settings.dim
+        yield Place(("symbol_library.weight",), ("table",), shape=shape)
+    elif isinstance(symbols.source, RelativeSymbols):
         yield Place(("rel_pos_enc.rel_pos_embeddings",), ("table",))
     else:
         theirs = ours = ""
-        if isinstance(asked.source, RelationalSymbols):
+        if isinstance(symbols.source, RelationalSymbols):
             theirs, ours = "symbolic_attention.", "symbolic."
             for name, our, factor in (("q_proj", "q", related), ("k_proj", "k", 1.0), ("model_dim_proj", "map", 1.0)):
                 yield from _linear(name, our, factor=factor)
@@ -139,12 +139,12 @@ def _of_source(asked: Retriever, dim: int, length: int) -> Iterator[Place]:
         yield from _linear(f"{theirs}q_proj", f"{ours}query", factor=symbolic)
 
 
-def _by_layer(asked: Retriever, theirs: Sequence[str], dim: int, length: int) -> Iterator[Place]:
+def _by_layer(symbols: Retriever, theirs: Sequence[str], settings: TransformerConfig) -> Iterator[Place]:
     """Sources with one module per layer; a shared library is one tensor."""
     ours = [f"blocks.{i}.symbols.0." for i in range(len(theirs))]
-    tied = getattr(asked.source, "tied", False)
+    tied = getattr(symbols.source, "tied", False)
     for i in range(len(theirs)):
-        for place in of_symbols(asked, theirs[i : i + 1], ours[i : i + 1], dim, length):
+        for place in _of_symbols(symbols, theirs[i : i + 1], ours[i : i + 1], settings):
             if not (tied and place.names[0].endswith("library")):
                 yield place
     if tied:
@@ -166,19 +166,18 @@ def _blocks(model: Transformer) -> list[TransformerBlock]:
 
 
 def _language(model: Transformer, plan: Layout) -> Iterator[Place]:
-    settings, asked = plan.settings, plan.retriever
-    dim, length = settings.dim, settings.max_length
+    settings, symbols = plan.settings, plan.retriever
     tables = ("inputs.table.weight", "outputs.table.weight")
     yield Place(("layers.token_embedder.weight", "layers.final_out.weight"), tables)
     if model.positions is not None:
-        yield Place(("layers.positional_embedder.weight",), ("positions.table",), shape=(plan.lengths[0], dim))
+        yield Place(("layers.positional_embedder.weight",), ("positions.table",), shape=(plan.lengths[0], settings.dim))
     yield from _linear("layers.norm", "norm", bias=isinstance(model.norm, LayerNorm))
-    if asked is not None:
+    if symbols is not None:
         theirs = [f"layers.symbol_retrievers.{i}." for i in range(settings.layers)]
-        if asked.source.shared:
-            yield from of_symbols(asked, theirs, ("symbols.0.",), dim, length)
+        if symbols.source.shared:
+            yield from _of_symbols(symbols, theirs, ("symbols.0.",), settings)
         else:
-            yield from _by_layer(asked, theirs, dim, length)
+            yield from _by_layer(symbols, theirs, settings)
 
 
 def _vision(model: Transformer, plan: Layout) -> Iterator[Place]:
@@ -189,7 +188,7 @@ def _vision(model: Transformer, plan: Layout) -> Iterator[Place]:
     yield Place(("cls_token",), ("inputs.class_token.weight",), shape=(1, 1, dim))
     yield from _linear("final_out", "outputs.linear")
     if plan.retriever is not None:
-        yield from of_symbols(plan.retriever, ("symbol_retriever.",), ("symbols.0.",), dim, count)
+        yield from _of_symbols(plan.retriever, ("symbol_retriever.",), ("symbols.0.",), plan.settings)
 
 
 def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
@@ -212,7 +211,7 @@ def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
     if plan.retriever is not None:
         sides = [prefix for prefix, its in (("encoder.", model.encoder), ("", model)) if len(its.symbols)]
         names = [f"{prefix}symbols.0." for prefix in sides]
-        yield from of_symbols(plan.retriever, ("layers.symbol_retriever.",), names, settings.dim, settings.max_length)
+        yield from _of_symbols(plan.retriever, ("layers.symbol_retriever.",), names, settings)
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors

@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("NAMES", "register", "swap_heads", "with_heads"), "heads"),
     **dict.fromkeys(("Verified", "verify"), "calls"),
-    **dict.fromkeys(("PolyheadConfig", "PolyheadModel", "PolyheadForCausalLM"), "model"),
-    **dict.fromkeys(("PolyheadForSequenceClassification", "PolyheadForImageClassification"), "model"),
-    **dict.fromkeys(("from_run", "to_folder"), "model"),
     "capture": "taps",
 }
+"""The modules of names that are not in model.py."""
 __all__ = [
     "NAMES",
     "PolyheadConfig",
@@ -54,11 +52,11 @@ __all__ = [
 if not TYPE_CHECKING:  # for a type checker, a module with this function has every name
 
     def __getattr__(name: str) -> Any:
-        holder = name.startswith("Polyhead") and name not in _HOMES  # PolyheadLlamaConfig and so on
-        if name not in _HOMES and not holder:
+        if name not in __all__ and not name.startswith("Polyhead"):  # as PolyheadLlamaConfig, which `heads` creates
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = _HOMES.get(name, "model" if name in __all__ else "heads")
         with optional("polyhead.compat.huggingface", "polyhead[hf]"):
-            return getattr(importlib.import_module(f"{__name__}.{_HOMES.get(name, 'heads')}"), name)
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
 def __dir__() -> list[str]:

@@ -23,20 +23,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.heads import bias_and_mask, check_added
+from polyhead.compat.foreign import limits
+from polyhead.compat.heads import Groups, check_added
 from polyhead.compat.huggingface.taps import REFUSED
 from polyhead.layers.call import Limits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
-from polyhead.layers.heads.groups import HylaHeads, build
+from polyhead.layers.heads.groups import HylaHeads
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
-from polyhead.layers.symbols import build_symbols
 from polyhead.ops.latent_code import share
 
 Slices = tuple[slice, slice | None]
 """For a group: its heads, and its keys and values; None if the group's heads cut through a set that shares keys."""
 
-Said = list[dict[str, Any]]
+FromStream = list[dict[str, Any]]
 """For each group, its tensors from the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or a table
 by offset (n g e), and "keys", the range of its keys.  Empty for heads that read only q, k and v."""
 
@@ -83,7 +83,7 @@ def fitted(who: str, mechanisms: Sequence[config.Mechanism], place: Place) -> li
     return found
 
 
-class Heads(nn.Module):
+class Heads(Groups):
     """The head groups of one layer of a foreign model, with their own parameters.
 
     Softmax, linear and HYLA heads have none (HYLA with `value_depth=2`: its second value matrix).  Relational heads
@@ -100,18 +100,16 @@ class Heads(nn.Module):
     ) -> None:
         super().__init__()
         pairs = fitted("heads", mechanisms, place)
-        width, length = place.width, place.max_length
-        self.groups = nn.ModuleList(
-            build(m, width, place.heads, bias=place.bias, max_length=length, device=device, dtype=dtype)
-            for m, _ in pairs
-        )
         self.slices = [where for _, where in pairs]
-        named = [m.symbols if isinstance(m, config.SymbolHeads) else None for m, _ in pairs]
-        distinct = [source for source in dict.fromkeys(named) if source is not None]
-        self.source_of = [None if source is None else distinct.index(source) for source in named]
-        self.symbols = nn.ModuleList(
-            build_symbols(source, width, causal=True, max_length=length, device=device, dtype=dtype)
-            for source in distinct
+        self.add_groups(
+            "heads",
+            tuple(mechanism for mechanism, _ in pairs),
+            place.width,
+            bias=place.bias,
+            max_length=place.max_length,
+            causal=True,
+            device=device,
+            dtype=dtype,
         )
 
     @torch.no_grad()
@@ -120,7 +118,7 @@ class Heads(nn.Module):
 
         The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
         initialised as in our own models."""
-        for group, (_, keys) in zip(self._groups(), self.slices, strict=True):
+        for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
             if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
                 nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
             if not isinstance(group, SymbolGroup) or keys is None or not isinstance(v_proj, nn.Linear):
@@ -135,9 +133,6 @@ class Heads(nn.Module):
             if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear) and any(map(_fresh, own)):
                 module.reset_parameters()  # type: ignore[operator]
 
-    def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups or their wrappers
-
     def forward(
         self,
         q: Float[Tensor, "b t *width"],
@@ -148,27 +143,27 @@ class Heads(nn.Module):
         made: list[dict[str, Tensor]] | None = None,
         first: int = 0,
         positions: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"] | Said:
+    ) -> Float[Tensor, "b t h e"] | FromStream:
         """The output of all heads; `seen`: bias, mask, causal and keep for all of them; `made`: see `Senders.made`.
 
-        Without k and v it returns `Said` for the stream `q` (b t m), whose first token has the index `first`.
+        Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
         if k is None or v is None:
-            return self._say(q, first, positions)
-        parts, limits = [], seen or Limits()
-        check_added("polyhead", self._groups(), limits.bias)
-        for i, (group, (heads, keys)) in enumerate(zip(self._groups(), self.slices, strict=True)):
+            return self._from_stream(q, first, positions)
+        parts, seen = [], seen or Limits()
+        check_added("polyhead", self.own_groups(), seen.bias)
+        for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
             # If a group's heads cut through a set that shares keys, each head gets a copy.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
             more = {} if made is None else made[i]
             if made is None and self.source_of[i] is not None:
                 raise ValueError("heads: relational heads need the stream but their layer did not give it")
             given = {"v": mine[1], **more, "q": q[:, :, heads], "k": mine[0]}
-            parts.append(attended(group, limits.call(given, heads.start, heads.stop)))
+            parts.append(attended(group, seen.call(given, heads.start, heads.stop)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
-    def _say(self, x: Tensor, first: int, positions: Tensor | None) -> Said:
-        symbols, said = [source(x, first=first, positions=positions) for source in self.symbols], []
+    def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
+        symbols, streamed = [source(x, first=first, positions=positions) for source in self.symbols], []
         for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
             of_group: dict[str, Any] = {}
             if source is not None and keys is not None:
@@ -176,8 +171,8 @@ class Heads(nn.Module):
                 sent = asked(group, "send")(f)  # empty for an Abstractor
                 of_group = {"received": asked(group, "receive")(f), **sent, "keys": (keys.start, keys.stop)}
                 of_group["values"] = asked(group, "values")(symbols[source])
-            said.append(of_group)
-        return said
+            streamed.append(of_group)
+        return streamed
 
 
 def _fresh(tensor: Tensor) -> bool:
@@ -190,10 +185,10 @@ class Senders:
     It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.
     """
 
-    def __init__(self, said: Said, cache: Any, past: int) -> None:
-        self.said, self.cache, self.past = said, cache, past
+    def __init__(self, streamed: FromStream, cache: Any, past: int) -> None:
+        self.streamed, self.cache, self.past = streamed, cache, past
         self.kept = False
-        self.keys = {i: of["k_rel"] for i, of in enumerate(said) if "k_rel" in of}
+        self.keys = {i: of["k_rel"] for i, of in enumerate(streamed) if "k_rel" in of}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
@@ -220,7 +215,7 @@ class Senders:
     def filled(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
         """Values, with symbols by key in place of the values of relational heads."""
         value = value.clone()
-        for of in self.said:
+        for of in self.streamed:
             if of and of["values"].ndim == 4:
                 value[:, :, slice(*of["keys"])] = of["values"]
         return value
@@ -228,7 +223,7 @@ class Senders:
     def made(self, t: int, s: int) -> list[dict[str, Tensor]]:
         """For each group, q_rel of `t` receivers, k_rel of the first `s` senders, and symbols by offset."""
         found: list[dict[str, Tensor]] = []
-        for i, of in enumerate(self.said):
+        for i, of in enumerate(self.streamed):
             made = dict(of.get("received", {}))
             if i in self.keys:
                 made["k_rel"] = self.keys[i][:, :s]
@@ -312,7 +307,7 @@ def _bias_and_mask(
         raise ValueError(f"polyhead: {who} must have masks that are boolean or floating but one is {strange[0]}")
     if len(arrays) == 1 and arrays[0].dtype == torch.bool:
         return None, arrays[0]  # unread, because reading would synchronise the device
-    return bias_and_mask(arrays, t, s, dtype)
+    return limits(arrays, t, s, dtype)
 
 
 class _Stream:
@@ -325,8 +320,8 @@ class _Stream:
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get("past_key_values")
         past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
-        said = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
-        senders = Senders(said, cache, past)
+        streamed = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
+        senders = Senders(streamed, cache, past)
         if cache is not None:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]

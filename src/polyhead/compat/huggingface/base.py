@@ -60,7 +60,8 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise what `from_pretrained` leaves on the meta device: constants, and parameters missing in a file."""
+        """Initialise the constants, and the parameters missing in a file, which `from_pretrained` leaves on the meta
+        device."""
         settings = self.config.settings
         if isinstance(module, Constant):
             module.to(module.value.device)  # recomputes the value
@@ -139,8 +140,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     # -------------------------------------------------------------------------------------------------------- forward
     def _look(self, others: Options) -> "_Looks":
         """Take the options of requested outputs from `others`.  Raises ValueError for unknown options."""
-        strange = [name for name in UNKNOWN if others.pop(name, None) is not None]
-        if strange:
+        if strange := [name for name in UNKNOWN if others.pop(name, None) is not None]:
             raise ValueError(f"{type(self).__name__}: it takes no {strange[0]}")
         wanted = {}
         for name in ("output_hidden_states", "output_attentions"):
@@ -227,8 +227,8 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         return {"mask": None if mask is None else mask[:, past:].bool(), "positions": positions}
 
     def _padding(self, mask: Tensor, past: int, cache: PolyheadCache | None) -> Tensor | None:
-        """The mask, or None if all tokens are real.  Raises ValueError for other numbers than 0 and 1, and if it
-        says of tokens in the cache what it did not say before."""
+        """The mask, or None if all tokens are real.  Raises ValueError for other numbers than 0 and 1, and for a mask
+        that contradicts the earlier one of tokens in the cache."""
         who, real = type(self).__name__, mask.bool()
         if mask.dtype != torch.bool and (strange := mask[mask != real]).numel():
             raise ValueError(f"{who}: attention_mask must be 1 at tokens and 0 at padding but has {strange[0].item()}")
@@ -255,17 +255,17 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         return edges
 
     def _loss(
-        self, labels: Tensor | None, share: Tensor | float = 1.0, told: Tensor | None = None, **given: object
+        self, labels: Tensor | None, share: Tensor | float = 1.0, compared: Tensor | None = None, **given: object
     ) -> Tensor | None:
         """The loss by `loss_function`, plus `share` of the load-balance loss of mixtures of experts in training.
 
-        `told`: the labels that are compared, if not all of `labels`; the loss is 0 if none of them is scored.
+        `compared`: the labels of the logits, if not all of `labels`; the loss is 0 if none of them is scored.
         """
         if labels is None:
             return None
         loss: Tensor = self.loss_function(labels=labels, **given)
         if not labels.is_floating_point():  # a mean over no label is 0 / 0: a micro-batch without labels adds nothing
-            loss = torch.where(((labels if told is None else told) != -100).any(), loss, 0.0)
+            loss = torch.where(((labels if compared is None else compared) != -100).any(), loss, 0.0)
         return loss + share * self.model.auxiliary_loss() if self.training else loss
 
 
@@ -277,12 +277,12 @@ class _Looks:
     taps: list[Taps] | None
 
     @property
-    def hidden_states(self) -> tuple[Tensor, ...] | None:
+    def states(self) -> tuple[Tensor, ...] | None:
         """The stream before each block, and the final, normalised one."""
         return None if self.stream is None else tuple(self.stream)
 
     @property
-    def attentions(self) -> tuple[Tensor, ...] | None:
+    def codes(self) -> tuple[Tensor, ...] | None:
         """Each layer's latent code of all pairs (b h t s), all groups concatenated."""
         return None if self.taps is None else tuple(_code(layer) for layer in self.taps)
 
@@ -295,6 +295,11 @@ def _code(taps: Taps) -> Tensor:
 def reads_tokens(settings: TransformerConfig) -> bool:
     """Whether a model reads tokens and has no encoder."""
     return isinstance(settings.inputs, Tokens) and settings.encoder is None
+
+
+def reads(settings: TransformerConfig) -> str:
+    """The inputs of a model, as the end of an error message."""
+    return f"it reads {settings.inputs}{'' if settings.encoder is None else ', with an encoder'}"
 
 
 def _filled(tensor: Tensor) -> bool:

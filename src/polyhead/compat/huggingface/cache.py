@@ -38,11 +38,6 @@ class PolyheadCache(transformers.Cache):
         return f"PolyheadCache(layers={len(self)}, length={self.memory.length})"
 
     @property
-    def is_compileable(self) -> bool:
-        """False, because it grows."""
-        return False
-
-    @property
     def is_croppable(self) -> bool:
         """Whether every layer stores each token separately, and all of them."""
         return all(_whole(name, kept, layer) for layer in self for name, kept in layer._kept.items())

@@ -13,6 +13,7 @@ name:
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
+from polyhead.compat.huggingface.taps import by_name
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
@@ -47,7 +49,7 @@ def note(module: nn.Module, heads: str) -> None:
     """Record that a layer's attention called our function."""
     if not torch.compiler.is_compiling() and (calls := _COUNT.get()) is not None:
         calls.heads[module] = heads
-        calls.came[module] = calls.came.get(module, 0) + 1
+        calls.came[module] += 1
 
 
 @dataclass
@@ -57,15 +59,15 @@ class Calls:
     heads: dict[nn.Module, str] = field(default_factory=dict)
     """Modules that called our function -> the heads that computed them."""
 
-    came: dict[nn.Module, int] = field(default_factory=dict)
+    came: Counter[nn.Module] = field(default_factory=Counter)
     """Modules that called our function -> number of calls."""
 
-    count: dict[nn.Module, int] = field(default_factory=dict)
+    count: Counter[nn.Module] = field(default_factory=Counter)
     """Modules of a class named ...Attention -> number of calls."""
 
     def called(self, module: nn.Module, *_: Any) -> None:
         """A forward hook that counts the call of a module."""
-        self.count[module] = self.count.get(module, 0) + 1
+        self.count[module] += 1
 
     def foreign(self) -> list[nn.Module]:
         """Modules that computed attention without our function, outermost only."""
@@ -278,13 +280,9 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
 
     Raises ValueError if heads in the configuration were not called, or if the model needs other inputs.
     """
-    given = _tiny(model) if batch is None and not inputs else batch or {}
-    if isinstance(given, Tensor):
-        given = {getattr(model, "main_input_name", "input_ids"): given}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    moved = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in {**given, **inputs}.items()}
+    given = by_name(model, _tiny(model) if batch is None and not inputs else batch, inputs)
     with looking(model), torch.compiler.set_stance("force_eager"), counted(model) as calls:
-        model(**moved)
+        model(**given)
     inner = getattr(model, "_orig_mod", model)
     check(inner, calls)
     alone = calls.foreign()

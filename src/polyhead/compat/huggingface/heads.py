@@ -137,7 +137,6 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     attentions = _attentions(model)
     for layer in chosen:
         _put(attentions[layer], groups, config)
-        attentions[layer].polyhead.begin(attentions[layer].v_proj)
     before = layer_heads(config) if isinstance(config, holder) else [None] * count
     _hold(config, [groups if layer in chosen else before[layer] for layer in range(count)])
     model.__class__ = network
@@ -191,7 +190,6 @@ class _HasHeads:
         for attention, groups in zip(attentions, layer_heads(config), strict=True):
             if groups is not None:
                 _put(attention, groups, config)
-                attention.polyhead.begin(attention.v_proj)
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, initialise the parameters that it did not have."""
@@ -215,7 +213,7 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
         raise ValueError(f"polyhead: {who} must belong to a model whose configuration holds heads: use AutoModel")
     heads = _heads_of(module)
     if heads is not None:
-        note(module, _said(module, heads))
+        note(module, _described(module, heads))
         return attend(heads, module, *tensors, **options)
     note(module, ELSEWHERE)
     refuse(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
@@ -235,11 +233,11 @@ def _heads_of(module: Any) -> nn.Module | None:
     raise ValueError(f"polyhead: layer {module.layer_idx} ({type(module).__name__}) must have {wanted} but has {came}")
 
 
-def _said(module: Any, heads: nn.Module) -> str:
+def _described(module: Any, heads: nn.Module) -> str:
     """The heads of a layer in a few words."""
     groups = module.config.polyhead_heads[module.layer_idx]
-    said = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
-    return said if isinstance(heads, Heads) else f"{said} in a {type(heads).__name__}"
+    described = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
+    return described if isinstance(heads, Heads) else f"{described} in a {type(heads).__name__}"
 
 
 @functools.cache
@@ -300,11 +298,12 @@ def _attentions(model: nn.Module) -> list[Any]:
 
 
 def _put(attention: Any, groups: Sequence[Mechanism], config: Any) -> None:
-    """Put heads into an attention module."""
+    """Put heads into an attention module, and initialise them."""
     weight = attention.v_proj.weight
     dtype = weight.dtype if weight.is_floating_point() else None  # a quantised weight does not show the dtype of values
     place = _place(config, attention.v_proj.bias is not None)
     attention.polyhead = Heads(groups, place, device=weight.device, dtype=dtype).train(attention.training)
+    attention.polyhead.begin(attention.v_proj)
     if any(isinstance(group, SymbolHeads) for group in groups) and not hasattr(type(attention), "polyhead_stream"):
         kind: Any = type(attention)
         attention.__class__ = with_symbols(kind)

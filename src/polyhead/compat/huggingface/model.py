@@ -36,7 +36,7 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     if int(transformers.__version__.split(".")[0]) < 5:  # older versions load and tie differently
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
-from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads_tokens
+from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads, reads_tokens
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
@@ -65,8 +65,7 @@ class PolyheadModel(PolyheadPreTrainedModel):
         settings = config.settings
         if not (reads_tokens(settings) or isinstance(settings.inputs, Patches)):
             raise ValueError(
-                "PolyheadModel: a model of Tokens or Patches, without an encoder, was wanted but it reads "
-                f"{settings.inputs}{'' if settings.encoder is None else ', with an encoder'}"
+                f"PolyheadModel: a model of Tokens or Patches, without an encoder, was wanted but {reads(settings)}"
             )
         super().__init__(config, outputs=False)
         if isinstance(settings.inputs, Patches):
@@ -97,7 +96,7 @@ class PolyheadModel(PolyheadPreTrainedModel):
                 *given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache, lazy=lazy
             )
         output = BaseModelOutputWithPast(
-            last_hidden_state=x, past_key_values=cache, hidden_states=looks.hidden_states, attentions=looks.attentions
+            last_hidden_state=x, past_key_values=cache, hidden_states=looks.states, attentions=looks.codes
         )
         return output.to_tuple() if return_dict is False else output
 
@@ -141,9 +140,8 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
     ) -> None:
         """Use our cache instead of the library's default."""
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            raise ValueError(
-                f"PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not {kind!r}"
-            )
+            wanted = "its cache is its own, so cache_implementation must be None"
+            raise ValueError(f"PolyheadForCausalLM: {wanted}, not {kind!r}")
         if (given := model_kwargs.get("past_key_values")) is not None:
             given._is_user_defined = True
         elif generation_config.use_cache is not False:
@@ -181,19 +179,15 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         )
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
-        share, told, items = 1.0, others.get("shift_labels"), others.get("num_items_in_batch")
-        if labels is not None and told is None:
-            told = labels[..., 1:]
-        if told is not None and items is not None:  # the losses of several batches are added up: so is the balance
+        share, compared, items = 1.0, others.get("shift_labels"), others.get("num_items_in_batch")
+        if labels is not None and compared is None:
+            compared = labels[..., 1:]
+        if compared is not None and items is not None:  # the losses of several batches are added up: so is the balance
             others["num_items_in_batch"] = items = torch.as_tensor(items).clamp(min=1)
-            share = (told != -100).sum() / items
-        loss = self._loss(labels, share, told, logits=logits, vocab_size=logits.shape[-1], **others)
+            share = (compared != -100).sum() / items
+        loss = self._loss(labels, share, compared, logits=logits, vocab_size=logits.shape[-1], **others)
         output = CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=cache,
-            hidden_states=looks.hidden_states,
-            attentions=looks.attentions,
+            loss=loss, logits=logits, past_key_values=cache, hidden_states=looks.states, attentions=looks.codes
         )
         return output.to_tuple() if return_dict is False else output
 
@@ -216,10 +210,8 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
         if not reads_tokens(settings):
-            raise ValueError(
-                "PolyheadForSequenceClassification: a model of Tokens, without an encoder, was wanted but it reads "
-                f"{settings.inputs}{'' if settings.encoder is None else ', with an encoder'}"
-            )
+            wanted = "a model of Tokens, without an encoder, was wanted"
+            raise ValueError(f"PolyheadForSequenceClassification: {wanted} but {reads(settings)}")
         own = isinstance(settings.outputs, Classes)
         super().__init__(config, outputs=own)
         self.num_labels = config.num_labels or 0
@@ -260,11 +252,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
             logits = self.score(x[torch.arange(len(x), device=x.device), last])
         loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
         output = SequenceClassifierOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=cache,
-            hidden_states=looks.hidden_states,
-            attentions=looks.attentions,
+            loss=loss, logits=logits, past_key_values=cache, hidden_states=looks.states, attentions=looks.codes
         )
         return output.to_tuple() if return_dict is False else output
 
@@ -297,10 +285,9 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
         if not (isinstance(settings.inputs, Patches) and isinstance(settings.outputs, Classes)):
-            raise ValueError(
-                "PolyheadForImageClassification: a model between Patches and Classes was wanted but it is between "
-                f"{settings.inputs} and {settings.outputs}"
-            )
+            wanted = "a model between Patches and Classes was wanted"
+            came = f"it is between {settings.inputs} and {settings.outputs}"
+            raise ValueError(f"PolyheadForImageClassification: {wanted} but {came}")
         super().__init__(config)
         self.post_init()
 
@@ -316,9 +303,7 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
         looks = self._look(others)
         logits = self._images(pixel_values, looks)[:, 0]
         loss = self._loss(labels, pooled_logits=logits, config=self.config, **others)
-        output = ImageClassifierOutput(
-            loss=loss, logits=logits, hidden_states=looks.hidden_states, attentions=looks.attentions
-        )
+        output = ImageClassifierOutput(loss=loss, logits=logits, hidden_states=looks.states, attentions=looks.codes)
         return output.to_tuple() if return_dict is False else output
 
 

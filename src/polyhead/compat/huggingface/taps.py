@@ -48,19 +48,23 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
 
     Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
-    if isinstance(batch, Tensor):
-        batch = {getattr(model, "main_input_name", "input_ids"): batch}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    given = {**(batch or {}), **inputs}
+    given = by_name(model, batch, inputs)
     recorder = _Recorder({module: name for name, module in model.named_modules()})
     with torch.inference_mode(False), _watched(model, recorder), looking(model):
-        model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()})
+        model(**given)
     if not recorder.found:
         raise ValueError(
             f"capture: {type(model).__name__} must call its attention through transformers' AttentionInterface "
             "but called none"
         )
     return recorder.found
+
+
+def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone."""
+    given = {getattr(model, "main_input_name", "input_ids"): batch} if isinstance(batch, Tensor) else batch or {}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in {**given, **inputs}.items()}
 
 
 @contextlib.contextmanager

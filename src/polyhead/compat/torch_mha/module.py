@@ -12,7 +12,6 @@ is never used, because it would compute softmax attention without calling `forwa
 import inspect
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.compat.foreign import shown
-from polyhead.compat.heads import Heads, OurHeads, bias_and_mask, check_added
+from polyhead.compat.foreign import limits, shown
+from polyhead.compat.heads import Heads, OurHeads, check_added
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import Limits
-from polyhead.layers.heads.functions import attended, coder
-from polyhead.layers.projection import Rows, widths_of
+from polyhead.layers.heads.functions import coder
+from polyhead.layers.projection import Rows, cut, widths_of
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import drop
 from polyhead.spec.shapes import check_number
@@ -81,13 +80,7 @@ class MultiheadAttention(OurHeads):
         max_length: int = 512,
     ) -> None:
         super().__init__()
-        named: dict[str, Any] = {
-            "kdim": kdim,
-            "vdim": vdim,
-            "batch_first": batch_first,
-            "device": device,
-            "dtype": dtype,
-        }
+        named: dict[str, Any] = dict(zip(LATE, (kdim, vdim, batch_first, device, dtype), strict=True))
         _check_late(late, named)
         named |= dict(zip(LATE, late, strict=False))
         check_number(WHO, "dropout", dropout, 0)
@@ -155,14 +148,12 @@ class MultiheadAttention(OurHeads):
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
         _, _, calls, keep = self.read(query, key, value, key_padding_mask, attn_mask, causal, weights=need_weights)
-        outputs = [attended(group, own).flatten(2) for group, own in zip(self.own_groups(), calls, strict=True)]
-        y = self.out_proj(outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1))
+        y = self.out_proj(self.outputs(calls))
         y = y[0] if one else y if first else y.transpose(0, 1)
         if not need_weights:
             return y, None
-        code = drop(
-            torch.cat([coder(group)(own) for group, own in zip(self.own_groups(), calls, strict=True)], 1), keep
-        )
+        codes = [coder(group)(own) for group, own in zip(self.own_groups(), calls, strict=True)]
+        code = drop(torch.cat(codes, 1), keep)
         code = code.mean(1) if average else code
         return y, code[0] if one else code
 
@@ -191,16 +182,16 @@ class MultiheadAttention(OurHeads):
         causal = causal and (decodes or (t == s and not weights))  # not read; for t != s PyTorch aligns differently
         keep = self.draw_keep(self.dropout, b, t, s, x)
         bias, mask = self._limits(padding, None if causal else pairs, x, s)
-        limits, ends = Limits(bias, mask, keep, causal or decodes), list(accumulate(size.heads for size in self.sizes))
+        seen = Limits(bias, mask, keep, causal or decodes)
         real = None  # mask of real keys, for symbols that depend on neighbours
         if padding is not None:
             real = ~padding if padding.dtype == torch.bool else shown(padding)
             real = real.reshape(-1, s)[:, s - values.shape[1] :]
-        rows = self._project(x, keys, values) if own or past == 0 else self._queries(x)
+        rows = self._project(x, keys, values, senders=own or past == 0)
         parts = self.tensors(rows, x, keys, values, real, memory)
         if memory is not None:
             memory.advance(t, None)
-        return x, values, [limits.call(*part) for part in zip(parts, (0, *ends), ends, strict=False)], keep
+        return x, values, [seen.call(part, i, j) for part, (i, j) in zip(parts, self.heads_of, strict=True)], keep
 
     def _continues(self, query: Tensor, key: Tensor) -> bool:
         """Whether a call with a cache is self-attention though its key is another tensor object than its query.
@@ -245,16 +236,14 @@ class MultiheadAttention(OurHeads):
         return x[None] if x.ndim == 2 else x if self.batch_first else x.transpose(0, 1)
 
     def _check(self, x: Tensor, keys: Tensor, values: Tensor) -> None:
-        for name, part, width in zip(
-            ("query", "key", "value"), (x, keys, values), (self.embed_dim, self.kdim, self.vdim), strict=True
+        (b, t), s = x.shape[:2], keys.shape[1]
+        for name, part, wanted in (
+            ("query", x, (b, t, self.embed_dim)),
+            ("key", keys, (b, s, self.kdim)),
+            ("value", values, (b, s, self.vdim)),
         ):
-            if (
-                part.shape[-1] != width
-                or part.shape[0] != x.shape[0]
-                or (part is values and part.shape[1] != keys.shape[1])
-            ):
-                wanted = (x.shape[0], keys.shape[1] if part is values else part.shape[1], width)
-                raise ValueError(f"{WHO}: {name} must be (b t m) = {tuple(wanted)} but is {tuple(part.shape)}")
+            if tuple(part.shape) != wanted:
+                raise ValueError(f"{WHO}: {name} must be (b t m) = {wanted} but is {tuple(part.shape)}")
 
     def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> Masks:
         """Our bias and mask (True where a query may attend) from PyTorch's masks."""
@@ -275,55 +264,45 @@ class MultiheadAttention(OurHeads):
                 given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
             else:
                 given.append(mask.view(-1, self.num_heads, t, s) if mask.ndim == 3 else mask[None, None])
-        bias, look = bias_and_mask(given, t, s, x.dtype)
+        bias, look = limits(given, t, s, x.dtype)
         check_added(WHO, self.own_groups(), bias)
         return bias, look
 
+    def output(self) -> nn.Module:
+        """The map from the heads to the output."""
+        return self.out_proj
+
     def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
         """The weight (g e m) and bias (g e) of the values of group `i`; None if they are symbols."""
-        size, widths = self.sizes[i], widths_of(self.sizes)
+        size, row = self.sizes[i], sum(other.widths[2] for other in self.sizes[:i])
         if "v" not in size.takes:
             return None, None
-        row, shape = sum(other.widths[2] for other in self.sizes[:i]), (size.kv_heads, size.value_dim)
-        weight = self.v_proj_weight if self.in_proj_weight is None else self.in_proj_weight.split(widths)[2]
-        bias = None if self.in_proj_bias is None else self.in_proj_bias.split(widths)[2]
-        rows = slice(row, row + size.widths[2])
-        made = [None if a is None else a.detach()[rows].unflatten(0, shape) for a in (weight, bias)]
-        return made[0], made[1]
+        rows, shape = slice(row, row + size.widths[2]), (size.kv_heads, size.value_dim)
+        weights, biases = projections(self, widths_of(self.sizes))
+        weight, bias = weights[2].detach(), biases[2]
+        return weight[rows].unflatten(0, shape), None if bias is None else bias.detach()[rows].unflatten(0, shape)
 
-    def _project(self, x: Tensor, keys: Tensor, values: Tensor) -> list[Rows]:
-        """Each group's part of the joint projections; inputs that are the same tensor are multiplied once."""
-        widths = widths_of(self.sizes)
-        offsets: Sequence[Any] = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(widths)
-        weight = self.in_proj_weight
-        if weight is not None and x is keys and keys is values:
-            joint = F.linear(x, weight, self.in_proj_bias).split(widths, dim=-1)
-        else:
-            three: Any = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
-            weights = three if weight is None else weight.split(widths)
-            joint = tuple(map(F.linear, (x, keys, values), weights, offsets))
-        return self._cut(joint)
+    def _project(self, x: Tensor, keys: Tensor, values: Tensor, *, senders: bool) -> list[Rows]:
+        """Each group's part of the joint projections; inputs that are the same tensor are multiplied once.
 
-    def _queries(self, x: Tensor) -> list[Rows]:
-        """`_project` for keys that a cache holds."""
-        rows = widths_of(self.sizes)[0]
-        weight = self.q_proj_weight if self.in_proj_weight is None else self.in_proj_weight[:rows]
-        assert weight is not None
-        return self._cut([F.linear(x, weight, None if self.in_proj_bias is None else self.in_proj_bias[:rows])])
-
-    def _cut(self, joint: Sequence[Tensor]) -> list[Rows]:
-        """The rows of each group from those of all queries, keys and values, or of queries alone."""
-        rows: list[Rows] = [{} for _ in self.sizes]
-        for part, (name, whole) in enumerate(zip("qkv", joint, strict=False)):
-            pieces = whole.split([size.widths[part] for size in self.sizes], dim=-1)
-            for own, size, piece in zip(rows, self.sizes, pieces, strict=True):
-                if name in size.takes:
-                    count = size.heads if name == "q" else size.kv_heads
-                    own[name] = piece.unflatten(-1, (count, size.value_dim if name == "v" else size.dim))
-        return rows
+        `senders=False`: queries only, as a cache holds the rest.
+        """
+        widths, weight = widths_of(self.sizes), self.in_proj_weight
+        if senders and weight is not None and x is keys and keys is values:
+            return cut(F.linear(x, weight, self.in_proj_bias).split(widths, dim=-1), self.sizes)
+        weights, biases = projections(self, widths)
+        inputs = (x, keys, values) if senders else (x,)
+        return cut([F.linear(*part) for part in zip(inputs, weights, biases, strict=False)], self.sizes)
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+
+
+def projections(module: Any, widths: int | list[int]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """The weights and the biases of queries, keys and values, of PyTorch's module or of ours."""
+    joint, offsets = module.in_proj_weight, module.in_proj_bias
+    separate = module.q_proj_weight, module.k_proj_weight, module.v_proj_weight
+    return separate if joint is None else joint.split(widths), (None,) * 3 if offsets is None else offsets.split(widths)
 
 
 def _check_late(late: tuple[object, ...], named: dict[str, object]) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from polyhead.compat import timm
 from polyhead.compat.heads import Heads, OurHeads, plain
-from polyhead.compat.torch_mha.module import MultiheadAttention
+from polyhead.compat.torch_mha.module import MultiheadAttention, projections
 
 _OUT = type(nn.MultiheadAttention(1, 1).out_proj)
 OTHERWISE = {
@@ -84,8 +84,8 @@ def _mha(old: nn.MultiheadAttention, heads: Heads, max_length: int) -> Multihead
         raise ValueError(f"replace: nn.MultiheadAttention was wanted but its subclass {type(old).__name__} came")
     out = old.out_proj
     if not plain(old) or type(out) is not _OUT or out._forward_pre_hooks:
-        what = f"with a {type(out).__name__} and hooks" if type(out) is _OUT else f"with a {type(out).__name__}"
-        raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one {what} came")
+        what = type(out).__name__ + (" and hooks" if type(out) is _OUT else "")
+        raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one with a {what} came")
     where, has_bias = out.weight, old.in_proj_bias is not None
     new = MultiheadAttention(
         old.embed_dim,
@@ -117,5 +117,5 @@ def _take_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
             rows = torch.cat((torch.ones(2 * e, dtype=torch.bool, device="cpu"), own)).nonzero()[:, 0]
             parameter = nn.Parameter(parameter[rows.to(parameter.device)], requires_grad=parameter.requires_grad)
         setattr(new, name, parameter)
-    rows, offsets = old.in_proj_weight, old.in_proj_bias
-    new.map_symbols(None if rows is None else rows[2 * e :], None if offsets is None else offsets[2 * e :])
+    weights, biases = projections(old, e)
+    new.map_symbols(weights[2], biases[2])

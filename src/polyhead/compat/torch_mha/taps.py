@@ -9,9 +9,8 @@ recorded in the same way, so a model can be read before and after `replace`.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,21 +19,19 @@ from torch.nn import functional as F
 
 from polyhead.compat import timm
 from polyhead.compat.foreign import limits, softmax_group
-from polyhead.compat.heads import OurHeads
-from polyhead.compat.torch_mha.module import MultiheadAttention
+from polyhead.compat.torch_mha.module import MultiheadAttention, projections
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
 from polyhead.ops.call import AttentionCall
 
-Values = tuple[Tensor | None, Tensor | None]
-"""The weight (g e m) and bias (g e) of a group's values; None if they are symbols."""
 _SIGNATURE = inspect.signature(nn.MultiheadAttention.forward)
+_PLAIN, _ROPE = (inspect.signature(kind.forward) for kind in (timm.Attention, timm.AttentionRope))
 
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
-    `nn.MultiheadAttention` (self- or cross-attention), or of what `replace` put there or in place of timm's, in order.
+    `nn.MultiheadAttention` (self- or cross-attention) and of our modules in its place or in that of timm's, in order.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
@@ -82,63 +79,61 @@ def _check(name: str, module: nn.Module) -> None:
 
 def _hook(found: list[Taps], name: str) -> Callable[..., None]:
     def watch(module: Any, args: tuple, kwargs: dict[str, Any], result: Tensor | tuple) -> None:
+        rope = isinstance(module, timm.AttentionRope)
+        signature = _SIGNATURE if not isinstance(module, timm.Attention) else _ROPE if rope else _PLAIN
+        call = signature.bind(module, *args, **kwargs).arguments
         if isinstance(module, timm.Attention):
             assert isinstance(result, Tensor)
-            found.append(_taps_of_timm(name, module, module.given(*args, **kwargs), result))
-            return
-        call = _SIGNATURE.bind(module, *args, **kwargs).arguments
-        make = _taps_of_ours if isinstance(module, MultiheadAttention) else _taps
-        found.append(make(name, module, call, result[0]))
+            x, masks = call["x"], (call.get("attn_mask"), call.get("is_causal", False))
+            taps = _taps_of_ours(module, x, x, module.calls(x, call.get("rope"), *masks))
+        else:
+            taps = _taps_of_call(module, call) if isinstance(module, MultiheadAttention) else _taps(module, call)
+            result = _batch_first(module, result[0])
+        found.append(replace(taps, output=result, name=name))
 
     return watch
 
 
-def _taps(name: str, module: nn.MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
-    first = partial(_batch_first, module)
-    x, keys, context = (first(call[part]) for part in ("query", "key", "value"))
-    (wq, wk, wv), (bq, bk, bv) = _projections(module)
-    heads = module.num_heads
-    q, k, v = (
-        F.linear(a, w, b).unflatten(-1, (heads, -1)) for a, w, b in ((x, wq, bq), (keys, wk, bk), (context, wv, bv))
-    )
+def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
+    inputs = [_batch_first(module, call[part]) for part in ("query", "key", "value")]
+    weights, biases = projections(module, module.embed_dim)
+    heads, split = module.num_heads, (module.num_heads, module.head_dim)
+    q, k, v = (F.linear(*part).unflatten(-1, split) for part in zip(inputs, weights, biases, strict=True))
     bias, mask = _limits(call, heads, q, k)
+    b_value = _detached(biases[2])
     group = softmax_group(
         q,
         k,
         v,
         bias=bias,
         mask=mask,
-        w_value=wv.detach().unflatten(0, (heads, -1)),
-        b_value=None if bv is None else bv.detach().unflatten(0, (heads, -1)),
-        w_out=module.out_proj.weight.detach().unflatten(1, (heads, -1)).transpose(0, 1),
+        w_value=weights[2].detach().unflatten(0, split),
+        b_value=None if b_value is None else b_value.unflatten(0, split),
+        w_out=module.out_proj.weight.detach().unflatten(1, split).transpose(0, 1),
     )
-    bo: Tensor | None = module.out_proj.bias
-    b_out = None if bo is None else bo.detach()
-    return Taps(x=x, context=context, output=first(result), b_out=b_out, groups=(group,), name=name)
+    b_out = _detached(module.out_proj.bias)
+    return Taps(x=inputs[0], context=inputs[2], output=None, b_out=b_out, groups=(group,))
 
 
-def _taps_of_ours(name: str, module: MultiheadAttention, call: dict[str, Any], result: Tensor) -> Taps:
+def _taps_of_call(module: MultiheadAttention, call: dict[str, Any]) -> Taps:
     masks = call.get("key_padding_mask"), call.get("attn_mask"), call.get("is_causal", False)
     weights = call.get("need_weights", True)
     x, context, calls, _ = module.read(call["query"], call["key"], call["value"], *masks, weights=weights)
-    parts = [(module.values_of(i), module.out_proj) for i in range(len(calls))]
-    groups = tuple(_group(module, i, own, *parts[i]) for i, own in enumerate(calls))
-    bias = affine(module.out_proj)[1]
-    y = result[None] if result.ndim == 2 else result if module.batch_first else result.transpose(0, 1)
-    return Taps(x=x, context=context, output=y, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
+    return _taps_of_ours(module, x, context, calls)
 
 
-def _taps_of_timm(name: str, module: timm.Attention, given: timm.Given, result: Tensor) -> Taps:
-    out, x = module.output(), given[0]
-    calls = module.calls(*given)
-    groups = tuple(_group(module, i, own, module.values_of(i), out) for i, own in enumerate(calls))
-    bias = None if out is None else affine(out)[1]
-    return Taps(x=x, context=x, output=result, b_out=None if bias is None else bias.detach(), groups=groups, name=name)
+def _taps_of_ours(
+    module: MultiheadAttention | timm.Attention, x: Tensor, context: Tensor, calls: Sequence[AttentionCall]
+) -> Taps:
+    out = module.output()
+    groups = tuple(_group(module, i, own, out) for i, own in enumerate(calls))
+    b_out = None if out is None else _detached(affine(out)[1])
+    return Taps(x=x, context=context, output=None, b_out=b_out, groups=groups)
 
 
-def _group(module: OurHeads, i: int, own: AttentionCall, values: Values, out: nn.Module | None) -> GroupTaps:
+def _group(module: MultiheadAttention | timm.Attention, i: int, own: AttentionCall, out: nn.Module | None) -> GroupTaps:
     group: Any = module.groups[i]
-    w_value, b_value = values
+    w_value, b_value = module.values_of(i)
     taps = tapped(
         group,
         own,
@@ -150,28 +145,20 @@ def _group(module: OurHeads, i: int, own: AttentionCall, values: Values, out: nn
         b_value=b_value,
         w_out=None if out is None else out_weight(out, module.sizes, i).detach(),
     )
-    deep, related = taps.value_weight, taps.relation_weight
-    return replace(
-        taps,
-        value_weight=None if deep is None else deep.detach(),
-        relation_weight=None if related is None else related.detach(),
-    )
+    deep, related = _detached(taps.value_weight), _detached(taps.relation_weight)
+    return replace(taps, value_weight=deep, relation_weight=related)
 
 
-def _batch_first(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
-    """(b t m) from the module's input, which may be (t b m), or (t m) for one sequence."""
+def _detached(parameter: Tensor | None) -> Tensor | None:
+    """The values of a parameter."""
+    return None if parameter is None else parameter.detach()
+
+
+def _batch_first(module: nn.MultiheadAttention | MultiheadAttention, x: Tensor) -> Tensor:
+    """(b t m) from the module's input or output, which may be (t b m), or (t m) for one sequence."""
     if x.ndim == 2:
         return x[None]
     return x if module.batch_first else x.transpose(0, 1)
-
-
-def _projections(module: nn.MultiheadAttention) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
-    """Weights and biases of queries, keys and values."""
-    if module.in_proj_weight is not None:
-        weights = module.in_proj_weight.chunk(3)
-    else:
-        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    return weights, (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
 
 
 def _limits(call: dict[str, Any], heads: int, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
