@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from polyhead.analysis.capture import capture
+from polyhead.analysis.capture import capture, within
 from polyhead.analysis.values import agree
 from polyhead.config import Batch, Task, stream
 from polyhead.layers.block import TransformerBlock
@@ -215,12 +215,10 @@ def controls(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[str
 
 
 def _layer(who: str, model: Transformer, layer: int) -> int:
-    depth = len(model.blocks)
-    if not -depth <= layer < depth:
-        raise ValueError(f"{who}: layer must be in [{-depth}, {depth}) but is {layer}")
-    for group in cast(TransformerBlock, model.blocks[layer]).attention.groups:
+    layer = within(who, "layer", layer, len(model.blocks))
+    for group in _groups(model, layer):
         one_of(who, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
-    return layer % depth
+    return layer
 
 
 def _groups(model: Transformer, layer: int) -> list[Mixing]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from polyhead.config import Task
 from polyhead.config.words import Floor, Parts
-from polyhead.pages.report.runs import Entry, Group, Summary, headline
+from polyhead.pages.report.runs import Entry, Group, Summary, Table, headline
 from polyhead.spec.optional import optional
 
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
@@ -140,7 +140,7 @@ def _level(a: Summary, b: Summary) -> bool:
     return abs(a.mean - b.mean) <= 2 * math.hypot(a.error or 0.0, b.error or 0.0)
 
 
-def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> list[str]:
+def verdict(found: Sequence[Group], table: Table) -> list[str]:
     """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
     order = ranked(found)
     if not order:
@@ -158,9 +158,7 @@ def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> lis
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
-def opening(
-    found: Sequence[Group], table: dict[str, dict[str, Summary]], told: str = ""
-) -> tuple[list[str], list[str]]:
+def opening(found: Sequence[Group], table: Table, told: str = "") -> tuple[list[str], list[str]]:
     """The first sentences of a report, at most three, and the notes below its table.
 
     The sentences: the gain in the second half of training (or the scores), the gap to known combinations, the best
@@ -257,7 +255,7 @@ def _p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]], split: str) -> list[str]:
+def against_floors(order: Sequence[Scored], table: Table, split: str) -> list[str]:
     floors = {name: row[split] for name, row in table.items() if split in row}
     ceiling = floors.pop("ceiling", None)
     lines = [_best_floor(order, floors)] if floors else []
