@@ -30,7 +30,7 @@ def model_of(task: Task, *heads: object) -> ph.Transformer:
 
 
 def scores(model: ph.Transformer, task: Task, n: int, seed: int = 0) -> torch.Tensor:
-    """By sequence, with whatever the model's weights are."""
+    """The score of each sequence, with the present weights of the model."""
     model.eval()
     with torch.no_grad():
         parts = [

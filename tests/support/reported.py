@@ -44,11 +44,8 @@ def fabricate(
     folder, metric = root / f"{run.name}-{run.seed}", run.task.metric
     folder.mkdir(parents=True)
     save(run, folder / "config.json")
-    rows = (
-        [*LOSSES, *scored(60, metric, **dict.fromkeys(scores or ("iid", "compositional"), 0.4))]
-        if rows is None
-        else rows
-    )
+    if rows is None:
+        rows = [*LOSSES, *scored(60, metric, **dict.fromkeys(scores or ("iid", "compositional"), 0.4))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if scores is not None:
         found = {split: {"loss": 0.1, metric: mean, f"{metric}_se": error} for split, (mean, error) in scores.items()}
@@ -83,11 +80,10 @@ def grouped(made: list[pathlib.Path]) -> list[runs.Group]:
 def trained(root: pathlib.Path, task: Any, name: str, heads: Any, seed: int = 0, **train: Any) -> pathlib.Path:
     """The folder of a run of a few steps."""
     settings = ph.Train(**{"steps": 3, "batch_size": 8, "warmup": 1, "eval_batches": 1, "log_every": 1, **train})
-    run = replace(
-        run_of(name, seed, task, heads), train=settings, device="cpu", threads=1, folder=str(root / f"{name}-{seed}")
-    )
+    folder = root / f"{name}-{seed}"
+    run = replace(run_of(name, seed, task, heads), train=settings, device="cpu", threads=1, folder=str(folder))
     ph.train.run(run, progress=False)
-    return root / f"{name}-{seed}"
+    return folder
 
 
 def small(patch: pytest.MonkeyPatch, **numbers: int) -> None:

@@ -36,13 +36,13 @@ KINDS = ("softmax", "linear", "hyla")
 """Heads whose output is a function of code and values."""
 
 Mixing = SoftmaxHeads | LinearHeads | HylaHeads
-"""Their groups."""
+"""The groups of such heads."""
 
 Codes = list[Tensor]
 """The code (b h s) of the last token, by group of heads."""
 
 Name = TypeVar("Name", str, float)
-"""What a code is called: one of `CODES`, or a share."""
+"""The name of a code: one of `CODES`, or a share."""
 
 
 def swap_codes(
@@ -59,7 +59,7 @@ def swap_codes(
 
     Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences, drawn by
     `task.contrasts` from a stream that neither training nor evaluation reads.  ValueError for a task without such
-    pairs, and for heads whose output is not a function of code and values, such as many a function of a user.
+    pairs, and for heads whose output is not a function of code and values, as may be a user's function.
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """

@@ -30,7 +30,7 @@ KINDS = ("attention", "relations", "symbols")
 class Example:
     """One input: its description, its image if it has one, and its attention in every layer.
 
-    `last`: the layers are those of its last tokens, so many; None: of all.
+    `last`: the number of its last tokens that the layers show; None: all.
     """
 
     text: str
@@ -85,16 +85,15 @@ def maps(layer: LayerLook) -> dict[str, list[Map]]:
     for group in layer.groups:
         beside = f" ({group.kind})" if len(set(kinds)) > 1 else ""
         symbols = None if group.assignments is None else group.assignments.transpose(1, 0, 2)
-        for kind, word, values in zip(
-            KINDS, ("head", "relation", "head"), (group.attention, group.relations, symbols), strict=True
-        ):
+        for kind, values in zip(KINDS, (group.attention, group.relations, symbols), strict=True):
             if values is None:
                 continue
             limit, signed = float(np.abs(values).max(initial=0)) or 1.0, bool(values.min(initial=0) < 0)
-            sides = (layer.senders, None) if kind == "symbols" else (layer.receivers, layer.senders)
+            rows, columns = (layer.senders, None) if kind == "symbols" else (layer.receivers, layer.senders)
+            word = "relation" if kind == "relations" else "head"
             for each in values:
                 name = f"{word} {len(found[kind]) + 1}{beside if kind == 'attention' else ''}"
-                found[kind].append(Map(name, each, sides[0], sides[1], limit, signed))
+                found[kind].append(Map(name, each, rows, columns, limit, signed))
     return found
 
 

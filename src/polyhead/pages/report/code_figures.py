@@ -7,12 +7,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from polyhead.pages.report.codes import Analysed, CodeMap
-from polyhead.pages.report.figures import FAINT, blank, category, styles
+from polyhead.pages.report.figures import FAINT, SCALES, blank, category, styles
 from polyhead.pages.report.headline import number, with_error
 from polyhead.pages.report.runs import Group, Summary, summary
-
-SIGNED = [[0.0, "#0072b2"], [0.5, "#f7f7f7"], [1.0, "#d55e00"]]
-"""Blue, white, vermilion: readable with red-green colour blindness."""
 
 Place = tuple[int, str]
 """Layer and target."""
@@ -99,7 +96,7 @@ def matrix(
     height: int = 0,
     text: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
-    """A heat map with named rows and columns, from -`limit` (blue) over 0 (white) to `limit` (vermilion).
+    """A heat map with named rows and columns, from -`limit` (blue) over 0 (pale) to `limit` (vermilion).
 
     `text` (row column): the hover label of each cell, by default both names and the value.  Adjacent columns with equal
     names share one label.
@@ -115,7 +112,7 @@ def matrix(
         z=[[None if not np.isfinite(v) else round(float(v), 4) for v in row] for row in values],
         zmin=-limit,
         zmax=limit,
-        colorscale=SIGNED,
+        colorscale=SCALES["signed"],
         colorbar=bar,
         text=text,
         hovertemplate="%{text}<extra></extra>",

@@ -146,13 +146,11 @@ def verdict(found: Sequence[Group], table: Table) -> list[str]:
     if not order:
         return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
     metric = metric_name(order[0][0].task.metric)
-    basis_of = [_basis(score, group.task) for group, score in order]
-    bases = list(dict.fromkeys(basis_of))
-    each = [with_error(score) + f" ({own})" * (len(bases) > 1) for (_, score), own in zip(order, basis_of, strict=True)]
-    listed = "; ".join(f"{group.label} {value}" for (group, _), value in zip(order, each, strict=True))
-    basis = f" ({bases[0]})" if len(bases) == 1 else ""
+    bases = [_basis(score, group.task) for group, score in order]
+    same = len(set(bases)) == 1
+    each = [f"{g.label} {with_error(x)}" + f" ({own})" * (not same) for (g, x), own in zip(order, bases, strict=True)]
     split = headline(found)
-    lines = [f"{split_name(split).capitalize()} {metric}{basis}, best first: {listed}."]
+    lines = [f"{split_name(split).capitalize()} {metric}{f' ({bases[0]})' * same}, best first: {'; '.join(each)}."]
     lines += _certainty(order)
     lines += against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
@@ -238,14 +236,11 @@ def _certainty(order: Sequence[Scored]) -> list[str]:
     best, score = order[0]
     lines = []
     for group, other in order[1:]:
-        p = p_value(score, other)
-        if p is None:
-            continue
-        apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
-        beats = f"{best.label} beats {group.label} {apart}."
-        lines.append(
-            beats if p < 0.05 else f"{best.label} is ahead of {group.label} {apart}: too little to be sure of."
-        )
+        if (p := p_value(score, other)) is not None:
+            sure = p < 0.05
+            apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
+            told = f"{best.label} {'beats' if sure else 'is ahead of'} {group.label} {apart}"
+            lines.append(f"{told}{'' if sure else ': too little to be sure of'}.")
     if compared(order)[2]:
         lines.append("With one seed on a side, the order of two mechanisms may change with the next seed.")
     return lines
