@@ -1,4 +1,4 @@
-"""What a report says of scores: names of mechanisms, the headline, floors, the course of training, by hand."""
+"""The words of a report, by hand: names of mechanisms, the headline, floors, the course of training."""
 
 import itertools
 import math

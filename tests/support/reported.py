@@ -1,4 +1,4 @@
-"""Run folders, made by hand or trained for a few steps, and what a report on them says."""
+"""Run folders, made by hand or trained for a few steps, and the page of a report on them."""
 
 import html
 import json
@@ -97,7 +97,7 @@ def small(patch: pytest.MonkeyPatch, **numbers: int) -> None:
 
 @dataclass
 class Written:
-    """A page: its whole text, its body, that in plain words, and what its scripts read."""
+    """A page: its whole text, its body, and the data of its scripts."""
 
     content: str
     body: str

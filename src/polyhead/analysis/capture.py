@@ -34,7 +34,7 @@ def finite(codes: object, who: str) -> np.ndarray:
 
 
 def within(who: str, what: str, index: int, size: int) -> int:
-    """`index`, from 0 on.  Raises a ValueError if it is too large for `size` items, or too small."""
+    """The index counted from 0; a negative one counts from the end.  Raises a ValueError if it is out of range."""
     if not -size <= index < size:
         raise ValueError(f"{who}: {what} must be in [{-size}, {size}) but is {index}")
     return index % size

@@ -118,7 +118,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Opened:
-    """What a report shows of one checkpoint, or a `note` why there is nothing."""
+    """A checkpoint in a report.  `note`: why nothing of it is shown, or empty."""
 
     entry: Entry
     group: Group

@@ -136,12 +136,12 @@ def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequ
 
 
 def _all_heads(rows: Sequence[Row], layer: int | None) -> Row | None:
-    """The row without any head of a layer; of layer None: with all heads."""
+    """The row of a layer with all heads zeroed; for layer None, the row with nothing zeroed."""
     return next((row for row in rows if row["layer"] == layer and row["head"] is None), None)
 
 
 def _heaviest(rows: Sequence[Row], layer: int | None) -> Row | None:
-    """The row without the head of a layer that matters most."""
+    """The row of the head that matters most in a layer."""
     heads = [row for row in rows if row["layer"] == layer and row["head"] is not None]
     return max(heads, key=lambda row: row["drop"], default=None)
 
