@@ -14,7 +14,6 @@ from polyhead.analysis import capture, codes, value_network
 from polyhead.config import Batch
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import act as activation
-from polyhead.spec import NORMALISE
 
 T, DIM = 8, 12
 
@@ -30,7 +29,6 @@ MIXTURES = {
     "hyla deep, shared values": [ph.Hyla(4, value_depth=2, kv_heads=2, act="silu")],
     "linear softmax_rms_heads gelu": [ph.Linear(4, normalise="softmax_rms_heads", act="gelu")],
     **{f"{kind} {i}": [group] for kind in ("Softmax", "Linear", "Hyla") for i, group in enumerate(variants(kind))},
-    **{f"hyla {n}": [ph.Hyla(4, normalise=n)] for n in NORMALISE},
 }
 POSITIONS = {"none": None, "by offset": ph.RelativeBias(bidirectional=True), "rotary": ph.Rotary()}
 

@@ -70,9 +70,9 @@ def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> File
     return files
 
 
-def _by_step(group: Group, kind: str, value: str, split: str | None) -> dict[int | float, list[float]]:
+def _by_step(group: Group, kind: str, value: str, split: str | None) -> dict[figures.Number, list[float]]:
     """The values of all seeds, by step."""
-    points: dict[int | float, list[float]] = {}
+    points: dict[figures.Number, list[float]] = {}
     for entry in group.entries:
         for step, y in zip(*entry.curve(kind, value, split), strict=True):
             points.setdefault(step, []).append(y)
@@ -88,10 +88,10 @@ def _probes(analysed: Sequence[Analysed]) -> Files:
 
 
 def _over_layers(cells: Cells, what: str) -> Draw:
-    panels = []
+    panels: list[tuple[str, figures.Series, figures.Levels]] = []
     for target in dict.fromkeys(target for _, (_, target) in cells):
-        series: dict[str, dict[int, list[float]]] = {}
-        levels: dict[int, list[float]] = {}
+        series: dict[str, dict[figures.Number, list[float]]] = {}
+        levels: dict[figures.Number, list[float]] = {}
         for (label, (layer, name)), (score, level) in cells.items():
             if name == target:
                 series.setdefault(label, {})[layer + 1] = list(score.values)

@@ -19,6 +19,8 @@ from polyhead.pages.report.page import Page, swatch
 from polyhead.pages.report.runs import Group, summary
 
 Row = dict[str, Any]
+Pick = Callable[[Sequence[Row], int | None], Row | None]
+"""Chooses one of the rows of a layer."""
 Panel = tuple[str, np.ndarray, list[str], list[str]]
 """A matrix with its title, and the names of its rows and columns."""
 QUERIES = {
@@ -122,12 +124,13 @@ def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequ
     for one in shown:
         runs.setdefault(one.group.label, []).append(one.zeroed)
 
-    def cells(pick: Callable[[Sequence[Row], int | None], Row | None], layer: int | None, figure: str, error: str):
+    def cells(pick: Pick, layer: int | None, figure: str, error: str) -> list[str]:
         """A figure of the row that `pick` chooses in each run, over the seeds of each mechanism."""
         picked = [[row for rows in members if (row := pick(rows, layer))] for members in runs.values()]
         return [text.with_error(summary([r[figure] for r in rows], rows[0][error])) if rows else "–" for rows in picked]
 
-    rows = [("", [f"nothing: {escape(metric)}", *cells(_all_heads, None, "score", "se")])]
+    rows: list[tuple[str, Sequence[str]]] = []
+    rows.append(("", [f"nothing: {escape(metric)}", *cells(_all_heads, None, "score", "se")]))
     for layer in range(max(row["layer"] for one in shown for row in one.zeroed if row["layer"] is not None) + 1):
         whole, most = (cells(pick, layer, "drop", "drop_se") for pick in (_all_heads, _heaviest))
         rows.append(("", [f"layer {layer + 1}, all heads: fall", *whole]))
