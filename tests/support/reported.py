@@ -79,7 +79,8 @@ def grouped(made: list[pathlib.Path]) -> list[runs.Group]:
 
 def trained(root: pathlib.Path, task: Any, name: str, heads: Any, seed: int = 0, **train: Any) -> pathlib.Path:
     """The folder of a run of a few steps."""
-    settings = ph.Train(**{"steps": 3, "batch_size": 8, "warmup": 1, "eval_batches": 1, "log_every": 1, **train})
+    few = {"steps": 3, "batch_size": 8, "warmup": 1, "eval_batches": 1, "eval_every": 2, "log_every": 1}
+    settings = ph.Train(**{**few, **train})
     folder = root / f"{name}-{seed}"
     run = replace(run_of(name, seed, task, heads), train=settings, device="cpu", threads=1, folder=str(folder))
     ph.train.run(run, progress=False)
