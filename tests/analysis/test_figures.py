@@ -24,6 +24,24 @@ KINDS = {
 }
 
 
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The figures, which are not saved."""
+    kept: list = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or pathlib.Path(path))
+    return kept
+
+
+def named(panels: list) -> list[str]:
+    return [text.get_text() for text in panels]
+
+
+def line_of(drawn: list, labels: list[str]) -> dict:
+    """The lines of one panel, by label; each has one point."""
+    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
+    return {c.get_label(): c.lines[0] for c in drawn[-1].axes[0].containers}
+
+
 STARTS = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
 FORMATS = [("results", "png"), ("lines", "svg"), ("heat", "pdf"), ("code_maps", "png"), ("code_maps", "svg")]
 
@@ -36,26 +54,22 @@ def test_formats_and_repeatability(tmp_path: pathlib.Path, kind: str, ending: st
     assert files[0] == files[1]
 
 
-def test_results_say_mechanisms_seeds_and_floors(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+def test_results_say_mechanisms_seeds_and_floors(drawn: list) -> None:
     measured = {"Softmax": [0.5], "HYLA": [0.7, 0.8, 0.9], "Linear": [0.1, 0.2]}
-    figures.results(measured, tmp_path / "r.svg", floors={"Gaussian process": 0.78}, errors={"Softmax": 0.05})
+    figures.results(measured, "r.svg", floors={"Gaussian process": 0.78}, errors={"Softmax": 0.05})
     axes = drawn[0].axes[0]
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["Linear (n = 2)", "Softmax (n = 1)", "HYLA (n = 3)"]
-    assert [t.get_text() for t in axes.texts] == ["Gaussian process"]
+    assert named(axes.get_yticklabels()) == ["Linear (n = 2)", "Softmax (n = 1)", "HYLA (n = 3)"]
+    assert named(axes.texts) == ["Gaussian process"]
     bars = [container.lines[2][0].get_segments()[0][:, 0] for container in axes.containers]
     wanted = [(0.15, 0.05), (0.5, 0.05), (0.8, 0.1 / 3**0.5)]
     assert [tuple(bar) for bar in bars] == [pytest.approx((m - e, m + e)) for m, e in wanted]
     assert next(line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1) == 0.78
 
 
-def test_code_maps_draw_every_point_once(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+def test_code_maps_draw_every_point_once(drawn: list) -> None:
     points = np.random.default_rng(0).normal(size=(50, 2))
     classes = np.arange(50) % 9
-    figures.code_maps([("by target", points, points[:, 0]), ("by term 1", points, classes)], tmp_path / "m.png")
+    figures.code_maps([("by target", points, points[:, 0]), ("by term 1", points, classes)], "m.png")
     target, term = (axes for axes in drawn[0].axes if axes.get_title())
     assert [target.get_title(), term.get_title()] == ["by target", "by term 1"]
     assert len(target.collections[0].get_offsets()) == 50
@@ -65,12 +79,25 @@ def test_code_maps_draw_every_point_once(tmp_path: pathlib.Path, monkeypatch: py
 
 
 def test_mistakes(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ValueError, match=r"^results: every mechanism needs at least one measured score$"):
-        figures.results({"HYLA": []}, tmp_path / "r.png")
-    with pytest.raises(ValueError, match=r"^code_maps: at least one panel was wanted but none came$"):
-        figures.code_maps([], tmp_path / "r.png")
-    with pytest.raises(ValueError, match=r"^figures: .*r\.xyz cannot be written \("):
-        figures.results({"HYLA": [0.5]}, tmp_path / "r.xyz")
+    path, point = tmp_path / "r.png", {"HYLA": {1: [0.5]}}
+    cases = {
+        r"results: every mechanism needs at least one measured score": lambda: figures.results({"HYLA": []}, path),
+        r"code_maps: at least one panel was wanted but none came": lambda: figures.code_maps([], path),
+        r"figures: .*r\.xyz cannot be written \(.*": lambda: figures.results({"a": [0.5]}, path.with_suffix(".xyz")),
+        r"lines: every panel needs at least one series with at least one measured point": lambda: figures.lines(
+            [("", {}, {})], path, x_label=""
+        ),
+        r"lines: every point needs at least one measured score": lambda: figures.lines(
+            [("", point, {}), ("", {"HYLA": {1: []}}, {})], path, x_label=""
+        ),
+        r"heat: \(1, 2\) names but values of shape \(2, 1\) in panel 'a'": lambda: figures.heat(
+            [("a", np.zeros((2, 1)), ["x"], ["y", "z"])], path
+        ),
+        r"heat: at least one panel was wanted but none came": lambda: figures.heat([], path),
+    }
+    for text, draw in cases.items():
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            draw()
 
 
 def test_no_global_state_of_matplotlib(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,13 +107,6 @@ def test_no_global_state_of_matplotlib(tmp_path: pathlib.Path, monkeypatch: pyte
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list:
-    kept: list = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: kept.append(figure) or pathlib.Path(path))
-    return kept
-
-
 def test_lines_go_through_means_with_the_seeds_standard_errors(drawn: list) -> None:
     series = {"HYLA": {32: [0.7, 0.8, 0.9], 16: [0.6, 0.4]}, "Softmax": {16: [0.5], 32: [0.3]}}
     figures.lines([("70 %", series, {})], "x.png", x_label="examples", y_label="R²")
@@ -105,7 +125,7 @@ def test_lines_go_through_means_with_the_seeds_standard_errors(drawn: list) -> N
         tuple(map(float, dot)) for c in axes.collections if isinstance(c, PathCollection) for dot in c.get_offsets()
     ]
     assert sorted(dots) == [(16, 0.4), (16, 0.6), (32, 0.7), (32, 0.8), (32, 0.9)]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["16", "32"]
+    assert named(axes.get_xticklabels()) == ["16", "32"]
 
 
 def test_numbers_of_long_trainings_do_not_run_together(drawn: list) -> None:
@@ -135,11 +155,7 @@ def test_floors_are_level_or_steps_half_way_to_the_next_place(drawn: list) -> No
         pytest.approx([64 / 2**0.5, 64 * 2**0.5]),
     ]
     assert [line.get_ydata()[0] for line in linear.lines if line.get_linestyle() == ":"] == [1.0]
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == [
-        "HYLA",
-        "Gaussian process",
-        "Exact ceiling",
-    ]
+    assert named(drawn[0].legends[0].get_texts()) == ["HYLA", "Gaussian process", "Exact ceiling"]
 
 
 @pytest.mark.parametrize(("worst", "best"), [(-0.4, 0.9), (0.2, 1.1), (float("nan"), 0.9), (0.2, 0.9)])
@@ -164,7 +180,7 @@ def test_panels_share_the_vertical_axis_and_the_looks(drawn: list) -> None:
     assert first.containers[1].lines[0].get_color() == second.containers[0].lines[0].get_color()
     assert [axes.get_title() for axes in (first, second, third)] == ["a", "b", "c"]
     assert not empty.axison
-    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["HYLA", "MoE", "new"]
+    assert named(drawn[0].legends[0].get_texts()) == ["HYLA", "MoE", "new"]
     looks = {(c.lines[0].get_color(), c.lines[0].get_marker()) for axes in (first, third) for c in axes.containers}
     assert len(looks) == 3
 
@@ -184,8 +200,8 @@ def test_heat_draws_every_cell_under_its_name(drawn: list) -> None:
     (image,) = axes.images
     assert image.get_array().filled(-9).tolist() == [[0.25, -0.5, -9], [0.001, 0.004, -0.001]]
     assert (image.norm.vmin, image.norm.vmax) == (-0.5, 0.5)
-    assert [t.get_text() for t in axes.get_yticklabels()] == ["layer 1", "layer 2"]
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "2", "all"]
+    assert named(axes.get_yticklabels()) == ["layer 1", "layer 2"]
+    assert named(axes.get_xticklabels()) == ["1", "2", "all"]
     assert {(*t.get_position(), t.get_text()) for t in axes.texts} == {
         (0, 0, ".25"),
         (1, 0, "−.50"),
@@ -201,41 +217,24 @@ def test_heat_names_equal_neighbours_once_and_parts_the_groups(drawn: list) -> N
     figures.heat([("", values, ["1", "2"], ["sum", "sum", "+1", "+1", "+1"])], "x.png")
     axes = drawn[0].axes[0]
     assert list(axes.get_xticks()) == [0.5, 3.0]
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["sum", "+1"]
+    assert named(axes.get_xticklabels()) == ["sum", "+1"]
     assert [line.get_xdata()[0] for line in axes.lines] == [1.5]
     assert (axes.images[0].norm.vmin, axes.images[0].norm.vmax) == (0, 9)
 
 
-def test_numbers_in_cells_stand_out_from_them(drawn: list) -> None:
+def test_numbers_in_cells_stand_out_from_them_and_lose_only_a_leading_zero(drawn: list) -> None:
+    values = np.array([[10.25, -10.4, 100.0, 0.5, -0.5, 20.5]])
+    figures.heat([("", values, ["a"], [*"uvwxyz"])], "x.png")
     figures.heat([("", np.array([[-1.0, 0.0, 1.0]]), ["a"], ["x", "y", "z"])], "x.png", limits=(-1, 1))
-    assert [t.get_color() for t in drawn[0].axes[0].texts] == ["white", figures.INK, "white"]
-
-
-def test_numbers_in_cells_lose_only_a_leading_zero(drawn: list) -> None:
-    figures.heat([("", np.array([[10.25, -10.4, 100.0, 0.5, -0.5, 20.5]]), ["a"], [*"uvwxyz"])], "x.png")
-    assert [t.get_text() for t in drawn[0].axes[0].texts] == ["10.25", "−10.40", "100.00", ".50", "−.50", "20.50"]
+    assert named(drawn[0].axes[0].texts) == ["10.25", "−10.40", "100.00", ".50", "−.50", "20.50"]
+    assert [t.get_color() for t in drawn[1].axes[0].texts] == ["white", figures.INK, "white"]
 
 
 def test_code_maps_name_their_classes(drawn: list) -> None:
     points, classes = np.zeros((4, 2)), np.array([0, 5, 5, 7])
     figures.code_maps([("by rule", points, classes)], "x.png", names={"by rule": {0: "constant", 5: "sum"}})
     legend = drawn[0].axes[0].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["constant", "sum", "class 7"]
-
-
-def test_mistakes_in_panels() -> None:
-    point = {"HYLA": {1: [0.5]}}
-    cases = {
-        "lines: every panel needs at least one series with at least one measured point": [("", {}, {})],
-        "lines: every point needs at least one measured score": [("", point, {}), ("", {"HYLA": {1: []}}, {})],
-    }
-    for text, panels in cases.items():
-        with pytest.raises(ValueError, match=f"^{text}$"):
-            figures.lines(panels, "x.png", x_label="")
-    with pytest.raises(ValueError, match=r"^heat: \(1, 2\) names but values of shape \(2, 1\) in panel 'a'$"):
-        figures.heat([("a", np.zeros((2, 1)), ["x"], ["y", "z"])], "x.png")
-    with pytest.raises(ValueError, match=r"^heat: at least one panel was wanted but none came$"):
-        figures.heat([], "x.png")
+    assert named(legend.get_texts()) == ["constant", "sum", "class 7"]
 
 
 # --------------------------------------------------------------------------------------------------------------- looks
@@ -261,16 +260,14 @@ def test_names_of_floors_do_not_lie_on_each_other(drawn: list) -> None:
     ],
 )
 def test_the_plain_variant_of_a_mechanism_keeps_its_colour(drawn: list, labels: list[str], plain: list[str]) -> None:
-    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
-    found = {c.get_label(): c.lines[0].get_color() for c in drawn[0].axes[0].containers}
+    found = {label: line.get_color() for label, line in line_of(drawn, labels).items()}
     assert [label for label in labels if found[label] in figures.COLOURS.values()] == plain
     assert all(found[label] == figures.COLOURS[label.split()[0]] for label in plain)
 
 
 def test_an_untrained_network_has_the_look_of_its_model_but_dashed(drawn: list) -> None:
     labels = ["HYLA", "HYLA, untrained", "HYLA + softmax", "HYLA + softmax, untrained"]
-    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
-    lines = [c.lines[0] for c in drawn[0].axes[0].containers]
+    lines = [*line_of(drawn, labels).values()]
     assert [line.get_color() for line in lines[::2]] == [line.get_color() for line in lines[1::2]]
     assert [line.get_marker() for line in lines[::2]] == [line.get_marker() for line in lines[1::2]]
     assert lines[0].get_color() != lines[2].get_color()
@@ -282,18 +279,20 @@ def test_no_two_of_twelve_models_have_one_colour(drawn: list) -> None:
     labels = ["Softmax", "Dual attention", "Dual attention, package start", "Relational heads only", "Softmax + RoPE"]
     labels += ["Softmax + T5 bias", "CoRelNet", "PrediNet", "Abstractor", "HYLA"]
     labels[4:4] = ["Dual attention, disentangled heads", "Dual attention, RCA heads"]
-    figures.lines([("", {label: {1: [0.5]} for label in labels}, {})], "x.png", x_label="")
-    colours = [to_rgb(c.lines[0].get_color()) for c in drawn[0].axes[0].containers]
+    colours = [to_rgb(line.get_color()) for line in line_of(drawn, labels).values()]
     apart = [max(abs(x - y) for x, y in zip(a, b, strict=True)) for a, b in itertools.combinations(colours, 2)]
     assert len(apart) == 66
     assert min(apart) > 0.15
 
 
-def test_each_panel_can_have_an_axis_of_its_own(drawn: list) -> None:
+def test_names_of_axes(drawn: list) -> None:
+    """Of all panels or of each; of results on another split."""
     panels = [("", {"HYLA": {1: [0.5]}}, {}), ("", {"HYLA": {2: [0.5]}}, {})]
     figures.lines(panels, "x.png", x_label=("steps", "skill"))
     figures.lines(panels, "x.png", x_label="steps")
     assert [[axes.get_xlabel() for axes in one.axes] for one in drawn] == [["steps", "skill"], ["steps", "steps"]]
+    figures.results({"HYLA": [0.5]}, "a.svg", score="accuracy on unseen shapes")
+    assert drawn[2].axes[0].get_xlabel() == "accuracy on unseen shapes"
 
 
 def test_lines_of_a_single_place_on_a_logarithmic_axis(tmp_path):
@@ -302,28 +301,19 @@ def test_lines_of_a_single_place_on_a_logarithmic_axis(tmp_path):
     assert path.read_text().rstrip().endswith("</svg>")
 
 
-def test_an_image_in_front_has_its_patches_numbered(tmp_path, monkeypatch):
+def test_an_image_in_front_has_its_patches_numbered(drawn):
     """The panels follow it, and equal names next to each other each have a place of their own."""
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
     image = np.random.default_rng(0).random((4, 6, 3))
     panel = ("head 1", np.eye(3), ["4", "4", "x"], ["4", "4", "x"])
-    figures.heat([panel], tmp_path / "a.svg", numbers=False, grouped=False, picture=(image, 2, 3))
+    figures.heat([panel], "a.svg", numbers=False, grouped=False, picture=(image, 2, 3))
     first, second = drawn[0].axes[:2]
     np.testing.assert_array_equal(first.images[0].get_array(), image)
-    assert [text.get_text() for text in first.texts] == [str(i + 1) for i in range(6)]
+    assert named(first.texts) == [str(i + 1) for i in range(6)]
     places = [(int(x), int(y)) for x, y in (text.get_position() for text in first.texts)]
     assert places == [(i % 3, i // 3) for i in range(6)]
-    assert [tick.get_text() for tick in second.get_yticklabels()] == ["4", "4", "x"]
+    assert named(second.get_yticklabels()) == ["4", "4", "x"]
     assert len(second.lines) == 0
     np.testing.assert_array_equal(second.images[0].get_array(), np.eye(3))
-
-
-def test_the_axis_of_results_can_name_another_split(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
-    figures.results({"HYLA": [0.5]}, tmp_path / "a.svg", score="accuracy on unseen shapes")
-    assert drawn[0].axes[0].get_xlabel() == "accuracy on unseen shapes"
 
 
 def test_an_image_keeps_its_colours(tmp_path):

@@ -7,39 +7,28 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from zoo import variants
 
 import polyhead as ph
 from polyhead.analysis import capture, codes, value_network
 from polyhead.config import Batch
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import act as activation
-from polyhead.spec import ACTS, NORMALISE
 
 T, DIM = 8, 12
-PAIRS = [(T - 1, T - 1), (0, 0), (0, T - 1), (T - 1, 0), (-1, -1), (3, 2), (2, 3), (-T, 5), (6, -T), (-3, -2), (5, 1)]
 
+MIXED = [
+    ph.Softmax(2, dim=3, value_dim=5),
+    ph.Hyla(3, dim=2, value_dim=4),
+    ph.Linear(2, dim=4, value_dim=2, act="relu"),
+]
 MIXTURES = {
-    "softmax": [ph.Softmax(4, dim=3, value_dim=5)],
-    "softmax, shared values": [ph.Softmax(4, dim=3, value_dim=5, kv_heads=2)],
-    **{
-        f"linear {n} {a}": [ph.Linear(4, normalise=n, act=a)]
-        for n, a in itertools.product(NORMALISE, ("identity", "gelu"))
-    },
-    **{f"linear {a}": [ph.Linear(4, act=a)] for a in ACTS},
-    **{
-        f"hyla {n} {a}": [ph.Hyla(4, normalise=n, act=a)] for n, a in itertools.product(NORMALISE, ("relu", "identity"))
-    },
-    **{f"hyla {a}": [ph.Hyla(4, act=a)] for a in ACTS},
-    "hyla, one value head": [ph.Hyla(4, dim=2, value_dim=3, kv_heads=1)],
-    "linear act, shared values": [ph.Linear(4, act="relu", kv_heads=2)],
-    "hyla deep": [ph.Hyla(4, value_depth=2)],
-    "hyla deep, shared values": [ph.Hyla(4, value_depth=2, kv_heads=2, act="silu")],
+    "mixture": MIXED,
     "mixture, shared values": [ph.Softmax(4, dim=3, value_dim=5, kv_heads=2), ph.Hyla(3, dim=2, value_dim=4)],
-    "mixture": [
-        ph.Softmax(2, dim=3, value_dim=5),
-        ph.Hyla(3, dim=2, value_dim=4),
-        ph.Linear(2, dim=4, value_dim=2, act="relu"),
-    ],
+    "linear act, shared values": [ph.Linear(4, act="relu", kv_heads=2)],
+    "hyla deep, shared values": [ph.Hyla(4, value_depth=2, kv_heads=2, act="silu")],
+    "linear softmax_rms_heads gelu": [ph.Linear(4, normalise="softmax_rms_heads", act="gelu")],
+    **{f"{kind} {i}": [group] for kind in ("Softmax", "Linear", "Hyla") for i, group in enumerate(variants(kind))},
 }
 POSITIONS = {"none": None, "by offset": ph.RelativeBias(bidirectional=True), "rotary": ph.Rotary()}
 
@@ -92,7 +81,7 @@ def test_value_networks_summed_over_keys_are_the_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("name", ["softmax", "linear softmax_rms_heads gelu", "hyla relu", "mixture"])
+@pytest.mark.parametrize("name", ["Softmax 0", "linear softmax_rms_heads gelu", "Hyla 0", "mixture"])
 def test_with_positions_causality_and_masks(name: str, positions: str) -> None:
     """Query 0 may look nowhere under this mask; its output is the output bias."""
     heads = [dataclasses.replace(group, dim=4) for group in MIXTURES[name]]  # rotary wants an even width
@@ -141,36 +130,6 @@ def test_hyla_matrices_are_equation_6() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- codes
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("positions", ["none", "by offset"])
-@pytest.mark.parametrize("name", [*list(MIXTURES)[:2], "mixture", *(f"hyla {n} relu" for n in NORMALISE)])
-def test_codes_of_pairs_are_those_of_all_pairs(name: str, positions: str, causal: bool) -> None:
-    attention = layer(MIXTURES[name], causal=causal, positions=POSITIONS[positions])
-    x, mask = torch.randn(2, T, DIM, dtype=torch.float64), torch.rand(2, attention.total_heads, T, T) > 0.2
-    bias = torch.randn(1, attention.total_heads, T, T, dtype=torch.float64)
-    for options in ({}, {"mask": mask}, {"mask": mask[0, 0], "bias": bias}, {"mask": mask[0, 0, 0]}):
-        _, every = attention(x, return_code=True, **options)
-        taps = tap(attention, x, **options)
-        queries, keys = zip(*PAIRS, strict=True)
-        found = codes(taps, queries, keys)
-        wanted = every[:, :, [i % T for i in queries], [j % T for j in keys]].transpose(1, 2)
-        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
-        assert torch.equal(codes(taps, -1, -1), found[:, 0])
-
-
-@pytest.mark.parametrize("positions", ["none", "by offset"])
-def test_codes_of_pairs_with_more_keys_than_queries(positions: str) -> None:
-    """Causal: the last query is aligned with the last key."""
-    attention = layer(MIXTURES["mixture"], causal=True, positions=POSITIONS[positions])
-    x, context = torch.randn(2, 3, DIM, dtype=torch.float64), torch.randn(2, T, DIM, dtype=torch.float64)
-    _, every = attention(x, context, return_code=True)
-    taps: list[ph.Taps] = []
-    attention(x, context, taps=taps)
-    queries, keys = zip(*itertools.product(range(3), range(T)), strict=True)
-    wanted = every[:, :, queries, keys].transpose(1, 2)
-    torch.testing.assert_close(codes(taps[0], queries, keys), wanted, rtol=1e-12, atol=1e-12)
-
-
 def test_codes_never_build_all_pairs() -> None:
     seen = []
 
@@ -183,14 +142,6 @@ def test_codes_never_build_all_pairs() -> None:
     groups = [dataclasses.replace(group, coder=functools.partial(watched, group.coder)) for group in taps.groups]
     codes(dataclasses.replace(taps, groups=tuple(groups)), [0, 3], [1, 1])
     assert seen == [(1, T)] * 2 + [(1, 1)] * 2
-
-
-def test_one_group_of_a_mixture() -> None:
-    attention = layer(MIXTURES["mixture"])
-    taps = tap(attention, torch.randn(2, T, DIM, dtype=torch.float64))
-    parts = [codes(taps, 1, 2, group=g) for g in range(3)]
-    assert [part.shape[1] for part in parts] == [2, 3, 2]
-    assert torch.equal(torch.cat(parts, dim=1), codes(taps, 1, 2))
 
 
 # -------------------------------------------------------------------------------------------------------------- capture
@@ -235,18 +186,19 @@ def test_capture_passes_the_mask_and_restores_the_mode_after_an_error(monkeypatc
     assert all(module.training for module in model.modules())
 
 
-def test_mistakes() -> None:
-    taps = tap(layer(MIXTURES["mixture"]), torch.randn(2, T, DIM, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"^codes: q_index must be in \[-8, 8\) but is 8$"):
-        codes(taps, 8, 0)
-    with pytest.raises(ValueError, match=r"^codes: k_index must be in \[-8, 8\) but is -9$"):
-        codes(taps, 0, -9)
-    with pytest.raises(ValueError, match=r"^codes: group must be in \[-3, 3\) but is 3$"):
-        codes(taps, 0, 0, group=3)
-    with pytest.raises(ValueError, match=r"^codes: two integers or two lists of one length were wanted but"):
-        codes(taps, [1], 2)
-    with pytest.raises(ValueError, match=r"^value_network: sample must be in \[-2, 2\) but is 2$"):
-        value_network(taps, 0, 0, sample=2)
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda taps: codes(taps, 8, 0), r"codes: q_index must be in \[-8, 8\) but is 8$"),
+        (lambda taps: codes(taps, 0, -9), r"codes: k_index must be in \[-8, 8\) but is -9$"),
+        (lambda taps: codes(taps, 0, 0, group=3), r"codes: group must be in \[-3, 3\) but is 3$"),
+        (lambda taps: codes(taps, [1], 2), r"codes: two integers or two lists of one length were wanted but"),
+        (lambda taps: value_network(taps, 0, 0, sample=2), r"value_network: sample must be in \[-2, 2\) but is 2$"),
+    ],
+)
+def test_mistakes(wrong: Callable, text: str) -> None:
+    with pytest.raises(ValueError, match=f"^{text}"):
+        wrong(tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

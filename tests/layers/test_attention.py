@@ -348,32 +348,7 @@ def test_a_mistake_gives_one_clear_line(name):
 def test_mistakes_when_building():
     with pytest.raises(ValueError, match=r"Softmax: 3 heads do not divide the model width 10: give dim="):
         MultiHeadAttention(10, [Softmax(3)])
-    for strange, came in (
-        ([], r"but is \[\]"),
-        (["softmax"], "holds 'softmax'"),
-        ([Softmax], "holds <class"),
-        (3, "but is 3"),
-    ):
-        with pytest.raises(ValueError, match=f"layer: heads must be mechanisms .*{came}"):
-            config.head_list("layer", strange)
-    with pytest.raises(ValueError, match="did you mean 'blocked'"):
-        MultiHeadAttention(8, [Hyla(2, impl="bloked")])
-    with pytest.raises(
-        ValueError, match=r"positions must be Rotary\(\), RelativeBias\(\) or Alibi\(\) but is Learned\(\)"
-    ):
-        MultiHeadAttention(8, [Hyla(2)], positions=config.Learned())
-    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\)"):
-        MultiHeadAttention(8, [Hyla(2)], dropout=1.0)
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
-@pytest.mark.parametrize("t", [3, 7, 9])
-def test_the_last_query_of_causal_attention_stands_at_the_last_key_of_its_context(positions, t):
-    layer, x = make("all", causal=True, positions=POSITIONS[positions]), torch.randn(2, 9, 64, dtype=F64)
-    context = x[:, -7:]
-    if t <= 7:
-        assert_close(layer(x[:, -t:], context), layer(context)[:, -t:])
-    else:
-        moved = layer(x, context)  # the first two queries see no key
-        assert not moved[:, :2].any()
-        assert_close(moved[:, 2:], layer(context))
+    strange = ([], r"is \[\]"), (["softmax"], "holds 'softmax'"), ([ph.Softmax], "holds <class"), (3, "is 3")
+    for heads, came in strange:
+        call = functools.partial(config.head_list, "layer", heads)
+        refused(call, f"layer: heads must be mechanisms .*but {came}")

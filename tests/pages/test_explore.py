@@ -59,30 +59,40 @@ def test_a_byte_keeps_a_number(low: float, steps: int) -> None:
     assert quantised(np.zeros(3))[0].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_all_pairs_are_those_of_the_reference(causal: bool, tmp_path: pathlib.Path) -> None:
-    model = model_of((ph.Hyla(4),), DUAL, causal=causal)
-    batch = batch_of(TEXT[:30])
+HIDDEN = "A mask or a window hides some pairs: they are shown as not visible, without numbers."
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 4), (False, 4), (True, 30)])
+def test_all_pairs_are_those_of_the_reference(causal: bool, window: int | None, tmp_path: pathlib.Path) -> None:
+    """Pairs outside a window were numbers, 0: looked at and ignored.  They are hidden."""
+    model, batch = model_of((ph.Hyla(4),), DUAL, causal=causal, window=window), batch_of(TEXT[:30])
     path = explore.explore(model, TEXT[:30], Bytes(), tmp_path / "page.html", progress=False)
     page, numbers = held(path)
     t = len(page["tokens"])
-    pairs = np.tril_indices(t) if causal else tuple(np.indices((t, t)).reshape(2, -1))
+    i, j = np.tril_indices(t) if causal else np.indices((t, t)).reshape(2, -1)
+    far = abs(i - j) >= (window or t)
     assert page["causal"] == causal
-    last = 0
+    assert (HIDDEN in path.read_text()) == far.any()
+    stored = 0
     for layer, wanted in zip(page["layers"], look(model, batch), strict=True):
         for group, seen in zip(layer["groups"], wanted.groups, strict=True):
             for name, matrices in (("code", seen.attention), ("relations", seen.relations)):
                 assert (group[name] is None) == (matrices is None)
                 if matrices is not None:
-                    found = unpacked(group[name], numbers, len(pairs[0]))
-                    np.testing.assert_allclose(found, matrices[:, *pairs], atol=group[name]["limit"] / 125)
-                    assert np.abs(matrices[:, *pairs]).max() > 0.5
-                    last = group[name]["start"] + found.size
+                    found = unpacked(group[name], numbers, len(i))
+                    np.testing.assert_allclose(found, matrices[:, i, j], atol=group[name]["limit"] / 125)
+                    assert np.abs(matrices[:, i, j]).max() > 0.5
+                    stored += found.size
             if group["symbols"]:
                 found = unpacked(group["symbols"], numbers, t * 5).reshape(-1, t, 5)
                 np.testing.assert_allclose(found, seen.assignments.transpose(1, 0, 2), atol=1 / 250)
-                last = group["symbols"]["start"] + found.size
-    assert last == len(numbers)
+                stored += found.size
+            assert (group["hidden"] is not None) == far.any()
+            if about := group["hidden"]:
+                assert (about["planes"], about["row"]) == (1, len(i))
+                assert numbers[about["start"] : about["start"] + len(i)] == far.astype(np.uint8).tobytes()
+                stored += len(i)
+    assert stored == len(numbers)
 
 
 def test_a_long_text_is_cut_and_the_page_says_so(
@@ -116,30 +126,6 @@ def test_a_foreign_mask_says_what_is_causal() -> None:
         assert (found.causal, len(found.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
 
 
-HIDDEN = "A mask or a window hides some pairs: they are shown as not visible, without numbers."
-
-
-@pytest.mark.parametrize(("causal", "window"), [(True, 4), (False, 4), (True, None), (True, 30)])
-def test_pairs_outside_a_window_are_hidden_and_not_zero(causal: bool, window: int | None, tmp_path: pathlib.Path):
-    """They were numbers, 0: looked at and ignored."""
-    text = TEXT[:30]
-    model = model_of((ph.Hyla(4),), DUAL, causal=causal, window=window)
-    path = explore.explore(model, text, Bytes(), tmp_path / "page.html", progress=False)
-    page, numbers = held(path)
-    t = len(page["tokens"])
-    i, j = np.tril_indices(t) if causal else np.indices((t, t)).reshape(2, -1)
-    far = abs(i - j) >= (window or t)
-    for group in (group for layer in page["layers"] for group in layer["groups"]):
-        if not far.any():
-            assert group["hidden"] is None
-            continue
-        about = group["hidden"]
-        assert (about["planes"], about["row"]) == (1, len(i))
-        assert numbers[about["start"] : about["start"] + len(i)] == far.astype(np.uint8).tobytes()
-        assert (unpacked(group["code"], numbers, len(i))[:, far] == 0).all()
-    assert (HIDDEN in path.read_text()) == far.any()
-
-
 def test_each_head_may_have_its_own_mask(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
     mask = torch.ones(1, 2, 4, 4, dtype=torch.bool)
@@ -157,11 +143,7 @@ def test_each_head_may_have_its_own_mask(tmp_path: pathlib.Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("heads", "options", "ways"),
     [
-        (
-            ph.Abstractor(2, act="sigmoid"),
-            {},
-            ("act",),
-        ),  # the page said "the score itself"
+        (ph.Abstractor(2, act="sigmoid"), {}, ("act",)),  # the page said "the score itself"
         (ph.Abstractor(2), {}, ("softmax",)),
         (ph.Hyla(2), {"positions": ph.Alibi()}, ("rms_heads", "bias")),
         (ph.Linear(2), {}, ("identity",)),

@@ -2,13 +2,12 @@
 
 import pathlib
 import re
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from chromium import MARKS, Opened, _browser  # noqa: F401 (a fixture)
 from explored import DUAL, TEXT, batch_of, model_of
 
 import polyhead as ph
@@ -17,27 +16,14 @@ from polyhead.config import Batch
 from polyhead.pages.explore import writer as explore
 from polyhead.tasks.text.tokens import Bytes
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 
-class Seen:
-    """A page open in Chromium, what it requested beyond itself, and what went wrong."""
+class Seen(Opened):
+    """An explore page open in Chromium."""
 
     def __init__(self, browser: Any, path: pathlib.Path, width: int = 1280, scheme: str = "light") -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.requests: list[str] = []
-        self.errors: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.errors.append(message.text))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.errors.append(dialog.message))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-explore=ready]", state="attached", timeout=60_000)
+        super().__init__(browser, path, "data-explore=ready", width, scheme)
 
     def token(self, i: int) -> Any:
         return self.page.locator(f".token[data-token='{i}']")
@@ -54,17 +40,6 @@ class Seen:
 
     def pair(self) -> str:
         return self.page.locator("#pair").inner_text()
-
-    def fine(self) -> bool:
-        return self.errors == [] and len(self.requests) == 1
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

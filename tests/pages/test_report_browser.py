@@ -1,76 +1,45 @@
 """The report in Chromium without a network, on two runs trained here."""
 
 import pathlib
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from chromium import MARKS, Opened, _browser  # noqa: F401 (a fixture)
+from reported import HEADS, TASK, small, trained, written
 
 import polyhead as ph
 from polyhead.analysis import look
 from polyhead.analysis.probe import draws
-from polyhead.pages.report import codes as report_codes, writer as report
-from polyhead.tasks import FuzzyLogic, RelationalGames, Sraven
+from polyhead.tasks import RelationalGames, Sraven
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
-]
+pytestmark = MARKS
 
 
-def written(root: pathlib.Path, task: ph.Task, mechanisms: list[tuple[str, object, int]]) -> pathlib.Path:
+def page_on(root: pathlib.Path, task: ph.Task, runs: list[tuple[str, Any, int]]) -> pathlib.Path:
     """A report on runs of a few steps."""
-    inputs, outputs = task.ends
-    folders = []
-    for name, heads, seed in mechanisms:
-        heads = heads if isinstance(heads, tuple) else (heads,)
-        model = ph.TransformerConfig(inputs, outputs, dim=16, layers=2, heads=heads, max_length=task.length)
-        told = ("iid", "compositional" if "compositional" in task.splits else "novel")
-        train = ph.Train(steps=6, batch_size=8, warmup=2, eval_batches=1, eval_every=2, log_every=2, evaluate=told)
-        folders.append(root / f"{name}-{seed}")
-        run = ph.Run(name=name, task=task, model=model, train=train, seed=seed, device="cpu", folder=str(folders[-1]))
-        ph.train.run(run, progress=False)
+    told = ("iid", "compositional" if "compositional" in task.splits else "novel")
+    folders = [
+        trained(root, task, name, heads, seed, steps=6, warmup=2, eval_every=2, log_every=2, evaluate=told)
+        for name, heads, seed in runs
+    ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report_codes, "POINTS", 50)
-        patch.setattr(report_codes, "PROBED", 200)
-        patch.setattr(report_codes, "ZEROED", 20)
-        patch.setattr(report, "SEQUENCES", 200)
-        return report.write(folders, root / "report.html", progress=False)
+        small(patch, POINTS=50, ZEROED=20, SEQUENCES=200)
+        written(folders, root / "report.html")
+    return root / "report.html"
 
 
 @pytest.fixture(scope="module")
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A report on two seeds of softmax and one of HYLA."""
-    mechanisms = [("softmax", ph.Softmax(4), 0), ("softmax", ph.Softmax(4), 1), ("hyla", ph.Hyla(4), 0)]
-    task = FuzzyLogic(variables=3, terms=2, length=8)
-    return written(tmp_path_factory.mktemp("runs"), task, mechanisms)
+    runs = [(name, (HEADS[name],), seed) for name, seed in (("softmax", 0), ("softmax", 1), ("hyla", 0))]
+    return page_on(tmp_path_factory.mktemp("runs"), TASK, runs)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-def opened(
-    browser: Any, path: pathlib.Path, width: int = 1280, scheme: str = "light"
-) -> tuple[Any, list[str], list[str]]:
-    """The page with its figures drawn, what it requested beyond itself, and what went wrong."""
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    requests: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: requests.append(request.url) if request.url != path.as_uri() else None)
-    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-figures=done]", state="attached", timeout=120_000)
-    return page, [url for url in requests if not url.startswith("data:")], errors
+def opened(browser: Any, path: pathlib.Path, width: int = 1280, scheme: str = "light") -> tuple[Any, Opened]:
+    """The page with its figures drawn, and what it asked for and what went wrong."""
+    one = Opened(browser, path, "data-figures=done", width, scheme)
+    return one.page, one
 
 
 def undrawn(page: Any) -> list[str]:
@@ -87,7 +56,7 @@ def undrawn(page: Any) -> list[str]:
 
 
 def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
-    page, requests, errors = opened(browser, page_file)
+    page, one = opened(browser, page_file)
     # opening, results, curves, attention of both mechanisms, two kinds of probes, clusters, by run: zeroed heads, maps
     assert page.locator(".plot").count() == 1 + 1 + 3 + 2 + 2 + 1 + 3 * (1 + 2 * 4)
     assert undrawn(page) == []
@@ -95,7 +64,7 @@ def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_fil
         box.click()
     page.wait_for_function("() => document.querySelectorAll('.plot:not(.js-plotly-plot)').length === 0", timeout=60_000)
     assert undrawn(page) == []
-    assert (requests, errors) == ([], [])
+    assert one.fine()
     page.close()
 
 
@@ -103,8 +72,8 @@ def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_fil
 def games_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A report on relational games: a layer of softmax heads alone, then one of both kinds."""
     relational = ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3)
-    mechanisms = [("dual", ((ph.Softmax(4),), (ph.Softmax(3), relational)), 0)]
-    return written(tmp_path_factory.mktemp("games"), RelationalGames(examples=20), mechanisms)
+    runs = [("dual", ((ph.Softmax(4),), (ph.Softmax(3), relational)), 0)]
+    return page_on(tmp_path_factory.mktemp("games"), RelationalGames(examples=20), runs)
 
 
 LOOK = """() => {
@@ -119,7 +88,7 @@ LOOK = """() => {
 
 @pytest.mark.parametrize("width", [1280, 420])
 def test_a_reader_chooses_what_to_look_at(browser: Any, games_file: pathlib.Path, width: int) -> None:
-    page, requests, errors = opened(browser, games_file, width, "dark")
+    page, one = opened(browser, games_file, width, "dark")
     run, model = ph.train.load_model(games_file.parent / "dual-0")
     (batch,) = draws(run.task, "novel", 3, seed=0, purpose="look")
     first, wanted = page.evaluate(LOOK), [look(model, batch, sample=i) for i in (0, 1)]
@@ -145,24 +114,24 @@ def test_a_reader_chooses_what_to_look_at(browser: Any, games_file: pathlib.Path
     page.locator("select[name=layer]").select_option("layer 1")
     assert len(page.evaluate(LOOK)["z"]) == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert (requests, errors) == ([], [])
+    assert one.fine()
     page.close()
 
 
 def test_sraven_on_a_phone(browser: Any, tmp_path: pathlib.Path) -> None:
     """Results, curves, two views of probes and of clusters, heads; matrices by view; maps by view and layer."""
-    file = written(tmp_path, Sraven(features=2, values=5), [("hyla", ph.Hyla(4), 0)])
-    page, requests, errors = opened(browser, file, 420)
+    file = page_on(tmp_path, Sraven(features=2, values=5), [("hyla", (ph.Hyla(4),), 0)])
+    page, one = opened(browser, file, 420)
     assert page.locator(".plot").count() == 1 + 1 + 3 + 1 + 2 + 2 + 1 + 2 * (2 * 2 + 2) + 2 * 2 * 2
     assert undrawn(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
-    assert (requests, errors) == ([], [])
+    assert one.fine()
     page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 420])
 def test_nothing_scrolls_sideways(browser: Any, page_file: pathlib.Path, width: int) -> None:
-    page, _, errors = opened(browser, page_file, width)
+    page, one = opened(browser, page_file, width)
     for box in page.locator("details > summary").all():
         box.click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -170,12 +139,13 @@ def test_nothing_scrolls_sideways(browser: Any, page_file: pathlib.Path, width: 
         "() => [...document.querySelectorAll('body *:not(svg *)')]"
         ".filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
     )
-    assert (wide, errors) == ([], [])
+    assert wide == []
+    assert one.fine()
     page.close()
 
 
 def test_switch_between_tsne_and_pca(browser: Any, page_file: pathlib.Path) -> None:
-    page, _, errors = opened(browser, page_file)
+    page, one = opened(browser, page_file)
     first = "() => Array.from(document.querySelector('.maps .plot').data[0].x)"
     tsne = page.evaluate(first)
     page.get_by_label("PCA").check()
@@ -184,7 +154,7 @@ def test_switch_between_tsne_and_pca(browser: Any, page_file: pathlib.Path) -> N
     assert len(tsne) == len(pca) == 50
     assert tsne != pca
     assert page.evaluate(first) == tsne
-    assert errors == []
+    assert one.fine()
     page.close()
 
 
@@ -193,13 +163,13 @@ def test_dark_theme_changes_paper_and_figures(browser: Any, page_file: pathlib.P
         "() => [getComputedStyle(document.body).backgroundColor, document.querySelector('.plot').layout.font.color,"
         " getComputedStyle(document.querySelector('.swatch')).color]"
     )
-    light, _, _ = opened(browser, page_file)
-    dark, _, errors = opened(browser, page_file, scheme="dark")
+    light, _ = opened(browser, page_file)
+    dark, one = opened(browser, page_file, scheme="dark")
     assert light.evaluate(look) == ["rgb(255, 255, 255)", "#24292f", "rgb(0, 114, 178)"]
     assert dark.evaluate(look) == ["rgb(21, 25, 30)", "#e6e9ed", "rgb(79, 168, 224)"]
     dark.emulate_media(color_scheme="light")
     dark.wait_for_function("() => document.querySelector('.plot').layout.font.color === '#24292f'", timeout=30_000)
     assert dark.evaluate(look) == light.evaluate(look)
-    assert errors == []
+    assert one.fine()
     light.close()
     dark.close()

@@ -55,7 +55,7 @@ def test_a_report_ranks_the_best_first(better, order):
     told = " ".join(report_text.verdict(found, {}))
     assert f"{order[0]} beats {order[1]} by {'0.500' if better == 'lower' else '1.000'} (Welch" in told
     assert "falls by" not in told  # from fresh data to fresh data
-    figure = report_figures.results(found, floors(one=1.0, two=4.0), TASKS[better].metric)
+    figure = report_figures.results(found, floors(one=1.0, two=4.0))
     rows = list(figure.layout.yaxis.categoryarray)  # the last is on top
     assert rows[::-1] == [*order, *(("One", "Two") if better == "lower" else ("Two", "One"))]
 
@@ -69,7 +69,7 @@ def test_the_floor_to_beat_is_the_best_one():
 
 
 def test_a_curve_is_shown_whole():
-    figure = report_figures.scores(groups(TASKS["lower"]), "iid", floors(zlib=1.8), "bits_per_byte")
+    figure = report_figures.scores(groups(TASKS["lower"]), "iid", floors(zlib=1.8))
     low, high = figure.layout.yaxis.range
     assert low < 1.8 < 8.0 < high
 

@@ -1,4 +1,4 @@
-"""What figures are drawn on, and how they are saved: equal figures give equal files, and small ones."""
+"""Empty figures, and how figures are saved: equal figures give equal files, and small ones."""
 
 import io
 import pathlib

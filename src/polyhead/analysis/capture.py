@@ -25,6 +25,21 @@ def as_array(value: object) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
+def finite(codes: object, who: str) -> np.ndarray:
+    """Codes in double precision.  Raises a ValueError if one of their numbers is not finite."""
+    x = as_array(codes).astype(np.float64)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{who}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")
+    return x
+
+
+def within(who: str, what: str, index: int, size: int) -> int:
+    """The index counted from 0; a negative one counts from the end.  Raises a ValueError if it is out of range."""
+    if not -size <= index < size:
+        raise ValueError(f"{who}: {what} must be in [{-size}, {size}) but is {index}")
+    return index % size
+
+
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     """One forward pass of `batch`, without dropout or gradients: the taps of every layer, first to last.
 
@@ -53,7 +68,7 @@ def codes(
     row of scores per pair, any other code one score per head.  Heads with a user's own function cost all t x s scores,
     because the function may use any of them.  Raises ValueError if the code is unknown.
     """
-    groups = taps.groups if group is None else (taps.groups[_within("group", group, len(taps.groups))],)
+    groups = taps.groups if group is None else (taps.groups[within("codes", "group", group, len(taps.groups))],)
     if isinstance(q_index, int) and isinstance(k_index, int):
         return codes(taps, [q_index], [k_index], group=group)[:, 0]
     if isinstance(q_index, int) or isinstance(k_index, int) or len(q_index) != len(k_index):
@@ -63,16 +78,10 @@ def codes(
     return torch.cat([_pairs(g, q_index, k_index) for g in groups], dim=-1)
 
 
-def _within(what: str, index: int, size: int) -> int:
-    if not -size <= index < size:
-        raise ValueError(f"codes: {what} must be in [{-size}, {size}) but is {index}")
-    return index % size
-
-
 def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Float[Tensor, "b n h"]:
     t, s = taps.q.shape[1], taps.k.shape[1]
-    queries = [_within("q_index", i, t) for i in queries]
-    keys = [_within("k_index", j, s) for j in keys]
+    queries = [within("codes", "q_index", i, t) for i in queries]
+    keys = [within("codes", "k_index", j, s) for j in keys]
     if taps.kind == OWN:
         return taps.code()[:, :, queries, keys].transpose(1, 2)
     return torch.stack([_pair(taps, i, j) for i, j in zip(queries, keys, strict=True)], dim=1)

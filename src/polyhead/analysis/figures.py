@@ -33,7 +33,7 @@ MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # the same as in the report
 LINES = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}
 DASHES = ("-.", (0, (1, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
-UNTRAINED = ", untrained"  # the end of a label: the look of the label before it, dashed, with hollow marks
+UNTRAINED = ", untrained"  # a label with this end looks like the label without it, but dashed, with hollow marks
 Number = int | float
 Series = Mapping[str, Mapping[Number, Sequence[Number]]]
 Level = Number | Mapping[Number, Number]
@@ -91,8 +91,9 @@ def lines(
     """Panels side by side: (title, series, floors).  They share the y axis and the legend.
 
     A series is {x: scores of the seeds}: a line through the means, and for several seeds the standard error and a dot
-    per seed.  A floor (or ceiling) is a number, a horizontal line, or {x: number}, a step around each x.  `limits` of
-    the y axis: None, and one that would hide a score, is chosen from the values.  `x_label`: for all panels, or each.
+    per seed.  A floor (or ceiling) is a number, a horizontal line, or {x: number}, a step around each x.  `limits`: of
+    the y axis; a limit that is None, or that would hide a score, is chosen from the values.  `x_label`: one for all
+    panels, or one for each.
 
     >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
     >>> floors = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
@@ -128,7 +129,7 @@ def lines(
 
 
 def _ticks(axes: "Axes", xs: Sequence[Number], log_x: bool) -> None:
-    """A number at each of a few places, else so few numbers that they do not run together."""
+    """A number at each x where there are few, otherwise few enough numbers not to overlap."""
     if len(xs) <= 8:
         axes.set_xticks(xs, [f"{x:g}" for x in xs])
         axes.minorticks_off()
@@ -200,11 +201,15 @@ def heat(
             _numbers(axes, values, image)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    bar = figure.colorbar(image, ax=grid, fraction=0.03, pad=0.02)
-    bar.set_label(label, fontsize=9)
+    _bar(figure, image, grid, 0.03).set_label(label, fontsize=9)
+    return save(figure, path)
+
+
+def _bar(figure: "Figure", image: Any, axes: "Axes | list[Axes]", fraction: float) -> Any:
+    bar = figure.colorbar(image, ax=axes, fraction=fraction, pad=0.02)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=7)
-    return save(figure, path)
+    return bar
 
 
 def _check_panels(panels: Sequence[tuple[str, Array, Sequence[str], Sequence[str]]]) -> None:
@@ -238,9 +243,7 @@ def code_maps(
             _classes(axes, points, values, (names or {}).get(title, {}))
         else:
             dots = axes.scatter(points[:, 0], points[:, 1], c=values, s=7, cmap="cividis", linewidths=0)
-            bar = figure.colorbar(dots, ax=axes, fraction=0.05, pad=0.02)
-            bar.outline.set_visible(False)
-            bar.ax.tick_params(labelsize=7)
+            _bar(figure, dots, axes, 0.05)
         axes.set_title(title, fontsize=9, color=INK)
     for axes in grid:
         axes.set_axis_off()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.analysis.capture import as_array
+from polyhead.analysis.capture import as_array, finite
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
 
@@ -26,7 +26,7 @@ def embed(
     Hinton 2008); `perplexity` is at most (b - 1) / 3.  It runs on one thread, so equal inputs give equal maps.  Raises
     ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
     """
-    x = _checked(codes, "embed")
+    x = finite(codes, "embed")
     if len(x) < 4:
         raise ValueError(f"embed: at least 4 codes are needed for a map but {len(x)} came")
     one_of("embed", "method", method, METHODS)
@@ -75,7 +75,7 @@ def means(
 ) -> tuple[Int[Array, " c"], Float[Array, "c h"]]:
     """The mean code of every class: (classes in ascending order, means).  Raises ValueError for codes that are not
     finite."""
-    x, y = _checked(codes, "means"), as_array(labels)
+    x, y = finite(codes, "means"), as_array(labels)
     classes = np.unique(y)
     return classes, np.stack([x[y == label].mean(0) for label in classes])
 
@@ -96,7 +96,7 @@ def purity(
     >>> purity(np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1]), neighbours=1)
     (1.0, 0.3333333333333333)
     """
-    x, y = torch.as_tensor(_checked(codes, "purity")), torch.as_tensor(as_array(labels))
+    x, y = torch.as_tensor(finite(codes, "purity")), torch.as_tensor(as_array(labels))
     n = len(x)
     if not 1 <= neighbours < n:
         raise ValueError(f"purity: neighbours must be 1 to {n - 1}, fewer than the {n} codes, but is {neighbours}")
@@ -112,10 +112,3 @@ def purity(
         found.append(((near & same).sum(1) + left * (tied & same).sum(1)) / neighbours)
     counts = y.unique(return_counts=True)[1].double()
     return float(torch.cat(found).mean()), float((counts * (counts - 1)).sum() / (n * (n - 1)))
-
-
-def _checked(codes: object, who: str) -> Array:
-    x = as_array(codes).astype(np.float64)
-    if not np.isfinite(x).all():
-        raise ValueError(f"{who}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")
-    return x

@@ -25,12 +25,8 @@ def targets(batch: Batch) -> dict[str, Array]:
     """
     found: dict[str, Array] = {}
     for name, value in batch.latents.items():
-        if (
-            value.is_floating_point()
-            or value.ndim > 2
-            or f"query_{name}" in batch.latents
-            or "bool" in str(value.dtype)
-        ):
+        numbers = not value.is_floating_point() and "bool" not in str(value.dtype)
+        if not numbers or value.ndim > 2 or f"query_{name}" in batch.latents:
             continue
         single = name.removeprefix("query_").removesuffix("s")
         if value.ndim == 1:
@@ -69,12 +65,8 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     >>> task.permuted, pairs
     (False, ((-1, 27), (-1, 31)))
     """
-    return {name: (task if name == "self" else unpermuted(task), pairs) for name, pairs in task.pairs.items()}
-
-
-def unpermuted(task: Task) -> Task:
-    """The task with `permuted=False`, if it has this field."""
-    return with_field(task, "permuted", False)
+    unpermuted = with_field(task, "permuted", False)
+    return {name: (task if name == "self" else unpermuted, pairs) for name, pairs in task.pairs.items()}
 
 
 def with_field(task: Task, name: str, value: Any) -> Any:

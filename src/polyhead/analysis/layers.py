@@ -57,7 +57,5 @@ def probe_layers(
     rows: list[dict[str, Any]] = []
     for layer, name in enumerate(names):
         x = np.concatenate([batch[layer] for batch in found])[known]
-        result = probe(x, y[known], train=~held, test=held)
-        scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
-        rows.append({"layer": layer, "name": name, **scores})
+        rows.append({"layer": layer, "name": name} | probe(x, y[known], train=~held, test=held).scores)
     return rows

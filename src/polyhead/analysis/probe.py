@@ -10,7 +10,6 @@ score.  Random guesses by the labels' frequencies are not a valid null: a classi
 the most frequent class, and scores lower.
 """
 
-import functools
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polyhead.analysis.capture import as_array, capture, codes
+from polyhead.analysis.capture import as_array, capture, codes, finite
 from polyhead.analysis.geometry import purity
 from polyhead.analysis.labels import targets, unreadable, views, with_field
 from polyhead.config import Batch, Task, stream
@@ -33,7 +32,7 @@ Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
 Device = torch.device | str
 Row = dict[str, Any]
-"""Names, numbers."""
+"""Names and numbers."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,11 @@ class Probe:
     n: int
     classes: int
     predictions: Array
+
+    @property
+    def scores(self) -> Row:
+        """All but the predictions, as part of a row."""
+        return {"f1": self.f1, "chance": self.chance, "n": self.n, "classes": self.classes}
 
 
 @shaped
@@ -70,9 +74,9 @@ def probe(
     A held-out class that does not occur in the fitting part counts as F1 = 0.
     ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
     """
-    x, y = as_array(codes).astype(np.float64), as_array(labels)
+    x, y = finite(codes, "probe"), as_array(labels)
     fit, held = _chosen(train, len(x)), _chosen(test, len(x))
-    _check(x, y, fit, held)
+    _check(y, fit, held)
     with optional("probe", "polyhead[report]"):
         from sklearn.linear_model import LogisticRegression
         from sklearn.metrics import f1_score
@@ -126,18 +130,13 @@ def query_codes(
     if isinstance(pairs, str):
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
     i, j = [query for query, _ in pairs], [key for _, key in pairs]
-    layers: list[list[Tensor]] = []
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
     if query is not None:
         _check_token(query, batches[0].inputs[:, -1])
         for batch in batches:
             batch.inputs[:, -1] = query
-    for batch in batches:
-        found = [codes(taps, i, j).flatten(1) for taps in capture(model, batch)]
-        layers = layers or [[] for _ in found]
-        for layer, code in zip(layers, found, strict=True):
-            layer.append(code)
-    return [as_array(torch.cat(layer)) for layer in layers], Batch.cat(batches)
+    found = [[codes(taps, i, j).flatten(1) for taps in capture(model, batch)] for batch in batches]
+    return [as_array(torch.cat(layer)) for layer in zip(*found, strict=True)], Batch.cat(batches)
 
 
 def probe_run(
@@ -188,30 +187,33 @@ def probe_model(
     for name, value, least in (("sequences", sequences, 2), ("queries", queries, 0)):
         if value < least:
             raise ValueError(f"probe: {name} must be at least {least} but is {value}")
-    rows_of = functools.partial(_probes, model, sequences=sequences, seed=seed, device=device)
     rows: list[Row] = []
     for name, (drawn, _) in views(task).items():
         (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
         tokens = batch.inputs[:, -1]
         alike = bool((tokens == tokens[0]).all())
-        kinds = {"fixed" if alike else "varies": [rows_of(drawn, name)]}
+        kinds: list[tuple[str, Task, Sequence[Tensor | None]]] = [("fixed" if alike else "varies", drawn, [None])]
         if (alone := with_field(drawn, "inputs", "fixed_context")) != drawn and not alike:
-            kinds["alone"] = [rows_of(alone, name)]
+            kinds.append(("alone", alone, [None]))
         if queries and not alike:
-            kinds["fixed"] = [rows_of(drawn, name, token) for token in tokens[:queries]]
-        for kind, probes in kinds.items():
+            kinds.append(("fixed", drawn, list(tokens[:queries])))
+        for kind, source, asked in kinds:
+            probes = [
+                _probes(model, source, name, kind, query, sequences=sequences, seed=seed, device=device)
+                for query in asked
+            ]
             for same in zip(*probes, strict=True):
                 means = {figure: float(np.mean([row[figure] for row in same])) for figure in ("f1", "chance")}
-                rows.append({**same[0], "query": kind, **means})
-    order = ("pairs", "layer", "target", "query", "f1", "chance", "n", "classes")
-    return [{name: row[name] for name in order} for row in rows]
+                rows.append(same[0] | means)
+    return rows
 
 
 def _probes(
     model: nn.Module,
     task: Task,
     pairs: str,
-    query: Tensor | None = None,
+    kind: str,
+    query: Tensor | None,
     *,
     sequences: int,
     seed: int,
@@ -227,9 +229,9 @@ def _probes(
     for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
         for name in known:
             x, y = np.concatenate([a, b]), np.concatenate([known[name], labels[name]])
-            result = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)), seed=seed)
-            scores = {"f1": result.f1, "chance": result.chance, "n": result.n, "classes": result.classes}
-            rows.append({"pairs": pairs, "layer": layer, "target": name, **scores})
+            found = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)), seed=seed)
+            about = {"pairs": pairs, "layer": layer, "target": name, "query": kind}
+            rows.append(about | found.scores)
     return rows
 
 
@@ -272,12 +274,10 @@ def _check_token(query: Tensor, tokens: Tensor) -> None:
         raise ValueError(f"query_codes: query must be one token of {wanted}, but is {came}")
 
 
-def _check(x: Array, y: Array, fit: Array, held: Array) -> None:
+def _check(y: Array, fit: Array, held: Array) -> None:
     if not len(fit) or not len(held):
         raise ValueError(f"probe: both parts need items but train has {len(fit)} and test {len(held)}")
     if shared := len(np.intersect1d(fit, held)):
         raise ValueError(f"probe: train and test must not overlap but share {shared} items")
     if len(np.unique(y[fit])) < 2:
         raise ValueError(f"probe: at least 2 classes are needed in train but all labels are {y[fit][0]}")
-    if not np.isfinite(x).all():
-        raise ValueError(f"probe: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")

@@ -78,8 +78,8 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
 
     None for a model that does not read images.  Patch n (from 1, row by row) is token n.
     """
-    settings: object = getattr(model, "config", None)
-    for end, inputs in ((_end(settings), batch.inputs), (_end(getattr(settings, "encoder", None)), batch.source)):
+    for source, inputs in ((False, batch.inputs), (True, batch.source)):
+        end = _inputs(model, source=source)
         if isinstance(end, Patches) and inputs is not None:
             pixels = as_array(inputs[_within("sample", sample, len(inputs))]).astype(float)
             # Decided by all images, as one bright image has no negative numbers.
@@ -91,23 +91,10 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
     return None
 
 
-def token_names(task: Task | None, batch: Batch, count: int, *, source: bool = False, end: object = None) -> Names:
-    """The names of the `count` tokens of the only sample of `batch`, or of its source.
-
-    These are the task's names, if it has some.  Otherwise integer tokens are their own names, and vectors and patches
-    are numbered from 1.
-    """
-    if task is not None and (names := task.token_names(batch, source=source)) is not None:
-        return names
-    tokens = batch.source if source else batch.inputs
-    if isinstance(end, Tokens):
-        return tuple(str(token) for token in as_array(tokens)[0].astype(int).tolist())
-    first = ("class",) if isinstance(end, Patches) and end.class_token else ()
-    return (*first, *(str(i + 1) for i in range(count - len(first))))
-
-
-def _end(settings: object) -> object:
-    return getattr(settings, "inputs", None)
+def _inputs(model: nn.Module, *, source: bool) -> object:
+    """The configuration of the inputs of a model, or of its encoder; None if it has none."""
+    settings: object = getattr(model, "config", None)
+    return getattr(getattr(settings, "encoder", None) if source else settings, "inputs", None)
 
 
 def _within(what: str, index: int, size: int) -> int:
@@ -133,10 +120,19 @@ def _shown(model: nn.Module, batch: Batch, count: int, task: Task | None, *, sou
 
 
 def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> Names:
-    settings: object = getattr(model, "config", None)
-    end = _end(getattr(settings, "encoder", None) if source else settings)
-    names = token_names(task, batch, count, source=source, end=end)
-    return names if len(names) == count else tuple(str(i + 1) for i in range(count))
+    """The names of the `count` tokens of the only sample of `batch`, or of its source.
+
+    These are the task's names, if it has some.  Otherwise integer tokens are their own names, and vectors and patches
+    are numbered from 1.
+    """
+    numbers = tuple(str(i + 1) for i in range(count))
+    inputs, tokens = _inputs(model, source=source), batch.source if source else batch.inputs
+    names = None if task is None else task.token_names(batch, source=source)
+    if names is None and isinstance(inputs, Tokens):
+        names = tuple(str(token) for token in as_array(tokens)[0].astype(int).tolist())
+    elif names is None and isinstance(inputs, Patches) and inputs.class_token:
+        names = ("class", *numbers[:-1])
+    return names if names is not None and len(names) == count else numbers
 
 
 def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:

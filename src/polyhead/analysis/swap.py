@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from polyhead.analysis.capture import capture
+from polyhead.analysis.capture import capture, within
 from polyhead.analysis.values import agree
 from polyhead.config import Batch, Task, stream
 from polyhead.layers.block import TransformerBlock
@@ -36,13 +36,13 @@ KINDS = ("softmax", "linear", "hyla")
 """Heads whose output is a function of code and values."""
 
 Mixing = SoftmaxHeads | LinearHeads | HylaHeads
-"""Their groups."""
+"""The groups of such heads."""
 
 Codes = list[Tensor]
 """The code (b h s) of the last token, by group of heads."""
 
 Name = TypeVar("Name", str, float)
-"""What a code is called: one of `CODES`, or a share."""
+"""The name of a code: one of `CODES`, or a share."""
 
 
 def swap_codes(
@@ -59,7 +59,7 @@ def swap_codes(
 
     Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences, drawn by
     `task.contrasts` from a stream that neither training nor evaluation reads.  ValueError for a task without such
-    pairs, and for heads whose output is not a function of code and values, such as many a function of a user.
+    pairs, and for heads whose output is not a function of code and values, as may be a user's function.
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """
@@ -215,12 +215,10 @@ def controls(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[str
 
 
 def _layer(who: str, model: Transformer, layer: int) -> int:
-    depth = len(model.blocks)
-    if not -depth <= layer < depth:
-        raise ValueError(f"{who}: layer must be in [{-depth}, {depth}) but is {layer}")
-    for group in cast(TransformerBlock, model.blocks[layer]).attention.groups:
+    layer = within(who, "layer", layer, len(model.blocks))
+    for group in _groups(model, layer):
         one_of(who, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
-    return layer % depth
+    return layer
 
 
 def _groups(model: Transformer, layer: int) -> list[Mixing]:

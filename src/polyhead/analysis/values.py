@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.analysis.capture import codes
+from polyhead.analysis.capture import codes, within
 from polyhead.layers.taps import OWN, GroupTaps, Taps
 from polyhead.ops.latent_code import act as activation, retrieve
 
@@ -58,8 +58,7 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     for a user's own function without a code or whose output is not the sum of code times value.
     """
     code = codes(taps, q_index, k_index, group=group)
-    if not -len(code) <= sample < len(code):
-        raise ValueError(f"value_network: sample must be in [{-len(code)}, {len(code)}) but is {sample}")
+    sample = within("value_network", "sample", sample, len(code))
     heads = taps.groups[group]
     for what, weight in (("values", heads.w_value), ("output", heads.w_out)):
         if weight is None:

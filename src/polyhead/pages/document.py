@@ -6,8 +6,11 @@ So it also works offline.  Data of runs and texts are JSON without any `<`.  Scr
 import html
 import importlib.resources
 import json
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from polyhead.train.store.files import named, write
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
@@ -47,12 +50,22 @@ def resource(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
+def save(who: str, path: pathlib.Path, page: str) -> None:
+    """Write a page as a whole, or raise a ValueError; its folder is made."""
+    try:
+        with named(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, page.encode())
+    except OSError as error:
+        raise ValueError(f"{who}: {error.strerror}") from None
+
+
 def escape(text: object) -> str:
     return html.escape(str(text))
 
 
-def paragraphs(lines: Sequence[str], *, lead: bool = False) -> str:
-    return "".join(f'<p class="lead">{escape(x)}</p>' if lead else f"<p>{escape(x)}</p>" for x in lines)
+def paragraphs(lines: Sequence[str], kind: str = "") -> str:
+    return "".join(f'<p class="{kind}">{escape(x)}</p>' if kind else f"<p>{escape(x)}</p>" for x in lines)
 
 
 def bullets(lines: Sequence[str], kind: str = "") -> str:

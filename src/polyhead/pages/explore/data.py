@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -54,25 +55,21 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explo
     Raises ValueError for no layers, no tokens, several sequences, layers over other tokens, or numbers not finite.
     """
     _check(taps, tokens)
-    causal = all(_causal(group) for layer in taps for group in layer.groups)
+    causal = not any(np.triu(_visible(group), 1).any() for layer in taps for group in layer.groups)
     count = _shown(taps, len(tokens), causal)
     holder = _Holder(count, causal)
+    names = [f"layer {i + 1}" for i in range(len(taps))]
     layers = [
-        {
-            "name": f"layer {i + 1}",
-            "own": layer.name,
-            "groups": [holder.group(group, f"layer {i + 1}") for group in layer.groups],
-        }
-        for i, layer in enumerate(taps)
+        {"name": name, "own": layer.name, "groups": [holder.group(group, name) for group in layer.groups]}
+        for name, layer in zip(names, taps, strict=True)
     ]
     ways = dict.fromkeys(way for layer in taps for group in layer.groups for way in _ways(group))
     of = max(of, len(tokens))
     notes = [] if count == of else [f"Of {of:,} tokens the first {count:,} are shown."]
     if holder.hides:
         notes.append("A mask or a window hides some pairs: they are shown as not visible, without numbers.")
-    return Explored(
-        tuple(map(shown, tokens[:count])), causal, layers, b"".join(holder.parts), tuple(ways), " ".join(notes)
-    )
+    words = tuple(map(shown, tokens[:count]))
+    return Explored(words, causal, layers, b"".join(holder.parts), tuple(ways), " ".join(notes))
 
 
 def shown(piece: str) -> str:
@@ -100,22 +97,18 @@ def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
                 raise ValueError(f"explore: {name} must look at the {len(tokens)} tokens but has t = {t} and s = {s}")
 
 
-def _causal(group: GroupTaps) -> bool:
-    """Whether no token attends to a later one."""
+def _visible(group: GroupTaps) -> Array:
+    """True where a query may attend to a key (1|h t t)."""
     t = group.q.shape[1]
     look = visible(group.mask, group.causal, t, t, group.q.device)
-    if look is None:
-        return t == 1
-    return not look.broadcast_to(*look.shape[:-2], t, t).triu(1).any()
+    look = torch.ones(t, t, dtype=torch.bool) if look is None else look
+    return as_array(look.expand(*look.shape[:-2], t, t)).reshape(-1, t, t)
 
 
 def _hidden(group: GroupTaps, pairs: Array) -> Array | None:
     """Which of the stored `pairs` (n n) a mask or a window hides (1|h n'); None: none of them."""
-    n, t = len(pairs), group.q.shape[1]
-    look = visible(group.mask, group.causal, t, t, group.q.device)
-    if look is None:
-        return None
-    hidden = ~as_array(look.expand(*look.shape[:-2], t, t)).reshape(-1, t, t)[:, :n, :n][:, pairs]
+    n = len(pairs)
+    hidden = ~_visible(group)[:, :n, :n][:, pairs]
     return hidden if hidden.any() else None
 
 
@@ -136,9 +129,11 @@ def _ways(group: GroupTaps) -> Iterator[str]:
 
 def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
     """The number of tokens that fit into a page."""
-    pairs, each, whole = 0, 0, _stored(tokens, causal)
+    whole = _stored(tokens, causal)
+    pairs = each = 0  # planes of pairs, and numbers for each token
     for group in (group for layer in taps for group in layer.groups):
-        pairs += group.q.shape[2] + (0 if group.q_rel is None or not group.relates else group.q_rel.shape[2])
+        pairs += group.q.shape[2]
+        pairs += group.q_rel.shape[2] if group.relates and group.q_rel is not None else 0
         pairs += 0 if (hidden := _hidden(group, whole)) is None else len(hidden)
         each += 0 if group.assignments is None else group.assignments[0, 0].numel()
 
@@ -156,12 +151,11 @@ class _Holder:
         self.pairs = _stored(count, causal)
 
     def group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
-        """A group of heads in the form for the page's script."""
+        """A group of heads in the form for the page's script.  Symbols are stored head by head."""
         code = self._pairs(group.code(), layer)
         related = self._pairs(group.relations(), layer) if group.relates else None
-        assigned = None
-        if group.assignments is not None:  # the heads of symbolic attention, one after another
-            assigned = self._add(_float(group.assignments)[0, : self.count].transpose(1, 0, 2), layer)
+        symbols = group.assignments
+        assigned = None if symbols is None else self._add(_float(symbols)[0, : self.count].transpose(1, 0, 2), layer)
         hidden = None if (found := _hidden(group, self.pairs)) is None else self._kept(found)
         self.hides |= hidden is not None
         arrays = {"code": code, "relations": related, "symbols": assigned, "hidden": hidden}

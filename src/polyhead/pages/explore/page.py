@@ -26,6 +26,12 @@ MORE = {
     "scale": "In the scores of this model another factor is in the place of 1 / √d.",
 }
 """What is different in a model's scores."""
+RELATIONS = (
+    "relation<sub>r</sub>(i → j) = act(q<sub>r,i</sub> · k<sub>r,j</sub> / √p): how the two tokens compare; relational "
+    "heads read these and symbols, not what token j holds."
+)
+SYMBOLS = "symbols(j): how much of each learned symbol stands for token j, by head of symbolic attention."
+HYLA = "In HYLA heads the code is what makes the value network of the pair: pairs with one code are treated alike."
 
 
 def html(found: Explored, title: str = "") -> str:
@@ -39,28 +45,17 @@ def html(found: Explored, title: str = "") -> str:
         resource("explore/explore.html"),
     ]
     numbers = base64.b64encode(zlib.compress(found.numbers, 9)).decode()
-    scripts = [resource("explore/explore.js")]
-    return document(
-        heading, body, style="explore/explore.css", data={"explored": held}, numbers=numbers, scripts=scripts
-    )
+    script = resource("explore/explore.js")
+    data = {"explored": held}
+    return document(heading, body, style="explore/explore.css", data=data, numbers=numbers, scripts=[script])
 
 
 def _words(found: Explored) -> str:
     """The explanation of the page, with the equations of its model."""
-    ways = [f"<li>code<sub>h</sub>(i → j) = {CODES[way]}.</li>" for way in found.normalised if way not in MORE]
-    ways += [f"<li>{MORE[way]}</li>" for way in MORE if way in found.normalised]
-    kinds = {group["kind"] for layer in found.layers for group in layer["groups"]}
-    more = ""
-    if any(group["relations"] for layer in found.layers for group in layer["groups"]):
-        more += "<li>relation<sub>r</sub>(i → j) = act(q<sub>r,i</sub> · k<sub>r,j</sub> / √p): how the two tokens "
-        more += "compare; relational heads read these and symbols, not what token j holds.</li>"
-    if any(group["symbols"] for layer in found.layers for group in layer["groups"]):
-        more += (
-            "<li>symbols(j): how much of each learned symbol stands for token j, by head of symbolic attention.</li>"
-        )
-    if "hyla" in kinds:
-        more += (
-            "<li>In HYLA heads the code is what makes the value network of the pair: pairs with one code are treated "
-        )
-        more += "alike.</li>"
-    return f'<ul class="equations">{"".join(ways)}{more}</ul>'
+    groups = [group for layer in found.layers for group in layer["groups"]]
+    lines = [f"code<sub>h</sub>(i → j) = {CODES[way]}." for way in found.normalised if way not in MORE]
+    lines += [text for way, text in MORE.items() if way in found.normalised]
+    lines += [RELATIONS] * any(group["relations"] for group in groups)
+    lines += [SYMBOLS] * any(group["symbols"] for group in groups)
+    lines += [HYLA] * any(group["kind"] == "hyla" for group in groups)
+    return f'<ul class="equations">{"".join(f"<li>{line}</li>" for line in lines)}</ul>'

@@ -19,13 +19,14 @@ from polyhead.compat.foreign import holds_model
 from polyhead.config import Batch, Run, Tokens
 from polyhead.layers.taps import Taps
 from polyhead.models.transformer import Transformer
+from polyhead.pages.document import save
 from polyhead.pages.explore.data import TOKENS, gather
 from polyhead.pages.explore.page import html
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config, read_result
 from polyhead.train.progress import wanted
-from polyhead.train.store import folder as folders
 from polyhead.train.store.files import check_place
+from polyhead.train.store.folder import place
 
 Path = str | pathlib.Path
 
@@ -49,17 +50,12 @@ def write(
     """
     path = pathlib.Path(path)
     found = gather(taps, tokens, of=of)
-    page = html(found, title).encode()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folders.write(path, page)
-    except OSError as error:
-        wrong = str(error.strerror)  # may be a whole line of text
-        wrong = wrong if str(path) in wrong else f"{path}: cannot be written ({wrong})"
-        raise ValueError(f"explore: {wrong}") from None
+    page = html(found, title)
+    save("explore", path, page)
     if wanted(progress):
         note = f" {found.note}" if found.note else ""
-        size = f"{len(page) / 1e6:.1f} MB" if len(page) >= 1e6 else f"{len(page) / 1e3:.0f} kB"
+        count = len(page.encode())
+        size = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
         print(f"explore: {size}, {found.facts}.{note}", file=sys.stderr)
     return path
 
@@ -103,7 +99,7 @@ def explore_folder(
     `save_pretrained`, with its tokenizer.  Raises ValueError for a run that is not finished or not on text, and as in
     `explore`.
     """
-    folder = folders.place(folder)
+    folder = place(folder)
     check_place("explore", pathlib.Path(path))
     model: Any
     if holds_model(folder):

@@ -15,7 +15,7 @@ from polyhead.analysis.capture import as_array, looking
 from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, Picture, look, picture
 from polyhead.config import Batch, Task
-from polyhead.pages.report.runs import HEADLINE, Entry, Group, Progress
+from polyhead.pages.report.runs import HEADLINE, Entry, Group, Opened, Progress, reason
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -30,7 +30,7 @@ KINDS = ("attention", "relations", "symbols")
 class Example:
     """One input: its description, its image if it has one, and its attention in every layer.
 
-    `last`: the layers are those of its last tokens, so many; None: of all.
+    `last`: the number of its last tokens that the layers show; None: all.
     """
 
     text: str
@@ -56,18 +56,11 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Looked:
-    """The examples of one checkpoint on a split, or a `note` why there are none."""
+class Looked(Opened):
+    """The examples of one checkpoint on a split."""
 
-    entry: Entry
-    group: Group
     split: str = ""
     examples: tuple[Example, ...] = ()
-    note: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.group.label}, seed {self.entry.run.seed}"
 
     @property
     def related(self) -> bool:
@@ -92,33 +85,29 @@ def maps(layer: LayerLook) -> dict[str, list[Map]]:
     for group in layer.groups:
         beside = f" ({group.kind})" if len(set(kinds)) > 1 else ""
         symbols = None if group.assignments is None else group.assignments.transpose(1, 0, 2)
-        for kind, word, values in zip(
-            KINDS, ("head", "relation", "head"), (group.attention, group.relations, symbols), strict=True
-        ):
+        for kind, values in zip(KINDS, (group.attention, group.relations, symbols), strict=True):
             if values is None:
                 continue
             limit, signed = float(np.abs(values).max(initial=0)) or 1.0, bool(values.min(initial=0) < 0)
-            sides = (layer.senders, None) if kind == "symbols" else (layer.receivers, layer.senders)
+            rows, columns = (layer.senders, None) if kind == "symbols" else (layer.receivers, layer.senders)
+            word = "relation" if kind == "relations" else "head"
             for each in values:
                 name = f"{word} {len(found[kind]) + 1}{beside if kind == 'attention' else ''}"
-                found[kind].append(Map(name, each, sides[0], sides[1], limit, signed))
+                found[kind].append(Map(name, each, rows, columns, limit, signed))
     return found
 
 
 def _one(entry: Entry, group: Group) -> Looked:
-    def without(why: object) -> Looked:
-        return Looked(entry, group, note=f"{entry.folder.name}: no attention maps ({' '.join(str(why).split())})")
-
     try:
         run, model = load_model(entry.folder)
         split = next((split for split in HEADLINE if split in run.task.splits), run.task.splits[0])
         (batch,) = draws(run.task, split, EXAMPLES, seed=run.seed, purpose="look")
         examples = tuple(_examples(model, run.task, batch))
+        if not all(np.isfinite(each.values).all() for example in examples for each in _every(example.layers)):
+            raise ValueError("its figures are not finite")
     except (ValueError, OSError) as error:
-        return without(error)
-    if not all(np.isfinite(each.values).all() for example in examples for each in _every(example.layers)):
-        return without("its figures are not finite")
-    return Looked(entry, group, split, examples)
+        return Looked(entry, group, reason(entry, "attention maps", error))
+    return Looked(entry, group, "", split, examples)
 
 
 def _examples(model: nn.Module, task: Task, batch: Batch) -> Iterator[Example]:

@@ -1,8 +1,7 @@
 """The report's section on single inputs: heat maps, chosen by example, layer, head and relation."""
 
 import base64
-import struct
-import zlib
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from polyhead.pages.report.attention import KINDS, Example, Looked, Map, maps
 from polyhead.pages.report.figures import FAINT, blank
 from polyhead.pages.report.headline import sample
 from polyhead.pages.report.page import STEPS, Page
+from polyhead.spec.optional import optional
 
 WORDS = {
     "attention": ("head", "Attention: how much each token (row) takes from each (column)."),
@@ -128,12 +128,10 @@ def svg(pixels: np.ndarray, rows: int, columns: int) -> str:
 
 def png(pixels: np.ndarray) -> str:
     """An image (height width 3) of colours in [0, 1] as a data URL of PNG."""
-    height, width, _ = pixels.shape
-    rows = np.rint(pixels * 255).astype(np.uint8)
-    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows), 9)
-    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", data), (b"IEND", b""))
-    chunks = [struct.pack(">I", len(d)) + name + d + struct.pack(">I", zlib.crc32(name + d)) for name, d in parts]
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)).decode()
+    with optional("report", "polyhead[report]"):
+        from PIL import Image
+    Image.fromarray(np.rint(pixels * 255).astype(np.uint8)).save(file := io.BytesIO(), "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def still(example: Example) -> dict[str, tuple[str, list[Any]]]:

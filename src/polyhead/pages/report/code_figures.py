@@ -1,59 +1,51 @@
 """The interactive figures of latent codes: probes, maps, matrices."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from polyhead.pages.report.codes import Analysed, CodeMap
-from polyhead.pages.report.figures import FAINT, blank, category, styles
+from polyhead.pages.report.figures import FAINT, SCALES, blank, category, styles
 from polyhead.pages.report.headline import number, with_error
 from polyhead.pages.report.runs import Group, Summary, summary
 
-SIGNED = [[0.0, "#0072b2"], [0.5, "#f7f7f7"], [1.0, "#d55e00"]]
-"""Blue, white, vermilion: readable with red-green colour blindness."""
-
 Place = tuple[int, str]
-Cells = dict[tuple[str, Place], tuple[Summary, float, int]]
-"""(mechanism, (layer, target)) -> the value over seeds, its chance level, sequences per seed."""
+"""Layer and target."""
+Cells = dict[tuple[str, Place], tuple[Summary, float]]
+"""(mechanism, place) -> the value over seeds, and its chance level."""
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
 def probe_cells(analysed: Sequence[Analysed], view: str, query: str) -> Cells:
     """Cells of the macro F1 of one view's probes; `query`: "fixed" or "varies"."""
-
-    def rows(one: Analysed) -> Iterator[tuple[Place, float, float, int]]:
-        for row in one.rows:
-            if (row["pairs"], row["query"]) == (view, query):
-                yield (row["layer"], row["target"]), row["f1"], row["chance"], row["n"]
-
-    return _cells(analysed, rows)
+    return _cells(
+        (one.group.label, (row["layer"], row["target"]), row["f1"], row["chance"])
+        for one in analysed
+        for row in one.rows
+        if (row["pairs"], row["query"]) == (view, query)
+    )
 
 
 def purity_cells(analysed: Sequence[Analysed], view: str) -> Cells:
     """Cells of the share of a code's nearest neighbours with the same label."""
+    return _cells(
+        (one.group.label, (layer.layer, name), share, chance)
+        for one in analysed
+        for layer in one.layers(view)
+        for name, (share, chance) in layer.purity.items()
+    )
 
-    def rows(one: Analysed) -> Iterator[tuple[Place, float, float, int]]:
-        for found in one.layers(view):
-            for name, (share, chance) in found.purity.items():
-                yield (found.layer, name), share, chance, len(found.number)
 
-    return _cells(analysed, rows)
-
-
-def _cells(
-    analysed: Sequence[Analysed], rows: Callable[[Analysed], Iterator[tuple[Place, float, float, int]]]
-) -> Cells:
-    found: dict[tuple[str, Place], list[tuple[float, float, int]]] = {}
-    for one in analysed:
-        for place, value, chance, n in rows(one):
-            found.setdefault((one.group.label, place), []).append((value, chance, n))
-    cells: Cells = {}
-    for key, each in found.items():
-        chance = float(np.mean([chance for _, chance, _ in each]))
-        cells[key] = (summary([value for value, _, _ in each], None), chance, each[0][2])
-    return cells
+def _cells(rows: Iterable[tuple[str, Place, float, float]]) -> Cells:
+    found: dict[tuple[str, Place], list[tuple[float, float]]] = {}
+    for label, place, value, chance in rows:
+        found.setdefault((label, place), []).append((value, chance))
+    return {
+        key: (summary([value for value, _ in each], None), float(np.mean([chance for _, chance in each])))
+        for key, each in found.items()
+    }
 
 
 def over_layers(cells: Cells, found: Sequence[Group], what: str, top: float) -> go.Figure:
@@ -78,9 +70,8 @@ def over_layers(cells: Cells, found: Sequence[Group], what: str, top: float) -> 
         )
     for k, place in enumerate(places):
         chance = float(np.mean([cell[1] for (_, where), cell in cells.items() if where == place]))
-        figure.add_shape(
-            type="line", x0=k - 0.4, x1=k + 0.4, y0=chance, y1=chance, line={"color": FAINT, "dash": "dash"}
-        )
+        line = {"color": FAINT, "dash": "dash"}
+        figure.add_shape(type="line", x0=k - 0.4, x1=k + 0.4, y0=chance, y1=chance, line=line)
         if k == 0:
             figure.add_annotation(x=k - 0.4, y=chance, text="chance", showarrow=False, yshift=9, xanchor="left")
             figure.update_annotations(font={"size": 11, "color": FAINT})
@@ -105,7 +96,7 @@ def matrix(
     height: int = 0,
     text: Sequence[Sequence[str]] | None = None,
 ) -> go.Figure:
-    """A heat map with named rows and columns, from -`limit` (blue) over 0 (white) to `limit` (vermilion).
+    """A heat map with named rows and columns, from -`limit` (blue) over 0 (pale) to `limit` (vermilion).
 
     `text` (row column): the hover label of each cell, by default both names and the value.  Adjacent columns with equal
     names share one label.
@@ -121,7 +112,7 @@ def matrix(
         z=[[None if not np.isfinite(v) else round(float(v), 4) for v in row] for row in values],
         zmin=-limit,
         zmax=limit,
-        colorscale=SIGNED,
+        colorscale=SCALES["signed"],
         colorbar=bar,
         text=text,
         hovertemplate="%{text}<extra></extra>",
@@ -133,11 +124,10 @@ def matrix(
     if len(starts) + 1 < len(columns):
         for start in starts:
             figure.add_vline(start - 0.5, line={"color": FAINT, "width": 1})
-    middles = [
-        float(np.mean([i for i, other in enumerate(columns) if other == name])) for name in dict.fromkeys(columns)
-    ]
+    names = list(dict.fromkeys(columns))
+    middles = [float(np.mean([i for i, other in enumerate(columns) if other == name])) for name in names]
     quiet = {"showgrid": False, "zeroline": False, "ticks": "", "tickfont": {"size": 11}}
-    figure.update_xaxes(tickvals=middles, ticktext=list(dict.fromkeys(columns)), **quiet)
+    figure.update_xaxes(tickvals=middles, ticktext=names, **quiet)
     figure.update_yaxes(tickvals=list(range(len(rows))), ticktext=list(rows), autorange="reversed", **quiet)
     return figure
 

@@ -12,7 +12,7 @@ from polyhead.analysis.geometry import METHODS, embed, purity
 from polyhead.analysis.labels import class_name, targets, unreadable, views, with_field
 from polyhead.analysis.probe import probe_model, query_codes
 from polyhead.config import Run, Task, TransformerConfig
-from polyhead.pages.report.runs import Entry, Group, Progress
+from polyhead.pages.report.runs import Entry, Group, Opened, Progress, reason
 from polyhead.train import load_model
 
 Array = np.ndarray
@@ -41,20 +41,12 @@ class CodeMap:
 
 
 @dataclass(frozen=True)
-class Analysed:
-    """Analyses of a checkpoint: `rows` from `analysis.probe_run`, `zeroed` from `analysis.zero_heads`, or a `note` why
-    there are none."""
+class Analysed(Opened):
+    """Analyses of a checkpoint: `rows` from `analysis.probe_run`, and `zeroed` from `analysis.zero_heads`."""
 
-    entry: Entry
-    group: Group
     maps: tuple[CodeMap, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
     zeroed: tuple[dict[str, Any], ...] = ()
-    note: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.group.label}, seed {self.entry.run.seed}"
 
     @property
     def views(self) -> list[str]:
@@ -76,21 +68,16 @@ def analyse(found: Sequence[Group], progress: Progress) -> list[Analysed]:
 
 
 def _one(entry: Entry, group: Group) -> Analysed:
-    name = entry.folder.name
     try:
         run, model = load_model(entry.folder)
+        if why := _unfit(run):
+            return Analysed(entry, group, why)
+        rows = tuple(probe_model(model, run.task, sequences=PROBED, seed=run.seed))
+        maps = tuple(code_maps(model, run.task, points=POINTS, seed=run.seed))
+        zeroed = tuple(zero_heads(model, run.task, sequences=ZEROED, seed=run.seed))
     except (ValueError, OSError) as error:
-        return Analysed(entry, group, note=f"{name}: no code maps and probes ({' '.join(str(error).split())})")
-    task = run.task
-    if why := _unfit(run):
-        return Analysed(entry, group, note=why)
-    try:
-        rows = tuple(probe_model(model, task, sequences=PROBED, seed=run.seed))
-        maps = tuple(code_maps(model, task, points=POINTS, seed=run.seed))
-        zeroed = tuple(zero_heads(model, task, sequences=ZEROED, seed=run.seed))
-    except ValueError as error:
-        return Analysed(entry, group, note=f"{name}: no code maps and probes ({' '.join(str(error).split())})")
-    return Analysed(entry, group, maps, rows, zeroed)
+        return Analysed(entry, group, reason(entry, "code maps and probes", error))
+    return Analysed(entry, group, "", maps, rows, zeroed)
 
 
 def _unfit(run: Run) -> str:

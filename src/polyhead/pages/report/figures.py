@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from polyhead.pages.report.headline import floor, metric_name, split_name, where, with_error
-from polyhead.pages.report.runs import Group, Summary, headline
+from polyhead.analysis.canvas import INK
+from polyhead.analysis.figures import FAINT
+from polyhead.pages.report.headline import floor, metric_name, ranked, split_name, where, with_error
+from polyhead.pages.report.runs import Group, Summary, Table, headline
 
-INK, FAINT, GRID = "#24292f", "#6e7781", "#e4e7eb"
+GRID = "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
@@ -94,21 +96,18 @@ def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.F
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+def results(found: Sequence[Group], table: Table) -> go.Figure:
     """One row per mechanism, best first, then the floors.
 
     Filled: the score on the headline's split; hollow: on iid; dots: single seeds.
     """
-    style, split = styles(found), headline(found)
-    scored = [group for group in found if group.score(split)]
-    gain = found[0].task.gain
-    scored.sort(key=lambda group: gain(group.score(split).mean))  # type: ignore[union-attr]
-    floors = sorted((n for n in table if split in table[n]), key=lambda n: gain(table[n][split].mean))
-    task, unseen = found[0].task, where(found)
+    style, split, task, unseen = styles(found), headline(found), found[0].task, where(found)
+    scored = ranked(found)[::-1]
+    floors = sorted((n for n in table if split in table[n]), key=lambda n: task.gain(table[n][split].mean))
     known = "known combinations (iid)" if task.words.parts else "fresh data (iid)"
-    figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(metric))
+    figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(task.metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
-    order = [floor(task, n).label for n in floors if n != "ceiling"] + [group.label for group in scored]
+    order = [floor(task, n).label for n in floors if n != "ceiling"] + [group.label for group, _ in scored]
     order += [floor(task, "ceiling").label] if "ceiling" in floors else []
     figure.update_yaxes(categoryorder="array", categoryarray=order)
     lines = dashes(floors)
@@ -117,15 +116,15 @@ def results(found: Sequence[Group], table: dict[str, dict[str, Summary]], metric
         _point(figure, floor(task, name).label, row, (FAINT, "line-ns-open"), "floors and ceiling")
         if name in lines:
             figure.add_vline(row.mean, line={"color": FAINT, "width": 1.5, "dash": lines[name]})
-    for group in scored:
-        score, iid = group.score(split), group.score("iid")
+    for group, score in scored:
+        iid = group.score("iid")
         colour, marker = style[group.label]
         if iid is not None and split != "iid":
             _point(figure, group.label, iid, (colour, f"{marker}-open"), known)
-        if score is not None:
-            _point(figure, group.label, score, (colour, marker), unseen)
+        _point(figure, group.label, score, (colour, marker), unseen)
+        if score.n > 1:
             _seeds(figure, group.label, score, colour)
-    for name, marker in ((unseen, "circle"), *(((known, "circle-open"),) if split != "iid" else ())):
+    for name, marker in [(unseen, "circle"), (known, "circle-open")][: 1 if split == "iid" else 2]:
         look = {"color": INK, "symbol": marker, "size": 10, "line": {"width": 2, "color": INK}}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look)
     return figure
@@ -145,15 +144,14 @@ def _point(figure: go.Figure, row: str, score: Summary, style: Style, name: str)
 
 
 def _seeds(figure: go.Figure, row: str, score: Summary, colour: str) -> None:
-    if score.n > 1:
-        figure.add_scatter(
-            x=list(score.values),
-            y=[row] * score.n,
-            mode="markers",
-            showlegend=False,
-            marker={"color": colour, "size": 5, "opacity": 0.6},
-            hovertemplate=f"{row}, one seed: %{{x:.3f}}<extra></extra>",
-        )
+    figure.add_scatter(
+        x=list(score.values),
+        y=[row] * score.n,
+        mode="markers",
+        showlegend=False,
+        marker={"color": colour, "size": 5, "opacity": 0.6},
+        hovertemplate=f"{row}, one seed: %{{x:.3f}}<extra></extra>",
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
@@ -165,8 +163,9 @@ def losses(found: Sequence[Group]) -> go.Figure:
     return figure
 
 
-def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
+def scores(found: Sequence[Group], split: str, table: Table) -> go.Figure:
     """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
+    metric = found[0].task.metric
     figure = blank(320, x="optimiser step", y=f"{split_name(split)} {metric_name(metric)}")
     _lines(figure, found, "eval", metric, split)
     rows = {name: row[split].mean for name, row in table.items() if split in row and row[split].mean > LOWEST}
@@ -188,10 +187,9 @@ def scores(found: Sequence[Group], split: str, table: dict[str, dict[str, Summar
     return figure
 
 
-def together(found: Sequence[Group], split: str, table: dict[str, dict[str, Summary]], metric: str) -> go.Figure:
-    """The metric over steps on fresh data (dotted) and on `split` (solid), with floors and ceiling of `split`."""
-    figure = scores(found, split, table, metric)
-    style = styles(found)
+def together(found: Sequence[Group], table: Table) -> go.Figure:
+    """The metric over steps on fresh data (dotted) and on the headline's split (solid), with its floors and ceiling."""
+    figure, style, metric = scores(found, headline(found), table), styles(found), found[0].task.metric
     for group in found:
         for entry in group.entries:
             steps, ys = entry.curve("eval", metric, "iid")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from polyhead.config import Task
 from polyhead.config.words import Floor, Parts
-from polyhead.pages.report.runs import Entry, Group, Summary, headline
+from polyhead.pages.report.runs import Entry, Group, Summary, Table, headline
 from polyhead.spec.optional import optional
 
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
@@ -140,27 +140,23 @@ def _level(a: Summary, b: Summary) -> bool:
     return abs(a.mean - b.mean) <= 2 * math.hypot(a.error or 0.0, b.error or 0.0)
 
 
-def verdict(found: Sequence[Group], table: dict[str, dict[str, Summary]]) -> list[str]:
+def verdict(found: Sequence[Group], table: Table) -> list[str]:
     """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
     order = ranked(found)
     if not order:
         return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
     metric = metric_name(order[0][0].task.metric)
-    basis_of = [_basis(score, group.task) for group, score in order]
-    bases = list(dict.fromkeys(basis_of))
-    each = [with_error(score) + f" ({own})" * (len(bases) > 1) for (_, score), own in zip(order, basis_of, strict=True)]
-    listed = "; ".join(f"{group.label} {value}" for (group, _), value in zip(order, each, strict=True))
-    basis = f" ({bases[0]})" if len(bases) == 1 else ""
+    bases = [_basis(score, group.task) for group, score in order]
+    same = len(set(bases)) == 1
+    each = [f"{g.label} {with_error(x)}" + f" ({own})" * (not same) for (g, x), own in zip(order, bases, strict=True)]
     split = headline(found)
-    lines = [f"{split_name(split).capitalize()} {metric}{basis}, best first: {listed}."]
+    lines = [f"{split_name(split).capitalize()} {metric}{f' ({bases[0]})' * same}, best first: {'; '.join(each)}."]
     lines += _certainty(order)
     lines += against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
-def opening(
-    found: Sequence[Group], table: dict[str, dict[str, Summary]], told: str = ""
-) -> tuple[list[str], list[str]]:
+def opening(found: Sequence[Group], table: Table, told: str = "") -> tuple[list[str], list[str]]:
     """The first sentences of a report, at most three, and the notes below its table.
 
     The sentences: the gain in the second half of training (or the scores), the gap to known combinations, the best
@@ -240,14 +236,11 @@ def _certainty(order: Sequence[Scored]) -> list[str]:
     best, score = order[0]
     lines = []
     for group, other in order[1:]:
-        p = p_value(score, other)
-        if p is None:
-            continue
-        apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
-        beats = f"{best.label} beats {group.label} {apart}."
-        lines.append(
-            beats if p < 0.05 else f"{best.label} is ahead of {group.label} {apart}: too little to be sure of."
-        )
+        if (p := p_value(score, other)) is not None:
+            sure = p < 0.05
+            apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
+            told = f"{best.label} {'beats' if sure else 'is ahead of'} {group.label} {apart}"
+            lines.append(f"{told}{'' if sure else ': too little to be sure of'}.")
     if compared(order)[2]:
         lines.append("With one seed on a side, the order of two mechanisms may change with the next seed.")
     return lines
@@ -257,7 +250,7 @@ def _p(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def against_floors(order: Sequence[Scored], table: dict[str, dict[str, Summary]], split: str) -> list[str]:
+def against_floors(order: Sequence[Scored], table: Table, split: str) -> list[str]:
     floors = {name: row[split] for name, row in table.items() if split in row}
     ceiling = floors.pop("ceiling", None)
     lines = [_best_floor(order, floors)] if floors else []

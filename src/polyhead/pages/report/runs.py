@@ -13,41 +13,20 @@ from typing import Any
 
 import numpy as np
 
+from polyhead import config as configs
 from polyhead.analysis.labels import with_field
-from polyhead.config import (
-    Mechanism,
-    Model,
-    PositionSymbols,
-    RelationalSymbols,
-    RelativeSymbols,
-    Run,
-    SymbolicAttention,
-    Task,
-    TransformerConfig,
-    digest,
-    serial,
-    to_dict,
-)
+from polyhead.config import Mechanism, Model, Run, Task, TransformerConfig, digest, serial, to_dict
 from polyhead.tasks.task import Score
+from polyhead.train.store import folder as store
 from polyhead.train.store.checkpoint import read_metadata
-from polyhead.train.store.folder import (
-    CHECKPOINT,
-    METRICS,
-    Result,
-    expected,
-    place,
-    read_config,
-    read_metrics,
-    read_result,
-)
 
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
 SYMBOLS: dict[type, str] = {
-    PositionSymbols: "symbols by position",
-    RelativeSymbols: "symbols by offset",
-    SymbolicAttention: "symbols from a library",
-    RelationalSymbols: "symbols by neighbours",
+    configs.PositionSymbols: "symbols by position",
+    configs.RelativeSymbols: "symbols by offset",
+    configs.SymbolicAttention: "symbols from a library",
+    configs.RelationalSymbols: "symbols by neighbours",
 }
 SPLITS = ("iid", "compositional", "novel", "novel_hexominoes", "novel_stripes")
 HEADLINE = ("compositional", "novel", "novel_hexominoes", "novel_stripes", "iid", "validation", "train")
@@ -62,7 +41,7 @@ class Entry:
     folder: pathlib.Path
     run: Run
     rows: tuple[dict[str, Any], ...]
-    result: Result | None
+    result: store.Result | None
     notes: tuple[str, ...]
 
     @property
@@ -98,10 +77,13 @@ class Summary:
 def summary(values: Sequence[float], error: float | None) -> Summary:
     """The summary of the values of several seeds, or of one with the standard error `error` over sequences."""
     if len(values) > 1:
-        return Summary(
-            float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5, tuple(values), "seeds"
-        )
+        spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
+        return Summary(float(np.mean(values)), spread, tuple(values), "seeds")
     return Summary(values[0], None if error is None else float(error), tuple(values), "sequences")
+
+
+Table = dict[str, dict[str, Summary]]
+"""Floors and ceiling, by name and split."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +116,24 @@ class Group:
         return float(np.mean(values)) if values else None
 
 
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint in a report.  `note`: why nothing of it is shown, or empty."""
+
+    entry: Entry
+    group: Group
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.group.label}, seed {self.entry.run.seed}"
+
+
+def reason(entry: Entry, what: str, why: object) -> str:
+    """The note of a checkpoint that cannot be shown, in one line."""
+    return f"{entry.folder.name}: no {what} ({' '.join(str(why).split())})"
+
+
 def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
     """Read run folders, each run once.
 
@@ -141,7 +141,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
     """
     entries: list[Entry] = []
     for folder in folders:
-        entry = _entry(place(folder))
+        entry = _entry(store.place(folder))
         twin = next((e for e in entries if digest(e.run) == digest(entry.run)), None)
         if twin is None:
             entries.append(entry)
@@ -158,16 +158,18 @@ def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
 def _entry(folder: pathlib.Path) -> Entry:
     if not folder.is_dir():
         raise ValueError(f"report: {folder} is not a run folder")
-    run, result = read_config(folder), read_result(folder)
-    rows = tuple(read_metrics(folder))
+    run, result = store.read_config(folder), store.read_result(folder)
+    rows = tuple(store.read_metrics(folder))
     notes = []
-    path = folder / METRICS
+    path = folder / store.METRICS
     lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
     if len(lines) > len(rows):
-        notes.append(f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {METRICS} cannot be read.")
-    keep, wanted = expected(run.train.steps, _vouched(folder), result)
+        notes.append(
+            f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {store.METRICS} cannot be read."
+        )
+    keep, wanted = store.expected(run.train.steps, _vouched(folder), result)
     if (lost := wanted - sum(map(keep, rows))) > 0:
-        notes.append(f"{folder.name}: {lost} rows of {METRICS} are lost: there are gaps in its curves.")
+        notes.append(f"{folder.name}: {lost} rows of {store.METRICS} are lost: there are gaps in its curves.")
     if result is None:
         done = max((row["step"] for row in rows), default=0)
         notes.append(
@@ -183,7 +185,7 @@ def _entry(folder: pathlib.Path) -> Entry:
 def _vouched(folder: pathlib.Path) -> int:
     """The number of rows in metrics.jsonl by the last checkpoint, or 0 without a readable checkpoint."""
     try:
-        return int(read_metadata(folder / CHECKPOINT).get("rows", 0))
+        return int(read_metadata(folder / store.CHECKPOINT).get("rows", 0))
     except ValueError:
         return 0
 
@@ -226,13 +228,12 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
     for entry in entries:
         found.setdefault(digest(_unseeded(entry.run)), []).append(entry)
     members = [tuple(group) for group in found.values()]
-    labels = [mechanism(group[0].run) for group in members]
-    full = []
-    for label, group in zip(labels, members, strict=True):
-        twins = [g[0].run for g, name in zip(members, labels, strict=True) if name == label]
-        full.append(label + _difference(group[0].run, twins))
-    kinds = [_kind(group[0].run) for group in members]
-    return [Group(label, kind, group) for label, kind, group in zip(full, kinds, members, strict=True)]
+    names = [mechanism(group[0].run.model) for group in members]
+    made = []
+    for name, group in zip(names, members, strict=True):
+        run, twins = group[0].run, [g[0].run for g, other in zip(members, names, strict=True) if other == name]
+        made.append(Group(name + _difference(run, twins), _kind(run.model), group))
+    return made
 
 
 def headline(found: Sequence[Group]) -> str:
@@ -241,20 +242,16 @@ def headline(found: Sequence[Group]) -> str:
     return next((split for split in offered if any(group.score(split) for group in found)), [*offered, "iid"][0])
 
 
-def mechanism(run: Run) -> str:
+def mechanism(model: Model) -> str:
     """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer.
 
     If encoder and decoder differ: "Softmax 2 + Relational 2, decoder Softmax".
     """
-    return _network(run.model)
-
-
-def _network(model: Model) -> str:
     if not isinstance(model, TransformerConfig):
         return type(model).__name__.removesuffix("Config")
     layers = [_heads(model.layer_heads(i)) for i in range(model.layers)]
     name = layers[0] if len(set(layers)) == 1 else ", then ".join(layers)
-    encoder = name if model.encoder is None else _network(model.encoder)
+    encoder = name if model.encoder is None else mechanism(model.encoder)
     return name if encoder == name else f"{encoder}, decoder {name}"
 
 
@@ -263,13 +260,12 @@ def _heads(heads: Sequence[Mechanism]) -> str:
     for group in heads:
         default: Any = type(group)()
         changed = [n for n in CHOICES if getattr(group, n, None) != getattr(default, n, None)]
-        each = [_choice(name, getattr(group, name)) for name in changed]
+        options = [_choice(name, getattr(group, name)) for name in changed]
         symbols = type(getattr(group, "symbols", None))
-        each += [SYMBOLS[symbols]] if symbols is not type(getattr(default, "symbols", None)) else []
-        options = ", ".join(each)
+        options += [SYMBOLS[symbols]] if symbols is not type(getattr(default, "symbols", None)) else []
         name = NAMES.get(type(group).__name__, type(group).__name__)
         count = f" {group.heads}" if len(heads) > 1 else ""
-        names.append(name + count + (f" ({options})" if options else ""))
+        names.append(name + count + (f" ({', '.join(options)})" if options else ""))
     return " + ".join(names)
 
 
@@ -281,8 +277,7 @@ def _choice(name: str, value: object) -> str:
     return f"{value} {words}" if name == "relations" else f"{words} {value}"
 
 
-def _kind(run: Run) -> str:
-    model = run.model
+def _kind(model: Model) -> str:
     if not isinstance(model, TransformerConfig):
         return type(model).__name__.removesuffix("Config").lower()
     stacks = [stack for stack in (model, model.encoder) if isinstance(stack, TransformerConfig)]
@@ -321,15 +316,10 @@ def unequal(found: Sequence[Group]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------- floors and ceiling
-def baselines(
-    found: Sequence[Group], splits: Sequence[str], *, sequences: int, progress: Progress
-) -> dict[str, dict[str, Summary]]:
-    """Floors and ceiling of the task, by name and split, averaged over the runs' seeds of the split.
-
-    {} for a task without floors.
-    """
+def baselines(found: Sequence[Group], splits: Sequence[str], *, sequences: int, progress: Progress) -> Table:
+    """Floors and ceiling of the task, averaged over the runs' seeds of the split; {} for a task without floors."""
     tasks = list(dict.fromkeys(entry.run.task for group in found for entry in group.entries))
-    table: dict[str, dict[str, Summary]] = {}
+    table: Table = {}
     asked = max(100, sequences // len(tasks))
     for split in splits:
         scores: dict[str, list[Score]] = {}

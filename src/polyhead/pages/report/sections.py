@@ -1,6 +1,6 @@
 """The report's sections on the latent code: probes, clusters, maps, rules that share a code, zeroed heads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from polyhead.analysis.labels import class_name
 from polyhead.config import Task
 from polyhead.config.words import Parts
 from polyhead.pages import document
-from polyhead.pages.document import escape
+from polyhead.pages.document import escape, paragraphs
 from polyhead.pages.report import code_figures as figures, headline as text
 from polyhead.pages.report.code_figures import Cells
 from polyhead.pages.report.codes import Analysed, CodeMap, class_names, head_names, samples
@@ -18,6 +18,11 @@ from polyhead.pages.report.figures import category
 from polyhead.pages.report.page import Page, swatch
 from polyhead.pages.report.runs import Group, summary
 
+Row = dict[str, Any]
+Pick = Callable[[Sequence[Row], int | None], Row | None]
+"""Chooses one of the rows of a layer."""
+Panel = tuple[str, np.ndarray, list[str], list[str]]
+"""A matrix with its title, and the names of its rows and columns."""
 QUERIES = {
     "fixed": "one query for all sequences",
     "alone": "one context for all sequences",
@@ -44,7 +49,7 @@ def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts:
     out.section("probes", f"Can the {parts.name}s be read off the latent code?", "Probes")
     count = next(row["n"] for one in shown for row in one.rows)
     kinds = list(dict.fromkeys((row["pairs"], row["query"]) for one in shown for row in one.rows))
-    out.add(document.paragraphs(text.probing(parts, count, several_queries=len({query for _, query in kinds}) > 1)))
+    out.add(paragraphs(text.probing(parts, count, several_queries=len({query for _, query in kinds}) > 1)))
     _view_notes(out, found[0].task, [view for view, _ in kinds])
     cells = {_words(view, query, kinds): figures.probe_cells(shown, view, query) for view, query in kinds}
     _over_layers(out, found, cells, "macro F1", f"macro F1 by layer and {parts.name}")
@@ -66,7 +71,7 @@ def _view_notes(out: Page, task: Task, views: Sequence[str]) -> None:
 def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts: Parts) -> None:
     out.section("clusters", "What do the clusters of codes follow?", "Clusters")
     count = len(shown[0].maps[0].number)
-    out.add(document.paragraphs(text.clustering(parts, count)))
+    out.add(paragraphs(text.clustering(parts, count)))
     views = shown[0].views
     cells = {
         f"pairs “{view}”" if len(views) > 1 else "the query attending to itself": figures.purity_cells(shown, view)
@@ -92,51 +97,59 @@ def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], w
             each = [text.with_error(cell[0]) if cell else "–" for cell in mine]
             name = f'layer {place[0] + 1}, {escape(place[1])}<span class="small">{escape(kind)}</span>'
             rows.append(("", [name, *each, text.number(sum(chance) / len(chance))]))
-    figures_ = document.table([what, *labels, "chance"], rows)
-    figures_ += '<p class="note">± is the standard error over seeds, where there are several.</p>'
-    out.add(figures_ if len(rows) <= 8 else document.details(f"{what[0].upper()}{what[1:]} in figures", figures_))
+    numbers = document.table([what, *labels, "chance"], rows)
+    numbers += paragraphs(["± is the standard error over seeds, where there are several."], "note")
+    out.add(numbers if len(rows) <= 8 else document.details(f"{what[0].upper()}{what[1:]} in figures", numbers))
 
 
 # -------------------------------------------------------------------------------------------------------- heads zeroed
 def _zeroed(out: Page, shown: Sequence[Analysed]) -> None:
     out.section("heads", "How much does each head matter?", "Heads")
     metric = text.metric_name(shown[0].group.task.metric)
-    out.add(document.paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
+    out.add(paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
     out.add(document.table(["zeroed", *dict.fromkeys(one.group.label for one in shown)], _zeroed_rows(shown, metric)))
-    out.add('<p class="note">± is the standard error over seeds where there are several, else over sequences.</p>')
+    note = "± is the standard error over seeds where there are several, else over sequences."
+    out.add(paragraphs([note], "note"))
     limit = max(abs(row["drop"]) for one in shown for row in one.zeroed if row["head"] is not None) or 1.0
     for one, first in _first_of_each(shown):
-        plot = out.plot(zeroed_figure(one, limit, metric), f"{one.name}: fall of {metric} without each head.")
+        values, words, layers, heads = drops(one.zeroed)
+        figure = figures.matrix(values, layers, heads, limit=limit, text=words)
+        figure.update_xaxes(title={"text": "head", "standoff": 4})
+        plot = out.plot(figure, f"{one.name}: fall of {metric} without each head.")
         out.add(plot if first else document.details(one.name, plot))
 
 
 def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequence[str]]]:
-    groups = {label: [one for one in shown if one.group.label == label] for label in _labels(shown)}
-    layers = max(row["layer"] for one in shown for row in one.zeroed if row["layer"] is not None) + 1
+    runs: dict[str, list[Sequence[Row]]] = {}
+    for one in shown:
+        runs.setdefault(one.group.label, []).append(one.zeroed)
 
-    def cells(layer: int | None, figure: str, error: str) -> list[str]:
-        found = []
-        for members in groups.values():
-            rows = [r for one in members for r in one.zeroed if r["layer"] == layer and r["head"] is None]
-            found.append(text.with_error(summary([r[figure] for r in rows], rows[0][error])) if rows else "–")
-        return found
+    def cells(pick: Pick, layer: int | None, figure: str, error: str) -> list[str]:
+        """A figure of the row that `pick` chooses in each run, over the seeds of each mechanism."""
+        picked = [[row for rows in members if (row := pick(rows, layer))] for members in runs.values()]
+        return [text.with_error(summary([r[figure] for r in rows], rows[0][error])) if rows else "–" for rows in picked]
 
-    def heaviest(layer: int) -> list[str]:
-        found = []
-        for members in groups.values():
-            heads = [[r for r in one.zeroed if r["layer"] == layer and r["head"] is not None] for one in members]
-            most = [max(rows, key=lambda row: row["drop"]) for rows in heads if rows]
-            found.append(text.with_error(summary([r["drop"] for r in most], most[0]["drop_se"])) if most else "–")
-        return found
-
-    rows: list[tuple[str, Sequence[str]]] = [("", [f"nothing: {escape(metric)}", *cells(None, "score", "se")])]
-    for layer in range(layers):
-        rows.append(("", [f"layer {layer + 1}, all heads: fall", *cells(layer, "drop", "drop_se")]))
-        rows.append(("", [f"layer {layer + 1}, the head that matters most: fall", *heaviest(layer)]))
+    rows: list[tuple[str, Sequence[str]]] = []
+    rows.append(("", [f"nothing: {escape(metric)}", *cells(_all_heads, None, "score", "se")]))
+    for layer in range(max(row["layer"] for one in shown for row in one.zeroed if row["layer"] is not None) + 1):
+        whole, most = (cells(pick, layer, "drop", "drop_se") for pick in (_all_heads, _heaviest))
+        rows.append(("", [f"layer {layer + 1}, all heads: fall", *whole]))
+        rows.append(("", [f"layer {layer + 1}, the head that matters most: fall", *most]))
     return rows
 
 
-def drops(zeroed: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[list[str]], list[str], list[str]]:
+def _all_heads(rows: Sequence[Row], layer: int | None) -> Row | None:
+    """The row of a layer with all heads zeroed; for layer None, the row with nothing zeroed."""
+    return next((row for row in rows if row["layer"] == layer and row["head"] is None), None)
+
+
+def _heaviest(rows: Sequence[Row], layer: int | None) -> Row | None:
+    """The row of the head that matters most in a layer."""
+    heads = [row for row in rows if row["layer"] == layer and row["head"] is not None]
+    return max(heads, key=lambda row: row["drop"], default=None)
+
+
+def drops(zeroed: Sequence[Row]) -> tuple[np.ndarray, list[list[str]], list[str], list[str]]:
     """The drop of the score by layer and head, as numbers and as text, and the names of layers and heads.
 
     NaN for heads that a layer does not have.
@@ -153,66 +166,62 @@ def drops(zeroed: Sequence[dict[str, Any]]) -> tuple[np.ndarray, list[list[str]]
     return values, words, *names
 
 
-def zeroed_figure(one: Analysed, limit: float, metric: str) -> figures.go.Figure:
-    values, words, layers, heads = drops(one.zeroed)
-    figure = figures.matrix(values, layers, heads, limit=limit, text=words)
-    figure.update_xaxes(title={"text": "head", "standoff": 4})
-    return figure
-
-
 # -------------------------------------------------------------------------------------------- rules that share a code
 def _alike(out: Page, shown: Sequence[Analysed]) -> None:
     out.section("alike", "Which rules share a code?", "Similar rules")
-    out.add(document.paragraphs(text.ALIKE))
+    out.add(paragraphs(text.ALIKE))
     for one, first in _first_of_each(shown):
         body = ""
         for view in one.views:
-            layers = one.layers(view)
             body += f"<h4>Cosine similarity of mean codes, pairs “{escape(view)}”</h4>"
-            for centred in (False, True):
-                plots = [
-                    out.plot(
-                        alike_figure(one, layer, centred=centred), f"Layer {layer.layer + 1}{', centred' * centred}"
-                    )
-                    for layer in layers
-                ]
+            for panels in alike(one, view):
+                plots = [out.plot(_matrix(panel, 1.0, 330), panel[0].capitalize()) for panel in panels]
                 body += f'<div class="row">{"".join(plots)}</div>'
-            caption = f"Codes of layer {layers[-1].layer + 1}, pairs “{view}”: "
-            body += out.plot(samples_figure(one, layers[-1]), caption + "sequences drawn at random, rule by rule.")
-            body += out.plot(means_figure(one, layers[-1]), caption + "the mean of each rule.")
+            caption = f"Codes of layer {one.layers(view)[-1].layer + 1}, pairs “{view}”: "
+            words = "sequences drawn at random, rule by rule.", "the mean of each rule."
+            for panel, about in zip(by_rule(one, view), words, strict=True):
+                limit = float(np.abs(panel[1]).max()) or 1.0
+                body += out.plot(_matrix(panel, limit, 90 + 16 * len(panel[2])), caption + about)
         out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else document.details(one.name, body))
 
 
-def rule_names(one: Analysed, labels: np.ndarray) -> list[str]:
-    return [class_name(one.entry.run.task, "rule", int(label)) for label in labels]
+def _matrix(panel: Panel, limit: float, height: int) -> figures.go.Figure:
+    _, values, rows, columns = panel
+    return figures.matrix(values, rows, columns, limit=limit, height=height)
 
 
-def alike_figure(one: Analysed, layer: CodeMap, *, centred: bool) -> figures.go.Figure:
-    classes, values = similarity(layer.codes, layer.labels["rule"], centred=centred)
-    names = rule_names(one, classes)
-    return figures.matrix(values, names, names, limit=1.0, height=330)
+def alike(one: Analysed, view: str) -> tuple[list[Panel], list[Panel]]:
+    """The similarity of the mean codes of rules in every layer, plain and centred (Schug et al., figure 5E)."""
+    plain: list[Panel] = []
+    centred: list[Panel] = []
+    for layer in one.layers(view):
+        for panels, title in ((plain, ""), (centred, ", centred")):
+            classes, values = similarity(layer.codes, layer.labels["rule"], centred=bool(title))
+            names = _rule_names(one, classes)
+            panels.append((f"layer {layer.layer + 1}{title}", values, names, names))
+    return plain, centred
 
 
-def samples_figure(one: Analysed, layer: CodeMap) -> figures.go.Figure:
-    codes, labels = samples(layer, "rule")
-    return _codes_figure(one, layer, codes, rule_names(one, labels))
-
-
-def means_figure(one: Analysed, layer: CodeMap) -> figures.go.Figure:
-    classes, codes = means(layer.codes, layer.labels["rule"])
-    return _codes_figure(one, layer, codes, rule_names(one, classes))
-
-
-def _codes_figure(one: Analysed, layer: CodeMap, codes: np.ndarray, columns: list[str]) -> figures.go.Figure:
+def by_rule(one: Analysed, view: str) -> list[Panel]:
+    """Sampled and mean codes of the last layer, rule by rule (Schug et al., figure A8)."""
+    layer = one.layers(view)[-1]
+    sampled, labels = samples(layer, "rule")
+    classes, mean = means(layer.codes, layer.labels["rule"])
     heads = head_names(one.entry, layer)
-    limit = float(np.abs(codes).max()) or 1.0
-    return figures.matrix(codes.T, heads, columns, limit=limit, height=90 + 16 * len(heads))
+    return [
+        (f"layer {layer.layer + 1}, {kind} codes", codes.T, heads, _rule_names(one, rules))
+        for kind, codes, rules in (("sampled", sampled, labels), ("mean", mean, classes))
+    ]
+
+
+def _rule_names(one: Analysed, labels: np.ndarray) -> list[str]:
+    return [class_name(one.entry.run.task, "rule", int(label)) for label in labels]
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
 def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
     out.section("maps", "Maps of the latent code", "Code maps")
-    out.add(document.paragraphs([parts.maps.format(count=len(shown[0].maps[0].number))]))
+    out.add(paragraphs([parts.maps.format(count=len(shown[0].maps[0].number))]))
     radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
     boxes = "".join(f'<label><input type="radio" name="method" value="{v}"{c}> {n}</label>' for v, n, c in radios)
     out.add(f'<div class="switch" role="radiogroup" aria-label="Kind of map">{boxes}</div>')
@@ -234,25 +243,15 @@ def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
 
 def legend(one: Analysed, parts: Parts) -> str:
     """The marks of terms or rules, shared by all maps."""
-    labels = {name: values for layer in one.maps for name, values in layer.labels.items() if name != "function"}
-    every = np.unique(np.concatenate([layer.labels[name] for layer in one.maps for name in labels]))
+    labels = [(name, values) for layer in one.maps for name, values in layer.labels.items() if name != "function"]
     items = []
-    for i in every.tolist():
+    for i in np.unique(np.concatenate([values for _, values in labels])).tolist():
         colour, _, glyph = category(i)
-        name = class_name(one.entry.run.task, next(iter(labels)), i)
-        items.append(f"<span>{swatch(colour, glyph)}{escape(name)}</span>")
+        items.append(f"<span>{swatch(colour, glyph)}{escape(class_name(one.entry.run.task, labels[0][0], i))}</span>")
     return f'<p class="legend"><span>{parts.name.capitalize()}s:</span>{"".join(items)}</p>'
-
-
-def _labels(shown: Sequence[Analysed]) -> list[str]:
-    return list(dict.fromkeys(one.group.label for one in shown))
 
 
 def _first_of_each(shown: Sequence[Analysed]) -> list[tuple[Analysed, bool]]:
     """Each checkpoint, and whether it is the first of its mechanism: only the first is open in the page."""
-    seen: set[str] = set()
-    found = []
-    for one in shown:
-        found.append((one, one.group.label not in seen))
-        seen.add(one.group.label)
-    return found
+    firsts = {one.group.label: one for one in reversed(shown)}
+    return [(one, firsts[one.group.label] is one) for one in shown]

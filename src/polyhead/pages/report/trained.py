@@ -15,7 +15,7 @@ from polyhead.pages.document import escape
 from polyhead.pages.report import figures, headline as text
 from polyhead.pages.report.codes import POINTS, Analysed, code_maps
 from polyhead.pages.report.page import Page
-from polyhead.pages.report.runs import Group, Progress, Summary, baselines, groups, read, summary
+from polyhead.pages.report.runs import Group, Progress, Summary, Table, baselines, groups, read, summary
 from polyhead.pages.report.sections import layer_maps, legend
 from polyhead.train import evaluate, load_model
 from polyhead.train.store import shipped
@@ -39,7 +39,7 @@ class Trained:
 
     found: list[Group]
     splits: list[str]
-    table: dict[str, dict[str, Summary]]
+    table: Table
     swaps: dict[str, list[Rows]]
     maps: list[Analysed]
 
@@ -67,7 +67,8 @@ def _mapped(group: Group, say: Progress) -> Analysed:
     first = group.entries[0]
     say(f"{first.folder.name}, trained in full: code maps")
     _, model = load_model(first.folder)
-    return Analysed(first, group, tuple(code_maps(model, first.run.task, points=POINTS, seed=first.run.seed, first=-1)))
+    maps = tuple(code_maps(model, first.run.task, points=POINTS, seed=first.run.seed, first=-1))
+    return Analysed(first, group, maps=maps)
 
 
 def sentence(trained: Trained) -> str:

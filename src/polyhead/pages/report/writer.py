@@ -6,7 +6,6 @@ checkpoints and task.
 """
 
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,26 +16,15 @@ import torch
 from polyhead.analysis.canvas import blank
 from polyhead.config import Task, digest, to_dict
 from polyhead.pages import document
-from polyhead.pages.document import escape
-from polyhead.pages.report import figures, headline as text
+from polyhead.pages.document import escape, paragraphs
+from polyhead.pages.report import figures, headline as text, runs
 from polyhead.pages.report.attention import Looked, looks
 from polyhead.pages.report.attention_section import section as look_section
 from polyhead.pages.report.codes import Analysed, analyse
 from polyhead.pages.report.export import FORMATS, draw
 from polyhead.pages.report.glossary import definitions
 from polyhead.pages.report.page import Page, swatch
-from polyhead.pages.report.runs import (
-    SPLITS,
-    Entry,
-    Group,
-    Progress,
-    Summary,
-    baselines,
-    groups,
-    headline,
-    read,
-    unequal,
-)
+from polyhead.pages.report.runs import Entry, Group, Progress, Summary, Table
 from polyhead.pages.report.sections import sections
 from polyhead.pages.report.trained import Trained, measure, section as trained_section, sentence
 from polyhead.spec.shapes import one_of
@@ -45,7 +33,6 @@ from polyhead.train.store.files import check_folder, check_place
 from polyhead.train.store.folder import environment
 
 SEQUENCES = 2000  # per split, for floors and ceiling
-Table = dict[str, dict[str, Summary]]
 
 
 @dataclass(frozen=True)
@@ -89,13 +76,7 @@ def write(
     others = _measure(beside, say) if (beside := list(beside)) else None
     full = measure(trained, findings.splits, say) if (trained := list(trained)) else None
     content = _page(findings, title, others, full)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(content, encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise ValueError(f"report: {path} cannot be written ({error.strerror})") from None
+    document.save("report", path, content)
     say(f"{path} ({len(content) / 1e6:.1f} MB)")
     if static is not None:
         _draw(findings, pathlib.Path(static), say)
@@ -132,7 +113,7 @@ def _speaker(progress: bool) -> Progress:
 
 def title(folders: Iterable[str | pathlib.Path]) -> str:
     """The headline of the report on run `folders`: "HYLA and Softmax are level on unseen combinations (...)"."""
-    return text.title(groups(read(folders)))
+    return text.title(runs.groups(runs.read(folders)))
 
 
 def results_table(folders: Iterable[str | pathlib.Path]) -> tuple[list[str], list[list[str]]]:
@@ -149,19 +130,18 @@ def _gather(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     """Read the runs, and compute floors, probes and maps."""
     findings = _measure(folders, say)
     analysed, looked = analyse(findings.found, say), looks(findings.found, say)
-    notes = [note for note in (*(one.note for one in analysed), *(one.note for one in looked)) if note]
-    notes = list(dict.fromkeys([*findings.notes, *notes]))
-    return replace(findings, analysed=analysed, looked=looked, notes=notes)
+    notes = [*findings.notes, *(one.note for one in (*analysed, *looked) if one.note)]
+    return replace(findings, analysed=analysed, looked=looked, notes=list(dict.fromkeys(notes)))
 
 
 def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     """The runs with floors and ceiling, without analyses of their codes."""
     say("reading runs")
-    entries = read(folders)
-    found = groups(entries)
-    splits = [s for s in SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
+    entries = runs.read(folders)
+    found = runs.groups(entries)
+    splits = [s for s in runs.SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
     try:
-        table = baselines(found, splits, sequences=SEQUENCES, progress=say)
+        table = runs.baselines(found, splits, sequences=SEQUENCES, progress=say)
         notes = []
     except ValueError as error:  # the ceiling of a large family cannot be enumerated
         table, notes = {}, [f"No floors and ceiling: {error}"]
@@ -184,29 +164,31 @@ def _check_figures(folder: pathlib.Path) -> None:
 
 
 def _page(findings: Findings, title: str | None, others: Findings | None, full: Trained | None) -> str:
-    found, splits, table = findings.found, findings.splits, findings.table
+    found = findings.found
     out = Page()
-    metric = found[0].task.metric
     headline = text.title(found)
-    picture = _together(out, found, table, metric)
-    first, further = text.opening(found, table, sentence(full) if full else "")
-    if findings.notes:
-        out.add(document.bullets(findings.notes, "notes"))
-    _results(out, found, splits, table, metric, further)
+    picture = _together(out, findings)
+    first, further = text.opening(found, findings.table, sentence(full) if full else "")
+    out.add(document.bullets(findings.notes, "notes"))
+    out.section("results", "Results")
+    out.add(document.bullets(further))
+    _table(out, findings)
     if full is not None:
         trained_section(out, full)
     if others is not None:
         _beside(out, others)
-    _curves(out, found, splits, table, metric)
+    if any(entry.rows for group in found for entry in group.entries):
+        out.section("curves", "Learning curves")
+        _plots(out, findings)
     look_section(out, findings.looked)
     sections(out, found, findings.analysed)
     _runs(out, [entry for group in found for entry in group.entries])
     out.section("terms", "What the words mean", "Terms")
     terms = definitions(found[0].task)
     out.add("<dl>" + "".join(f"<div><dt>{escape(a)}</dt><dd>{escape(b)}</dd></div>" for a, b in terms) + "</dl>")
-    kicker = f'<p class="kicker">{escape(title or "polyhead report")}</p>'
-    head = f"{kicker}<h1>{escape(headline)}</h1>{picture}{document.paragraphs([' '.join(first)], lead=True)}"
-    return out.html(f"{title or 'polyhead'}: {headline}", head + f'<p class="meta">{escape(_about(found))}</p>')
+    head = f"{paragraphs([title or 'polyhead report'], 'kicker')}<h1>{escape(headline)}</h1>{picture}"
+    head += paragraphs([" ".join(first)], "lead") + paragraphs([_about(found)], "meta")
+    return out.html(f"{title or 'polyhead'}: {headline}", head)
 
 
 def _task_name(task: Task) -> str:
@@ -229,67 +211,48 @@ def _about(found: Sequence[Group]) -> str:
     return f"Task: {_task_name(found[0].task)} ({settings}). {count}."
 
 
-def _swatch(style: tuple[str, str]) -> str:
-    glyph = dict(zip(figures.MARKERS, "●■◆▲✚▼★⬢✖", strict=True))[style[1]]
-    return swatch(style[0], glyph)
-
-
 # ------------------------------------------------------------------------------------------------------------- results
-def _together(out: Page, found: Sequence[Group], table: Table, metric: str) -> str:
+def _together(out: Page, findings: Findings) -> str:
     """Known and unseen combinations in one figure, if both were scored during training; else ""."""
+    found = findings.found
     if not text.courses(found):
         return ""
-    name, unseen = text.metric_name(metric), text.where(found)
-    figure = figures.together(found, headline(found), table, metric)
+    name, unseen = text.metric_name(found[0].task.metric), text.where(found)
     caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: baselines without a "
-    return out.plot(figure, f"{caption}network, and the ceiling, on {unseen}.")
+    return out.plot(figures.together(found, findings.table), f"{caption}network, and the ceiling, on {unseen}.")
 
 
 def _beside(out: Page, others: Findings) -> None:
     """The results of runs of another task."""
-    found, metric = others.found, others.found[0].task.metric
-    out.section("beside", _title(found[0].task))
-    out.add(document.paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
-    if others.notes:
-        out.add(document.bullets(others.notes, "notes"))
-    _table(out, found, others.splits, others.table, metric)
-    _plots(out, found, others.splits, others.table, metric)
+    found = others.found
+    game = getattr(found[0].task, "game", None)
+    out.section("beside", _task_name(found[0].task).capitalize() + (f": {game}" if game else ""))
+    out.add(paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
+    out.add(document.bullets(others.notes, "notes"))
+    _table(out, others)
+    _plots(out, others)
 
 
-def _results(
-    out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str, told: Sequence[str]
-) -> None:
-    out.section("results", "Results")
-    out.add(document.bullets(told))
-    _table(out, found, splits, table, metric)
-
-
-def _table(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
-    name = text.metric_name(metric)
+def _table(out: Page, findings: Findings) -> None:
+    found, splits, table = findings.found, findings.splits, findings.table
+    task, order = found[0].task, _in_order(found)
+    name = text.metric_name(task.metric)
     if text.ranked(found):
-        dashed = [text.floor(found[0].task, n).label for n, line in figures.dashes(table).items() if line != "dot"]
+        dashed = [text.floor(task, n).label for n, line in figures.dashes(table).items() if line != "dot"]
         caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
         if dashed:
             composes = ". None of them composes anything new. Dotted line: exact ceiling" if "ceiling" in table else ""
             caption += f" Dashed line{'s' * (len(dashed) > 1)}: {', '.join(dashed)}{composes}."
-        out.add(out.plot(figures.results(found, table, metric), caption))
+        out.add(out.plot(figures.results(found, table), caption))
     style = figures.styles(found)
     head = ["mechanism", *(f"{text.split_name(split)} {name}" for split in splits), "n", "parameters", "training, s"]
-    rows: list[tuple[str, list[str]]] = []
-    task, order = found[0].task, _in_order(found)
-    for group in order:
-        rows.append(("", _group_row(group, splits, style[group.label])))
+    rows = [("", _group_row(group, splits, style[group.label])) for group in order]
     for i, floor in enumerate(_floors_in_order(found, table)):
-        words = text.floor(task, floor)
-        label = f'{escape(words.label)}<span class="small">{escape(words.does)}</span>'
-        cells = [text.with_error(table[floor][s]) if s in table[floor] else "" for s in splits]
-        exact = all(row.error is None for row in table[floor].values())
-        count = "exact" if exact else f"{text.span(row.count for row in table[floor].values())} {task.items}"
-        rows.append(("floor first" if i == 0 else "floor", [label, *cells, count, "", ""]))
+        rows.append(("floor" if i else "floor first", _floor_row(task, floor, table[floor], splits)))
     out.add(document.table(head, rows))
     measured = any(row.error is not None for by_split in table.values() for row in by_split.values())
-    out.add(f'<p class="note">{escape(_table_note(order, task.items, measured))}</p>')
-    if different := unequal(found):
+    out.add(paragraphs([_table_note(order, task.items, measured)], "note"))
+    if different := runs.unequal(found):
         out.add("<p>The mechanisms were trained with different settings. Besides the heads, these differ:</p>")
         out.add(document.bullets(different))
 
@@ -301,7 +264,7 @@ def _in_order(found: Sequence[Group]) -> list[Group]:
 
 
 def _floors_in_order(found: Sequence[Group], table: Table) -> list[str]:
-    split, gain = headline(found), found[0].task.gain
+    split, gain = runs.headline(found), found[0].task.gain
     return sorted(table, key=lambda n: -gain(table[n].get(split, next(iter(table[n].values()))).mean))
 
 
@@ -310,17 +273,23 @@ def _cell(group: Group, split: str) -> str:
     return text.with_error(score) if score else "–"
 
 
-def _group_row(group: Group, splits: Sequence[str], style: tuple[str, str]) -> list[str]:
-    cells = [_cell(group, split) for split in splits]
-    parameters, seconds = group.mean("parameters"), group.mean("seconds")
-    size = "–" if parameters is None else f"{parameters:,.0f}"
+def _group_row(group: Group, splits: Sequence[str], style: figures.Style) -> list[str]:
+    glyph = dict(zip(figures.MARKERS, "●■◆▲✚▼★⬢✖", strict=True))[style[1]]
+    numbers = [group.mean("parameters"), group.mean("seconds")]
     return [
-        _swatch(style) + escape(group.label),
-        *cells,
+        swatch(style[0], glyph) + escape(group.label),
+        *(_cell(group, split) for split in splits),
         text.seeds(len(group.finished)),
-        size,
-        "–" if seconds is None else f"{seconds:,.0f}",
+        *("–" if number is None else f"{number:,.0f}" for number in numbers),
     ]
+
+
+def _floor_row(task: Task, name: str, scores: dict[str, Summary], splits: Sequence[str]) -> list[str]:
+    words = text.floor(task, name)
+    exact = all(score.error is None for score in scores.values())
+    count = "exact" if exact else f"{text.span(score.count for score in scores.values())} {task.items}"
+    cells = [text.with_error(scores[split]) if split in scores else "" for split in splits]
+    return [f'{escape(words.label)}<span class="small">{escape(words.does)}</span>', *cells, count, "", ""]
 
 
 def _table_note(order: Sequence[Group], items: str, floors: bool) -> str:
@@ -340,28 +309,20 @@ def _table_note(order: Sequence[Group], items: str, floors: bool) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
-def _curves(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
-    entries = [entry for group in found for entry in group.entries]
-    if not any(entry.rows for entry in entries):
-        return
-    out.section("curves", "Learning curves")
-    _plots(out, found, splits, table, metric)
-
-
-def _plots(out: Page, found: Sequence[Group], splits: Sequence[str], table: Table, metric: str) -> None:
+def _plots(out: Page, findings: Findings) -> None:
     """Loss and scores over steps."""
-    entries = [entry for group in found for entry in group.entries]
+    found, table = findings.found, findings.table
+    task, entries = found[0].task, [entry for group in found for entry in group.entries]
+    floors = "the floors and the ceiling" if "ceiling" in table else ", ".join(text.floor(task, n).label for n in table)
+    lines = f"; horizontal lines: {floors}" if table else ""
+    name = text.metric_name(task.metric).capitalize()
     parts = [out.plot(figures.losses(found), "Loss on training batches.")]
-    for split in splits:
-        if any(entry.curve("eval", metric, split)[0] for entry in entries):
-            name = text.metric_name(metric).capitalize()
-            each = ", ".join(text.floor(found[0].task, floor).label for floor in table)
-            drawn = "the floors and the ceiling" if "ceiling" in table else each
-            lines = f"; horizontal lines: {drawn}" if table else ""
-            caption = f"{name} on {text.sample(found[0].task, split)}{lines}."
-            parts.append(out.plot(figures.scores(found, split, table, metric), caption))
+    for split in findings.splits:
+        if any(entry.curve("eval", task.metric, split)[0] for entry in entries):
+            caption = f"{name} on {text.sample(task, split)}{lines}."
+            parts.append(out.plot(figures.scores(found, split, table), caption))
     out.add(f'<div class="row">{"".join(parts)}</div>')
-    out.add('<p class="note">One line per seed; a faint line is a run that is not finished.</p>')
+    out.add(paragraphs(["One line per seed; a faint line is a run that is not finished."], "note"))
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -377,7 +338,6 @@ def _runs(out: Page, entries: Sequence[Entry]) -> None:
         config = json.dumps(to_dict(run), indent=2, ensure_ascii=False)
         body += f"<h4>Configuration</h4><pre><code>{escape(config)}</code></pre>"
         out.add(document.details(f"{entry.folder.name}: seed {run.seed}, {state}", body))
-    here = {
-        k: v for k, v in environment(torch.device("cpu")).items() if k in ("python", "torch", "polyhead", "cpu", "date")
-    }
-    out.add(document.details("This report", document.facts(here)))
+    here = environment(torch.device("cpu"))
+    names = [name for name in here if name in ("python", "torch", "polyhead", "cpu", "date")]
+    out.add(document.details("This report", document.facts({name: here[name] for name in names})))

@@ -1,7 +1,6 @@
-"""The report on SRAVEN runs, and figures as files: against the analysis computed by hand."""
+"""Codes in a report, on SRAVEN runs and on networks trained in full, and figures as files: against the analysis."""
 
 import dataclasses
-import html
 import json
 import pathlib
 import re
@@ -9,57 +8,35 @@ import sys
 
 import numpy as np
 import pytest
+from reported import HEADS, TASK, Written, plain, small, trained, written
 
 import polyhead as ph
 from polyhead.analysis import embed, figures as still, probe_model, purity, query_codes, similarity, zero_heads
-from polyhead.pages.report import codes as report_codes, sections as report_sections, writer as report
-from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.pages.report import codes, headline, sections, trained as in_full, writer as report
+from polyhead.pages.report.page import Page
+from polyhead.tasks import Sraven
 
-RAVEN, FUZZY = Sraven(features=2, values=5), FuzzyLogic(variables=3, terms=2, length=8)
+RAVEN = Sraven(features=2, values=5)
 NAMES = ["constant", "+1", "+2", "−1", "−2", "sum", "difference", "distribute-three"]
 
 
-def trained(task: ph.Task, root: pathlib.Path, name: str, heads: object, seed: int = 0) -> pathlib.Path:
-    """The folder of a run of a few steps."""
-    inputs, outputs = task.ends
-    at = {"max_length": task.length, "positions": ph.RelativeBias()}
-    model = ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=(heads,), **at)
-    train = ph.Train(steps=3, batch_size=8, warmup=1, eval_batches=1, eval_every=2, log_every=1)
-    folder = root / f"{name}-{seed}"
-    run = ph.Run(task=task, model=model, name=name, train=train, seed=seed, device="cpu", folder=str(folder))
-    ph.train.run(run, progress=False)
-    return folder
-
-
 @pytest.fixture(scope="module")
-def small() -> None:
-    """Little of everything."""
+def few() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"POINTS": 60, "PROBED": 150, "ZEROED": 20, "NEIGHBOURS": 5, "SAMPLES": 3}.items():
-            patch.setattr(report_codes, name, value)
-        patch.setattr(report, "SEQUENCES", 100)
-        patch.setattr(report_codes, "embed", lambda codes, method, seed: embed(codes, "pca"))  # t-SNE takes its time
+        small(patch, POINTS=60, PROBED=150, ZEROED=20, NEIGHBOURS=5, SAMPLES=3, SEQUENCES=100)
+        patch.setattr(codes, "embed", lambda codes, method, seed: embed(codes, "pca"))  # t-SNE takes its time
         yield
 
 
 @pytest.fixture(scope="module")
-def folders(small: None, tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
+def folders(few: None, tmp_path_factory: pytest.TempPathFactory) -> list[pathlib.Path]:
     root = tmp_path_factory.mktemp("runs")
-    return [trained(RAVEN, root, "hyla", ph.Hyla(3)), trained(RAVEN, root, "hyla", ph.Hyla(3), 1)]
+    return [trained(root, RAVEN, "hyla", (ph.Hyla(3),), seed) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")
-def written(folders: list[pathlib.Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict]]:
-    """The page in plain words and its figures."""
-    path = tmp_path_factory.mktemp("page") / "r.html"
-    content = report.write(folders, path, progress=False).read_text(encoding="utf-8")
-    start = content.index('<script type="application/json" id="figures">') + 45
-    shown = json.loads(content[start : content.index("</script>", start)])["figures"]
-    body = re.sub(r"<[^>]+>", " ", content[content.index("<header>") : start])
-    captions = re.findall(r'id="(figure-\d+)".*?<figcaption>(.*?)</figcaption>', content[:start])
-    named = {figure: html.unescape(caption) for figure, caption in captions}
-    words = " ".join(html.unescape(body).replace("\xa0", " ").split())
-    return words, [{**figure, "caption": named[figure["id"]]} for figure in shown]
+def page(folders: list[pathlib.Path]) -> Written:
+    return written(folders, folders[0].parent / "r.html")
 
 
 @pytest.fixture
@@ -73,18 +50,13 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(still, "save", save)
 
 
-def captioned(shown: list[dict], words: str) -> dict:
-    """The first figure whose caption begins so."""
-    return next(figure for figure in shown if figure["caption"].startswith(words))
-
-
-def test_floors_ceiling_and_words_are_those_of_the_task(written: tuple[str, list[dict]]) -> None:
-    words, shown = written
+def test_floors_ceiling_and_words_are_those_of_the_task(page: Written) -> None:
+    words = page.words
     floors = RAVEN.floors("compositional", sequences=100)
     for name, label in (("same_slot", "Same slot"), ("known_combinations", "Known combinations")):
         assert re.search(rf"{label} [^–]*?{floors[name].mean:.3f} ± {floors[name].standard_error:.3f}", words)
     assert f"A solver that knows the whole family scores {floors['ceiling'].mean:.3f}, the ceiling." in words
-    lines = [shape["x0"] for shape in shown[0]["layout"]["shapes"]]
+    lines = [shape["x0"] for shape in page.figures[0]["layout"]["shapes"]]
     assert lines == pytest.approx(
         [floors[n].mean for n in sorted(("known_combinations", "ceiling"), key=lambda n: floors[n].mean)]
     )
@@ -95,15 +67,15 @@ def test_floors_ceiling_and_words_are_those_of_the_task(written: tuple[str, list
     assert "novel" not in words
 
 
-def test_both_views_are_probed(folders: list[pathlib.Path], written: tuple[str, list[dict]]) -> None:
-    words, shown = written
+def test_both_views_are_probed(folders: list[pathlib.Path], page: Written) -> None:
+    words = page.words
     means: dict[tuple[str, int, str], list[float]] = {}
     for seed, folder in enumerate(folders):
         _, model = ph.train.load_model(folder)
         for row in probe_model(model, RAVEN, sequences=150, seed=seed):
             means.setdefault((row["pairs"], row["layer"], row["target"]), []).append(row["f1"])
     for view in ("self", "last_row"):
-        figure = captioned(shown, f"Pairs “{view}”: macro F1")
+        figure = page.captioned(f"Pairs “{view}”: macro F1")
         ticks = figure["layout"]["xaxis"]["ticktext"]
         assert ticks == [f"layer {i}<br>{t}" for t in ("rule", "target value") for i in (1, 2)]
         wanted = [np.mean(means[view, layer, target]) for target in ("rule", "target value") for layer in (0, 1)]
@@ -113,27 +85,23 @@ def test_both_views_are_probed(folders: list[pathlib.Path], written: tuple[str, 
     assert "all sequences have the same query token" in words.lower()
 
 
-def test_clusters_are_purities_of_the_mapped_codes(
-    folders: list[pathlib.Path], written: tuple[str, list[dict]]
-) -> None:
-    _, shown = written
+def test_clusters_are_purities_of_the_mapped_codes(folders: list[pathlib.Path], page: Written) -> None:
     found = []
     for seed, folder in enumerate(folders):
         _, model = ph.train.load_model(folder)
         layers, batch = query_codes(model, RAVEN, "compositional", 60, seed=seed, purpose="maps")
         labels = (batch.latents["query_rules"][:, -1], batch.targets[:, -1])
         found.append([purity(codes, y, neighbours=5)[0] for y in labels for codes in layers])
-    figure = captioned(shown, "Pairs “self”: share of the nearest codes")
+    figure = page.captioned("Pairs “self”: share of the nearest codes")
     assert figure["data"][0]["y"] == pytest.approx(np.mean(found, axis=0).tolist())
 
 
-def test_similar_rules_and_codes_by_rule(folders: list[pathlib.Path], written: tuple[str, list[dict]]) -> None:
-    _, shown = written
+def test_similar_rules_and_codes_by_rule(folders: list[pathlib.Path], page: Written) -> None:
     _, model = ph.train.load_model(folders[0])
-    mats = [
-        figure for figure in shown if figure["caption"].startswith("Layer ") and figure["data"][0]["type"] == "heatmap"
-    ]
+    layers = [figure for figure in page.figures if figure["caption"].startswith("Layer ")]
+    mats = [figure for figure in layers if figure["data"][0]["type"] == "heatmap"]
     assert len(mats) == 2 * 2 * 2 * 2  # seeds, views, plain and centred, layers
+    assert {colour for _, colour in mats[0]["data"][0]["colorscale"]} <= set(page.held["dark"])  # zero stayed white
     layers, batch = query_codes(model, RAVEN, "compositional", 60, seed=0, purpose="maps")
     rules = batch.latents["query_rules"][:, -1].numpy()
     for k, (centred, layer) in enumerate([(False, 0), (False, 1), (True, 0), (True, 1)]):
@@ -141,22 +109,22 @@ def test_similar_rules_and_codes_by_rule(folders: list[pathlib.Path], written: t
         np.testing.assert_allclose(np.array(mats[k]["data"][0]["z"]), wanted, atol=1e-4)
         names = [NAMES[i] for i in classes]
         assert mats[k]["layout"]["xaxis"]["ticktext"] == mats[k]["layout"]["yaxis"]["ticktext"] == names
-    drawn = captioned(shown, "Codes of layer 2, pairs “self”: sequences")["data"][0]["z"]
+    drawn = page.captioned("Codes of layer 2, pairs “self”: sequences")["data"][0]["z"]
     chosen = np.concatenate([np.flatnonzero(rules == rule)[:3] for rule in classes])
     np.testing.assert_allclose(np.array(drawn), layers[1][chosen].T, atol=1e-4)
-    mean = captioned(shown, "Codes of layer 2, pairs “self”: the mean")["data"][0]["z"]
+    mean = page.captioned("Codes of layer 2, pairs “self”: the mean")["data"][0]["z"]
     np.testing.assert_allclose(np.array(mean)[:, 0], layers[1][rules == classes[0]].mean(0), atol=1e-4)
     plain = dataclasses.replace(RAVEN, permuted=False)
     layers, batch = query_codes(model, plain, "compositional", 60, pairs="last_row", seed=0, purpose="maps")
     classes, wanted = similarity(layers[0], batch.latents["rules"][:, -1])
     np.testing.assert_allclose(np.array(mats[4]["data"][0]["z"]), wanted, atol=1e-4)
-    rows = captioned(shown, "Codes of layer 2, pairs “last_row”: the mean")["layout"]["yaxis"]["ticktext"]
+    rows = page.captioned("Codes of layer 2, pairs “last_row”: the mean")["layout"]["yaxis"]["ticktext"]
     assert rows == [f"key {key}, head {head}" for key in (13, 15) for head in (1, 2, 3)]
 
 
-def test_maps_are_coloured_by_value_and_by_rule(folders: list[pathlib.Path], written: tuple[str, list[dict]]) -> None:
-    words, shown = written
-    maps = [figure for figure in shown if figure["maps"]]
+def test_maps_are_coloured_by_value_and_by_rule(folders: list[pathlib.Path], page: Written) -> None:
+    words = page.words
+    maps = [figure for figure in page.figures if figure["maps"]]
     assert [figure["caption"] for figure in maps] == ["by target", "by rule"] * 2 * 2 * 2
     _, model = ph.train.load_model(folders[0])
     _, batch = query_codes(model, RAVEN, "compositional", 60, seed=0, purpose="maps")
@@ -167,15 +135,15 @@ def test_maps_are_coloured_by_value_and_by_rule(folders: list[pathlib.Path], wri
     assert found == sorted(set(batch.latents["query_rules"][:, -1].tolist()) | set(found))
 
 
-def test_zeroed_heads(folders: list[pathlib.Path], written: tuple[str, list[dict]]) -> None:
-    words, shown = written
+def test_zeroed_heads(folders: list[pathlib.Path], page: Written) -> None:
+    words = page.words
     every = []
     for seed, folder in enumerate(folders):
         _, model = ph.train.load_model(folder)
         rows = zero_heads(model, RAVEN, sequences=20, seed=seed)
         every.append(rows)
         wanted = [[r["drop"] for r in rows if r["layer"] == i and r["head"] is not None] for i in (0, 1)]
-        figure = captioned(shown, f"HYLA, seed {seed}: fall of accuracy")
+        figure = page.captioned(f"HYLA, seed {seed}: fall of accuracy")
         np.testing.assert_allclose(np.array(figure["data"][0]["z"]), wanted, atol=1e-4)
     for label, pick in {
         "nothing: accuracy": lambda rows: rows[0]["score"],
@@ -189,7 +157,7 @@ def test_zeroed_heads(folders: list[pathlib.Path], written: tuple[str, list[dict
 
 def test_layers_of_unequal_heads_leave_cells_empty() -> None:
     rows = tuple({"layer": i, "head": h, "drop": i + h / 10, "drop_se": 0.1} for i, h in ((0, 0), (1, 0), (1, 1)))
-    values, words, layers, heads = report_sections.drops(rows)
+    values, words, layers, heads = sections.drops(rows)
     assert np.isnan(values[0, 1])
     assert values[1].tolist() == [1.0, 1.1]
     assert (layers, heads) == (["layer 1", "layer 2"], ["1", "2"])
@@ -199,7 +167,7 @@ def test_layers_of_unequal_heads_leave_cells_empty() -> None:
 # -------------------------------------------------------------------------------------------------------------- export
 def test_every_figure_as_png_and_svg(quick: None, folders: list[pathlib.Path], tmp_path: pathlib.Path) -> None:
     files = report.export(folders[:1], tmp_path / "new" / "figures", progress=False)
-    assert {path.name for path in files} == {path.name for path in (tmp_path / "new" / "figures").iterdir()}
+    assert set(files) == set((tmp_path / "new" / "figures").iterdir())
     stems = ["results", "curves-loss", "curves-iid", "curves-compositional", "probes-self-fixed"]
     stems += ["probes-last_row-fixed", "clusters-self", "clusters-last_row", "heads-hyla-seed-0"]
     for view in ("self", "last_row"):
@@ -243,29 +211,31 @@ def test_exported_figures_hold_the_numbers(
 
 
 def test_page_and_files_of_fuzzy_logic_in_one_go(
-    small: None, quick: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    few: None, quick: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = trained(FUZZY, tmp_path, "mixed", ph.Linear(2))
+    folder = trained(tmp_path, TASK, "linear", (ph.Linear(2),))
     counted: list[int] = []
-    plain = report.analyse
-    monkeypatch.setattr(report, "analyse", lambda found, say: counted.append(1) or plain(found, say))
-    path = report.write([folder], tmp_path / "r.html", static=tmp_path / "files", progress=False)
+    analyse = report.analyse
+    monkeypatch.setattr(report, "analyse", lambda found, say: counted.append(1) or analyse(found, say))
+    found = written([folder], tmp_path / "r.html", static=tmp_path / "files")
     assert len(counted) == 1
-    assert "Which rules share a code?" not in path.read_text(encoding="utf-8")
+    assert "Which rules share a code?" not in found.words
     stems = {file.stem for file in (tmp_path / "files").iterdir()}
     assert {"probes-self-varies", "probes-self-fixed", "heads-linear-seed-0", "map-linear-seed-0-self-layer2"} <= stems
     assert not [stem for stem in stems if stem.startswith(("alike", "codes"))]
 
 
 def test_mistakes(folders: list[pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "baselines", None)  # noticed before the work
+    monkeypatch.setattr(report.runs, "baselines", None)  # noticed before the work
     with pytest.raises(ValueError, match=r"^export: unknown format 'gif' \(choose from png, svg, pdf\)$"):
         report.export(folders, tmp_path, formats=("gif",))
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"^report: .*file cannot be written \("):
-        report.export(folders, tmp_path / "file", progress=False)
-    with pytest.raises(ValueError, match=r"^report: .*file cannot be written \("):
-        report.write(folders, tmp_path / "r.html", static=tmp_path / "file", progress=False)
+    for write in (
+        lambda: report.export(folders, tmp_path / "file", progress=False),
+        lambda: report.write(folders, tmp_path / "r.html", static=tmp_path / "file", progress=False),
+    ):
+        with pytest.raises(ValueError, match=r"^report: .*file cannot be written \("):
+            write()
 
 
 def test_figures_that_cannot_be_drawn_are_refused_before_the_work(
@@ -275,3 +245,56 @@ def test_figures_that_cannot_be_drawn_are_refused_before_the_work(
     with pytest.raises(ValueError, match=r"^figures needs matplotlib: pip install 'polyhead\[report\]'"):
         report.write([], tmp_path / "r.html", static=tmp_path / "files", progress=False)
     assert not (tmp_path / "files").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ trained in full
+def test_scores_are_new_and_codes_are_swapped_and_mapped(tmp_path, monkeypatch):
+    small(monkeypatch, SEQUENCES=120)
+    runs = (("softmax", 0), ("hyla", 0), ("hyla", 1))
+    given = [trained(tmp_path, TASK, name, (HEADS[name],), seed, batch_size=16) for name, seed in runs]
+    full = in_full.measure(given, ["iid", "compositional"], lambda line: None)
+    assert [(group.label, len(group.entries)) for group in full.found] == [("Softmax", 1), ("HYLA", 2)]
+    _, model = ph.load(given[0])
+    wanted = ph.train.evaluate(model, TASK, "compositional", seed=0, batches=7, batch_size=16)["r2"]
+    assert full.found[0].score("compositional").mean == pytest.approx(wanted)
+    assert wanted != ph.train.read_result(given[0]).scores["compositional"]["r2"]
+    assert [len(rows) for rows in full.swaps.values()] == [1, 2]
+    assert full.swaps["HYLA"][1] == ph.analysis.swap_codes(ph.load(given[2])[1], TASK, pairs=20)
+    out = Page()
+    in_full.section(out, full)
+    page = plain("".join(out.parts))
+    assert all(words in page for words in ("HYLA: donor's function", "composes nothing", "2 seeds"))
+    mean = sum(rows[1]["donor"] for rows in full.swaps["HYLA"]) / 2
+    assert headline.number(mean) in page
+    assert page.count("with the sequence's own code, the donor's and another's") == 2
+    assert in_full.sentence(full).startswith("Trained in full (3 steps, ")
+    assert "The training had 3 steps." in page  # no word of models that come with polyhead: these do not
+    assert "the scores on 112 sequences a split" in page  # 7 whole batches of 16, not the 120 that were asked for
+    index = {str(entry.folder): {"digest": ph.digest(entry.run)} for group in full.found for entry in group.entries}
+    monkeypatch.setattr(in_full.shipped, "models", lambda: index)
+    in_full.section(ours := Page(), full)
+    assert "These models come with polyhead (polyhead list models); their training had 3 steps." in "".join(ours.parts)
+    bars = [trace for trace in out.figures[0]["data"] if trace["type"] == "bar"]
+    assert [trace["name"] for trace in bars] == ["Softmax", "HYLA"]
+    assert all(min(trace["y"]) >= -1 for trace in bars)
+    assert sum(figure["maps"] is not None for figure in out.figures) == len(out.figures) - 1
+
+
+@pytest.mark.parametrize(
+    ("donor", "other", "says"),
+    [
+        (0.8, 0.1, "the output follows the donor."),
+        (0.3, 0.0, "the output moves towards the donor, but does not follow it."),
+        (0.3, 0.25, "the output does not follow the donor."),
+    ],
+)
+def test_what_came_of_a_swap_is_said(donor, other, says):
+    scores = {"own": (-0.5, 0.9), "donor": (donor, 0.0), "other": (other, 0.0)}
+    rows = [
+        {"code": code, "donor": to_donor, "own": to_own, "donor_se": 0.05, "own_se": 0.05}
+        for code, (to_donor, to_own) in scores.items()
+    ]
+    line = in_full._moved("HYLA", [rows], "R²")
+    assert says in line
+    assert f"is −0.50, {donor:.2f}, {other:.2f} with" in line
+    assert line.endswith("A sequence's own score is 0.90.")

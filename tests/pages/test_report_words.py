@@ -1,0 +1,254 @@
+"""The words of a report, by hand: names of mechanisms, the headline, floors, the course of training."""
+
+import itertools
+import math
+import pathlib
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from reported import LOSSES, TASK, fabricate, folders, grouped, run_of, scored, small, written
+
+import polyhead as ph
+from polyhead.analysis import figures
+from polyhead.pages.report import headline as text, runs
+from polyhead.pages.report.export import _over_layers
+from polyhead.pages.report.runs import Entry, Group, Summary
+from polyhead.tasks import FuzzyLogic, Maths
+from polyhead.tasks.task import Score
+
+RULES = ph.SymbolicAttention(count=5)
+DUAL = ph.Relational(1, symbols=RULES, relations=3)
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+@pytest.mark.parametrize(
+    ("heads", "name"),
+    [
+        ([ph.Hyla(4)], "HYLA"),
+        ([ph.Linear(4, normalise="rms_heads")], "Linear (normalise rms_heads)"),
+        ([ph.Softmax(2), ph.Hyla(2, value_depth=2)], "Softmax 2 + HYLA 2 (value depth 2)"),
+        ([[ph.Softmax(4)], [ph.Hyla(4)]], "Softmax, then HYLA"),
+        ([ph.Softmax(2), ph.Relational(2, relations=3)], "Softmax 2 + Relational 2 (3 relations)"),
+        ([ph.Relational(4, symbols=ph.RelativeSymbols())], "Relational (symbols by offset)"),
+        (
+            [
+                ph.Hyla(3),
+                ph.Relational(1, symmetric=True, relation_init="package", symbols=ph.RelationalSymbols()),
+            ],
+            "HYLA 3 + Relational 1 (symmetric, relation init package, symbols by neighbours)",
+        ),
+    ],
+)
+def test_mechanisms_are_named(heads: list, name: str) -> None:
+    assert runs.mechanism(run_of("hyla", heads=heads).model) == name
+
+
+def test_an_encoder_that_differs_is_named() -> None:
+    model = run_of("softmax", task=Maths()).model
+    same = replace(model, causal=True, encoder=replace(model, inputs=Maths().source))
+    other = replace(same, encoder=replace(same.encoder, heads=(ph.Softmax(1), DUAL)))
+    assert runs.mechanism(same) == "Softmax"
+    said = "Softmax 1 + Relational 1 (3 relations, symbols from a library), decoder Softmax"
+    assert runs.mechanism(other) == said
+
+
+def test_labels_are_unique_however_many_settings_differ() -> None:
+    """Of four settings only three were named, and two groups of one name became one in figures and tables."""
+    base = run_of("softmax")
+    every = [
+        replace(
+            base,
+            seed=seed,
+            task=replace(TASK, split_seed=seed),
+            model=replace(base.model, dim=dim),
+            train=replace(base.train, lr=lr, batch_size=size, weight_decay=decay),
+        )
+        for dim, lr, size, decay, seed in itertools.product((16, 32), (1e-3, 3e-3), (16, 32), (0.1, 0.3), (0, 1))
+    ]
+
+    def groups(given: list[ph.Run]) -> list[Group]:
+        return runs.groups([Entry(pathlib.Path("run"), run, (), None, ()) for run in given])
+
+    found = groups(every)
+    assert len({group.label for group in found}) == len(found) == 16
+    assert {len(group.entries) for group in found} == {2}  # of two seeds, and of two seeds of the split
+    assert found[1].label == "Softmax · dim 16 · batch_size 16 · lr 0.001 · weight_decay 0.3"
+    few = groups([run for run in every if run.train.weight_decay == 0.1])
+    assert {group.label.count("·") for group in few} == {3}
+    pair = groups([every[0], every[8]])
+    assert [group.label for group in pair] == ["Softmax · lr 0.001", "Softmax · lr 0.003"]
+    assert runs.unequal(pair) == ["train.lr: 0.001 (Softmax · lr 0.001), 0.003 (Softmax · lr 0.003)"]
+
+
+# ------------------------------------------------------------------------------------------------------------ headline
+@pytest.mark.parametrize(
+    ("scores", "headline"),
+    [
+        ({"softmax": [0.7, 0.72], "hyla": [0.5, 0.52]}, "Softmax beats HYLA on unseen combinations (R² 0.71)"),
+        (
+            {"hyla": [0.66, 0.68, 0.72], "softmax": [0.6, 0.65, 0.7]},  # p = 0.35
+            "HYLA is ahead on unseen combinations (R² 0.69), but the seeds do not settle it",
+        ),
+        (
+            {"hyla": [0.70, 0.71, 0.72], "softmax": [0.69, 0.72, 0.71], "linear": [0.1, 0.11, 0.12]},
+            "HYLA beats Linear on unseen combinations (R² 0.71); Softmax is too close to call",
+        ),
+        ({"hyla": [0.9], "softmax": [0.1, 0.1, 0.1]}, "HYLA is ahead on unseen combinations in these runs (R² 0.90)"),
+        # errors over sequences of 0.022 each: 0.062 is two of the difference
+        (
+            {"softmax": [0.51], "hyla": [0.45]},
+            "Softmax and HYLA are level on unseen combinations (R² 0.51 and 0.45, one seed)",
+        ),
+        ({"softmax": [0.52], "hyla": [0.45]}, "Softmax is ahead on unseen combinations in these runs (R² 0.52)"),
+        ({"linear": [0.3]}, "Linear reaches R² 0.30 on unseen combinations"),
+    ],
+)
+def test_headline_claims_what_the_seeds_carry(tmp_path: pathlib.Path, scores: dict, headline: str) -> None:
+    assert text.title(grouped(folders(tmp_path, scores))) == headline
+
+
+def test_welch_by_hand() -> None:
+    """t = (mean a - mean b) / sqrt(va / na + vb / nb), Welch's degrees of freedom, Student's density integrated."""
+    va, vb = 0.01 / 3, 0.02 / 2
+    t, freedom = 0.3 / math.sqrt(va + vb), (va + vb) ** 2 / (va**2 / 2 + vb**2 / 1)
+    x = torch.linspace(-t, t, 20_001, dtype=torch.float64)
+    density = torch.exp(torch.distributions.StudentT(torch.tensor(freedom, dtype=torch.float64)).log_prob(x))
+    a = Summary(0.6, va**0.5, (0.5, 0.7, 0.6), "seeds")
+    b = Summary(0.3, vb**0.5, (0.2, 0.4), "seeds")
+    assert text.p_value(a, b) == pytest.approx(1 - float(torch.trapezoid(density, x)), abs=1e-6)
+    assert text.p_value(a, Summary(0.1, 0.1, (0.1,), "sequences")) is None
+    sure, same = Summary(0.4, 0.0, (0.4, 0.4), "seeds"), Summary(0.4, 0.0, (0.4, 0.4, 0.4), "seeds")
+    assert text.p_value(sure, same) == 1.0  # nothing spreads
+    assert text.p_value(sure, Summary(0.5, 0.0, (0.5, 0.5), "seeds")) == 0.0
+
+
+# -------------------------------------------------------------------------------------------------------------- floors
+@pytest.mark.parametrize(
+    ("score", "sentence"),
+    [
+        (0.53, "Softmax is above it."),
+        (0.52, "Softmax is level with it, so no score here is evidence of composition."),  # 1.7 joint errors above
+        (0.20, "Softmax is below it, so no score here is evidence of composition."),
+    ],
+)
+def test_scores_are_set_against_the_best_floor(tmp_path: pathlib.Path, score: float, sentence: str) -> None:
+    found = grouped(folders(tmp_path, {"softmax": [score - 0.01, score, score + 0.01]}))
+    means = {"ridge": 0.3, "gaussian_process": 0.5, "ceiling": 0.99}
+    table = {name: {"compositional": Summary(m, 0.01, (m,), "sequences")} for name, m in means.items()}
+    said = " ".join(text.verdict(found, table))
+    assert f"(Gaussian process) scores 0.500: {sentence}" in said
+    assert "scores 0.990, the ceiling" in said
+    assert f"falls by {0.9 - score:.3f} for Softmax" in said
+    first, further = text.opening(found, table)
+    assert len(first) <= 3
+    assert sorted([*first, *further]) == sorted([*text.course(found), *text.verdict(found, table)])
+    assert [words in line for words, line in zip(("falls by", "scores 0.500"), first[1:], strict=True)] == [True, True]
+    plain, rest = text.opening(found, table, "In full it is 0.9.")
+    assert (plain, rest) == ([*first[1:], "In full it is 0.9."], [first[0], *further])
+
+
+def test_floors_are_means_over_the_seeds_of_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their error is that of `Score.over`; what is known exactly has none.  They say of how many sequences they are."""
+    asked = []
+
+    def floors(task: FuzzyLogic, split: str, *, sequences: int) -> dict[str, Score]:
+        asked.append((split, sequences))
+        drawn, apart = [(0.4, 0.03), (0.42, 0.04)][task.split_seed], [(0.4, 0.03), (0.6, 0.04)][task.split_seed]
+        exact = Score(0.5 + task.split_seed, 0.0, 0)
+        return {"drawn": Score(*drawn, sequences), "apart": Score(*apart, sequences), "exact": exact}
+
+    monkeypatch.setattr(FuzzyLogic, "floors", floors)
+    monkeypatch.setattr(FuzzyLogic, "count", lambda self, split: 150 if split == "novel" else None)
+    tasks = [replace(TASK, split_seed=seed) for seed in (0, 1)]
+    entries = [
+        Entry(pathlib.Path("run"), run_of(kind, i, task), (), None, ())
+        for kind in ("softmax", "hyla")
+        for i, task in enumerate(tasks)
+    ]
+    table = runs.baselines(runs.groups(entries), ["iid", "novel"], sequences=333, progress=lambda line: None)
+    assert asked == [("iid", 166)] * 2 + [("novel", 166)] * 2
+    drawn = table["drawn"]["iid"]
+    assert (drawn.mean, drawn.error) == pytest.approx((0.41, (0.03**2 + 0.04**2) ** 0.5 / 2))
+    assert (drawn.values, drawn.count, table["drawn"]["novel"].count) == ((0.4, 0.42), 332, 300)
+    assert table["apart"]["iid"].error == pytest.approx(0.1)
+    assert table["exact"]["iid"] == Summary(1.0, None, (0.5, 1.5), "sequences")
+    assert [text.span(counts) for counts in ([332, 300], [2000, 2000])] == ["300 to 332", "2,000"]
+
+
+def test_a_still_figure_of_probes_has_the_chance_of_all_mechanisms(monkeypatch) -> None:
+    """It had that of the last one; the page has the mean."""
+    score = Summary(0.5, 0.1, (0.4, 0.6), "seeds")
+    cells = {("HYLA", (1, "rule")): (score, 0.1), ("Softmax", (1, "rule")): (score, 0.3)}
+    monkeypatch.setattr(figures, "lines", lambda panels, path, **how: panels)
+    ((target, series, levels),) = _over_layers(cells, "macro F1")(pathlib.Path("a.png"))
+    assert (target, series) == ("rule", {"HYLA": {2: [0.4, 0.6]}, "Softmax": {2: [0.4, 0.6]}})
+    assert levels == {"chance": {2: pytest.approx(0.2)}}
+
+
+# -------------------------------------------------------------------------------------------------- course of training
+STEPS = (0, 40, 50, 60, 100)
+COURSES = {  # of two seeds: scores after these steps of 100, known and unseen
+    "hyla": [
+        ((-1, 0.1, 0.25, 0.4, 0.8), (-1, 0.1, 0.3, 0.4, 0.5)),
+        ((-1, 0.1, 0.35, 0.4, 0.9), (-1, 0.1, 0.1, 0.4, 0.7)),
+    ],
+    "softmax": [
+        ((-1, 0.1, 0.5, 0.6, 0.6), (-1, 0.1, 0.4, 0.2, 0.1)),
+        ((-1, 0.1, 0.5, 0.6, 0.8), (-1, 0.1, 0.2, 0.2, 0.3)),
+    ],
+}
+
+
+def with_courses(root: pathlib.Path, kept: tuple[int, ...] = STEPS) -> list[pathlib.Path]:
+    made = []
+    for name, seeds in COURSES.items():
+        for seed, (known, unseen) in enumerate(seeds):
+            every = zip(STEPS, known, unseen, strict=True)
+            rows = [row for step, a, b in every if step in kept for row in scored(step, iid=a, compositional=b)]
+            scores = {"iid": (known[-1], 0.01), "compositional": (unseen[-1], 0.01)}
+            made.append(fabricate(root, run_of(name, seed), scores, [*LOSSES, *rows]))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kept", "hyla", "words"),
+    [
+        (STEPS, (0.3, 0.85, 0.2, 0.6), "In the second half of training HYLA gained 0.550 on known combinations"),
+        # the last score before the half stands in, and that before training does not
+        ((40, 60, 100), (0.1, 0.85, 0.1, 0.6), "After step 40 of training HYLA gained 0.750 on known combinations"),
+        ((0, 60, 100), None, None),
+    ],
+)
+def test_from_the_score_at_half_of_the_training_to_its_last(tmp_path, kept, hyla, words):
+    found = grouped(with_courses(tmp_path, kept))
+    rows = text.courses(found)
+    assert [row[0] for row in rows] == (["HYLA", "Softmax"] if hyla else [])  # the best first, on unseen combinations
+    assert not hyla or rows[0][1:] == pytest.approx(hyla)
+    assert [line.startswith(words) for line in text.course(found)] == [True] * bool(hyla)
+
+
+def test_a_lower_error_is_a_gain(monkeypatch, tmp_path):
+    monkeypatch.setattr(FuzzyLogic, "better", "lower")
+    found = grouped(with_courses(tmp_path))
+    (words,) = text.course(found)
+    assert words.startswith("In the second half of training Softmax lost 0.200 on known combinations and gained 0.100")
+    (gap,) = text._gap(text.ranked(found), text.where(found))
+    assert gap == "From known to unseen combinations the score rises by −0.500 for Softmax and −0.250 for HYLA."
+
+
+def test_a_page_opens_with_a_picture_and_three_sentences(tmp_path, monkeypatch):
+    small(monkeypatch, SEQUENCES=100)
+    page = written(with_courses(tmp_path), tmp_path / "r.html").content
+    header = page.partition("<header>")[2].partition("</header>")[0]
+    assert header.index("<h1") < header.index("<figure>") < header.index('<p class="lead">') < header.index("<nav>")
+    assert "<li>" not in header
+    (lead,) = re.findall(r'<p class="lead">(.*?)</p>', header)
+    assert lead.startswith(
+        "In the second half of training HYLA gained 0.550 on known combinations and 0.400 on unseen combinations; "
+        "Softmax gained 0.200 on known combinations and lost 0.100 on unseen combinations. From known to unseen "
+        "combinations the score falls by 0.250 for HYLA and 0.500 for Softmax. The best predictor that composes"
+    )
+    assert len(re.findall(r"[.](?: |$)", lead)) == 3
+    assert "Compositional R² (mean ± standard error over 2 seeds), best first: HYLA" in page.partition("</header>")[2]
