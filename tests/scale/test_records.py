@@ -156,14 +156,3 @@ def test_the_verbs(grid, capsys, monkeypatch):
     assert "+0.500" in said
     assert main(["table", "grid", "--format", "csv", "--out", "t.csv"]) == 0
     assert (folder.parent / "t.csv").read_text() == ph.records("grid").text("csv")
-    capsys.readouterr()
-    for words, line in (
-        (["compare", pair[0], f"{pair[0]}/."], "polyhead: compare: two runs were wanted but 1 came"),
-        (["compare"], "polyhead: compare: two runs were wanted but none came"),
-        (["compare", "nowhere", pair[0]], "polyhead: compare: nowhere does not exist"),
-        (["list", "runs", "nowhere"], "polyhead: list runs: nowhere does not exist"),
-        (["list", "tasks", "grid"], "polyhead list: a folder is for runs but tasks were asked for"),
-        (["table", "grid", "--format", "xls"], "polyhead: records: unknown format 'xls'"),
-    ):
-        assert main(words) == 2
-        assert capsys.readouterr().err.startswith(line)

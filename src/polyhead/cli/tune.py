@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polyhead.scale.tune.search import Outcome
 
 
-class Tune:
+def verb(arguments: list[str]) -> int:
     """Search for the best fields of a recipe: Optuna proposes settings, workers train them.
 
     Give a field a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; other fields are fixed.  The score is
@@ -28,17 +28,12 @@ class Tune:
     >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --train.weight_decay 0:0.3 --trials 40 --workers 2
     >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --model.dim 32,64,128 --train.steps 500 --prune
     """
-
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
-
-    def __call__(self) -> int:
-        recipe, rest = first_word("tune", self.arguments)
-        kind = _tuning()
-        helped = bool({"-h", "--help"} & set(rest))
-        space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], _plain_prune(rest))
-        run, options = _one("tune", recipe, fixed, kind)
-        return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
+    recipe, rest = first_word("tune", arguments)
+    kind = tuning()
+    helped = bool({"-h", "--help"} & set(rest))
+    space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], _plain_prune(rest))
+    run, options = _one("tune", recipe, fixed, kind)
+    return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
 
 
 def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
@@ -59,7 +54,7 @@ def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]
 OPTIONS = ("trials", "workers", "sampler", "prune", "status")
 
 
-def _tuning() -> Any:
+def tuning() -> Any:
     """The options of `tune`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
     from polyhead.config import Run
 

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -22,7 +21,7 @@ SECONDS = 0.5
 class Screen:
     """Shows a search.  `outcome`: returns the current state of the study."""
 
-    def __init__(self, outcome: "Callable[[], Outcome]", *, enabled: bool) -> None:
+    def __init__(self, outcome: Callable[[], Outcome], *, enabled: bool) -> None:
         self.outcome, self.enabled = outcome, wanted(enabled)
         console = Console(stderr=True)
         self.live = Live(console=console, auto_refresh=False) if self.enabled and console.is_terminal else None
@@ -33,9 +32,7 @@ class Screen:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.live is not None:
             self.live.update(table(self.outcome(), {}), refresh=True)
             self.live.stop()
