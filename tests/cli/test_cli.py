@@ -4,6 +4,7 @@ import json
 import pathlib
 import re
 import sys
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.cli import demo as cli_demo, main, text as cli_text, verbs as cli
+from polyhead.cli import demo as cli_demo, main, text as cli_text, train as cli_train, verbs as cli
+from polyhead.cli.output import short_warnings
 from polyhead.cli.train import configured
-from polyhead.config import save
+from polyhead.config import BlindToOrder, save
 from polyhead.layers.symbols import PositionSymbols
 from polyhead.pages import report
 from polyhead.papers import recipes, reproduce
@@ -159,6 +161,34 @@ def test_a_table_keeps_brackets_and_rounds(capsys: Any):
     text = capsys.readouterr().out
     assert "[red]x[/red]" in text
     assert "0.123 " in text
+
+
+def test_a_warning_of_ours_is_one_line():
+    plain = warnings.formatwarning
+    with short_warnings():
+        assert warnings.formatwarning("Transformer: x", BlindToOrder, "f.py", 3) == "polyhead: Transformer: x\n"
+        assert warnings.formatwarning("y", UserWarning, "f.py", 3) == plain("y", UserWarning, "f.py", 3)
+    assert warnings.formatwarning is plain
+
+
+def test_runs_of_two_tasks_are_scored_each_by_its_own_metric(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: pathlib.Path
+):
+    """As those of `polyhead train demo`."""
+    made = recipes.RECIPES["demo"]()
+    runs = [made[0], made[-1]]
+
+    def finished(run: Any) -> Result:
+        scores = {"iid": {"loss": 0.1, run.task.metric: 0.5, f"{run.task.metric}_se": 0.125}}
+        return Result(run.name, "", 1, 1.0, 1, scores, "", {}, tmp_path)
+
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *_, **__: [finished(run) for run in runs])
+    assert cli_train.train(runs) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for run in runs:
+        assert f"{run.task.metric} (mean" in said
+        assert f"on {run.task.name}" in said
+    assert said.count("0.500 ± 0.125") == 2
 
 
 # ---------------------------------------------------------------------------------------------------------------- verbs

@@ -5,7 +5,6 @@ import shlex
 import pytest
 from commands import small
 
-import polyhead as ph
 from polyhead.cli import sweep as cli_sweep, verbs as cli
 from polyhead.cli.sweep import side_by_side
 from polyhead.config import digest

@@ -61,7 +61,7 @@ def answer(runs: Sequence["Run"], asked: Any) -> int:
 
 
 def planning() -> Any:
-    """The options of `plan`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
+    """The options of `plan`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _with_heads(verb: str, run: "Run", words: str) -> "Run":
 
 
 def training() -> Any:
-    """The options of `train`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
+    """The options of `train`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)

@@ -55,7 +55,7 @@ OPTIONS = ("trials", "workers", "sampler", "prune", "status")
 
 
 def tuning() -> Any:
-    """The options of `tune`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
+    """The options of `tune`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)

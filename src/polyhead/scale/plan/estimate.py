@@ -175,7 +175,7 @@ class _Place:
         return _Place(run, self.devices, self.card, self.link)
 
     def sharded_over(self, devices: int) -> "_Place":
-        """The same sharded over so many devices, with batches in one piece."""
+        """The same, sharded over `devices` devices, with batches in one piece."""
         run = replace(self.run, parallel="sharded", train=replace(self.run.train, accumulate=1))
         return _Place(run, devices, self.card, self.link)
 

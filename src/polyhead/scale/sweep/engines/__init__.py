@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from polyhead.spec.shapes import check_number
-
 if TYPE_CHECKING:
     from polyhead.config import Run
 
@@ -70,8 +68,8 @@ class Resources:
     def __post_init__(self) -> None:
         for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
             value = getattr(self, name)
-            if value is not None:
-                check_number("sweep", name, value, least)
+            if value is not None and value < least:
+                raise ValueError(f"sweep: {name} must be at least {least} but is {value}")
 
 
 def command(folder: pathlib.Path) -> list[str]:
