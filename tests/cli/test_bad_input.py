@@ -76,6 +76,7 @@ report RUN --out . | report: . cannot be written (Is a directory)
 report RUN/.. | holds no config.json, so it is not a run; of the 1 runs in it, name one, or
 demo --workers 0 | demo: workers must be at least 1 but is 0
 demo --steps 0 | demo: steps must be at least 1 but is 0
+plan fuzzy-hyla --card h20 | plan: unknown card 'h20'; did you mean 'h200'
 plan fuzzy-hyla --hours 0 | plan: hours must be above 0 but is 0.0
 plan fuzzy-hyla --hours inf | plan: hours must be a finite number but is inf
 list | polyhead list: WHAT is missing; see polyhead list --help
