@@ -110,6 +110,11 @@ def test_every_recipe_is_listed_and_the_list_is_short(capsys: Any):
     assert sorted(name for names in recipes.FAMILIES.values() for name in names) == sorted(recipes.STUDIES)
 
 
+def test_a_recipe_without_a_docstring_is_listed():
+    row = {"recipe": "mine", "runs": 1, "steps": 4, "core minutes": "not measured", "what": ""}
+    assert cli_text._recipe("mine", lambda: small()) == row
+
+
 def built(mechanism: Any, heads: int, dim: int) -> Any:
     return ph.MultiHeadAttention(dim, [getattr(ph, mechanism.config)(heads)], own_symbols=False)
 
