@@ -83,6 +83,8 @@ def test_stopped_anywhere_it_goes_on(
             search(tmp_path / "parts")
     left = tune.status(tmp_path / "parts")
     assert [trial.state for trial in left.trials] == [tune.DONE] * 3 + [tune.RUNNING]
+    columns = {tuple(row) for row in tune_screen.rows(left, left.trials)}
+    assert columns == {("trial", *SPACE, "validation r2", "")}  # also of an incomplete proposal
     assert facts(search(tmp_path / "parts")) == facts(whole)
     again = {"worker": 1, "proposal": 0, "telling": 0}[where]  # its result is there
     assert len(engine.started) == 8 + again

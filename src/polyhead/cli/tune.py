@@ -130,20 +130,14 @@ def told(outcome: "Outcome", train: Sequence[str] = ()) -> None:
 
 def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
     """Print all trials, the best one, and commands for it.  `train`: the command that trains the best, if known."""
-    from polyhead.scale.tune.screen import said, short
+    from polyhead.scale.tune.screen import rows
 
-    score = f"{outcome.split} {outcome.metric}"
-    rows = []
-    for trial in outcome.trials:
-        fields = {name: short(value) for name, value in trial.values.items()}
-        value = "" if trial.score is None else f"{trial.score:.4f}"
-        rows.append({"trial": str(trial.number), **fields, score: value, "": said(trial, outcome)})
-    if rows:
-        table(f"Trials in {outcome.folder}", rows)
+    if outcome.trials:
+        table(f"Trials in {outcome.folder}", rows(outcome, outcome.trials))
     if outcome.importance:
         print("importance: " + ", ".join(f"{name} {share:.2f}" for name, share in outcome.importance.items()))
     if (best := outcome.best) is not None:
-        print(f"best: trial {best.number}, {score} {best.score:.4f}")
+        print(f"best: trial {best.number}, {outcome.split} {outcome.metric} {best.score:.4f}")
         itself = ["polyhead", "train", f"{best.folder}/config.json", "--folder", f"{best.folder}-anew"]
         print(f"train it again: {shlex.join(train or itself)}")
         print(f"look at it: polyhead report {best.folder}")
