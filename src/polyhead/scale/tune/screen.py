@@ -59,7 +59,7 @@ def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:
     if outcome.best is not None and outcome.best not in shown:
         shown.insert(0, outcome.best)
     cells = rows(outcome, shown, texts)
-    found = Table(*(cells[0] if cells else ()), title=str(outcome.folder))
+    found = Table(*(list(cells[0]) if cells else []), title=str(outcome.folder))
     for trial, row in zip(shown, cells, strict=True):
         found.add_row(*map(escape, row.values()), style="bold" if trial is outcome.best else None)
     return found
