@@ -125,7 +125,7 @@ def test_folders_that_cannot_be_written_to_fail_alone(tiny: Any, tmp_path: pathl
 def test_a_result_of_another_run_is_none(tiny: Any, tmp_path: pathlib.Path):
     mine, other = runs = [tiny("unused", seed=seed) for seed in range(2)]
     sweep([other], tmp_path, engine=Fake(), progress=False)
-    shutil.copytree(place_of(other, tmp_path), place_of(mine, tmp_path))
+    shutil.copytree(place_of(other, tmp_path), place_of(mine, tmp_path), ignore=shutil.ignore_patterns(LOG))
     assert [row["state"] for row in status(runs, tmp_path)] == ["waiting", "done"]
     failed, done = sweep(runs, tmp_path, engine=Fake(), progress=False)
     assert isinstance(done, Result)
