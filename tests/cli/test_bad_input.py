@@ -57,11 +57,11 @@ train hila.yaml | unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'
 train hula.yaml | hula.yaml: unknown mechanism 'hula'; did you mean 'hyla'
 train count.yaml | count.yaml: hyla:x: a number of heads was wanted but 'x'
 train rate.yaml | rate.yaml: train: unknown field 'rate'
-train itself.yaml | itself.yaml: its recipe leads back to itself.yaml: itself.yaml -> itself.yaml
-sweep itself.yaml | itself.yaml: its recipe leads back to itself.yaml: itself.yaml -> itself.yaml
-train dot.yaml | dot.yaml: its recipe leads back to ./dot.yaml: dot.yaml -> ./dot.yaml
-train a.yaml | b.yaml: its recipe leads back to a.yaml: a.yaml -> b.yaml -> a.yaml
-train to-itself.yaml | itself.yaml: its recipe leads back to itself.yaml: to-itself.yaml -> itself.yaml -> itself.yaml
+train itself.yaml | itself.yaml: its recipe leads back to itself.yaml: itself.yaml -> itself.yaml$
+sweep itself.yaml | itself.yaml: its recipe leads back to itself.yaml: itself.yaml -> itself.yaml$
+train dot.yaml | dot.yaml: its recipe leads back to ./dot.yaml: dot.yaml -> ./dot.yaml$
+train a.yaml | b.yaml: its recipe leads back to a.yaml: a.yaml -> b.yaml -> a.yaml$
+train to-itself.yaml | itself.yaml: its recipe leads back to itself.yaml: to-itself.yaml -> itself.yaml -> itself.yaml$
 resume | polyhead resume: RUN is missing; see polyhead resume --help
 resume nowhere | run folder: nowhere does not exist
 resume . | run folder: . holds no config.json, so it is not a run
@@ -94,7 +94,7 @@ compare | compare: two runs were wanted but none came
 compare RUN RUN/. | compare: two runs were wanted but 1 came
 compare nowhere RUN | compare: nowhere does not exist
 table RUN --format xls | records: unknown format 'xls'
-completion csh | polyhead completion: unknown shell 'csh'; did you mean 'zsh'? (choose from bash, zsh, fish)
+completion csh | polyhead completion: unknown shell 'csh'; did you mean 'zsh'? (choose from bash, zsh, fish)$
 sweep | polyhead sweep: RECIPE is missing
 sweep --seed 1 | polyhead sweep: RECIPE comes first but --seed came
 sweep smal | unknown recipe 'smal'; did you mean 'small'
@@ -124,20 +124,20 @@ sweep odd.yaml | odd.yaml: seed must be {values: [...]} or {value: ...} but is 3
 sweep bayes.yaml | bayes.yaml: a grid is `method: grid`
 sweep mixture.yaml | mixture.yaml: model.heads: a comma separates values but 'softmax:4,hyla:4' has one (join
 sweep scale.yaml | scale.yaml: unknown field 'scale'
-table nowhere --out folder | table: folder cannot be written (Is a directory)
-table nowhere --out file/page | table: file/page cannot be written (File exists)
-explore nowhere --text a --out folder | explore: folder cannot be written (Is a directory)
-explore nowhere --text a --out file/page | explore: file/page cannot be written (File exists)
-explore nowhere --text a --out /proc/page | explore: /proc/page cannot be written (No such file or directory)
-bench hyla --out file | bench: file cannot be written (File exists)
-demo --folder file | demo: file/report.html cannot be written (File exists)
-reproduce lm-bytes --scale smoke --folder file | reproduce: file/lm-bytes cannot be written (Not a directory)
-reproduce lm-bytes --from RESULTS --folder file | reproduce: file cannot be written (File exists)
-tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder file | tune: file cannot be written (File exists)
-sweep fuzzy-hyla --folder file | sweep: file cannot be written (File exists)
-train fuzzy-hyla --folder file | run folder: file cannot be made (File exists)
+table nowhere --out folder | table: folder cannot be written (Is a directory)$
+table nowhere --out file/page | table: file/page cannot be written (File exists)$
+explore nowhere --text a --out folder | explore: folder cannot be written (Is a directory)$
+explore nowhere --text a --out file/page | explore: file/page cannot be written (File exists)$
+explore nowhere --text a --out /proc/page | explore: /proc/page cannot be written (No such file or directory)$
+bench hyla --out file | bench: file cannot be written (File exists)$
+demo --folder file | demo: file/report.html cannot be written (File exists)$
+reproduce lm-bytes --scale smoke --folder file | reproduce: file/lm-bytes cannot be written (Not a directory)$
+reproduce lm-bytes --from RESULTS --folder file | reproduce: file cannot be written (File exists)$
+tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder file | tune: file cannot be written (File exists)$
+sweep fuzzy-hyla --folder file | sweep: file cannot be written (File exists)$
+train fuzzy-hyla --folder file | run folder: file cannot be made (File exists)$
 """
-"""Commands, and a part of their one line.  RUN is a trained run.  A place is refused before the run is looked at."""
+"""Commands, and a part of their one line ($ is its end).  RUN is a trained run; `nowhere` is never looked for."""
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small" / "lm-bytes"
 
@@ -182,7 +182,8 @@ def test_a_mistake_is_one_line(
     command, line = row.split(" | ")
     if command.startswith("tune"):
         pytest.importorskip("optuna")
-    assert line in mistake(capsys, command.replace("RUN", str(trained)).replace("RESULTS", str(RESULTS)))
+    said = mistake(capsys, command.replace("RUN", str(trained)).replace("RESULTS", str(RESULTS)))
+    assert line in f"{said}$"
     left = sorted(tmp_path.rglob("*"))
     assert left == before or " cannot be " not in line
     assert not [path for path in left if path.suffix in (".json", ".jsonl", ".safetensors")]  # no run was begun
