@@ -137,7 +137,7 @@ tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder file | tune: file cannot be writte
 sweep fuzzy-hyla --folder file | sweep: file cannot be written (File exists)$
 train fuzzy-hyla --folder file | run folder: file cannot be made (File exists)$
 """
-"""Commands, and a part of their one line ($ is its end).  RUN is a trained run; `nowhere` is never looked for."""
+"""Commands, and a part of their one line ($ is its end).  RUN is a trained run."""
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small" / "lm-bytes"
 
