@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from polyhead.config import Batch, Hyla, Logits, Mechanism, Rotary, Run, Softmax, Task, Tokens, Train, TransformerConfig
 from polyhead.models.size import parameters
 from polyhead.timing.measure import SMALL, Clock, machine, parity, peak
-from polyhead.timing.sides import Options, sides, tensors
+from polyhead.timing.options import Options
+from polyhead.timing.sides import sides, tensors
 from polyhead.train import fast_products
 from polyhead.train.device import pick_device
 from polyhead.train.loop import alone

@@ -8,7 +8,7 @@ One repeat trains every member alone (`train.run`, one after the other) in one p
 are seconds per member on one thread, process CPU time and wall time, medians over repeats, and the ratio alone /
 together (above 1: the population is faster) with its smallest and largest.  Starting Python once per single run, which
 a population saves as well, is not counted.  On a CPU a population keeps freed memory; with MALLOC_TRIM_THRESHOLD_ and
-MALLOC_MMAP_THRESHOLD_ set as in a sweep's workers, both sides do.  Nothing is timed unless the losses agree first.
+MALLOC_MMAP_THRESHOLD_ set, both sides do.  Nothing is timed unless the losses agree first.
 """
 
 import argparse

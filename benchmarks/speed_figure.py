@@ -15,7 +15,8 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.timing import measure
-from polyhead.timing.sides import PASSES, Options
+from polyhead.timing.options import Options
+from polyhead.timing.sides import PASSES
 
 PLACE = Path(__file__).parents[1] / "docs" / "results" / "kernels" / "speed"
 LENGTHS = (256, 512, 1024, 2048, 4096)

@@ -12,6 +12,7 @@ theirs.
 
 import importlib
 import importlib.machinery
+import sys
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -102,9 +103,9 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
 
 __version__ = "0.1.0"
 
+_FOLDERS = ("analysis", "compat", "config", "layers", "models", "ops", "scale", "spec", "tasks", "train")
 _MODULES = {
-    **{name: f"polyhead.{name}" for name in ("analysis", "compat", "config", "layers", "models", "ops", "scale")},
-    **{name: f"polyhead.{name}" for name in ("spec", "tasks", "train")},
+    **{name: f"polyhead.{name}" for name in _FOLDERS},
     "recipes": "polyhead.papers.recipes",
     "report": "polyhead.pages.report",
     "reproduce": "polyhead.papers.reproduce",
@@ -112,40 +113,28 @@ _MODULES = {
 }
 
 _NAMES = {
-    "polyhead.config": (
-        *("Position", "Rotary", "RelativeBias", "Alibi", "Learned", "Sinusoidal"),
-        *("FeedForward", "Mlp", "Swiglu", "Experts", "Tokens", "Vectors", "Patches", "Logits", "Values", "Classes"),
-        *("CoRelNetConfig", "PrediNetConfig", "AbstractorConfig"),
-        *("TransformerConfig", "Batch", "Task", "Decay", "Train", "Run", "stream", "digest"),
-    ),
-    "polyhead.config.extensions": ("register",),
-    "polyhead.config.mechanisms": (
-        *("Mechanism", "SymbolicAttention", "RelationalSymbols", "PositionSymbols", "RelativeSymbols"),
-    ),
-    "polyhead.layers.attention": ("MultiHeadAttention",),
-    "polyhead.layers.heads.groups": ("SoftmaxHeads", "LinearHeads", "HylaHeads"),
-    "polyhead.layers.norms": ("RMSNorm", "LayerNorm"),
-    "polyhead.layers.feedforward": ("MlpLayer", "SwigluLayer", "MixtureOfExperts"),
-    "polyhead.layers.positions": (
-        *("RotaryEmbedding", "RelativePositionBias", "AlibiBias", "LearnedPositions", "SinusoidalPositions"),
-    ),
-    "polyhead.layers.block": ("TransformerBlock",),
-    "polyhead.layers.taps": ("Taps",),
-    "polyhead.models.transformer": ("Transformer",),
-    "polyhead.models.generate.tokens": ("generate",),
-    "polyhead.scale.plan.estimate": ("plan",),
-    "polyhead.scale.records": ("records",),
-    "polyhead.scale.sweep.jobs": ("sweep",),
-    "polyhead.scale.tune.search": ("tune",),
-    "polyhead.pages.explore.writer": ("explore",),
-    "polyhead.timing.measure": ("bench:run",),
-    "polyhead.train.store.checkpoint": ("load:load_model",),
+    "config": "Position Rotary RelativeBias Alibi Learned Sinusoidal FeedForward Mlp Swiglu Experts "
+    "Tokens Vectors Patches Logits Values Classes CoRelNetConfig PrediNetConfig AbstractorConfig "
+    "TransformerConfig Batch Task Decay Train Run stream digest",
+    "config.extensions": "register",
+    "config.mechanisms": "Mechanism SymbolicAttention RelationalSymbols PositionSymbols RelativeSymbols",
+    "layers.attention": "MultiHeadAttention",
+    "layers.heads.groups": "SoftmaxHeads LinearHeads HylaHeads",
+    "layers.norms": "RMSNorm LayerNorm",
+    "layers.feedforward": "MlpLayer SwigluLayer MixtureOfExperts",
+    "layers.positions": "RotaryEmbedding RelativePositionBias AlibiBias LearnedPositions SinusoidalPositions",
+    "layers.block": "TransformerBlock",
+    "layers.taps": "Taps",
+    "models.transformer": "Transformer",
+    "models.generate.tokens": "generate",
+    "scale.plan.estimate": "plan",
+    "scale.records": "records",
+    "scale.sweep.jobs": "sweep",
+    "scale.tune.search": "tune",
+    "pages.explore.writer": "explore",
 }
-_HOME = {
-    name.partition(":")[0]: (module, name.partition(":")[2] or name)
-    for module, names in _NAMES.items()
-    for name in names
-}
+_HOME = {name: (f"polyhead.{module}", name) for module, names in _NAMES.items() for name in names.split()}
+_HOME |= {"bench": ("polyhead.timing.measure", "run"), "load": ("polyhead.train.store.checkpoint", "load_model")}
 
 _MOVED = {
     "polyhead.claims": "polyhead.papers.estimates",
@@ -224,4 +213,4 @@ class _Finder:
         pass
 
 
-importlib.import_module("sys").meta_path.append(_Finder())
+sys.meta_path.append(_Finder())

@@ -3,33 +3,28 @@
 import json
 import pathlib
 import re
-import shlex
 import sys
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from commands import ask, small
 from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.cli import demo as cli_demo, main, text as cli_text, verbs as cli
+from polyhead.cli import demo as cli_demo, main, text as cli_text, train as cli_train, verbs as cli
+from polyhead.cli.output import short_warnings
 from polyhead.cli.train import configured
-from polyhead.config import save
+from polyhead.config import BlindToOrder, save
 from polyhead.layers.symbols import PositionSymbols
 from polyhead.pages import report
 from polyhead.papers import recipes, reproduce
 from polyhead.scale.sweep import Failure
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.store.folder import read_metrics
-
-
-def small(name: str = "small", **changes: Any) -> Any:
-    task = ph.tasks.FuzzyLogic(length=6)
-    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=6)
-    train = ph.Train(steps=3, batch_size=2, warmup=1, eval_batches=1, log_every=1)
-    return replace(ph.Run(name=name, task=task, model=model, train=train), **changes)
 
 
 @pytest.fixture
@@ -39,15 +34,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
     floors = ph.tasks.FuzzyLogic.floors
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", lambda *args, **more: floors(*args, **{**more, "sequences": 50}))
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("one"), small("two", seed=1)))
-
-
-def ask(capsys: Any, command: str) -> str:
-    """What a command prints; it must succeed."""
-    code = cli.main(shlex.split(command))
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return said.out
+    monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("a-0"), small("a-1", seed=1)))
 
 
 def only_run(tmp_path: pathlib.Path) -> pathlib.Path:
@@ -56,10 +43,12 @@ def only_run(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 # ----------------------------------------------------------------------------------------------------------------- help
-def test_help_names_every_verb(capsys: Any):
-    said = ask(capsys, "--help").splitlines()
-    for verb in cli.VERBS:
-        assert any(line.startswith(f"  {verb} ") for line in said)
+def test_the_overview(capsys: Any):
+    said = ask(capsys, "--help")
+    assert all(f"\n  {verb} " in said for verb in cli.VERBS)
+    assert cli.main([]) == 2
+    assert capsys.readouterr().out == said
+    assert ask(capsys, "--version").strip() == ph.__version__
 
 
 @pytest.mark.parametrize("verb", list(cli.VERBS))
@@ -73,35 +62,15 @@ def test_every_verb_explains_itself_with_examples(capsys: Any, verb: str):
 
 def test_a_recipe_lists_its_fields(capsys: Any):
     text = ask(capsys, "train fuzzy-hyla --help")
-    for flag in (
-        "--train.lr",
-        "--model.heads.0.value-depth",
-        "--task.held-out",
-        "--seed",
-        "--device",
-        "--deterministic",
-    ):
-        assert flag in text
-    assert "--again" in text
-
-
-def test_no_command_is_a_mistake(capsys: Any):
-    assert cli.main([]) == 2
-    assert "usage: polyhead COMMAND" in capsys.readouterr().out
-
-
-def test_the_version(capsys: Any):
-    assert ask(capsys, "--version").strip() == ph.__version__
+    fields = ("--train.lr", "--model.heads.0.value-depth", "--task.held-out", "--seed", "--device", "--deterministic")
+    assert all(flag in text for flag in (*fields, "--again"))
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
 @pytest.mark.parametrize(
     ("what", "wanted"),
     [
-        (
-            "recipes",
-            [f"demo 8 600 {recipes.MINUTES['demo']} The", "fuzzy-hyla 1 15000 12.5 HYLA at", "games, sorting, order"],
-        ),
+        ("recipes", [f"demo 8 600 {recipes.MINUTES['demo']} The", "fuzzy-hyla 1 15000 12.5", "games, sorting, order"]),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
         ("mechanisms", ["Softmax", "Linear", "Hyla", "rms_heads(q_th", "s (d + 2", "value_weight"]),
         ("mechanisms", ["Relational", "= 12,416; 8 heads: 99,328", "s m = 32,768"]),
@@ -141,6 +110,11 @@ def test_every_recipe_is_listed_and_the_list_is_short(capsys: Any):
     assert sorted(name for names in recipes.FAMILIES.values() for name in names) == sorted(recipes.STUDIES)
 
 
+def test_a_recipe_without_a_docstring_is_listed():
+    row = {"recipe": "mine", "runs": 1, "steps": 4, "core minutes": "not measured", "what": ""}
+    assert cli_text._recipe("mine", lambda: small()) == row
+
+
 def built(mechanism: Any, heads: int, dim: int) -> Any:
     return ph.MultiHeadAttention(dim, [getattr(ph, mechanism.config)(heads)], own_symbols=False)
 
@@ -173,22 +147,6 @@ def test_the_listed_work_is_what_the_equations_multiply(mechanism: Any):
     assert f"{heads} heads: {counter.get_total_flops() // (2 * tokens) + beside:,}\n" in text + "\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "text"),
-    [
-        ("list tasks --dim 64", "polyhead list: --dim is for mechanisms but tasks were asked for"),
-        ("list mechanisms --dim 10", "polyhead list: --heads must divide --dim 10 but is 8"),
-        ("list mechanisms --length 0", "polyhead list: --length must be at least 1 but is 0"),
-        ("list mechanism", "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?"),
-    ],
-)
-def test_a_list_that_cannot_be(capsys: Any, command: str, text: str):
-    assert cli.main(shlex.split(command)) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(text)
-    assert said.count("\n") == 1
-
-
 @pytest.mark.parametrize(("module", "name"), [("rich.table", "rich"), ("yaml", "PyYAML")])
 def test_a_package_of_the_core_that_is_missing_is_one_line(monkeypatch: Any, capsys: Any, module: str, name: str):
     monkeypatch.setitem(sys.modules, module, None)
@@ -210,27 +168,51 @@ def test_a_table_keeps_brackets_and_rounds(capsys: Any):
     assert "0.123 " in text
 
 
+def test_a_warning_of_ours_is_one_line():
+    plain = warnings.formatwarning
+    with short_warnings():
+        assert warnings.formatwarning("Transformer: x", BlindToOrder, "f.py", 3) == "polyhead: Transformer: x\n"
+        assert warnings.formatwarning("y", UserWarning, "f.py", 3) == plain("y", UserWarning, "f.py", 3)
+    assert warnings.formatwarning is plain
+
+
+def test_runs_of_two_tasks_are_scored_each_by_its_own_metric(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: pathlib.Path
+):
+    """As those of `polyhead train demo`."""
+    made = recipes.RECIPES["demo"]()
+    runs = [made[0], made[-1]]
+
+    def finished(run: Any) -> Result:
+        scores = {"iid": {"loss": 0.1, run.task.metric: 0.5, f"{run.task.metric}_se": 0.125}}
+        return Result(run.name, "", 1, 1.0, 1, scores, "", {}, tmp_path)
+
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *_, **__: [finished(run) for run in runs])
+    assert cli_train.train(runs) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    for run in runs:
+        assert f"{run.task.metric} (mean" in said
+        assert f"on {run.task.name}" in said
+    assert said.count("0.500 ± 0.125") == 2
+
+
 # ---------------------------------------------------------------------------------------------------------------- verbs
 @pytest.mark.usefixtures("recipe")
 def test_train_changes_any_field(capsys: Any, tmp_path: pathlib.Path):
-    model = "--model.dim 16 --model.heads.0.act silu --model.causal"
-    train = "--train.lr 3e-4 --train.clip 1 --train.evaluate novel --task.held-out 0.7"
-    said = ask(capsys, f"train small --seed 5 {model} {train} --threads 1 --device cpu --deterministic")
+    fields = "--model.dim 16 --model.heads.0.act silu --model.causal --train.lr 3e-4 --train.clip 1"
+    fields += " --train.evaluate novel --task.held-out 0.7 --threads 1 --device cpu --deterministic"
+    said = ask(capsys, f"train small --seed 5 {fields}")
     folder = only_run(tmp_path)
     run = read_config(folder)
     assert folder == tmp_path / "runs" / f"small-{ph.digest(run)}"
     default = small()
-    wanted = replace(
-        default,
-        seed=5,
-        task=replace(default.task, held_out=0.7),
-        model=replace(default.model, dim=16, heads=(ph.Hyla(2, act="silu"),), causal=True),
-        train=replace(default.train, lr=3e-4, evaluate=("novel",), clip=1.0),
-    )
+    model = replace(default.transformer, dim=16, heads=(ph.Hyla(2, act="silu"),), causal=True)
+    train = replace(default.train, lr=3e-4, evaluate=("novel",), clip=1.0)
+    wanted = replace(default, seed=5, task=replace(default.task, held_out=0.7), model=model, train=train)
     assert ph.digest(run) == ph.digest(wanted)
     assert (run.device, run.deterministic, run.threads) == ("cpu", True, 1)
     assert "novel" in said
-    assert "3 steps" in said
+    assert "4 steps" in said
 
 
 @pytest.mark.usefixtures("recipe")
@@ -268,34 +250,25 @@ def test_a_file_and_then_again(capsys: Any, tmp_path: pathlib.Path):
 
 
 @pytest.mark.usefixtures("recipe")
-def test_a_recipe_of_several_runs_is_a_sweep(capsys: Any, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("words", "seeds", "how"),
+    [
+        ("", [0, 1], ("runs", None, False)),
+        ("--seed 0 --again", [0, 1], ("runs", None, True)),
+        ("--seed 4 --workers 3 --folder out", [4, 5], ("out", 3, False)),
+    ],
+)
+def test_a_recipe_of_several_runs_is_a_sweep_and_a_seed_moves_their_seeds(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, words: str, seeds: list[int], how: tuple[str, int | None, bool]
+):
     def sweep(runs: Any, folder: Any, *, workers: Any = None, again: bool = False) -> list[Any]:
-        assert ([run.name for run in runs], [run.seed for run in runs], folder, workers) == (
-            ["one", "two"],
-            [4, 5],
-            "out",
-            3,
-        )
+        assert [(run.name, run.seed) for run in runs] == [(f"a-{seed}", seed) for seed in seeds]
+        assert (folder, workers, again) == how
         return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
 
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", sweep)
-    said = ask(capsys, "train pair --seed 4 --workers 3 --folder out --threads 1")
-    assert "one: 3 steps" in said
-    assert "two: 3 steps" in said
-
-
-@pytest.mark.parametrize(("asked", "seeds"), [("", [0, 1]), (" --seed 0", [0, 1]), (" --seed 4", [4, 5])])
-def test_a_seed_moves_the_seeds_of_a_recipe_that_has_several(
-    capsys: Any, monkeypatch: pytest.MonkeyPatch, asked: str, seeds: list[int]
-):
-    came: list[Any] = []
-    monkeypatch.setitem(recipes.RECIPES, "seeds", lambda: (small("a-0"), small("a-1", seed=1)))
-    monkeypatch.setattr(
-        "polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: came.extend([*runs, options]) or []
-    )
-    ask(capsys, "train seeds --again" + asked)
-    assert [(run.name, run.seed) for run in came[:2]] == [(f"a-{seed}", seed) for seed in seeds]
-    assert came[2] == {"workers": None, "again": True}
+    said = ask(capsys, f"train pair --threads 1 {words}")
+    assert all(f"a-{seed}: 4 steps" in said for seed in seeds)
 
 
 @pytest.mark.usefixtures("recipe")
@@ -368,10 +341,10 @@ def test_demo_ends_with_the_table_and_the_report(capsys: Any, monkeypatch: pytes
 
 @pytest.mark.usefixtures("recipe")
 def test_a_failed_run_is_named_and_the_code_is_1(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
-    failure = Failure("one", tmp_path, -9, "killed by signal 9")
+    failure = Failure("a-0", tmp_path, -9, "killed by signal 9")
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **more: [failure])
     assert cli.main(["train", "pair"]) == 1
-    assert "polyhead: one failed: killed by signal 9 (log in " in capsys.readouterr().err
+    assert "polyhead: a-0 failed: killed by signal 9 (log in " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("recipe")
@@ -380,7 +353,7 @@ def test_resume_finishes(capsys: Any, tmp_path: pathlib.Path):
     done = ph.train.run(run, progress=False)
     (tmp_path / "here" / "result.json").unlink()
     said = ask(capsys, "resume here --seed 0 --device cpu")
-    assert "small: 3 steps" in said
+    assert "small: 4 steps" in said
     again = read_result("here")
     assert isinstance(again, Result)
     assert again.scores == done.scores

@@ -32,6 +32,9 @@ def test_every_verb_and_its_options_are_known(known):
     for option in ("--seed", "--train.lr", "--model.norm-order", "--task.held-out", "--model.heads", "--print"):
         assert option in known.options["train"], option
     assert "fuzzy-hyla" in known.names["train"]
+    for verb, option in (("sweep", "--ray"), ("sweep", "--status"), ("tune", "--trials"), ("plan", "--card")):
+        assert {option, "--train.lr"} <= set(known.options[verb])
+    assert not {"--again", "--print", "--run"} & {*known.options["tune"], *known.options["plan"]}
     assert "fig-2c" in known.names["reproduce"]
 
 
@@ -63,9 +66,3 @@ def test_it_is_installed_where_the_shell_looks(shell, tmp_path, monkeypatch, cap
     assert path.relative_to(tmp_path) == pathlib.Path(wanted.get(shell, "fish/completions/polyhead.fish"))
     assert f"completion: {path}; " in capsys.readouterr().out
     assert "fuzzy-hyla" in path.read_text()
-
-
-def test_another_shell_is_one_line(capsys):
-    assert main(["completion", "csh"]) == 2
-    line = "polyhead completion: unknown shell 'csh'; did you mean 'zsh'? (choose from bash, zsh, fish)"
-    assert capsys.readouterr().err == line + "\n"

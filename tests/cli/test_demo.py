@@ -1,9 +1,11 @@
 """The demo: its live display, and its estimate of time."""
 
 import io
+import pathlib
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from polyhead.cli import demo as cli_demo
@@ -63,18 +65,15 @@ def test_what_lies_beyond_the_scale_is_at_its_end() -> None:
 
 
 def test_the_estimate_shares_the_runs_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs whose steps take 0.06 and 0.03 s, with their start and scores: on two cores the longer one counts."""
+    """Two runs whose steps take 0.06 and 0.03 s, with start and scores: on two cores the longer one counts.  Then short
+    ones, of which each core has two."""
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.06 if run.name.startswith("hyla") else 0.03)
     longer, shorter = (cli_demo.START + demo.FUZZY_STEPS * each * cli_demo.SCORING for each in (0.06, 0.03))
     assert cli_demo.minutes(demo.fuzzy(), 2) == f"{longer / 60:.0f} minutes"
     assert cli_demo.minutes(demo.fuzzy(), 1) == f"{(longer + shorter) / 60:.0f} minutes"
-
-
-def test_the_start_of_workers_is_part_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
-    runs = demo.race()[:4]
-    each = cli_demo.START + runs[0].train.steps * 0.01 * cli_demo.SCORING
-    assert cli_demo.minutes(runs, 2) == f"{2 * each:.0f} seconds"
+    each = cli_demo.START + demo.race()[0].train.steps * 0.01 * cli_demo.SCORING
+    assert cli_demo.minutes(demo.race()[:4], 2) == f"{2 * each:.0f} seconds"
 
 
 def test_each_part_shows_its_unseen_split() -> None:
@@ -82,36 +81,32 @@ def test_each_part_shows_its_unseen_split() -> None:
         assert all(split in run.train.evaluate for run in runs)
 
 
-def test_it_takes_other_steps(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
-    trained = []
-    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
-    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
-    monkeypatch.setattr(cli_demo, "marks", lambda *given: {})
-    assert cli_demo.Demo(folder=tmp_path, steps=400)() == 0
-    assert {run.train.steps for run in trained if run.task == demo.fuzzy()[0].task} == {400}
-    assert {run.train.steps for run in trained if run.task != demo.fuzzy()[0].task} == {600}
-
-
-@pytest.mark.parametrize(("capability", "steps"), [("AVX512", 12_500), ("AVX2", 6500), ("DEFAULT", 6500)])
+@pytest.mark.parametrize(
+    ("capability", "asked", "steps"),
+    [("AVX512", None, 12_500), ("AVX2", None, 6500), ("DEFAULT", None, 6500), ("AVX2", 400, 400)],
+)
 def test_a_slower_processor_has_fewer_steps(
-    capability: str, steps: int, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys: pytest.CaptureFixture[str]
+    capability: str,
+    asked: int | None,
+    steps: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    import torch
-
     trained = []
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
     monkeypatch.setattr(cli_demo, "marks", lambda *given: {})
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert cli_demo.Demo(folder=tmp_path, device="cpu")() == 0
-    assert {run.train.steps for run in trained if run.task == demo.fuzzy()[0].task} == {steps}
+    assert cli_demo.Demo(folder=tmp_path, device="cpu", steps=asked)() == 0
+    fuzzy = demo.fuzzy()[0].task
+    assert {run.train.steps for run in trained if run.task == fuzzy} == {steps}
+    assert {run.train.steps for run in trained if run.task != fuzzy} == {600}
     assert f"{steps:,} of\nits 50,000 steps" in capsys.readouterr().err
     assert demo.steps_on(torch.device("cuda")) == 12_500
 
 
 def test_a_step_is_timed_and_threads_are_put_back() -> None:
-    import torch
-
     before = torch.get_num_threads()
     assert cli_demo.step_seconds(demo.race()[0], steps=1) > 0
     assert torch.get_num_threads() == before

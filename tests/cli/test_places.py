@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import pytest
+from commands import mistake
 
 import polyhead as ph
 from polyhead import cli
@@ -16,18 +17,6 @@ from polyhead.tasks.task import located
 from polyhead.train.store import files, shipped
 from polyhead.train.store.files import check_folder, check_place
 
-NOT_THERE = "nowhere/run"
-"""No run: what says so has looked at the place before."""
-
-
-def line(arguments, capsys):
-    """The one line that a command says before it exits with 2."""
-    assert cli.main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1, said.err
-    return said.err.removeprefix("polyhead: ").strip()
-
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -36,43 +25,6 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     return tmp_path
-
-
-FILES = ("table {} --out", "explore {} --text a --out")
-
-
-@pytest.mark.parametrize("command", FILES)
-@pytest.mark.parametrize(
-    ("place", "why"),
-    [
-        ("folder", "Is a directory"),
-        ("file/page", "File exists"),
-        pytest.param(
-            "/proc/page", "No such file or directory", marks=pytest.mark.skipif(os.name != "posix", reason="")
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_one_line_before_the_work(here, capsys, command, place, why):
-    said = line([*command.format(NOT_THERE).split(), place], capsys)
-    assert said == f"{command.split()[0]}: {place} cannot be written ({why})"
-    assert sorted(os.listdir(here)) == ["file", "folder"]
-
-
-FOLDERS = {
-    "bench hyla --out": "bench: file cannot be written (File exists)",
-    "demo --folder": "demo: file/report.html cannot be written (File exists)",
-    "reproduce lm-bytes --scale smoke --folder": "reproduce: file/lm-bytes cannot be written (Not a directory)",
-    "tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder": "tune: file cannot be written (File exists)",
-    "sweep fuzzy-hyla --folder": "sweep: file cannot be written (File exists)",
-    "train fuzzy-hyla --folder": "run folder: file cannot be made (File exists)",
-}
-
-
-@pytest.mark.parametrize("command", FOLDERS)
-def test_a_folder_that_cannot_be_written_is_one_line_before_the_work(here, capsys, command):
-    if command.startswith("tune"):
-        pytest.importorskip("optuna")
-    assert line([*command.split(), "file"], capsys) == FOLDERS[command]
 
 
 @pytest.mark.parametrize("verb", ["sweep", "train"])
@@ -85,16 +37,10 @@ def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch, v
     monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
     runs = ["fuzzy-hyla", "--train.steps", "3,4"] if verb == "sweep" else ["demo"]
     wanted = "sweep: folder cannot be written (Permission denied)"
-    assert line([verb, *runs, "--folder", "folder"], capsys) == wanted
+    assert mistake(capsys, [verb, *runs, "--folder", "folder"]) == wanted
     (run,), _ = configured("train", "fuzzy-hyla", [[]])
     (here / "folder" / f"{run.name}-{ph.digest(run)}").mkdir()
     assert prepare("sweep", [run], "folder", again=False) == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
-
-
-def test_redrawing_looks_at_the_folder_first(here, capsys):
-    results = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small" / "lm-bytes"
-    said = line(["reproduce", "lm-bytes", "--from", str(results), "--folder", "file"], capsys)
-    assert said == "reproduce: file cannot be written (File exists)"
 
 
 def test_what_may_be_written_is_left_as_it_was(here):
@@ -142,7 +88,7 @@ def test_a_model_that_is_here_needs_no_home_and_another_says_so(homeless, monkey
 
 @pytest.mark.parametrize(("shell", "own"), [("bash", "XDG_DATA_HOME"), ("zsh", "ZDOTDIR"), ("fish", "XDG_CONFIG_HOME")])
 def test_completion_is_installed_nowhere(homeless, capsys, shell, own):
-    said = line(["completion", shell, "--install"], capsys)
+    said = mistake(capsys, f"completion {shell} --install")
     assert said == f"polyhead completion: this user has no home folder (set HOME or {own})"
 
 

@@ -108,7 +108,7 @@ def test_what_ray_cannot_give_and_a_folder_it_cannot_see(tmp_path: pathlib.Path)
 def test_no_ray_and_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]  # bound, and nobody listens
+        port = held.getsockname()[1]  # bound, without a listener
         for address, line in (
             (f"127.0.0.1:{port}", f"sweep: no Ray cluster at 127.0.0.1:{port} "),
             ("somewhere", "sweep: --ray wants HOST:PORT, auto or local but 'somewhere' came"),
@@ -119,5 +119,5 @@ def test_no_ray_and_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: pathli
 
 
 def test_a_worker_dies_with_its_task():
-    """The second argument is the process that started it: here another one, as nobody starts itself."""
+    """The second argument is the process that started it: here it is not the parent."""
     assert engine_ray.main(["nowhere", str(os.getpid())]) == LOST - 1

@@ -16,7 +16,7 @@ import pytest
 from many_runs import check_all, many_runs, process, working
 from slurm import missing, slurm
 
-from polyhead.scale.sweep.engines import slurm as engine_slurm
+from polyhead.scale.sweep.engines import Resources, slurm as engine_slurm
 from polyhead.scale.sweep.engines.slurm import RECORD, Slurm
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import Screen
@@ -126,8 +126,8 @@ def test_what_sbatch_says_is_one_line(tmp_path: pathlib.Path):
         ([None, None], "1", 1),  # so long ago that Slurm has forgotten it
         (["NODE_FAIL", "NODE_FAIL"], None, 256),
         (["OUT_OF_MEMORY", "OUT_OF_MEMORY"], "-9", -9),
-        (["CANCELLED", "CANCELLED"], "130", 130),  # by hand: nobody wants it any more
-        (["PREEMPTED", "PREEMPTED"], "130", 75),  # for good, by Slurm: wanted
+        (["CANCELLED", "CANCELLED"], "130", 130),  # by hand: it is not wanted any more
+        (["PREEMPTED", "PREEMPTED"], "130", 75),  # by Slurm, without a new place in the queue: still wanted
     ],
 )
 def test_how_a_job_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, states, written, code):
@@ -168,5 +168,11 @@ def test_a_job_of_an_earlier_call_is_taken_over_while_slurm_knows_it(tmp_path: p
     assert engine._earlier(tmp_path) == ("7_1" if taken else None)
 
 
-def test_so_many_jobs_run_at_once():
-    assert Slurm()._parameters(7)["slurm_array_parallelism"] == 7
+def test_what_slurm_is_asked_for():
+    """Without resources of its own, a sweep takes the defaults of the cluster."""
+    resources = Resources(cpus=3, gpus=2.0, memory=4.5)
+    asked = Slurm(resources, partition="here", account="us", minutes=2)._parameters(7)
+    own = {"mem_gb": 4.5, "slurm_gpus_per_node": 2, "slurm_partition": "here", "slurm_account": "us"}
+    given = {"slurm_array_parallelism": 7, "cpus_per_task": 3, "timeout_min": 2, "slurm_signal_delay_s": 60}
+    assert asked == asked | given | own
+    assert Slurm()._parameters(7).keys() == asked.keys() - own.keys()

@@ -1,6 +1,7 @@
 """Runs trained together equal runs trained alone: losses, folders, and ends."""
 
 import dataclasses
+import math
 import os
 import pathlib
 import signal
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import polyhead as ph
 from polyhead.scale.population import stacked, training as population
-from polyhead.scale.population.stacked import Stack, adamw_
+from polyhead.scale.population.stacked import Stack
 from polyhead.scale.population.training import groups
 from polyhead.train import Interrupted, device, evaluate, load_model, run
 from polyhead.train.store.checkpoint import read_checkpoint
@@ -55,8 +56,13 @@ MODELS = {
         "norm": "rms",
         "norm_order": "post",
     },
+    "other splits, dropout": {"dropout": 0.1, "task": ph.tasks.FuzzyLogic(length=8)},
     "sraven": {"task": SRAVEN, "inputs": SRAVEN.ends[0], "outputs": SRAVEN.ends[1], "max_length": 18, "batch_size": 3},
 }
+
+
+SPLITS = ((2, 5), (0, 6), (2, 6))
+"""The split and the seed of each member where they differ in both, in no common order."""
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -64,6 +70,10 @@ def test_together_is_alone_in_float64(name: str, members: Any, double: Any, tmp_
     """Losses, norms, scores, parameters and moments, in 8 steps of the three mechanisms and 5 of other variants."""
     steps = 8 if name in list(MODELS)[:3] else 5
     runs = members(**{"steps": steps, "eval_every": 8, "save_every": 8, "eval_batches": 1, **MODELS[name]})
+    if name.startswith("other splits"):
+        given = zip(runs, SPLITS, strict=True)
+        runs = [dataclasses.replace(r, seed=b, task=dataclasses.replace(r.task, split_seed=a)) for r, (a, b) in given]
+    assert len(groups(runs)) == 1
     wanted = alone(runs, tmp_path / "alone")
     for at_once in (1, 2) if "dropout" in name else (2,):
         results = population.train(runs, tmp_path / str(at_once), progress=False, at_once=at_once)
@@ -82,37 +92,6 @@ def test_otherwise_it_is_alone_to_rounding(precision: str, rel: float, members: 
         assert found[1] == pytest.approx(found[0], rel=rel)
         losses += found[1]
     assert not any(torch.tensor(loss).bfloat16().item() == loss for loss in losses)  # the loss itself is in float32
-
-
-def test_adamw_is_that_of_torch():
-    torch.manual_seed(0)
-    start, gradients = torch.randn(3, 10, dtype=torch.float64), torch.randn(4, 3, 10, dtype=torch.float64)
-    settings = [(1e-2, 0.1, (0.9, 0.999), 1e-8), (1e-1, 0.7, (0.5, 0.6), 1e-3), (0.0, 1.0, (0.9, 0.9), 1e-8)]
-    rows, moments = start.clone(), (torch.zeros_like(start), torch.zeros_like(start))
-    columns = [torch.tensor(values, dtype=torch.float64) for values in zip(*(s[2] for s in settings), strict=True)]
-    constants = (
-        columns[0][:, None],
-        columns[1][:, None],
-        torch.tensor([[s[3]] for s in settings], dtype=torch.float64),
-    )
-    for t, gradient in enumerate(gradients, 1):
-        scalars = [
-            [lr / (1 - b1**t) for lr, _, (b1, _), _ in settings],
-            [(1 - b2**t) ** -0.5 for _, _, (_, b2), _ in settings],
-            [1 - lr * decay for lr, decay, _, _ in settings],
-        ]
-        adamw_(rows, gradient, moments, torch.tensor(scalars, dtype=torch.float64)[..., None], constants, 4)
-    for i, (lr, decay, betas, eps) in enumerate(settings):
-        parts = [torch.nn.Parameter(part.clone()) for part in start[i].split((4, 6))]
-        optimiser = torch.optim.AdamW(
-            [{"params": [part], "weight_decay": d} for part, d in zip(parts, (decay, 0.0), strict=True)], lr, betas, eps
-        )
-        for gradient in gradients:
-            for part, own in zip(parts, gradient[i].split((4, 6)), strict=True):
-                part.grad = own.clone()
-            optimiser.step()
-        assert_close(rows[i], torch.cat([part.detach() for part in parts]), rtol=1e-12, atol=1e-12)
-        assert_close(moments[1][i, :4], optimiser.state[parts[0]]["exp_avg_sq"], rtol=1e-12, atol=0)
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
@@ -205,6 +184,20 @@ def test_from_alone_to_together_and_back(
         same(wanted.folder, folder, rel=1e-9)
 
 
+def test_the_last_window_of_a_text_counts_as_alone(tiny: Tiny, tmp_path: pathlib.Path):
+    (tmp_path / "text.txt").write_text("".join(f"line {i} is {i**2 % 97}\n" for i in range(400)))
+    task = ph.tasks.Text(str(tmp_path / "text.txt"), length=24, folder=str(tmp_path / "tokens"))
+    count = task.count("iid")
+    assert not task.batch("iid", count, seed=0, step=0).scored.all()
+    ends = {"inputs": task.ends[0], "outputs": task.ends[1], "max_length": 24, "residual_dropout": 0.0, "causal": True}
+    ends |= {"steps": 1, "eval_every": 1, "eval_batches": count, "task": task, "evaluate": ("iid",)}
+    runs = [tiny(None, name=f"r{seed}", seed=seed, **ends) for seed in (0, 1)]
+    for result in population.train(runs, tmp_path / "together", progress=False, at_once=2):
+        scores = result.scores["iid"]
+        assert scores["sequences"] == count
+        assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / math.log(2), rel=1e-6)
+
+
 # --------------------------------------------------------------------------------------------------------------- groups
 def test_groups_are_what_can_be_trained_together(tiny: Tiny, members: Any, monkeypatch: pytest.MonkeyPatch):
     a, b, c = members()
@@ -215,6 +208,7 @@ def test_groups_are_what_can_be_trained_together(tiny: Tiny, members: Any, monke
         *([half] for half in halves),
     ]
     assert groups([dataclasses.replace(a, threads=2), a, dataclasses.replace(b, folder="x")]) != [[a, b]]
+    assert len(groups([a, dataclasses.replace(b, task=dataclasses.replace(b.task, held_out=0.3))])) == 2
     monkeypatch.setattr(population, "LARGEST_STACK", 2)
     assert groups([a, b, c]) == [[a, b], [c]]
 

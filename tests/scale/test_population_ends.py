@@ -60,7 +60,7 @@ def test_parameters_that_are_not_finite_are_not_saved(members: Any, tmp_path: pa
 
 
 def test_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, capsys: Any):
-    """Nobody touches what another process trains; what is damaged is trained from the last whole checkpoint."""
+    """A run of another process is left alone.  A damaged one resumes from its last whole checkpoint."""
     runs = members()
     whole = population.train(runs, tmp_path / "whole", progress=False)
     folders = [tmp_path / f"{config.name}-{ph.digest(config)}" for config in runs]
@@ -130,3 +130,23 @@ def test_bad_populations(members: Any, tmp_path: pathlib.Path):
     with pytest.raises(ValueError, match=r"^population: at_once must be at least 1 but is 0$"):
         population.train([], tmp_path, at_once=0)
     assert population.train([], tmp_path) == []
+
+
+def test_a_gradient_whose_norm_is_infinite_concerns_one_member(
+    members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its loss is finite.  The line on the screen shows a mean over members."""
+    step = Stack.step
+
+    def overflowing(stack, number, *, wanted=False):
+        values = step(stack, number, wanted=wanted)
+        if wanted:
+            values["grad_norm"][1] = float("inf")
+        return values
+
+    monkeypatch.setattr(Stack, "step", overflowing)
+    results = population.train(members()[:2], tmp_path, progress=True)
+    assert all(isinstance(result, ph.train.Result) for result in results)
+    norms = [[row["grad_norm"] for row in rows(result.folder, "train")] for result in results]
+    assert None not in norms[0]
+    assert set(norms[1]) == {None}

@@ -79,7 +79,7 @@ def test_the_best_is_marked_and_all_formats_are_written(grid):
     assert r"below & done & 12/12 & $-$0.250 $\pm$ 0.010 &" in records(folder).text("latex")
     finished(replace(runs[3], name="level"), folder, 0.75)
     level = [row["iid r2"] for row in records(folder).cells() if row["iid r2"].startswith("0.750")]
-    assert level == ["0.750 ± 0.010 *"] * 2  # whoever is level with the best is marked, too
+    assert level == ["0.750 ± 0.010 *"] * 2  # a run as good as the best is marked, too
     rows = list(csv.DictReader(io.StringIO(found.text("csv"))))
     assert [float(rows[1]["lr"]), rows[3]["iid r2"], rows[3]["state"]] == [0.1 + 0.2, "", "failed"]
     assert json.loads(found.text("json"))[2]["iid r2"] == 0.5
@@ -156,14 +156,3 @@ def test_the_verbs(grid, capsys, monkeypatch):
     assert "+0.500" in said
     assert main(["table", "grid", "--format", "csv", "--out", "t.csv"]) == 0
     assert (folder.parent / "t.csv").read_text() == ph.records("grid").text("csv")
-    capsys.readouterr()
-    for words, line in (
-        (["compare", pair[0], f"{pair[0]}/."], "polyhead: compare: two runs were wanted but 1 came"),
-        (["compare"], "polyhead: compare: two runs were wanted but none came"),
-        (["compare", "nowhere", pair[0]], "polyhead: compare: nowhere does not exist"),
-        (["list", "runs", "nowhere"], "polyhead: list runs: nowhere does not exist"),
-        (["list", "tasks", "grid"], "polyhead list: a folder is for runs but tasks were asked for"),
-        (["table", "grid", "--format", "xls"], "polyhead: records: unknown format 'xls'"),
-    ):
-        assert main(words) == 2
-        assert capsys.readouterr().err.startswith(line)

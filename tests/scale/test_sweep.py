@@ -7,11 +7,12 @@ import signal
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import forked
 import pytest
+from fake_workers import Fake, leave
 
 import polyhead as ph
 from polyhead.scale.sweep import Failure, screen as live
@@ -22,7 +23,7 @@ from polyhead.scale.sweep.screen import Screen
 from polyhead.train import Interrupted, Result
 from polyhead.train.stop import HELD
 from polyhead.train.store.claims import claim
-from polyhead.train.store.folder import read_metrics, write_result
+from polyhead.train.store.folder import read_metrics
 
 Tiny = Callable[..., Any]
 
@@ -138,56 +139,6 @@ def test_workers_share_the_cores(tiny: Tiny, tmp_path: pathlib.Path, monkeypatch
 
 
 # --------------------------------------------------------------------------------------------------------- fake workers
-class Fake:
-    """An engine whose workers do what a script says: codes by seed, one for each start.  Code 0 leaves a result."""
-
-    pause, queues = 0.0, False
-
-    def __init__(self, script: dict[int, list[int]], at_once: int = 1) -> None:
-        self.script, self.at_once = script, at_once
-        self.started: list[int] = []
-        self.working = self.most = 0
-        self.closed = False
-
-    def open(self, runs: Sequence[Any], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
-        return workers or self.at_once
-
-    def start(self, folders: Sequence[pathlib.Path]) -> list[Any]:
-        return [self._start(folder) for folder in folders]
-
-    def _start(self, folder: pathlib.Path) -> Any:
-        config = ph.train.read_config(folder)
-        self.started.append(config.seed)
-        self.working += 1
-        self.most = max(self.most, self.working)
-        code = self.script[config.seed].pop(0)
-        (folder / "worker.log").write_text(f"polyhead: it said {code}\n")
-        looks = [None, code]
-
-        class Handle:
-            def code(handle) -> int | None:
-                found = looks.pop(0)
-                if found is not None:
-                    self.working -= 1
-                if found == 0:
-                    leave(config, folder)
-                return found
-
-        return Handle()
-
-    def stop(self, handles: Sequence[Any]) -> str:
-        return f"stopped {len(handles)}"
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def leave(config: Any, folder: pathlib.Path) -> Result:
-    result = Result(config.name, ph.digest(config), 12, 6.0, 1, {}, "", {}, folder)
-    write_result(result)
-    return result
-
-
 @pytest.mark.parametrize(
     ("codes", "retries", "error"),
     [
@@ -199,12 +150,12 @@ def leave(config: Any, folder: pathlib.Path) -> Result:
         ([LOST], 0, "lost: its machine, or its job, is gone"),
         ([75, 75, -9, 75, 0], 1, None),  # preempted and saved: no death
         ([2], 2, "it said 2"),  # a mistake, or it diverged: it would again
-        ([130], 2, "it said 130"),  # somebody wanted it stopped
+        ([130], 2, "it said 130"),  # a user stopped it
     ],
 )
 def test_deaths_are_made_good_up_to_a_limit(tiny: Tiny, tmp_path: pathlib.Path, codes, retries, error):
     runs = [tiny("unused", seed=seed) for seed in range(3)]
-    engine = Fake({0: [0], 1: list(codes), 2: [0]})
+    engine = Fake({1: list(codes)})
     outcomes = sweep(runs, tmp_path, engine=engine, retries=retries, progress=False)
     assert [isinstance(outcome, Result) for outcome in outcomes] == [True, error is None, True]
     starts = len(codes) - len(engine.script[1])
@@ -256,7 +207,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(
     assert all(isinstance(outcome, Result) for outcome in outcomes)
     assert seen[0] == ["waiting"] * 3
     assert ["elsewhere"] * 3 in seen
-    assert engine.started[0] == 2  # who has met another sweep goes from the other end
+    assert engine.started[0] == 2  # a sweep that meets another one takes runs from the end
     assert sorted(engine.started) == [1, 2, 2]
     assert "seed=1: let go by the other process" in capfd.readouterr().err
 
@@ -297,11 +248,11 @@ def test_a_disk_that_is_gone_pauses_the_sweep(
         (tmp_path / "gone").rename(tmp_path / "sweep")  # the share is back
         monkeypatch.setattr("polyhead.train.store.disk.sleep", lambda seconds: None)
 
-    def opened(runs: Any, folder: Any, workers: Any, threads: Any) -> int:
+    def opened(*_: Any) -> int:
         (tmp_path / "sweep").rename(tmp_path / "gone")
         return 1
 
-    engine = Fake({7: [0]})
+    engine = Fake()
     engine.open = opened  # type: ignore[method-assign]
     monkeypatch.setattr("polyhead.train.store.disk.sleep", rest)
     (done,) = sweep([run], tmp_path / "sweep", engine=engine, progress=False)
@@ -389,9 +340,8 @@ def test_a_result_of_another_shape_is_one_line(field, value, tmp_path):
 
 
 def test_the_environment_of_a_worker():
-    given = {"OMP_NUM_THREADS": "9", "MALLOC_TRIM_THRESHOLD_": "7", "PYTHONPATH": "mine", "HOME": "there"}
+    given = {"OMP_NUM_THREADS": "9", "PYTHONPATH": "mine", "HOME": "there"}
     found = settings(3, given)
     assert (found["OMP_NUM_THREADS"], found["MKL_NUM_THREADS"], found["HOME"]) == ("3", "3", "there")
-    assert found["MALLOC_TRIM_THRESHOLD_"] == "7"  # somebody knew better
     assert found["PYTHONPATH"] == f"{pathlib.Path(ph.__file__).parents[1]}{os.pathsep}mine"
     assert found["POLYHEAD_REQUEUE"] == "0"

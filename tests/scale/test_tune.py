@@ -9,18 +9,18 @@ import pathlib
 import pickle
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import forked
 import pytest
 from rich.console import Console
-from searches import SPACE, Engine, Handle, facts, finish, install, score, search, tiny
+from searches import SPACE, Engine, facts, finish, install, score, search, tiny, worked
 
 import polyhead as ph
 from polyhead.scale.sweep.engines import local as engine_local
 from polyhead.scale.tune import screen as tune_screen, search as tune
-from polyhead.train.store.folder import Metrics, read_config
+from polyhead.train.store.folder import read_config
 
 pytest.importorskip("optuna")
 
@@ -83,6 +83,8 @@ def test_stopped_anywhere_it_goes_on(
             search(tmp_path / "parts")
     left = tune.status(tmp_path / "parts")
     assert [trial.state for trial in left.trials] == [tune.DONE] * 3 + [tune.RUNNING]
+    columns = {tuple(row) for row in tune_screen.rows(left, left.trials)}
+    assert columns == {("trial", *SPACE, "validation r2", "")}  # also of an incomplete proposal
     assert facts(search(tmp_path / "parts")) == facts(whole)
     again = {"worker": 1, "proposal": 0, "telling": 0}[where]  # its result is there
     assert len(engine.started) == 8 + again
@@ -125,25 +127,13 @@ def test_failures_are_trials(tmp_path: pathlib.Path, engine: type[Engine], monke
 def test_two_workers_and_one_run(tmp_path: pathlib.Path, engine: type[Engine], monkeypatch: pytest.MonkeyPatch):
     """Two trials at a time that are one run share its worker."""
     most = 0
-    working: list[Handle] = []
 
-    def start(self: Engine, folders: Sequence[pathlib.Path]) -> list[Handle]:
+    def work(run: ph.Run, folder: pathlib.Path) -> Iterator[int | None]:
         nonlocal most
-        engine.started += [folder.name for folder in folders]
-        handle = Handle(None)
-        working.append(handle)
-        most = max(most, sum(one.ended is None for one in working))
-        polls = iter(range(3))
+        most = max(most, sum(handle.ended is None for handle in engine.handles))
+        yield from worked(run, folder)
 
-        def code() -> int | None:
-            if next(polls, None) is None and handle.ended is None:
-                handle.ended = finish(read_config(folders[0]), folders[0])
-            return handle.ended
-
-        handle.code = code  # type: ignore[method-assign]
-        return [handle]
-
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engine, "work", staticmethod(work))
     run = dataclasses.replace(tiny(), seed=8)  # proposes 1, 1, 2, 1, 2, 2
     found = search(tmp_path, run, space={"model.layers": "1,2"}, trials=6, workers=2, sampler="random")
     assert [trial.values["model.layers"] for trial in found.trials] == [1, 1, 2, 1, 2, 2]
@@ -163,31 +153,7 @@ def test_lower_may_be_better(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
 def test_pruned_trials_stop_and_keep_what_they_have(
     prune: str, tmp_path: pathlib.Path, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
 ):
-    handles: list[Handle] = []
-
-    def start(self: Engine, folders: Sequence[pathlib.Path]) -> list[Handle]:
-        """Rows come one by one; the worker ends after the last, or when it is asked to."""
-        engine.started += [folder.name for folder in folders]
-        run, handle, folder = read_config(folders[0]), Handle(None), folders[0]
-        rows = Metrics(folder, lambda row: True)
-        steps = iter(range(run.train.eval_every, run.train.steps + 1, run.train.eval_every))
-
-        def code() -> int | None:
-            if handle.ended is None and (step := next(steps, None)) is not None:
-                found = score(run) * step / run.train.steps
-                rows.add({"kind": "eval", "step": step, "split": "iid", "loss": 0.0, "r2": 7.0})
-                rows.add({"kind": "eval", "step": step, "split": "validation", "loss": 0.0, "r2": found})
-            elif handle.ended is None:
-                handle.ended = finish(run, folder)
-            if handle.ended is not None:
-                rows.close()
-            return handle.ended
-
-        handle.code = code  # type: ignore[method-assign]
-        handles.append(handle)
-        return [handle]
-
-    monkeypatch.setattr(engine, "start", start)
+    monkeypatch.setattr(engine, "work", staticmethod(worked))
     found = search(tmp_path / "a", trials=12, prune=prune)
     pruned = [trial for trial in found.trials if trial.state == tune.PRUNED]
     assert 2 < len(pruned) < 12
@@ -197,8 +163,7 @@ def test_pruned_trials_stop_and_keep_what_they_have(
         rows = ph.train.store.folder.read_metrics(trial.folder)
         assert trial.score in [row["r2"] for row in rows if row["split"] == "validation"]
         assert not (trial.folder / "result.json").exists()
-    assert [handle.ended for handle in handles].count(130) == len(pruned)
-    monkeypatch.setattr(engine, "start", start)
+    assert [handle.ended for handle in engine.handles].count(130) == len(pruned)
     for trials in (6, 9, 12):
         parts = search(tmp_path / "b", trials=trials, prune=prune)
     assert facts(parts) == facts(found)

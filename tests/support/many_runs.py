@@ -48,7 +48,7 @@ def process(place: pathlib.Path) -> int:
 
 
 def check_all(runs: Sequence[Any], outcomes: Sequence[Any], folder: pathlib.Path, plain: pathlib.Path) -> None:
-    """All results, none twice, the numbers those of runs that nobody disturbed."""
+    """All runs have results, none was trained twice, and the numbers are those of undisturbed runs."""
     failures = [outcome for outcome in outcomes if not isinstance(outcome, ph.train.Result)]
     assert not failures
     places = [folder / f"{run.name}-{ph.digest(run)}" for run in runs]

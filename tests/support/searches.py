@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -28,32 +28,43 @@ def score(run: ph.Run) -> float:
     return 1 - (math.log10(run.train.lr) + 2) ** 2 - 0.1 * run.transformer.layers
 
 
-def finish(run: ph.Run, folder: pathlib.Path) -> int:
-    """A worker's work: rows and a result."""
+def worked(run: ph.Run, folder: pathlib.Path) -> Iterator[int | None]:
+    """A worker that writes the rows of one evaluation before each poll, and at the end the result."""
     rows, train = Metrics(folder, lambda row: True), run.train
-    for step in range(train.eval_every, train.steps + 1, train.eval_every):
-        found = score(run) * step / train.steps
-        rows.add({"kind": "eval", "step": step, "split": "iid", "loss": 0.0, "r2": 7.0})
-        rows.add({"kind": "eval", "step": step, "split": "validation", "loss": 0.0, "r2": found})
-    rows.close()
+    try:
+        for step in range(train.eval_every, train.steps + 1, train.eval_every):
+            found = score(run) * step / train.steps
+            rows.add({"kind": "eval", "step": step, "split": "iid", "loss": 0.0, "r2": 7.0})
+            rows.add({"kind": "eval", "step": step, "split": "validation", "loss": 0.0, "r2": found})
+            yield None
+    finally:
+        rows.close()
     scores = {"iid": {"r2": 7.0}, "validation": {"r2": score(run)}}
     write_result(Result(run.name, ph.digest(run), train.steps, 0.1, 1, scores, "", {}, folder))
-    return 0
+    yield 0
+
+
+def finish(run: ph.Run, folder: pathlib.Path) -> int:
+    """The same at once."""
+    return next(code for code in worked(run, folder) if code is not None)
 
 
 class Engine:
-    """Workers that have ended when they are started.  `work`: what they do, to their exit code."""
+    """`work`: what a worker does, to its exit code; or to the answers of its polls."""
 
     pause, queues = 0.0, False
-    work: Callable[[ph.Run, pathlib.Path], int | None] = staticmethod(finish)
+    work: Callable[[ph.Run, pathlib.Path], Any] = staticmethod(finish)
     started: list[str]
+    handles: list["Handle"]
 
     def open(self, runs: Any, folder: Any, workers: int, threads: Any) -> int:
         return workers
 
     def start(self, folders: Sequence[pathlib.Path]) -> list[Any]:
         Engine.started += [folder.name for folder in folders]
-        return [Handle(Engine.work(read_config(folder), folder)) for folder in folders]
+        found = [Handle(Engine.work(read_config(folder), folder)) for folder in folders]
+        Engine.handles += found
+        return found
 
     def stop(self, handles: Any) -> str:
         return "stopped and saved"
@@ -65,10 +76,13 @@ class Engine:
 class Handle:
     """It can be asked to end, as a worker of this machine can."""
 
-    def __init__(self, ended: int | None) -> None:
-        self.ended = ended
+    def __init__(self, polls: int | Iterator[int | None]) -> None:
+        self.polls = iter([polls]) if isinstance(polls, int) else polls
+        self.ended: int | None = None
 
     def code(self) -> int | None:
+        if self.ended is None:
+            self.ended = next(self.polls)
         return self.ended
 
     def terminate(self) -> None:
@@ -78,6 +92,7 @@ class Handle:
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
     """Searches of this test use these workers."""
     monkeypatch.setattr(Engine, "started", [], raising=False)
+    monkeypatch.setattr(Engine, "handles", [], raising=False)
     monkeypatch.setattr(Engine, "work", staticmethod(finish))
     monkeypatch.setattr(tune, "Local", Engine)
     return Engine

@@ -17,7 +17,7 @@ from compilers import IMPLS
 from polyhead.cli import verbs as cli
 from polyhead.ops.dispatch import BACKENDS, resolve
 from polyhead.timing import measure as bench, sides as bench_sides
-from polyhead.timing.sides import Options
+from polyhead.timing.options import Options
 
 SMALL = "--heads 2 --dim 4 --relations 2 --repeats 2"
 

@@ -16,7 +16,7 @@ import polyhead as ph
 from polyhead.cli.verbs import main
 from polyhead.scale.population import training as population
 from polyhead.timing.measure import command
-from polyhead.timing.sides import Options
+from polyhead.timing.options import Options
 from polyhead.train import fast_products, products, read_config, read_result, run
 from polyhead.train.products import Products
 from polyhead.train.store import checkpoint, saving

@@ -1,8 +1,10 @@
 """`polyhead bench OP`: the verb, its progress and its table."""
 
+import contextlib
 import dataclasses
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +13,11 @@ import tyro
 
 from polyhead.cli.output import emit
 from polyhead.cli.text import say, table
+from polyhead.timing.options import Options
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Options):
     """Time and peak memory of an op by t, forward and forward + backward: each implementation against the reference.
 
     Also stock scaled-dot-product attention of the same shape (the baseline), torch.compile(reference), and for
@@ -27,34 +30,6 @@ class Bench:
     """
 
     op: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OP")]
-    """softmax, linear, hyla, relational, disentangled, abstractor or pooled."""
-    lengths: tuple[int, ...] = ()
-    """Tokens (default: 256 to 2048 on a CPU, to 16384 on a GPU)."""
-    batch: int = 1
-    heads: int = 8
-    dim: int = 64
-    """Width of a head."""
-    relations: int = 8
-    """Relations of relational heads, each heads x dim / relations wide."""
-    causal: bool = True
-    window: int | None = None
-    """Only keys less than this many positions away (stock attention has no window)."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or float64 (default: float32 on a CPU, bfloat16 on a GPU)."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
-    threads: int = 1
-    """On a CPU; one is timed in CPU time, several in elapsed time."""
-    fast_products: bool = True
-    """On a CPU, matrix products by oneDNN if it is faster and as exact, for everything that is timed."""
-    repeats: int | None = None
-    """Repetitions of each call (default: 3 on a CPU, 20 on a GPU); the table shows the fastest."""
-    sides: tuple[str, ...] = ()
-    """Impls to time (default: all)."""
-    compile: bool | None = None
-    """Also time torch.compile(reference) (default: on a GPU)."""
-    memory: float | None = None
-    """GiB that the reference may use (default: most of the free memory); above, it is skipped."""
     out: Path = Path("runs/bench")
     """The folder for JSON and figures."""
 
@@ -62,11 +37,10 @@ class Bench:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences the profiler; read when torch is imported
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from polyhead.timing import measure as bench
-        from polyhead.timing.sides import Options
 
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Options)}
         try:
-            with _Bar(sys.stderr.isatty()) as tell:
+            with _bar(sys.stderr.isatty()) as tell:
                 result = bench.run(Options(**given), self.out, tell)
         except bench.Red as red:
             return say(str(red), 1)
@@ -74,26 +48,20 @@ class Bench:
         return 0
 
 
-class _Bar:
+@contextlib.contextmanager
+def _bar(enabled: bool) -> Iterator[Callable[[str, int, int], None]]:
     """A progress bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, enabled: bool) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not enabled) as progress:
+        task = progress.add_task("", total=None)
 
-        columns: Any = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self.progress = Progress(*columns, console=Console(stderr=True), transient=True, disable=not enabled)
-        self.task = self.progress.add_task("", total=None)
+        def tell(text: str, done: int, total: int) -> None:
+            progress.update(task, description=text, completed=done, total=total)
 
-    def __enter__(self) -> Any:
-        self.progress.start()
-        return self.tell
-
-    def tell(self, text: str, done: int, total: int) -> None:
-        self.progress.update(self.task, description=text, completed=done, total=total)
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
+        yield tell
 
 
 def show(result: dict[str, Any], out: Path) -> None:

@@ -18,8 +18,6 @@ from polyhead.spec.shapes import one_of
 
 EVERYWHERE = ("--help", "--json", "--quiet", "--import")
 DEVICES = ("auto", "cpu", "cuda", "mps")
-OF_RUNS = ("train", "sweep", "tune", "plan")
-"""Verbs that take a recipe and the fields of its runs."""
 
 
 def place(shell: str) -> tuple[pathlib.Path, str]:
@@ -56,16 +54,21 @@ class Words:
     values: Mapping[str, tuple[str, ...]]
 
 
-def words(verbs: Mapping[str, type]) -> Words:
+def words(verbs: Mapping[str, object]) -> Words:
     """The words of the installed version, with the recipes of installed extensions."""
+    from polyhead.cli import plan, sweep, train, tune
     from polyhead.cli.listing import KINDS
     from polyhead.papers.recipes import FIGURES, every
     from polyhead.papers.sizes import SCALES
 
-    fields, recipes = _fields(), tuple(sorted(every()))
-    options = {verb: _flags(kind) for verb, kind in verbs.items() if verb not in OF_RUNS}
-    options |= dict.fromkeys(OF_RUNS, ("--scale", "--again", "--workers", "--devices", "--print", *fields))
-    names = dict.fromkeys(OF_RUNS, recipes)
+    of_runs = {
+        "train": (*_flags(train.training()), "--scale", "--print"),
+        "sweep": (*_flags(sweep.sweeping()), "--scale", "--status", "--population"),
+        "tune": _flags(tune.tuning()),
+        "plan": _flags(plan.planning()),
+    }
+    options = of_runs | {verb: _flags(kind) for verb, kind in verbs.items() if isinstance(kind, type)}
+    names = dict.fromkeys(of_runs, tuple(sorted(every())))
     names |= {"reproduce": tuple(FIGURES), "list": KINDS, "completion": tuple(SHELLS)}
     return Words(
         tuple(verbs),
@@ -94,14 +97,19 @@ def _fields() -> tuple[str, ...]:
 
 
 def _flags(kind: type) -> tuple[str, ...]:
-    """The options of a verb: its fields that are not positional."""
+    """The options of a verb: its fields that are not positional; those of a field without a name are its options."""
     hints = get_type_hints(kind, include_extras=True)
-    found = []
+    found: list[str] = []
     for field in dataclasses.fields(kind):
-        marks = getattr(hints[field.name], "__metadata__", ())
-        if tyro.conf.Positional not in marks:
-            names = [mark.name for mark in marks if getattr(mark, "name", None)]
-            found.append(f"--{names[0] if names else _dashed(field.name)}")
+        hint = hints[field.name]
+        marks = getattr(hint, "__metadata__", ())
+        name = next((mark.name for mark in marks if getattr(mark, "name", None) is not None), _dashed(field.name))
+        if field.name == "run" and not name:
+            found += _fields()
+        elif not name:
+            found += _flags(hint.__origin__)
+        elif tyro.conf.Positional not in marks:
+            found.append(f"--{name}")
     return tuple(found)
 
 
@@ -110,7 +118,7 @@ def _dashed(name: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts
-def script(shell: str, verbs: Mapping[str, type]) -> str:
+def script(shell: str, verbs: Mapping[str, object]) -> str:
     """The script for `shell`.  Raises ValueError for an unknown shell."""
     return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words(verbs))
 

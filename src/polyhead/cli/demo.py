@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polyhead.cli.output import emit
+from polyhead.cli.parse import Deterministic, Device
 from polyhead.cli.train import failed
+from polyhead.spec.shapes import check_number
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -44,10 +46,8 @@ class Demo:
     """The folder for the runs and report.html."""
     seed: int = 0
     """Added to the seeds of the runs."""
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
-    deterministic: bool = False
-    """Deterministic algorithms only."""
+    device: Device = "auto"
+    deterministic: Deterministic = False
     workers: int | None = None
     """Runs at a time (default: one per core)."""
     steps: int | None = None
@@ -55,8 +55,8 @@ class Demo:
 
     def __call__(self) -> int:
         for name in ("workers", "steps"):
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise ValueError(f"demo: {name} must be at least 1 but is {count}")
+            if (count := getattr(self, name)) is not None:
+                check_number("demo", name, count, 1)
         from polyhead.pages import report
         from polyhead.papers import demo
         from polyhead.papers.recipes import reseeded

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from polyhead.cli.output import emit
+from polyhead.cli.parse import Device
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,7 @@ class Explore:
     text: str
     """The text to explore."""
     out: Path = Path("explore.html")
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
+    device: Device = "auto"
 
     def __call__(self) -> int:
         from polyhead.pages.explore import explore_folder

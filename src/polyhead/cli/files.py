@@ -98,22 +98,10 @@ def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
     return tuple(found)
 
 
-def values(run: "Run") -> object:
-    """A run as the values of a configuration file."""
-    from polyhead.config import to_dict
-
-    return _lists(to_dict(run))
-
-
-def _lists(value: object) -> object:
-    """Tuples as lists."""
-    if isinstance(value, dict):
-        return {name: _lists(one) for name, one in value.items()}
-    return [_lists(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
 def write(run: "Run") -> None:
     """Print a run as a file for `polyhead train`, with every field that may be changed."""
     import yaml
 
-    yaml.safe_dump(values(run), sys.stdout, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    from polyhead.config import to_dict
+
+    yaml.safe_dump(to_dict(run), sys.stdout, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)

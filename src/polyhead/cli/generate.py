@@ -5,11 +5,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import tyro
+from typing import TYPE_CHECKING
 
 from polyhead.cli.output import emit
+from polyhead.cli.parse import Device, RunFolder
+from polyhead.spec.shapes import check_number
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -25,8 +25,7 @@ class Generate:
     >>> polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run folder."""
+    run: RunFolder
     prompt: str | None = None
     """The text to continue; - reads standard input."""
     prompt_file: Path | None = None
@@ -47,8 +46,7 @@ class Generate:
     """Seed for sampling."""
     echo: bool = True
     """Also print the prompt."""
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
+    device: Device = "auto"
 
     def __call__(self) -> int:
         import torch
@@ -58,8 +56,7 @@ class Generate:
         from polyhead.train import load_model, read_config
         from polyhead.train.device import pick_device
 
-        if self.samples < 1:
-            raise ValueError(f"generate: samples must be at least 1 but is {self.samples}")
+        check_number("generate", "samples", self.samples, 1)
         prompt, run = self._prompt(), read_config(self.run)
         check_run(run)
         codec = codec_of(run, self.run)

@@ -5,13 +5,17 @@ import functools
 import io
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from polyhead.cli.mistakes import one_line
 
 Parsed = TypeVar("Parsed")
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="The run folder.")]
+Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda or mps.")]
+Deterministic = Annotated[bool, tyro.conf.arg(help="Deterministic algorithms only.")]
 
 
 def help_text(kind: Any) -> str:

@@ -11,13 +11,14 @@ import tyro
 from polyhead.cli.output import emit
 from polyhead.cli.text import table
 from polyhead.cli.train import configured, first_word
+from polyhead.spec.shapes import check_number
 
 if TYPE_CHECKING:
     from polyhead.config import Run
     from polyhead.scale.plan.estimate import Plan as Found
 
 
-class Plan:
+def verb(arguments: list[str]) -> int:
     """Estimate memory, time per step, days and the largest batch of a recipe on hardware you do not have.
 
     RECIPE and its fields are as for train.  --devices N and --card NAME set the hardware (h100, h200, a100, a100-40,
@@ -30,16 +31,11 @@ class Plan:
     >>> polyhead plan fuzzy-hyla
     >>> polyhead plan mine.yaml --devices 8 --card a100 --parallel sharded --hours 24 --json
     """
-
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
-
-    def __call__(self) -> int:
-        recipe, rest = first_word("plan", self.arguments)
-        runs, asked = configured("plan", recipe, [rest], kind=_planning())
-        if asked.hours is not None and not asked.hours > 0:
-            raise ValueError(f"plan: hours must be above 0 but is {asked.hours}")
-        return answer(runs, asked)
+    recipe, rest = first_word("plan", arguments)
+    runs, asked = configured("plan", recipe, [rest], kind=planning())
+    if asked.hours is not None:
+        check_number("plan", "hours", asked.hours, 0, above=True)
+    return answer(runs, asked)
 
 
 def answer(runs: Sequence["Run"], asked: Any) -> int:
@@ -64,8 +60,8 @@ def answer(runs: Sequence["Run"], asked: Any) -> int:
     return 0
 
 
-def _planning() -> Any:
-    """The options of `plan`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
+def planning() -> Any:
+    """The options of `plan`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
@@ -115,11 +111,9 @@ def show(found: "Found", hours: float | None = None) -> None:
     """Print the tables of one run, the verdict and the assumptions."""
     where = f"{found.devices} x {found.card}" + (f", {found.parallel}" if found.devices > 1 else "")
     pieces = f" x {found.accumulate} pieces" if found.accumulate > 1 else ""
-    size = (
-        f"{found.parameters:,} parameters, {found.devices} x {found.sequences}{pieces} = {found.batch_size} sequences"
-    )
-    print(f"{found.name} on {where}: {size}")
-    table("Memory of a device", [{"": name, "GB": _gb(size)} for name, size in found.memory.items()])
+    sequences = f"{found.devices} x {found.sequences}{pieces} = {found.batch_size} sequences"
+    print(f"{found.name} on {where}: {found.parameters:,} parameters, {sequences}")
+    table("Memory of a device", [{"": name, "GB": f"{size / 1e9:,.4f}"} for name, size in found.memory.items()])
     seconds = found.seconds if found.devices > 1 else {k: v for k, v in found.seconds.items() if k[:2] != "ex"}
     table("Time of a step", [{"": name, "ms": f"{value * 1e3:,.3g}"} for name, value in seconds.items()])
     print(f"verdict: {found.verdict}")
@@ -132,10 +126,6 @@ def show(found: "Found", hours: float | None = None) -> None:
     print("assumed:")
     for name, value in found.assumptions:
         print(f"  {name}: {value}")
-
-
-def _gb(size: float) -> str:
-    return f"{size / 1e9:,.4f}"
 
 
 def duration(hours: float) -> str:

@@ -22,7 +22,7 @@ FIELDS = ("recipe", "parameters", "method", "name", "description", "project", "e
 """The fields of a grid file: ours, and those of a W&B grid that say nothing about what is trained."""
 
 
-class Sweep:
+def verb(arguments: list[str]) -> int:
     """Train many runs in parallel, on this machine or a cluster; show which are done, running, failed and waiting.
 
     RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
@@ -36,29 +36,24 @@ class Sweep:
     >>> polyhead sweep grid.yaml --folder runs/grid --ray 10.0.0.1:6379 --gpus 0.5
     >>> polyhead sweep grid.yaml --folder runs/grid --slurm --partition gpu --gpus 1 --minutes 240 --workers 8
     """
+    recipe, rest = first_word("sweep", arguments)
+    rest, status = _flag(rest, "--status")
+    rest, population = _flag(rest, "--population")
+    rest, scale = option("sweep", rest, "--scale")
+    if recipe.endswith(SUFFIXES):
+        recipe, given = grid_file(recipe)
+        rest = [*given, *rest]
+    runs, options = configured("sweep", recipe, grid(rest), scale, sweeping())
+    folder = runs[0].folder or _folder(recipe, scale)
+    code = 0
+    if not status:
+        code = failed(side_by_side(runs, folder, options, population))
+    from polyhead.cli.listing import show
+    from polyhead.scale.records import of_sweep
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
-
-    def __call__(self) -> int:
-        recipe, rest = first_word("sweep", self.arguments)
-        rest, status = _flag(rest, "--status")
-        rest, population = _flag(rest, "--population")
-        rest, scale = option("sweep", rest, "--scale")
-        if recipe.endswith(SUFFIXES):
-            recipe, given = grid_file(recipe)
-            rest = [*given, *rest]
-        runs, options = configured("sweep", recipe, grid(rest), scale, _options())
-        folder = runs[0].folder or _folder(recipe, scale)
-        code = 0
-        if not status:
-            code = failed(side_by_side(runs, folder, options, population))
-        from polyhead.cli.listing import show
-        from polyhead.scale.records import of_sweep
-
-        found = of_sweep(runs, folder)
-        emit(found.rows, lambda: show(found, f"Runs in {folder}"))
-        return code
+    found = of_sweep(runs, folder)
+    emit(found.rows, lambda: show(found, f"Runs in {folder}"))
+    return code
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ class Cluster:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-def _options() -> Any:
+def sweeping() -> Any:
     """The options of `train`, and these."""
     base: Any = training()
 

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from polyhead.spec.shapes import check_number
+
 if TYPE_CHECKING:
     from polyhead.config import Run, Task
     from polyhead.tasks import Score
@@ -123,9 +125,13 @@ def _recipe(name: str, function: object) -> Row:
     assert callable(function)
     made = function()
     runs = made if isinstance(made, tuple) else (made,)
-    what = (inspect.getdoc(function) or "").splitlines()[0]
     row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
-    return {**row, "what": what}
+    return {**row, "what": _what(function)}
+
+
+def _what(thing: object) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
 def figures() -> list[Row]:
@@ -141,14 +147,18 @@ def _figures(some: Collection[str]) -> list[Row]:
     for name, figure in FIGURES.items():
         if some and name not in some:
             continue
-        row = {"figure": name, "what": figure.title, "small": 0, "core minutes": ""}
-        row |= {"short": "", "paper": 0}
-        if name in STUDIES:
-            row |= {scale: len(STUDIES[name](scale)) for scale in ("small", "paper")}
-            row |= {"core minutes": _minutes(name)}
-        if figure.short:
-            row |= {"short": f"{len(STUDIES[name]('short'))} ({_estimate(name)})"}
-        rows.append({**row, "GPU minutes a run": figure.gpu})
+        trained = name in STUDIES
+        rows.append(
+            {
+                "figure": name,
+                "what": figure.title,
+                "small": len(STUDIES[name]("small")) if trained else 0,
+                "core minutes": _minutes(name) if trained else "",
+                "short": f"{len(STUDIES[name]('short'))} ({_estimate(name)})" if figure.short else "",
+                "paper": len(STUDIES[name]("paper")) if trained else 0,
+                "GPU minutes a run": figure.gpu,
+            }
+        )
     return rows
 
 
@@ -174,8 +184,7 @@ def tasks() -> list[Row]:
     rows: list[Row] = []
     for kind in (*KINDS, *cast("dict[str, type[Task]]", added("tasks")).values()):
         task = kind()
-        what = (inspect.getdoc(kind) or "").splitlines()[0]
-        row = {"task": kind.__name__, "what": what, "splits": ", ".join(task.splits), "metric": kind.metric}
+        row = {"task": kind.__name__, "what": _what(kind), "splits": ", ".join(task.splits), "metric": kind.metric}
         fields = ", ".join(f"{f.name}={getattr(task, f.name)!r}" for f in dataclasses.fields(kind))
         rows.append({**row, "fields": fields})
     return rows
@@ -191,8 +200,7 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
     from polyhead.spec import MECHANISMS, SYMBOLS, amount
 
     for name, value in (("dim", dim), ("heads", heads), ("length", length)):
-        if value < 1:
-            raise ValueError(f"polyhead list: --{name} must be at least 1 but is {value}")
+        check_number("polyhead list", f"--{name}", value, 1)
     if dim % heads:
         raise ValueError(f"polyhead list: --heads must divide --dim {dim} but is {heads}")
     sizes = {"m": dim, "h": heads, "s": length, "r": heads}
@@ -217,8 +225,7 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
         }
         rows.append({**row, "multiply-adds per head and token": cell(m.work, work, "every layer")})
     for name, kind in added("mechanisms").items():
-        what = (inspect.getdoc(kind) or "").splitlines()[0]
-        rows.append({"mechanism": name, "equation": what} | dict.fromkeys(list(rows[0])[2:], "not known"))
+        rows.append({"mechanism": name, "equation": _what(kind)} | dict.fromkeys(list(rows[0])[2:], "not known"))
     return rows, LETTERS.format(dim=dim, heads=heads, length=length, each=dim // heads)
 
 

@@ -8,7 +8,7 @@ import tyro
 
 from polyhead.cli import files
 from polyhead.cli.output import emit
-from polyhead.cli.parse import help_text, parse
+from polyhead.cli.parse import parse
 from polyhead.cli.text import say
 from polyhead.spec.shapes import one_of
 from polyhead.train.stop import leaving
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from polyhead.train import Result
 
 
-class Train:
+def verb(arguments: list[str]) -> int:
     """Train a recipe or a configuration file, with changed fields.  A recipe of several runs trains all of them.
 
     RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  `polyhead train RECIPE --help`
@@ -33,20 +33,17 @@ class Train:
     >>> polyhead train mine.yaml --folder runs/mine
     >>> polyhead train lm-softmax --devices 8 --parallel sharded
     """
+    from polyhead.config import to_dict
 
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
-
-    def __call__(self) -> int:
-        recipe, rest = first_word("train", self.arguments)
-        rest, scale = option("train", rest, "--scale")
-        runs, options = configured("train", recipe, [[word for word in rest if word != "--print"]], scale)
-        if "--print" in rest:
-            if len(runs) != 1:
-                raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
-            emit(lambda: files.values(runs[0]), lambda: files.write(runs[0]))
-            return 0
-        return train(runs, again=options.again, workers=options.workers, devices=options.devices)
+    recipe, rest = first_word("train", arguments)
+    rest, scale = option("train", rest, "--scale")
+    runs, options = configured("train", recipe, [[word for word in rest if word != "--print"]], scale)
+    if "--print" in rest:
+        if len(runs) != 1:
+            raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
+        emit(lambda: to_dict(runs[0]), lambda: files.write(runs[0]))
+        return 0
+    return train(runs, again=options.again, workers=options.workers, devices=options.devices)
 
 
 def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
@@ -108,7 +105,7 @@ def _with_heads(verb: str, run: "Run", words: str) -> "Run":
 
 
 def training() -> Any:
-    """The options of `train`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
+    """The options of `train`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
@@ -191,8 +188,3 @@ def failed(outcomes: Iterable["Result | Failure"]) -> int:
     for failure in failures:
         say(f"{failure.name} failed: {failure.error} (log in {failure.folder})", 1)
     return 1 if failures else 0
-
-
-def usage(verb: str, kind: Any) -> str:
-    """The help text of a verb without a recipe."""
-    return f"usage: polyhead {verb} RECIPE [--field value ...]\n\n{help_text(kind)}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polyhead.scale.tune.search import Outcome
 
 
-class Tune:
+def verb(arguments: list[str]) -> int:
     """Search for the best fields of a recipe: Optuna proposes settings, workers train them.
 
     Give a field a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; other fields are fixed.  The score is
@@ -28,17 +28,12 @@ class Tune:
     >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --train.weight_decay 0:0.3 --trials 40 --workers 2
     >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --model.dim 32,64,128 --train.steps 500 --prune
     """
-
-    def __init__(self, arguments: list[str]) -> None:
-        self.arguments = arguments
-
-    def __call__(self) -> int:
-        recipe, rest = first_word("tune", self.arguments)
-        kind = _tuning()
-        helped = bool({"-h", "--help"} & set(rest))
-        space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], _plain_prune(rest))
-        run, options = _one("tune", recipe, fixed, kind)
-        return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
+    recipe, rest = first_word("tune", arguments)
+    kind = tuning()
+    helped = bool({"-h", "--help"} & set(rest))
+    space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], rest)
+    run, options = _one("tune", recipe, fixed, kind)
+    return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
 
 
 def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
@@ -59,8 +54,8 @@ def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]
 OPTIONS = ("trials", "workers", "sampler", "prune", "status")
 
 
-def _tuning() -> Any:
-    """The options of `tune`: the fields of a Run, and these.  Made when used, because importing Run imports torch."""
+def tuning() -> Any:
+    """The options of `tune`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
@@ -86,48 +81,46 @@ def _one(verb: str, recipe: str, words: list[str], kind: Any) -> tuple["Run", An
 def split(run: "Run", arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """The fields with a range or a list, by dotted name, and all other arguments.
 
-    Raises ValueError for an unknown field, and for a field that is given twice.
+    Raises ValueError for an unknown field, and for a field that is given twice.  --prune alone means the median.
     """
     from polyhead.scale.tune.space import is_space, kinds_of
 
-    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     space: dict[str, str] = {}
     fixed: list[str] = []
-    while words:
-        word = words.pop(0)
-        name = word.removeprefix("--").replace("-", "_")
-        value = words[0] if word.startswith("--") and words and not words[0].startswith("--") else ""
+    given: list[str] = []
+    for option, *values in _by_option(arguments):
+        name = option.removeprefix("--").replace("-", "_")
+        value = values[0] if values else ""
         if ("," in value or ":" in value) and name not in OPTIONS and is_space(value, kinds_of(run, name)):
             if name in space:
                 raise ValueError(f"tune: {name} is given twice")
-            space[name] = words.pop(0)
+            space[name] = value
+            fixed += values[1:]
         else:
-            fixed.append(word)
-    for word in fixed:
-        if word.startswith("--") and (name := word.removeprefix("--").replace("-", "_")) in space:
-            raise ValueError(f"tune: {name} is given a value and a range")
+            given.append(name)
+            fixed += ["--prune", "median"] if [option, *values] == ["--prune"] else [option, *values]
+    if both := [name for name in given if name in space]:
+        raise ValueError(f"tune: {both[0]} is given a value and a range")
     return space, fixed
 
 
-def _plain_prune(arguments: list[str]) -> list[str]:
-    """--prune without a value means the median."""
-    words = [*arguments]
-    if "--prune" in words:
-        place = words.index("--prune") + 1
-        if place == len(words) or words[place].startswith("--"):
-            words.insert(place, "median")
-    return words
+def _by_option(arguments: Sequence[str]) -> list[list[str]]:
+    """The arguments by option: its name, then its values."""
+    found: list[list[str]] = []
+    for word in arguments:
+        if word.startswith("--"):
+            found.append(word.split("=", 1))
+        elif found:
+            found[-1].append(word)
+        else:
+            found.append([word])
+    return found
 
 
 def _of_the_run(fixed: Sequence[str]) -> list[str]:
     """The arguments that `train` also accepts."""
-    words: list[str] = []
-    kept = True
-    for word in fixed:
-        if word.startswith("--"):
-            kept = word.removeprefix("--") not in (*OPTIONS, "folder")
-        words += [word] if kept else []
-    return words
+    ours = {f"--{name}" for name in (*OPTIONS, "folder")}
+    return [word for words in _by_option(fixed) if words[0] not in ours for word in words]
 
 
 def told(outcome: "Outcome", train: Sequence[str] = ()) -> None:
@@ -137,20 +130,14 @@ def told(outcome: "Outcome", train: Sequence[str] = ()) -> None:
 
 def show(outcome: "Outcome", train: Sequence[str] = ()) -> None:
     """Print all trials, the best one, and commands for it.  `train`: the command that trains the best, if known."""
-    from polyhead.scale.tune.screen import said, short
+    from polyhead.scale.tune.screen import rows
 
-    score = f"{outcome.split} {outcome.metric}"
-    rows = []
-    for trial in outcome.trials:
-        fields = {name: short(value) for name, value in trial.values.items()}
-        value = "" if trial.score is None else f"{trial.score:.4f}"
-        rows.append({"trial": str(trial.number), **fields, score: value, "": said(trial, outcome)})
-    if rows:
-        table(f"Trials in {outcome.folder}", rows)
+    if outcome.trials:
+        table(f"Trials in {outcome.folder}", rows(outcome, outcome.trials))
     if outcome.importance:
         print("importance: " + ", ".join(f"{name} {share:.2f}" for name, share in outcome.importance.items()))
     if (best := outcome.best) is not None:
-        print(f"best: trial {best.number}, {score} {best.score:.4f}")
+        print(f"best: trial {best.number}, {outcome.split} {outcome.metric} {best.score:.4f}")
         itself = ["polyhead", "train", f"{best.folder}/config.json", "--folder", f"{best.folder}-anew"]
         print(f"train it again: {shlex.join(train or itself)}")
         print(f"look at it: polyhead report {best.folder}")

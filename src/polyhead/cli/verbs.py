@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from polyhead.cli import plan, sweep, train as cli_train, tune
 from polyhead.cli.bench import Bench
 from polyhead.cli.demo import Demo
 from polyhead.cli.explore import Explore
 from polyhead.cli.generate import Generate
 from polyhead.cli.listing import Compare, List, Table
 from polyhead.cli.output import asked, emit, short_warnings, taken
-from polyhead.cli.parse import help_text, parse
-from polyhead.cli.plan import Plan
-from polyhead.cli.sweep import Sweep
+from polyhead.cli.parse import Deterministic, Device, RunFolder, help_text, parse
 from polyhead.cli.text import say
-from polyhead.cli.train import Train, failed, train, usage
-from polyhead.cli.tune import Tune
-from polyhead.spec.shapes import one_of
+from polyhead.cli.train import failed, train
+from polyhead.spec.shapes import check_number, one_of
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
     from polyhead.scale.sweep import Failure
 
-Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 EXAMPLES = """\
 every command:
   --json             print the result as JSON
@@ -55,14 +52,12 @@ class Resume:
     >>> polyhead resume runs/fuzzy-hyla-1a2b3c4d5e6f
     """
 
-    run: Folder
-    """The run folder."""
+    run: RunFolder
     device: str | None = None
     """auto, cpu, cuda or mps (default: the run's own)."""
     seed: int | None = None
     """Only the run's own seed is allowed: another seed is another run."""
-    deterministic: bool = False
-    """Deterministic algorithms only."""
+    deterministic: Deterministic = False
     devices: int = 1
     """Processes that train the run together, one per device; the number may differ from before."""
 
@@ -87,18 +82,15 @@ class Eval:
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
     """
 
-    run: Folder
-    """The run folder."""
+    run: RunFolder
     splits: tuple[str, ...] = ()
     """Default: all except train and validation."""
     batches: int = 16
     batch_size: int = 128
     seed: int | None = None
     """Seed of the sequences (default: the run's own, as in training)."""
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
-    deterministic: bool = False
-    """Deterministic algorithms only."""
+    device: Device = "auto"
+    deterministic: Deterministic = False
     checkpoint: str = "newest"
     """newest, best (on the validation split, or the first evaluated split), or the step of a kept checkpoint."""
 
@@ -109,8 +101,7 @@ class Eval:
         device = _device(self.device, self.deterministic)
         run, model = load_model(self.run, device, self.checkpoint)
         for name in ("batches", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"eval: {name} must be at least 1 but is {getattr(self, name)}")
+            check_number("eval", name, getattr(self, name), 1)
         seed = run.seed if self.seed is None else self.seed
         splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
         with fast_products(run.fast_products and device.type == "cpu"):
@@ -131,16 +122,13 @@ class Probe:
     >>> polyhead probe runs/fuzzy-hyla-1a2b3c4d5e6f
     """
 
-    run: Folder
-    """The run folder."""
+    run: RunFolder
     sequences: int = 4096
     """Sequences to fit a probe, and equally many to score it."""
     seed: int = 0
     """Seed of the sequences."""
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
-    deterministic: bool = False
-    """Deterministic algorithms only."""
+    device: Device = "auto"
+    deterministic: Deterministic = False
 
     def __call__(self) -> int:
         from polyhead import analysis
@@ -208,8 +196,7 @@ class Reproduce:
     """The folder for runs and results (default: runs/reproduce/SCALE)."""
     workers: int | None = None
     """Runs at a time (default: one per core)."""
-    device: str = "auto"
-    """auto, cpu, cuda or mps."""
+    device: Device = "auto"
     population: bool | None = None
     """Train runs of one architecture together in one process (default: on a GPU)."""
     results: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RESULTS")] = None
@@ -275,10 +262,10 @@ class Completion:
 
 VERBS: dict[str, Any] = {
     "demo": Demo,
-    "train": Train,
-    "sweep": Sweep,
-    "tune": Tune,
-    "plan": Plan,
+    "train": cli_train.verb,
+    "sweep": sweep.verb,
+    "tune": tune.verb,
+    "plan": plan.verb,
     "reproduce": Reproduce,
     "resume": Resume,
     "eval": Eval,
@@ -345,20 +332,20 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(__version__)
         return 0
-    verb = one_of("polyhead", "command", arguments[0], VERBS)
-    rest = arguments[1:]
-    if verb in ("train", "sweep", "tune", "plan"):
-        if not rest:
-            raise ValueError(f"polyhead {verb}: RECIPE is missing; see polyhead list recipes")
-        if rest[0] in ("-h", "--help"):
-            print(usage(verb, VERBS[verb]))
-            return 0
-        return VERBS[verb](rest)()
-    return parse(VERBS[verb], rest, f"polyhead {verb}", help_text(VERBS[verb]))()
+    name, rest = one_of("polyhead", "command", arguments[0], VERBS), arguments[1:]
+    verb, prog = VERBS[name], f"polyhead {name}"
+    if isinstance(verb, type):
+        return parse(verb, rest, prog, help_text(verb))()
+    if not rest:
+        raise ValueError(f"{prog}: RECIPE is missing; see polyhead list recipes")
+    if rest[0] not in ("-h", "--help"):
+        return verb(rest)
+    print(f"usage: {prog} RECIPE [--field value ...]\n\n{help_text(verb)}")
+    return 0
 
 
 def _overview() -> str:
-    verbs = [f"  {name:<10} {kind.__doc__.splitlines()[0]}" for name, kind in VERBS.items()]
+    verbs = [f"  {name:<10} {verb.__doc__.splitlines()[0]}" for name, verb in VERBS.items()]
     head = "usage: polyhead COMMAND ...      polyhead COMMAND --help explains one"
     return "\n".join([head, "", "Multi-head attention: train it, compare it, look inside.", "", *verbs, "", EXAMPLES])
 

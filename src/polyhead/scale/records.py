@@ -7,7 +7,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from polyhead.config import Run, digest, to_dict
@@ -64,12 +64,11 @@ class Records:
         self._all: list[Record] = []
         for run, place, label, fields in zip(runs, folders, labels(runs), differing(runs), strict=True):
             state, step, detail = state_of(run, place)
-            result = finished(place, digest(run)) if state is State.DONE else None
-            if result is None:
-                self._all.append(Record(label, run, place, state, step, detail, fields))
-            else:
-                about = (result.scores, result.parameters, result.seconds)
-                self._all.append(Record(label, run, place, state, step, "", fields, about[0], about[1], about[2]))
+            record = Record(label, run, place, state, step, detail, fields)
+            if state is State.DONE and (result := finished(place, digest(run))) is not None:
+                size, seconds = result.parameters, result.seconds
+                record = replace(record, detail="", scores=result.scores, parameters=size, seconds=seconds)
+            self._all.append(record)
 
     def __getitem__(self, at: int) -> Record:
         return self._all[at]
@@ -145,21 +144,22 @@ class Records:
         names = [record.label for record in self]
         if len(set(names)) < len(names):
             names = [str(record.folder) for record in self]
-        rows = [
-            {"": name, **dict(zip(names, (setting(record.settings[name]) for record in self), strict=True))}
-            for name in (self[0].settings if len(self) else ())
-        ]
+        settings = self[0].settings if len(self) else ()
+        cells = {name: [setting(record.settings[name]) for record in self] for name in settings}
         if any(record.state is not State.DONE for record in self):
-            rows.append({"": "state", **dict(zip(names, (str(record.state) for record in self), strict=True))})
-        numbers: dict[str, list[float | int | None]] = {"parameters": [record.parameters for record in self]}
-        numbers["seconds"] = [record.seconds for record in self]
+            cells["state"] = [str(record.state) for record in self]
+        numbers: dict[str, list[float | int | None]] = {
+            "parameters": [record.parameters for record in self],
+            "seconds": [record.seconds for record in self],
+        }
         for split, metric in dict.fromkeys((s, record.run.task.metric) for record in self for s in record.scores):
             scores = [record.score(split) if record.run.task.metric == metric else None for record in self]
             numbers[f"{split} {metric}"] = scores
-        for name, values in numbers.items():
-            row = {"": name, **dict(zip(names, map(_number, values), strict=True))}
-            rows.append(row | ({"difference": _difference(values)} if len(self) == 2 else {}))
-        return [{**row, "difference": row.get("difference", "")} if len(self) == 2 else row for row in rows]
+        cells |= {name: [_number(value) for value in values] for name, values in numbers.items()}
+        rows = [{"": name, **dict(zip(names, texts, strict=True))} for name, texts in cells.items()]
+        if len(self) != 2:
+            return rows
+        return [{**row, "difference": _difference(numbers.get(row[""], (None, None)))} for row in rows]
 
 
 def records(*places: str | pathlib.Path, who: str = "records") -> Records:
@@ -219,17 +219,15 @@ def _question(run: Run) -> str:
     return json.dumps({**to_dict(run.task, semantic=True), "split_seed": 0}, sort_keys=True)
 
 
-def _number(value: float | int | None) -> str:
+def _number(value: float | int | None, sign: str = "") -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign}.3f}"
 
 
 def _difference(values: Sequence[float | int | None]) -> str:
     first, second = values
-    if first is None or second is None:
-        return ""
-    return f"{second - first:+,}" if isinstance(second - first, int) else f"{second - first:+.3f}"
+    return "" if first is None or second is None else _number(second - first, "+")
 
 
 def _md(found: Records) -> str:

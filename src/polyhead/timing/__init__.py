@@ -1,10 +1,10 @@
-"""Time and memory of an op's implementations, after a parity check: measure.py, sides.py (what is compared)."""
+"""Time and memory of an op, after a parity check: measure.py, sides.py (what is compared), options.py."""
 
 from typing import TYPE_CHECKING
 
 from polyhead.spec.lazy import lazy
 
-__all__ = ["measure", "sides"]
+__all__ = ["measure", "options", "sides"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(__name__, __all__)

@@ -24,7 +24,8 @@ from torch.autograd import profiler
 from polyhead.ops.dispatch import TENSORS
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.spec.shapes import one_of
-from polyhead.timing.sides import PASSES, Options, Side, compiled, operations, sides, tensors
+from polyhead.timing.options import Options
+from polyhead.timing.sides import PASSES, Side, compiled, operations, sides, tensors
 from polyhead.train.products import fast_products
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment

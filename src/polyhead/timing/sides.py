@@ -1,4 +1,4 @@
-"""The sides that `polyhead bench` compares: options, input tensors, implementations, and their work.
+"""The sides that `polyhead bench` compares: input tensors, implementations, and their work.
 
 reference, sdpa, blocked, ...   the op's implementations that support the inputs
 compiled                        torch.compile(reference)
@@ -8,7 +8,7 @@ dual-attention                  relational attention of the authors' package, if
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,78 +16,9 @@ from torch import Tensor, nn
 
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.spec import MECHANISMS, amount
-from polyhead.spec.shapes import one_of
-from polyhead.train.device import pick_device
+from polyhead.timing.options import Options
 
-DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-LENGTHS = {"cpu": (256, 512, 1024, 2048), "cuda": (256, 512, 1024, 2048, 4096, 8192, 16384)}
-REPEATS = {"cpu": 3, "cuda": 20}
 PASSES = ("forward", "forward+backward")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure; `settled` fills in defaults of the device and raises ValueError for invalid options."""
-
-    op: str
-    lengths: tuple[int, ...] = ()
-    batch: int = 1
-    heads: int = 8
-    dim: int = 64
-    relations: int = 8
-    causal: bool = True
-    window: int | None = None
-    dtype: str | None = None
-    device: str = "auto"
-    threads: int = 1
-    fast_products: bool = True
-    repeats: int | None = None
-    sides: tuple[str, ...] = ()
-    compile: bool | None = None
-    memory: float | None = None
-
-    def settled(self) -> "Options":
-        """The options with all defaults filled in: ascending lengths, the device's name, memory in GiB."""
-        one_of("bench", "op", self.op, BACKENDS)
-        for name in ("batch", "heads", "dim", "relations", "window", "threads", "repeats"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"bench: {name} must be at least 1 but is {value}")
-        if any(t < 1 for t in self.lengths):
-            raise ValueError(f"bench: lengths must be at least 1 but one is {min(self.lengths)}")
-        if self.memory is not None and not self.memory > 0:
-            raise ValueError(f"bench: memory must be above 0 GiB but is {self.memory}")
-        if self.op == "relational" and self.heads * self.dim % self.relations:
-            raise ValueError(
-                f"bench: relations must divide heads x dim = {self.heads * self.dim} but are {self.relations}"
-            )
-        cpu = self.device == "auto" and not torch.cuda.is_available()
-        device = pick_device("cpu" if cpu else self.device)
-        if device.type not in LENGTHS:
-            raise ValueError(f"bench: can time cpu and cuda, not {device.type}")
-        gpu = device.type == "cuda"
-        dtype = self.dtype or ("bfloat16" if gpu else "float32")
-        return replace(
-            self,
-            lengths=tuple(sorted(set(self.lengths or LENGTHS[device.type]))),
-            dtype=one_of("bench", "dtype", dtype, DTYPES),
-            device=str(device),
-            repeats=self.repeats or REPEATS[device.type],
-            compile="compiled" in self.sides if self.sides else (gpu if self.compile is None else self.compile),
-            memory=available(device) / 2**30 if self.memory is None else self.memory,
-        )
-
-
-def available(device: torch.device) -> float:
-    """Bytes that a measurement may use: most of the free memory."""
-    if device.type == "cuda":
-        return 0.9 * torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as file:
-            kib = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    except OSError:  # not Linux
-        return 8.0 * 2**30
-    return 0.8 * kib * 2**10
 
 
 # -------------------------------------------------------------------------------------------------------------- tensors
@@ -100,7 +31,7 @@ def tensors(options: Options, t: int, batch: int | None = None) -> dict[str, Ten
     generator = torch.Generator(where).manual_seed(0)
 
     def draw(size: tuple[int, ...]) -> Tensor:
-        return torch.randn(size, generator=generator, device=where).to(DTYPES[str(options.dtype)])
+        return torch.randn(size, generator=generator, device=where).to(getattr(torch, str(options.dtype)))
 
     made = {name: draw(sizes.get(name, (b, t, h, d))).requires_grad_() for name in TENSORS[options.op]}
     return made | {"cotangent": draw((b, t, h, d))}

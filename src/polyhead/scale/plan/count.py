@@ -6,10 +6,12 @@ for attention), the bytes it reads and writes, and its allocations.  A storage c
 a fused kernel is not visible; its tiles do not allocate memory.
 """
 
+import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,18 +65,16 @@ def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Cou
     `card`: use the implementations that "auto" chooses on a GPU.  Raises ValueError for a data-dependent step.
     """
     run = replace(run, model=on_card(run.model, run.train.precision)) if card else run
-    with torch.device("meta"):
-        model = build(run.model, device="meta")
     tally = _Tally()
     try:
         with FakeTensorMode(), tally:
-            _materialise(model.train())
-            parameters, buffers = (_bytes(group) for group in (model.parameters(), model.buffers()))
+            model = build(run.model).train()
+            parameters, buffers = (size_of(group) for group in (model.parameters(), model.buffers()))
             batch = sample.map(lambda x: torch.empty((sequences, *x.shape[1:]), dtype=x.dtype))
             inputs = tally.now - parameters - buffers
             for _ in range(min(run.train.accumulate, 2)):
                 tally.begin()
-                loss = _loss(model, run, batch)
+                loss = loss_of(model, run, batch)
                 kept, forward = tally.now - tally.before, tally.kernels()
                 loss.backward()
                 del loss
@@ -89,28 +89,16 @@ def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Cou
     )
 
 
-def _loss(model: nn.Module, run: Run, batch: Batch) -> Tensor:
+def loss_of(model: nn.Module, run: Run, batch: Batch) -> Tensor:
+    """The loss of a batch, as in the trainer."""
     outputs = answers(model, run.task, batch, run.train.precision)
     loss = run.task.loss(outputs, batch)
     return loss + model.auxiliary_loss() if isinstance(model, Transformer) else loss
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes of these tensors; one that occurs twice counts once."""
     return sum({id(x): x.numel() * x.element_size() for x in tensors}.values())
-
-
-def _materialise(model: nn.Module) -> None:
-    """Recreate every parameter and buffer on the fake device; shared tensors stay shared."""
-    made: dict[int, Tensor] = {}
-    for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for name, old in held.items():
-                if old is None:
-                    continue
-                if id(old) not in made:
-                    new = torch.empty(old.shape, dtype=old.dtype, device="cpu")
-                    made[id(old)] = nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
-                held[name] = made[id(old)]  # type: ignore[assignment]
 
 
 # ----------------------------------------------------------------------------------------------------------- the tally
@@ -120,16 +108,15 @@ class _Tally(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.now = self.before = 0
-        self.sizes: dict[int, int] = {}
-        self.events: list[tuple[int, int]] = []  # storage, bytes allocated or freed
+        self.live: dict[int, tuple[int, int]] = {}  # by address: number and bytes of a storage
+        self.events: list[tuple[int, int]] = []  # number of a storage, bytes allocated or freed
         self.found: Counter[tuple[int, int, bool]] = Counter()
-        self.number = 0  # count of storages so far
-        self.numbers: dict[int, int] = {}  # of live storages; addresses are reused
+        self.numbers = itertools.count()  # one for each storage, because addresses are reused
 
     def begin(self) -> None:
         """Start a new micro-batch: existing storages do not count."""
         self.before = self.now
-        self.events = [(number, self.sizes[key]) for key, number in self.numbers.items()]
+        self.events = list(self.live.values())
         self.found.clear()
 
     def kernels(self, besides: Kernels = ()) -> Kernels:
@@ -138,7 +125,8 @@ class _Tally(TorchDispatchMode):
 
     def most(self, without: list[Tensor] | None = None) -> int:
         """The peak without the storages of these tensors."""
-        hidden = {self.numbers.get(x.untyped_storage()._cdata) for x in without or []}
+        keys = [x.untyped_storage()._cdata for x in without or []]
+        hidden = {self.live[key][0] for key in keys if key in self.live}
         now = most = 0
         for number, change in self.events:
             now += 0 if number in hidden else change
@@ -166,19 +154,18 @@ class _Tally(TorchDispatchMode):
         """Record the storage of `x`; returns whether it is new."""
         storage = x.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self.numbers:
+        if key in self.live:
             return False
-        self.number += 1
-        self.numbers[key], self.sizes[key] = self.number, size
+        self.live[key] = next(self.numbers), size
         self.now += size
-        self.events.append((self.number, size))
+        self.events.append(self.live[key])
         weakref.finalize(storage, self._drop, key).atexit = False
         return True
 
     def _drop(self, key: int) -> None:
-        size = self.sizes.pop(key)
+        number, size = self.live.pop(key)
         self.now -= size
-        self.events.append((self.numbers.pop(key), -size))
+        self.events.append((number, -size))
 
 
 def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
@@ -192,7 +179,13 @@ def _everywhere(indices: list[Tensor | None]) -> list[Tensor | None]:
 
 # ---------------------------------------------------------------------------------------- operations of fused attention
 Formula = Callable[[Any, Mapping[str, Any]], int]
-"""Gives the operations of a kernel from its arguments and options."""
+"""Gives the operations of a kernel from its arguments and options.
+
+The arguments of our attention end with the tensors of `LEARNED` and those without a gradient, forward and backward.
+"""
+
+FORWARD, BACKWARD = "d + e", "3 d + 2 e"
+"""Multiply-adds per pair and head.  Forward: scores, values.  Backward: scores again, dv, da, dq, dk."""
 
 
 def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int:
@@ -202,18 +195,8 @@ def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int
     return 0 if known is None else int(known(*args, **options, out_val=out))
 
 
-def _attention(per_pair: str) -> Formula:
-    """Operations of scaled-dot-product attention on (b h t d); causal attention has half of the pairs."""
-
-    def formula(args: Any, options: Mapping[str, Any]) -> int:
-        q, k, v = args[:3] if per_pair == FORWARD else args[1:4]
-        causal = options.get("is_causal", any(x is True for x in args))
-        return _pairs(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], causal) * 2 * _amount(per_pair, q, v)
-
-    return formula
-
-
 def _pairs(batch: int, t: int, s: int, causal: bool) -> int:
+    """The pairs of queries and keys that are visible."""
     seen = t * s - (t * (t - 1)) // 2 if causal and s >= t else t * s
     return batch * seen
 
@@ -222,84 +205,65 @@ def _amount(formula: str, q: Any, v: Any, r: int = 0) -> int:
     return amount(formula, {"d": q.shape[-1], "e": v.shape[-1], "r": r})
 
 
-FORWARD, BACKWARD = "d + e", "3 d + 2 e"
-"""Multiply-adds per pair and head.  Forward: scores, values.  Backward: scores again, dv, da, dq, dk."""
+def _sdpa(per_pair: str, first: int, args: Any, options: Mapping[str, Any]) -> int:
+    """Scaled-dot-product attention on (b h t d); `first` is the index of the queries among the arguments."""
+    q, k, v = args[first : first + 3]
+    causal = options.get("is_causal", any(x is True for x in args))
+    return _pairs(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], causal) * 2 * _amount(per_pair, q, v)
 
 
-def _hyla(per_pair: str, deep: str, first: int) -> Formula:
-    """Operations of HYLA's tiles; `first` is the index of its LEARNED tensors among the arguments."""
-
-    def formula(args: Any, options: Mapping[str, Any]) -> int:
-        (q, k, v), weight = args[first][:3], args[first][LEARNED.index("value_weight")]
-        pairs = _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
-        each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight.numel() else 0)
-        return pairs * 2 * each
-
-    return formula
+def _attention(per_pair: str, deep: str, args: Any, options: Mapping[str, Any]) -> int:
+    """Softmax attention and HYLA; `deep` is the additional work of a value network with two layers."""
+    (q, k, v), weight = args[-2][:3], args[-2][LEARNED.index("value_weight")]
+    each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight.numel() else 0)
+    return 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
 
 
-def _relational(per_pair: str, per_relation: str, first: int) -> Formula:
-    def formula(args: Any, options: Mapping[str, Any]) -> int:
-        q, k, symbols, q_rel = args[first][:4]
-        r, p = q_rel.shape[-2:]
-        each = q.shape[2] * _amount(per_pair, q, symbols, r=r) + amount(per_relation, {"r": r, "p": p})
-        return _pairs(q.shape[0], q.shape[1], k.shape[1], options["causal"]) * 2 * each
-
-    return formula
+def _relational(per_pair: str, per_relation: str, args: Any, options: Mapping[str, Any]) -> int:
+    q, k, symbols, q_rel = args[-2][:4]
+    r, p = q_rel.shape[-2:]
+    each = q.shape[2] * _amount(per_pair, q, symbols, r=r) + amount(per_relation, {"r": r, "p": p})
+    return 2 * each * _pairs(q.shape[0], q.shape[1], k.shape[1], options["causal"])
 
 
-def _linear(times: int, first: int) -> Formula:
-    """Operations of linear attention in chunks of 16 queries: updating and reading states, and pairs within a chunk."""
-
-    def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
-        q, _, v = args[first][:3]
-        (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
-        return times * 2 * b * (h * t * (d * e + 16 * (d + e)) + g * s * d * e)
-
-    return formula
+def _linear(times: int, args: Any, options: Mapping[str, Any]) -> int:
+    """Linear attention in chunks of 16 queries: updating and reading states, and pairs within a chunk."""
+    q, _, v = args[-2][:3]
+    (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
+    return times * 2 * b * (h * t * (d * e + 16 * (d + e)) + g * s * d * e)
 
 
-def _made_of_reference(times: int, first: int) -> Formula:
-    """Operations of generic tiles: scores, values and relations of heads; the backward pass has `times` as many."""
-
-    def formula(args: Sequence[Tensor | list[Tensor]], options: Mapping[str, bool]) -> int:
-        q, k, v, q_rel = args[first][:4]
-        each = _amount("d + e", q, v) + (q_rel.shape[-1] if q_rel.ndim == 4 else 0)
-        return times * 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
-
-    return formula
+def _made_of_reference(times: int, args: Any, options: Mapping[str, Any]) -> int:
+    """Generic tiles: scores, values and relations of heads."""
+    q, k, v, q_rel = args[-2][:4]
+    each = _amount("d + e", q, v) + (q_rel.shape[-1] if q_rel.ndim == 4 else 0)
+    return times * 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
 
 
-def _entropy(products: int, first: int) -> Formula:
-    def formula(args: Any, options: Mapping[str, Any]) -> int:
-        return 2 * products * args[first].numel() * args[first + 1].shape[0]
-
-    return formula
+def _entropy(products: int, first: int, args: Any, options: Mapping[str, Any]) -> int:
+    """`products` matrix products of the size of x and weight, the arguments `first` and `first` + 1."""
+    return 2 * products * args[first].numel() * args[first + 1].shape[0]
 
 
 def _formulas() -> dict[Any, Formula]:
-    ours = torch.ops.polyhead
+    # Backward: scores and values again; then dy, da twice, dv, dq, dk.
+    hyla = partial(_attention, "d + 2 e", "e e"), partial(_attention, "3 d + 5 e", "4 e e")
+    relational = partial(_relational, "d + e + r", "r p"), partial(_relational, "3 d + 2 e + 2 r", "3 r p")
+    tiles = partial(_made_of_reference, 1), partial(_made_of_reference, 3)
     tiled = [name for name, impls in BACKENDS.items() if "blocked" in impls and name not in ("hyla", "relational")]
+    kernels: dict[str, tuple[Formula, Formula]] = {
+        **dict.fromkeys(("hyla_blocked", "hyla_native"), hyla),
+        **dict.fromkeys(("relational_blocked", "relational_native"), relational),
+        **dict.fromkeys((f"{name}_blocked" for name in tiled), tiles),
+        "linear_native": (partial(_linear, 1), partial(_linear, 3)),
+        "softmax_native": (partial(_attention, FORWARD, ""), partial(_attention, BACKWARD, "")),
+        "chunked_cross_entropy": (partial(_entropy, 1, 0), partial(_entropy, 3, 1)),
+    }
     return {
-        **{getattr(ours, f"{name}_blocked"): _made_of_reference(1, 0) for name in tiled},
-        **{getattr(ours, f"{name}_blocked_backward"): _made_of_reference(3, 1) for name in tiled},
-        aten._scaled_dot_product_flash_attention_for_cpu: _attention(FORWARD),
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention(BACKWARD),
-        ours.hyla_blocked: _hyla("d + 2 e", "e e", 0),
-        # Scores and values again; then dy, da twice, dv, dq, dk.
-        ours.hyla_blocked_backward: _hyla("3 d + 5 e", "4 e e", 1),
-        ours.hyla_native: _hyla("d + 2 e", "e e", 0),
-        ours.hyla_native_backward: _hyla("3 d + 5 e", "4 e e", 1),
-        ours.linear_native: _linear(1, 0),
-        ours.linear_native_backward: _linear(3, 1),
-        ours.relational_blocked: _relational("d + e + r", "r p", 0),
-        ours.relational_blocked_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
-        ours.relational_native: _relational("d + e + r", "r p", 0),
-        ours.relational_native_backward: _relational("3 d + 2 e + 2 r", "3 r p", 1),
-        ours.softmax_native: _hyla(FORWARD, "", 0),
-        ours.softmax_native_backward: _hyla(BACKWARD, "", 1),
-        ours.chunked_cross_entropy: _entropy(1, 0),
-        ours.chunked_cross_entropy_backward: _entropy(3, 1),
+        aten._scaled_dot_product_flash_attention_for_cpu: partial(_sdpa, FORWARD, 0),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: partial(_sdpa, BACKWARD, 1),
+        **{getattr(torch.ops.polyhead, name): forward for name, (forward, _) in kernels.items()},
+        **{getattr(torch.ops.polyhead, f"{name}_backward"): backward for name, (_, backward) in kernels.items()},
     }
 
 

@@ -15,7 +15,7 @@ Ring collectives: Patarasuk and Yuan 2009.  The roofline: Williams et al. 2009. 
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,13 +24,13 @@ from torch import nn
 
 from polyhead.config import Batch, Run, TransformerConfig
 from polyhead.models.build import build
-from polyhead.models.transformer import Transformer
-from polyhead.scale.plan.cards import MACHINE, Card, card, quickest
-from polyhead.scale.plan.count import Count, Kernels, count
+from polyhead.scale.plan.cards import MACHINE, Card, card as card_of, quickest
+from polyhead.scale.plan.count import Count, Kernels, count, loss_of, size_of
+from polyhead.spec.shapes import check_number
 from polyhead.train import products
 from polyhead.train.checks import check
 from polyhead.train.device import process
-from polyhead.train.evaluation import answers, enough
+from polyhead.train.evaluation import enough
 
 SHARE = 0.5
 """The share of peak and bandwidth that a kernel reaches, if it was not measured."""
@@ -118,8 +118,7 @@ def plan(
     device sends.  `search`: also find the largest batch, and a change that makes the run fit.  Raises ValueError for an
     unknown card, a wrong number of devices, and a batch that the devices cannot divide.
     """
-    if devices < 1:
-        raise ValueError(f"plan: devices must be at least 1 but is {devices}")
+    check_number("plan", "devices", devices, 1)
     if share is not None and not 0 < share <= 1:
         raise ValueError(f"plan: share must be above 0 and at most 1 but is {share}")
     if link is not None and not link > 0:
@@ -127,33 +126,24 @@ def plan(
     here = replace(run, device="cuda" if torch.cuda.is_available() else "cpu")
     check(here)
     with process(here) as device, products.using(products.of_run(here, device)):
-        place = _Place(run, devices, _found(card), link)
+        place = _Place(run, devices, card if isinstance(card, Card) else card_of(card), link)
         have = place.counted(place.sequences)
-        how = _share(place, have, share)
-    seconds, exact = place.seconds(have, how[0]), place.memory(have)
-    step, each = seconds["step"], run.train.batch_size
-    hours = (run.train.steps * step + place.evaluating(have, how[0])) / 3600
-    usable = place.usable
-    full = usable is not None and exact["total"] > usable
+        share, said = _share(place, have, share)
+    seconds, memory = place.seconds(have, share), place.memory(have)
+    step, each, usable = seconds["step"], run.train.batch_size, place.usable
+    full = usable is not None and memory["total"] > usable
+    operations = have.operations * run.train.accumulate
     return Plan(
         name=run.name, devices=devices, card=place.card.name, parallel=run.parallel, batch_size=each,
         sequences=place.sequences, accumulate=run.train.accumulate, steps=run.train.steps,
         parameters=sum(p.numel() for p in place.model.parameters()),
-        memory=exact, usable=usable, largest=place.largest() if search else None,
-        seconds=seconds,
-        operations=have.operations * run.train.accumulate,
-        share=how[0],
-        share_of_peak=have.operations * run.train.accumulate / step / place.peak,
-        sequences_per_second=each / step,
-        tokens_per_second=each * (have.tokens / have.sequences) / step,
-        hours=hours,
+        memory=memory, usable=usable, largest=place.largest() if search else None,
+        seconds=seconds, operations=operations, share=share, share_of_peak=operations / step / place.peak,
+        sequences_per_second=each / step, tokens_per_second=each * (have.tokens / have.sequences) / step,
+        hours=(run.train.steps * step + place.evaluating(have, share)) / 3600,
         smallest_change=_change(place) if full and search else None,
-        assumptions=(*how[1], *place.assumptions()),
+        assumptions=(said, *place.assumptions()),
     )  # fmt: skip
-
-
-def _found(name: str | Card) -> Card:
-    return name if isinstance(name, Card) else card(name)
 
 
 class _Place:
@@ -175,14 +165,19 @@ class _Place:
             self.model = build(run.model, device="meta")
         self.known: dict[int, Count] = {}
 
-    def changed(self, given: Mapping[str, Any]) -> "_Place":
-        """A copy with another `accumulate`, `checkpoint`, `devices` or `parallel`."""
-        pieces = given.get("accumulate", self.run.train.accumulate)
-        run = replace(self.run, train=replace(self.run.train, accumulate=pieces))
-        run = replace(run, parallel=given.get("parallel", run.parallel))
-        if "checkpoint" in given:
-            run = replace(run, model=replace(self.run.transformer, checkpoint=True))
-        return _Place(run, given.get("devices", self.devices), self.card, self.link)
+    def in_pieces(self, count: int) -> "_Place":
+        """The same with batches in `count` pieces."""
+        run = replace(self.run, train=replace(self.run.train, accumulate=count))
+        return _Place(run, self.devices, self.card, self.link)
+
+    def checkpointed(self) -> "_Place":
+        run = replace(self.run, model=replace(self.run.transformer, checkpoint=True))
+        return _Place(run, self.devices, self.card, self.link)
+
+    def sharded_over(self, devices: int) -> "_Place":
+        """The same, sharded over `devices` devices, with batches in one piece."""
+        run = replace(self.run, parallel="sharded", train=replace(self.run.train, accumulate=1))
+        return _Place(run, devices, self.card, self.link)
 
     def counted(self, sequences: int) -> Count:
         if sequences not in self.known:
@@ -198,7 +193,7 @@ class _Place:
 
     def memory(self, have: Count) -> dict[str, float]:
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        gradients = float(sum(p.numel() * p.element_size() for p in trained))
+        gradients = float(size_of(trained))
         moments = 2 * gradients + 4 * len(trained)  # plus the update count of each parameter
         inputs = have.inputs / have.sequences * self.run.train.batch_size  # each process draws the whole batch
         found = {"parameters": float(have.parameters), "gradients": gradients, "moments": moments}
@@ -218,23 +213,16 @@ class _Place:
 
     def _part(self) -> float:
         """Bytes of the largest part of the parameters, on the first device: each parameter is divided by rows."""
-        return float(
-            sum(
-                -(-p.shape[0] // self.devices) * (p.numel() // p.shape[0]) * p.element_size()
-                if p.ndim and p.numel()
-                else 0
-                for p in self.model.parameters()
-            )
-        )
+        divided = [p for p in self.model.parameters() if p.ndim and p.numel()]
+        return float(sum(-(-len(p) // self.devices) * p[0].numel() * p.element_size() for p in divided))
 
     @property
     def units(self) -> tuple[float, float]:
         """Bytes that stay gathered during a step, and bytes of the largest FSDP unit."""
         from polyhead.train.parallel import units
 
-        sizes = [float(sum(p.numel() * p.element_size() for p in unit.parameters())) for unit in units(self.model)]
-        all_ = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
-        return all_ - sum(sizes), max(sizes, default=0.0)
+        sizes = [float(size_of(unit.parameters())) for unit in units(self.model)]
+        return size_of(self.model.parameters()) - sum(sizes), max(sizes, default=0.0)
 
     def fits(self) -> bool:
         usable = self.usable
@@ -244,8 +232,7 @@ class _Place:
 
     def standing(self) -> float:
         """Bytes that are always allocated; they depend only on the parameters."""
-        trained = float(sum(p.numel() * p.element_size() for p in self.model.parameters()))
-        return 4 * (self._part() if self.sharded else trained)
+        return 4.0 * (self._part() if self.sharded else size_of(self.model.parameters()))
 
     def largest(self) -> int | None:
         """The largest micro-batch that fits, a power of two: extrapolated linearly, then counted."""
@@ -329,19 +316,19 @@ class _Place:
 
 
 # ---------------------------------------------------------------------------------------------------- one measured step
-def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tuple[tuple[str, str], ...]]:
-    """The share of the peak that kernels reach, and its source."""
+def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tuple[str, str]]:
+    """The share of the peak that kernels reach, and the assumption about it."""
     if given is not None:
-        return given, (("share of the peak", f"{given:.2f} (given)"),)
+        return given, ("share of the peak", f"{given:.2f} (given)")
     local = place.card.is_cpu or (torch.cuda.is_available() and place.card.full == torch.cuda.get_device_name())
     if not local:
         said = "assumed: whole steps reach 0.44 to 0.52, Narayanan et al. 2021; large products alone 0.8, Bekman 2025"
-        return SHARE, (("share of the peak", f"{SHARE} of peak and bandwidth, kernel by kernel ({said})"),)
+        return SHARE, ("share of the peak", f"{SHARE} of peak and bandwidth, kernel by kernel ({said})")
     few = min(have.sequences, place.largest() or have.sequences)
     seconds = measured(place.run, few)
     here = place.counted(few)
     share = (place.working(here.forward, 1.0) + place.working(here.backward, 1.0)) / seconds
-    return share, (("share of the peak", f"{share:.2f}: a step of {few} sequences took {seconds:.3g} s here"),)
+    return share, ("share of the peak", f"{share:.2f}: a step of {few} sequences took {seconds:.3g} s here")
 
 
 def measured(run: Run, sequences: int, times: int = 3) -> float:
@@ -356,8 +343,7 @@ def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> Non
     """One forward and backward pass as in the trainer, without an update."""
     if clear:
         model.zero_grad(set_to_none=True)
-    loss = run.task.loss(answers(model, run.task, batch, run.train.precision), batch)
-    (loss + model.auxiliary_loss() if isinstance(model, Transformer) else loss).backward()
+    loss_of(model, run, batch).backward()
 
 
 # ------------------------------------------------------------------------------------------------------- what would fit
@@ -368,7 +354,7 @@ def _change(place: _Place) -> str | None:
     if (pieces := _pieces(place)) is not None:
         return f"--train.accumulate {pieces}"
     if again:
-        deep = place.changed({"checkpoint": True})
+        deep = place.checkpointed()
         if deep.fits():
             return "--model.checkpoint"
         if (pieces := _pieces(deep)) is not None:
@@ -377,10 +363,10 @@ def _change(place: _Place) -> str | None:
         if n == 1 or train.batch_size % n or (place.sharded and n == devices):
             continue
         words = "--parallel sharded" + (f" --devices {n}" if n > devices else "")
-        shard = {"devices": n, "parallel": "sharded", "accumulate": 1}
-        if place.changed(shard).fits():
+        wide = place.sharded_over(n)
+        if wide.fits():
             return words
-        if again and place.changed({**shard, "checkpoint": True}).fits():
+        if again and wide.checkpointed().fits():
             return f"{words} --model.checkpoint"
     return None
 
@@ -392,7 +378,7 @@ def _pieces(place: _Place) -> int | None:
     many = [n for n in range(train.accumulate + 1, rows + 1) if rows % n == 0]
     if not many or place.standing() > usable:
         return None
-    cut = place.changed({"accumulate": many[0]})
+    cut = place.in_pieces(many[0])
     one, two = (cut.memory(cut.counted(n))["total"] for n in (1, 2))
     near = [n for n in many if one + (two - one) * (rows // n - 1) <= 1.02 * usable]
-    return next((n for n in near if place.changed({"accumulate": n}).fits()), None)
+    return next((n for n in near if place.in_pieces(n).fits()), None)

@@ -300,17 +300,11 @@ class Stack:
         if self.single:
             return [
                 evaluate(
-                    self.show(i),
-                    run.task,
-                    split,
-                    batches=count,
-                    batch_size=train.batch_size,
-                    seed=run.seed,
-                    device=self.device,
-                    precision=train.precision,
+                    self.show(i), run.task, split, batches=count, batch_size=train.batch_size, seed=run.seed,
+                    device=self.device, precision=train.precision,
                 )
                 for i, run in enumerate(self.runs)
-            ]
+            ]  # fmt: skip
         losses: list[list[Tensor]] = [[] for _ in self.runs]
         values: list[dict[str, list[Tensor]]] = [{} for _ in self.runs]
         scored: list[list[Tensor]] = [[] for _ in self.runs]

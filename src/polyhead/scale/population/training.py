@@ -10,13 +10,11 @@ Members at different steps, or with other matrix products (`train/products.py`),
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import json
-import os
 import pathlib
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,17 +23,18 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.scale.sweep.job import Failure
-from polyhead.scale.sweep.jobs import MEMORY, prepare
+from polyhead.scale.sweep.jobs import prepare
+from polyhead.spec.shapes import check_number
 from polyhead.train.checks import check
-from polyhead.train.device import process
+from polyhead.train.device import keep_memory, process
 from polyhead.train.loop import Loop
 from polyhead.train.member import Member
-from polyhead.train.stop import Interrupted, Stop
+from polyhead.train.stop import DISK, MISTAKE, Interrupted, Stop
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry, tell
 from polyhead.train.store.files import Damaged, set_aside
-from polyhead.train.store.folder import RESULT, Result, finished
+from polyhead.train.store.folder import RESULT, Result, finished, folder_of
 from polyhead.train.store.saving import drop, last_whole
 from polyhead.train.trainer import run
 
@@ -50,6 +49,9 @@ CACHED = 1 << 20
 Steps of 24 networks on one core, milliseconds a network, at 2^15 activations each: 4.0 one by one, 1.6 by 8, 1.2 by 24;
 at 2^17: 7.4, 4.7, 4.6; at 2^19: 12.3, 10.0, 12.8 for width 32 and no gain for width 64.
 """
+
+OF_MEMBERS = ("lr", "weight_decay", "warmup", "final", "early_floor", "clip", "betas", "eps")
+"""The settings of training that each member has of its own."""
 
 FEW = 4
 """Fewer networks in a pass are no faster than one by one."""
@@ -71,11 +73,12 @@ def train(
     ValueError for a run that occurs twice, Interrupted after Ctrl-C or SIGTERM, when all have saved.
     """
     places = prepare("population", runs, folder, again=again)
-    if at_once is not None and at_once < 1:
-        raise ValueError(f"population: at_once must be at least 1 but is {at_once}")
+    if at_once is not None:
+        check_number("population", "at_once", at_once, 1)
     outcomes: Outcomes = {}
     members: list[Run] = []
     stop = Stop()
+    work = _Work(outcomes, stop, progress, at_once)
     for config, place in zip(runs, places, strict=True):
         if (result := finished(place, configs.digest(config))) is not None:
             outcomes[place] = result
@@ -84,7 +87,7 @@ def train(
     try:
         with stop:
             for part in [part for group in groups(members) for part in _of_one_step(group, outcomes)]:
-                _train(part, outcomes, stop, progress, at_once)
+                work.train(part)
                 if stop.asked:
                     raise Interrupted
     except Interrupted as stopped:
@@ -106,30 +109,25 @@ def groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 def _kind(config: Run) -> str:
     """The settings of a run that its population shares, as text."""
-    own = configs.Train()
-    train = dataclasses.replace(
-        config.train, lr=own.lr, weight_decay=own.weight_decay, warmup=own.warmup, final=own.final,
-        early_floor=own.early_floor, clip=own.clip, betas=own.betas, eps=own.eps,
-    )  # fmt: skip
-    task: Any = config.task
-    if hasattr(task, "split_seed"):  # split_seed only changes data, and each member has its own data
-        task = dataclasses.replace(task, split_seed=0)
-    common = dataclasses.replace(config, name="", seed=0, folder=None, train=train, task=task)
-    return json.dumps(configs.to_dict(common), sort_keys=True)
+    common = configs.to_dict(dataclasses.replace(config, name="", seed=0, folder=None))
+    common["task"].pop("split_seed", None)  # it only changes data, and each member has its own data
+    for name in OF_MEMBERS:
+        del common["train"][name]
+    return json.dumps(common, sort_keys=True)
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
     """The members of a group, by step and matrix products.  A run that another process trains is a failure."""
     parts: dict[tuple[int, bool | None], list[Run]] = {}
     for config in group:
-        folder = pathlib.Path(str(config.folder))
+        folder = folder_of(config)
         try:
             with claim(config, folder):
                 found = _reached(config, folder)
             at = (found["step"], found.get("fast_products", False)) if found else (0, None)
             parts.setdefault(at, []).append(config)
         except ValueError as error:
-            outcomes[folder] = Failure(config.name, folder, 2, str(error))
+            outcomes[folder] = _failure(config, error)
     return list(parts.values())
 
 
@@ -148,69 +146,73 @@ def _reached(config: Run, folder: pathlib.Path) -> dict[str, Any] | None:
     return last_whole(config.name, folder, read)
 
 
-def _train(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, at_once: int | None) -> None:
-    """Train runs that can be trained together; a single run is trained as usual."""
-    if len(part) > 1:
-        _together(part, outcomes, stop, progress, at_once)
-        return
-    folder = pathlib.Path(str(part[0].folder))
-    try:
-        outcomes[folder] = run(part[0], progress=progress, resume=True)
-    except (ValueError, OSError) as error:
-        outcomes[folder] = _failure(part[0], folder, error)
-
-
-def _failure(config: Run, folder: pathlib.Path, error: ValueError | OSError) -> Failure:
-    """The failure, in the form of a sweep's worker."""
+def _failure(config: Run, error: ValueError | OSError) -> Failure:
+    """The failure of a member, in the form of a sweep's worker."""
     if isinstance(error, OSError):
-        return Failure(config.name, folder, 1, error.strerror or str(error))
-    return Failure(config.name, folder, 2, str(error))
+        return Failure(config.name, folder_of(config), DISK, error.strerror or str(error))
+    return Failure(config.name, folder_of(config), MISTAKE, str(error))
 
 
-def _together(part: Sequence[Run], outcomes: Outcomes, stop: Stop, progress: bool, at_once: int | None) -> None:
-    retry = DiskRetry(stop)
-    with contextlib.ExitStack() as held:
-        members = []
-        for config in part:
-            folder = pathlib.Path(str(config.folder))
-            try:
-                check(config)
-                held.enter_context(claim(config, folder))
-                config.task.keep(folder)
-                if (folder / RESULT).exists():  # a readable result would not be trained again
-                    set_aside(folder / RESULT, f"{folder / RESULT} is damaged")
-                members.append(Member(config, folder, retry))
-            except (ValueError, OSError) as error:
-                outcomes[folder] = _failure(config, folder, error)
-        if members:
-            with process(part[0]) as device:
-                _fit(members, device, outcomes, stop, progress, at_once or networks_at_once(part[0], device))
+@dataclass(frozen=True)
+class _Work:
+    """Trains the parts of the groups; the outcome of each member is put into `outcomes`."""
 
+    outcomes: Outcomes
+    stop: Stop
+    progress: bool
+    at_once: int | None
 
-def _fit(
-    members: list[Member], device: torch.device, outcomes: Outcomes, stop: Stop, progress: bool, at_once: int
-) -> None:
-    if device.type == "cpu":
-        _keep_memory()
+    def train(self, part: Sequence[Run]) -> None:
+        """Train runs that can be trained together; a single run is trained as usual."""
+        if len(part) > 1:
+            self._together(part)
+            return
+        folder = folder_of(part[0])
+        try:
+            self.outcomes[folder] = run(part[0], progress=self.progress, resume=True)
+        except (ValueError, OSError) as error:
+            self.outcomes[folder] = _failure(part[0], error)
 
-    def ended(member: Member, outcome: Result | ValueError | OSError) -> None:
+    def _together(self, part: Sequence[Run]) -> None:
+        retry = DiskRetry(self.stop)
+        with contextlib.ExitStack() as held:
+            members = []
+            for config in part:
+                folder = folder_of(config)
+                try:
+                    check(config)
+                    held.enter_context(claim(config, folder))
+                    config.task.keep(folder)
+                    if (folder / RESULT).exists():  # a readable result would not be trained again
+                        set_aside(folder / RESULT, f"{folder / RESULT} is damaged")
+                    members.append(Member(config, folder, retry))
+                except (ValueError, OSError) as error:
+                    self.outcomes[folder] = _failure(config, error)
+            if members:
+                self._fit(members, held.enter_context(process(part[0])))
+
+    def _fit(self, members: list[Member], device: torch.device) -> None:
+        at_once = self.at_once or networks_at_once(members[0].config, device)
+        if device.type == "cpu":
+            keep_memory()
+        networks = Stack([member.config for member in members], device, at_once)
+        loop = Loop(members, networks, device, progress=self.progress, ended=self._ended)
+        try:
+            loop.progress.line(f"{loop.progress.name}: from step {loop.step}, {min(at_once, len(members))} in a pass")
+            loop.fit(self.stop)
+        except OSError as error:  # an error that is not temporary
+            for member in loop.members:
+                self.outcomes.setdefault(member.folder, _failure(member.config, error))
+        finally:
+            loop.close()
+
+    def _ended(self, member: Member, outcome: Result | ValueError | OSError) -> None:
         if isinstance(outcome, Result):
-            outcomes[member.folder], said = outcome, f"done ({member.folder})"
+            self.outcomes[member.folder], said = outcome, f"done ({member.folder})"
         else:
-            outcomes[member.folder], said = _failure(member.config, member.folder, outcome), f"failed: {outcome}"
-        if progress:
+            self.outcomes[member.folder], said = _failure(member.config, outcome), f"failed: {outcome}"
+        if self.progress:
             tell(f"{member.config.name}: {said}")
-
-    networks = Stack([member.config for member in members], device, at_once)
-    loop = Loop(members, networks, device, progress=progress, ended=ended)
-    try:
-        loop.progress.line(f"{loop.progress.name}: from step {loop.step}, {min(at_once, len(members))} in a pass")
-        loop.fit(stop)
-    except OSError as error:  # an error that is not temporary
-        for member in loop.members:
-            outcomes.setdefault(member.folder, _failure(member.config, member.folder, error))
-    finally:
-        loop.close()
 
 
 def networks_at_once(config: Run, device: torch.device) -> int:
@@ -224,15 +226,3 @@ def networks_at_once(config: Run, device: torch.device) -> int:
     heads = max(sum(group.heads for group in model.layer_heads(i)) for i in range(model.layers))
     fit = CACHED // (config.train.batch_size * length * max(4 * model.dim, heads * length))
     return fit if fit >= FEW else 1
-
-
-def _keep_memory() -> None:
-    """Let the C library keep freed memory, as in workers of a sweep; else every step asks the system for it again.
-
-    Saves 12 to 18 % of a step for the paper's and the demo's network on one core.
-    """
-    if sys.platform == "linux" and not any(name in os.environ for name in MEMORY):
-        with contextlib.suppress(AttributeError, OSError):  # without glibc
-            mallopt = ctypes.CDLL(None).mallopt
-            mallopt(-1, int(MEMORY["MALLOC_TRIM_THRESHOLD_"]))
-            mallopt(-3, int(MEMORY["MALLOC_MMAP_THRESHOLD_"]))

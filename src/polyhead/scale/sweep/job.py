@@ -34,13 +34,13 @@ class Failure:
 class Job:
     """One run of a sweep: its worker, the rows of its metrics.jsonl so far, and its outcome."""
 
-    def __init__(self, config: Run, folder: pathlib.Path, label: str = "") -> None:
+    def __init__(self, config: Run, folder: pathlib.Path, label: str = "", retries: int = 0) -> None:
         self.config, self.folder, self.digest = config, folder, configs.digest(config)
         self.label = label or config.name
         self.handle: Handle | None = None
         self.holder: str | None = None  # host of another process that trains it
         self.outcome: Result | Failure | None = finished(folder, self.digest)
-        self.deaths, self.retries, self.said = 0, 0, ""
+        self.deaths, self.retries, self.said = 0, retries, ""
         self.step, self.rate, self.read = 0, 0.0, 0
         self.seconds = 0.0  # seconds of training up to `step`
         self.started_at = 0.0  # time of its worker's start; 0 without one, or if it resumed
@@ -143,9 +143,8 @@ class Job:
         """Whether the other process has stopped training the run, with or without a result."""
         self.outcome = finished(self.folder, self.digest)
         self._follow()
-        holder = claimed_by(self.folder) if self.outcome is None else None
-        self.holder = holder
-        return holder is None
+        self.holder = claimed_by(self.folder) if self.outcome is None else None
+        return self.holder is None
 
     def _changed(self) -> int:
         try:

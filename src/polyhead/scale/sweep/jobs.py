@@ -16,21 +16,20 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.config.extensions import handed_on
-from polyhead.scale.sweep.engines import LOG, MEMORY, Engine
+from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import Screen
+from polyhead.scale.sweep.status import place_of
+from polyhead.spec.shapes import check_number
 from polyhead.train.stop import Stop
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import Result, clear
-
-__all__ = ["LOG", "MEMORY", "Failure", "prepare", "sweep"]
 
 LOOK_SECONDS = 2.0
 """Seconds between two polls of a run that another process trains."""
@@ -56,13 +55,11 @@ def sweep(
     engine that cannot be used here.
     """
     for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("retries", retries, 0)):
-        if value is not None and value < least:
-            raise ValueError(f"sweep: {name} must be at least {least} but is {value}")
+        if value is not None:
+            check_number("sweep", name, value, least)
     places = prepare("sweep", runs, folder, again=again)
     named = zip(runs, places, labels(runs), strict=True)
-    jobs = [Job(replace(run, folder=None), place, label) for run, place, label in named]
-    for job in jobs:
-        job.retries = retries
+    jobs = [Job(replace(run, folder=None), place, label, retries) for run, place, label in named]
     engine = Local() if engine is None else engine
     open_ = [job.config for job in jobs if job.outcome is None]
     with contextlib.ExitStack() as held:
@@ -86,7 +83,7 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
 
     Raises ValueError for a run that occurs twice, and if a new run's folder cannot be written.
     """
-    places = [pathlib.Path(folder) / f"{run.name}-{configs.digest(run)}" for run in runs]
+    places = [place_of(run, folder) for run in runs]
     if len(set(places)) < len(places):
         twice = next(run.name for run, place in zip(runs, places, strict=True) if places.count(place) > 1)
         raise ValueError(f"{who}: the run {twice!r} occurs twice")

@@ -4,7 +4,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -45,12 +44,11 @@ class Screen:
     def __init__(self, jobs: Sequence[Job], at_once: int, *, enabled: bool) -> None:
         self.jobs, self.at_once, self.enabled, self.console = jobs, at_once, wanted(enabled), Console(stderr=True)
         self.live = self.enabled and self.console.is_terminal
-        head, tail = (
-            ("{task.description}", "{task.fields[state]}"),
-            ("{task.completed}/{task.total}", "{task.fields[text]}"),
-        )
-        columns = (*map(TextColumn, head), BarColumn(24), *map(TextColumn, tail))
-        self.bars = Progress(*columns, console=self.console, disable=not self.live)
+        self.bars = Progress(
+            TextColumn("{task.description}"), TextColumn("{task.fields[state]}"), BarColumn(24),
+            TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[text]}"),
+            console=self.console, disable=not self.live,
+        )  # fmt: skip
         self.ids: list[TaskID] = []
         self.spoken = time.monotonic()
 
@@ -65,9 +63,7 @@ class Screen:
         self.update()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.update()
         self.bars.stop()
 
@@ -93,11 +89,11 @@ class Screen:
         """The number of runs by state, and the time left."""
         counted = Counter(job.state for job in self.jobs)
         order = (State.DONE, State.RUNNING, State.RETRYING, State.ELSEWHERE, State.WAITING, State.FAILED)
-        seconds = (
-            left(self.jobs, self.at_once) if len(self.jobs) > counted[State.DONE] + counted[State.FAILED] else None
-        )
         told = [f"{counted[state]} {state}" for state in order if counted[state]]
-        return ", ".join(told + ([f"{duration(seconds)} left"] if seconds is not None else []))
+        if len(self.jobs) > counted[State.DONE] + counted[State.FAILED]:
+            seconds = left(self.jobs, self.at_once)
+            told += [] if seconds is None else [f"{duration(seconds)} left"]
+        return ", ".join(told)
 
     def tell(self, job: Job, text: str) -> None:
         """Print the last event of a run as one line."""

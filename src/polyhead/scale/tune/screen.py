@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.live import Live
@@ -22,7 +21,7 @@ SECONDS = 0.5
 class Screen:
     """Shows a search.  `outcome`: returns the current state of the study."""
 
-    def __init__(self, outcome: "Callable[[], Outcome]", *, enabled: bool) -> None:
+    def __init__(self, outcome: Callable[[], Outcome], *, enabled: bool) -> None:
         self.outcome, self.enabled = outcome, wanted(enabled)
         console = Console(stderr=True)
         self.live = Live(console=console, auto_refresh=False) if self.enabled and console.is_terminal else None
@@ -33,9 +32,7 @@ class Screen:
             self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         if self.live is not None:
             self.live.update(table(self.outcome(), {}), refresh=True)
             self.live.stop()
@@ -61,15 +58,28 @@ def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:
     shown = list(outcome.trials[-ROWS:])
     if outcome.best is not None and outcome.best not in shown:
         shown.insert(0, outcome.best)
-    fields = list(dict.fromkeys(name for trial in shown for name in trial.values))
-    found = Table("trial", *fields, f"{outcome.split} {outcome.metric}", "", title=str(outcome.folder))
-    for trial in shown:
-        values = [short(trial.values.get(name, "")) for name in fields]
-        score = "" if trial.score is None else f"{trial.score:.4f}"
-        style = "bold" if trial is outcome.best else None
-        text = texts.get(trial.number) or said(trial, outcome)
-        found.add_row(str(trial.number), *map(escape, values), score, escape(text), style=style)
+    cells = rows(outcome, shown, texts)
+    found = Table(*(list(cells[0]) if cells else []), title=str(outcome.folder))
+    for trial, row in zip(shown, cells, strict=True):
+        found.add_row(*map(escape, row.values()), style="bold" if trial is outcome.best else None)
     return found
+
+
+def rows(outcome: Outcome, trials: Sequence[Trial], texts: Mapping[int, str] | None = None) -> list[dict[str, str]]:
+    """A row for each trial: its fields, score and state.  `texts`: what replaces the states of running trials.
+
+    A trial whose proposal was interrupted lacks fields; their cells are empty.
+    """
+    fields = dict.fromkeys(name for trial in trials for name in trial.values)
+    return [
+        {
+            "trial": str(trial.number),
+            **{name: short(trial.values.get(name, "")) for name in fields},
+            f"{outcome.split} {outcome.metric}": "" if trial.score is None else f"{trial.score:.4f}",
+            "": (texts or {}).get(trial.number) or said(trial, outcome),
+        }
+        for trial in trials
+    ]
 
 
 def said(trial: Trial, outcome: Outcome) -> str:

@@ -22,11 +22,12 @@ from polyhead.config import Run, serial, stream
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.jobs import LOOK_SECONDS, interruptible
+from polyhead.scale.sweep.status import place_of
 from polyhead.scale.tune.screen import Screen, short
 from polyhead.scale.tune.space import Range, Space, changed, read_space
 from polyhead.scale.tune.trial import DONE, FAILED, PRUNED, RUNNING, Outcome, Trial
 from polyhead.spec.optional import optional
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks import KINDS
 from polyhead.train.checks import check, read_all
 from polyhead.train.stop import MISTAKE, Stop
@@ -64,8 +65,8 @@ def tune(
     if prune is not None:
         one_of("tune", "pruner", prune, PRUNERS)
     for name, value in (("trials", trials), ("workers", workers), ("threads", threads)):
-        if value is not None and value < 1:
-            raise ValueError(f"tune: {name} must be at least 1 but is {value}")
+        if value is not None:
+            check_number("tune", name, value, 1)
     _optuna()  # before the folder is made
     question = _question(run, space, sampler, prune)
     check(run)
@@ -105,9 +106,15 @@ def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | Non
         raise ValueError("tune: nothing is evaluated: give train.evaluate a split")
     read_space(run, space)
     split = "validation" if "validation" in run.train.evaluate else run.train.evaluate[0]
-    asked = {"digest": configs.digest(run), "space": dict(space), "sampler": sampler, "prune": prune}
-    asked |= {"split": split, "metric": run.task.metric}
-    return {**asked, "run": configs.to_dict(dataclasses.replace(run, folder=None))}
+    return {
+        "digest": configs.digest(run),
+        "space": dict(space),
+        "sampler": sampler,
+        "prune": prune,
+        "split": split,
+        "metric": run.task.metric,
+        "run": configs.to_dict(dataclasses.replace(run, folder=None)),
+    }
 
 
 def _claim(folder: pathlib.Path, question: dict[str, Any]) -> None:
@@ -195,20 +202,21 @@ class _Study:
         kind = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler}[self.sampler]
         self.study.sampler = kind(seed=stream(self.run.seed, name, number) % 2**32)
 
-    def tell(self, trial: Any, outcome: Any) -> None:
+    def tell(self, trial: Any, outcome: Result | Failure) -> None:
         """Report the end of a trial to Optuna.
 
         Invalid settings and divergence count as the worst score, so that the sampler learns from them.  A killed
         worker is no information about the settings, so its trial has no score.
         """
-        score = outcome.scores[self.split][self.metric] if isinstance(outcome, Result) else math.nan
-        if math.isfinite(score):
+        states = self.optuna.trial.TrialState
+        if isinstance(outcome, Failure):
+            trial.set_user_attr("error", outcome.error)
+            self.study.tell(trial, state=states.PRUNED if outcome.code == MISTAKE else states.FAIL)
+        elif math.isfinite(score := outcome.scores[self.split][self.metric]):
             self.study.tell(trial, score)
-            return
-        error = "its score is not finite" if isinstance(outcome, Result) else outcome.error
-        trial.set_user_attr("error", error)
-        hopeless = isinstance(outcome, Result) or outcome.code == MISTAKE
-        self.study.tell(trial, state=getattr(self.optuna.trial.TrialState, "PRUNED" if hopeless else "FAIL"))
+        else:
+            trial.set_user_attr("error", "its score is not finite")
+            self.study.tell(trial, state=states.PRUNED)
 
     def outcome(self, *, importance: bool = False) -> Outcome:
         trials = tuple(self._trial(trial) for trial in self.study.get_trials(deepcopy=False))
@@ -270,12 +278,10 @@ class _Search:
             said = str(error).removeprefix("tune: ")
             self._end(trial, Failure(self.study.run.name, self.study.folder, MISTAKE, said))
             return
-        place = self.study.folder / f"{run.name}-{configs.digest(run)}"
+        place = place_of(run, self.study.folder)
         trial.set_user_attr("run", place.name)
         shared = [job for _, job in self.working if job.folder == place]
-        job = shared[0] if shared else Job(run, place)
-        job.retries = 2
-        self.working.append((trial, job))
+        self.working.append((trial, shared[0] if shared else Job(run, place, retries=2)))
         chosen = ", ".join(f"{name} {short(value)}" for name, value in trial.params.items())
         self.screen.line(f"trial {trial.number}: {chosen} ({place})")
 
@@ -335,7 +341,7 @@ class _Search:
                 self.leaving.append(job)
         self._say(trial.number)
 
-    def _end(self, trial: Any, outcome: Any) -> None:
+    def _end(self, trial: Any, outcome: Result | Failure) -> None:
         self.study.tell(trial, outcome)
         self._say(trial.number)
 

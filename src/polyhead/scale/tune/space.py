@@ -14,6 +14,7 @@ from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.config.serial import flat
 from polyhead.tasks import KINDS
 
 Value = bool | int | float | str | None
@@ -60,7 +61,7 @@ def read_space(run: Run, given: Mapping[str, str]) -> Space:
 
 def kinds_of(run: Run, name: str) -> list[type]:
     """The searchable types of the field with this dotted name; empty for other fields."""
-    names = [known for known in _names(configs.to_dict(run)) if not known.endswith(".kind")]
+    names = [known for known in flat(configs.to_dict(run)) if not known.endswith(".kind")]
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         raise ValueError(f"tune: unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
@@ -101,17 +102,6 @@ def words(run: Run, values: Mapping[str, Value]) -> list[str]:
         else:
             found += [f"--{name}", str(value)]
     return found
-
-
-def _names(value: Any, prefix: str = "") -> list[str]:
-    """The dotted names of all leaf fields."""
-    if isinstance(value, dict):
-        pairs = list(value.items())
-    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
-        pairs = list(enumerate(value))
-    else:
-        return [prefix]
-    return [name for key, one in pairs for name in _names(one, f"{prefix}.{key}" if prefix else str(key))]
 
 
 def _read(name: str, text: str, kinds: Sequence[type]) -> Range | Choice:

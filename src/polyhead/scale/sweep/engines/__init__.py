@@ -20,9 +20,6 @@ LOG = "worker.log"
 LOST = 256
 """Stands for the exit code of a worker that disappeared."""
 
-MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
-"""glibc keeps freed memory instead of asking the system again in every step: saves 12 % of a HYLA step of the paper."""
-
 
 @runtime_checkable
 class Handle(Protocol):
@@ -63,6 +60,11 @@ class Resources:
     memory: float | None = None
     """In GiB; None: the default of the cluster."""
 
+    @property
+    def bytes(self) -> int | None:
+        """The memory in bytes."""
+        return None if self.memory is None else int(self.memory * 2**30)
+
     def __post_init__(self) -> None:
         for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
             value = getattr(self, name)
@@ -70,9 +72,9 @@ class Resources:
                 raise ValueError(f"sweep: {name} must be at least {least} but is {value}")
 
 
-def command(folder: pathlib.Path, python: str = sys.executable) -> list[str]:
+def command(folder: pathlib.Path) -> list[str]:
     """The command that starts a worker."""
-    return [python, "-m", "polyhead.train", str(folder)]
+    return [sys.executable, "-m", "polyhead.train", str(folder)]
 
 
 def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
@@ -80,4 +82,4 @@ def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     source = str(pathlib.Path(__file__).parents[4])
     paths = os.pathsep.join([source, *filter(None, [given.get("PYTHONPATH")])])
     own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**MEMORY, **given, **own, "POLYHEAD_REQUEUE": "0"}  # the sweep restarts it, not the worker itself
+    return {**given, **own, "POLYHEAD_REQUEUE": "0"}  # the sweep restarts it, not the worker itself

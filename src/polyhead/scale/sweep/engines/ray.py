@@ -70,8 +70,7 @@ class Ray:
     def _demand(self, ray: Any) -> None:
         """Check that one run fits on some machine; otherwise Ray would wait forever."""
         wanted = self.resources
-        memory = None if wanted.memory is None else wanted.memory * 2**30
-        for name, amount in (("CPU", wanted.cpus), ("GPU", wanted.gpus), ("memory", memory)):
+        for name, amount in (("CPU", wanted.cpus), ("GPU", wanted.gpus), ("memory", wanted.bytes)):
             most = max((node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"]), default=0)
             if amount and amount > most:
                 shown = f"{most / 2**30:.1f} GiB of memory" if name == "memory" else f"{most:g} {name}"
@@ -79,9 +78,8 @@ class Ray:
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
         ray, wanted = _ray(), self.resources
-        memory = None if wanted.memory is None else int(wanted.memory * 2**30)
         work = inspect.unwrap(_work())  # without the annotation checks that tests wrap around it
-        made = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, memory=memory, max_retries=0)(work)
+        made = ray.remote(num_cpus=wanted.cpus, num_gpus=wanted.gpus, memory=wanted.bytes, max_retries=0)(work)
         own = settings(self.threads, {})
         begun = [_Task(made.remote(str(folder.absolute()), LOG, own), folder) for folder in folders]
         self.tasks = [task for task in self.tasks if task.code() is None] + begun

@@ -16,13 +16,13 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, command, settings
 from polyhead.spec.optional import optional
+from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class Slurm:
         minutes: int = 60,
         pause: float = 5.0,
     ) -> None:
-        if minutes < 1:
-            raise ValueError(f"sweep: minutes must be at least 1 but is {minutes}")
+        check_number("sweep", "minutes", minutes, 1)
         self.resources = resources or Resources()
         if self.resources.gpus != int(self.resources.gpus):
             raise ValueError(f"sweep: Slurm gives whole GPUs but gpus is {self.resources.gpus}")
@@ -80,8 +79,12 @@ class Slurm:
 
     def _parameters(self, at_once: int) -> dict[str, Any]:
         wanted, paths = self.resources, settings(self.threads, os.environ)["PYTHONPATH"]
-        chosen: dict[str, Any] = {"partition": self.partition, "account": self.account}
-        chosen |= {"gpus_per_node": int(wanted.gpus) or None}
+        chosen = {
+            "mem_gb": wanted.memory,
+            "slurm_gpus_per_node": int(wanted.gpus) or None,
+            "slurm_partition": self.partition,
+            "slurm_account": self.account,
+        }
         return {
             "name": NAME,
             "timeout_min": self.minutes,
@@ -90,8 +93,7 @@ class Slurm:
             "slurm_setup": [f"export PYTHONPATH={shlex.quote(paths)}"],
             "slurm_signal_delay_s": min(90, 30 * self.minutes),
             "slurm_additional_parameters": {"requeue": True},
-            **({} if wanted.memory is None else {"mem_gb": wanted.memory}),
-            **{f"slurm_{name}": value for name, value in chosen.items() if value is not None},
+            **{name: value for name, value in chosen.items() if value is not None},
         }
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
@@ -191,7 +193,7 @@ class Task:
         record.unlink(missing_ok=True)
         with open(pathlib.Path(folder, LOG), "ab") as log:
             process = subprocess.Popen(
-                command(pathlib.Path(folder), sys.executable),
+                command(pathlib.Path(folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
