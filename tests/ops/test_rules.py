@@ -10,12 +10,9 @@ from some import some
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-import polyhead as ph
 from polyhead import ops
-from polyhead.ops import cross_entropy
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
-from polyhead.ops.hyla import blocked as hyla_blocked
 from polyhead.ops.latent_code import dense
 
 SENDERS = ("k", "v", "k_rel", "symbols")
@@ -233,55 +230,6 @@ def test_a_bias_is_added_in_float32(impl):
     assert_close(code[0, 0, 0].float(), bias[0].softmax(0), rtol=0.01, atol=0)
     out = ops.hyla(q, k, v, bias=bias, normalise="softmax", act="identity", impl=impl)
     assert_close(out.item(), bias[0].softmax(0)[1].item() ** 2, rtol=0.02, atol=0)
-
-
-# ------------------------------------------------------------------------------------- as they are: nothing is patched
-@pytest.fixture
-def _as_they_are(monkeypatch, _small_tiles):
-    monkeypatch.undo()
-
-
-@pytest.mark.usefixtures("_as_they_are")
-@pytest.mark.parametrize(("b", "t", "d"), [(128, 64, 4), (66, 64, 2)])
-def test_chunks_of_some_samples_keep_the_gradient_of_values(b, t, d):
-    """At sizes that people use; the last chunk of the second is smaller than the others."""
-    torch.manual_seed(0)
-    step = hyla_blocked.sizes(b, d, t, t, d, whole_rows=False)[0]
-    assert 1 < step < b
-    leaves = [torch.randn(b, t, d, d, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    cotangent = torch.randn(b, t, d, d, dtype=torch.float64)
-    came, wanted = (grads("hyla", impl, leaves, {}, cotangent) for impl in ("auto", "reference"))
-    for x, y in zip(came, wanted, strict=True):
-        assert (x - y).norm() <= 1e-12 * y.norm()
-
-
-@pytest.mark.usefixtures("_as_they_are")
-def test_value_rows_of_a_model_have_the_gradient_of_the_equation():
-    task = ph.tasks.FuzzyLogic(length=64)
-    batch = task.batch("train", 64, seed=0, step=0)
-
-    def grad(impl):
-        torch.manual_seed(0)
-        how = {"dim": 32, "layers": 1, "max_length": 64, "positions": ph.RelativeBias()}
-        model = ph.Transformer(ph.TransformerConfig(*task.ends, heads=[ph.Hyla(8, impl=impl)], **how)).double()
-        task.loss(model(batch.inputs.double()), batch).backward()
-        return model.blocks[0].attention.qkv.weight.grad[-32:]
-
-    came, wanted = grad("auto"), grad("reference")
-    assert not torch.equal(came, wanted)  # by tiles
-    assert (came - wanted).norm() <= 1e-9 * wanted.norm()
-
-
-@pytest.mark.usefixtures("_as_they_are")
-def test_no_tokens_cost_nothing():
-    weight = torch.randn(7, 3, requires_grad=True)
-    for function in (cross_entropy.chunked_cross_entropy, lambda *a: cross_entropy.chunked_guesses(*a)[0]):
-        x = torch.zeros(0, 3, requires_grad=True)
-        losses = function(x, weight, None, torch.zeros(0, dtype=torch.long))
-        assert losses.shape == (0,)
-        dx, dweight = torch.autograd.grad(losses.sum(), (x, weight))
-        assert dx.shape == (0, 3)
-        assert (dweight == 0).all()
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)

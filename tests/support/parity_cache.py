@@ -4,7 +4,7 @@ import random
 
 import parity_mixtures as mixtures
 import torch
-from parity_measure import EXACT, Outcome, error_exact, judged, poisoned
+from parity_measure import EXACT, Outcome, error_exact, judged, outcome_of
 
 from polyhead.layers.cache import Cache
 
@@ -17,11 +17,11 @@ def check_number(seed: int, number: int) -> Outcome:
     pieces, how = mixtures.cuts(dice, t), dice.choice(("whole", "ragged", "ragged"))
     kind = type(settings.positions).__name__
     group, words = f"cache {how} {kind}", f"{settings}, b {b}, pieces {pieces}"
-    try:
-        with poisoned():
-            return judged(group, words, _errors(settings, mixtures.tokens(dice, b, t), pieces, how, dice, number))
-    except Exception as trouble:
-        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {trouble}")
+
+    def run() -> Outcome:
+        return judged(group, words, _errors(settings, mixtures.tokens(dice, b, t), pieces, how, dice, number))
+
+    return outcome_of(group, words, run)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ output has the size |dout| |out| / |x|; 1e-4 of that counts as its size.
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,15 @@ class Outcome:
         return self.what in ("wrong", "raised")
 
 
+def outcome_of(group: str, words: str, run: Callable[[], Outcome]) -> Outcome:
+    """The outcome of `run` where memory that nothing was written to is NaN; "raised" if it raises anything."""
+    try:
+        with poisoned():
+            return run()
+    except Exception as trouble:
+        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {str(trouble)[:500]}")
+
+
 def judged(group: str, words: str, errors: dict[str, tuple[float, float]], notes: tuple[str, ...] = ()) -> Outcome:
     """Right or wrong, by bounds."""
     wrong = [f"{name}: {x:.2e} > {bound:.2e}" for name, (x, bound) in errors.items() if not x <= bound]
@@ -66,7 +75,7 @@ def patched(patches: dict[str, int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory nobody wrote is NaN."""
+    """Memory that nothing was written to is NaN."""
     plain = {name: getattr(torch, name) for name in ("empty", "empty_like")}
 
     def poison(make: Any) -> Any:

@@ -23,7 +23,7 @@ import parity_arrays
 import parity_cases
 import torch
 from parity_cases import Case
-from parity_measure import EXACT, Outcome, beyond, error, error_exact, judged, patched, poisoned
+from parity_measure import EXACT, Outcome, beyond, error, error_exact, judged, outcome_of, patched
 from parity_rounding import FACTOR, responses
 from torch import Tensor
 
@@ -233,9 +233,4 @@ def check(case: Case, seed: int) -> Outcome:
 def check_number(seed: int, number: int, *, small: bool = False, only: str = "") -> Outcome:
     """What comes of case `number`; whatever is raised belongs into the report."""
     case = parity_cases.draw(seed, number, small=small, only=only)
-    try:
-        with poisoned():
-            return check(case, seed)
-    except Exception as trouble:
-        detail = f"{type(trouble).__name__}: {trouble}"
-        return Outcome(f"{case.op} {case.impl} {case.dtype}", str(case), "raised", detail=detail)
+    return outcome_of(f"{case.op} {case.impl} {case.dtype}", str(case), lambda: check(case, seed))
