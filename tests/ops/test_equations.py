@@ -42,9 +42,8 @@ def test_equals_the_loops(problem, arguments, op, number):
             options["value_weight"] = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
         tensors = arguments(op, qkv, **shape_of(variant))
         out = resolve(op, "reference")(*tensors, **options)
-        assert_close(
-            out.detach(), answer(op, tensors, options), rtol=1e-9, atol=1e-9, msg=lambda text: f"{how}: {text}"
-        )
+        wanted = answer(op, tensors, options)
+        assert_close(out.detach(), wanted, rtol=1e-9, atol=1e-9, msg=lambda text, how=how: f"{how}: {text}")
         grads = torch.autograd.grad(out.square().sum() + out.sum(), tensors)
         assert all(grad.isfinite().all() for grad in grads)
         if mask == "rows":

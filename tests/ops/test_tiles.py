@@ -1,4 +1,4 @@
-"""Which tiles of pairs are computed, what is saved for the backward pass, large scores in float16, chunks of samples."""
+"""Which tiles of pairs are computed, what is saved for the backward pass, large scores in float16, chunks."""
 
 import functools
 
