@@ -40,25 +40,22 @@ def close(mine, exact, bound, what):
         assert ((x - y).norm() / y.norm()).item() < bound, what
 
 
+OF_PAIRS = [("hyla", {"normalise": n, "act": act}, {}) for n in NORMALISE for act in ACTS]
+OF_RELATIONS = [
+    ("relational", {"relation_act": act}, {"offset": offset, "r": 5, "p": 6})
+    for act in RELATION_ACTS
+    for offset in (False, True)
+    if act != "softmax"
+]
+
+
 @needs_compiler
-@pytest.mark.parametrize("normalise", NORMALISE)
-def test_its_own_functions_are_those_of_float32(normalise):
+@pytest.mark.parametrize(("op", "how", "shape"), OF_PAIRS + OF_RELATIONS)
+def test_its_own_functions_are_those_of_float32(arguments, op, how, shape):
     """exp, erf and tanh are its own in float32, and the C library's in float64, where the grid looks."""
-    q, k, v = torch.randn(3, 2, 37, 4, 6)
-    cotangent = torch.randn(2, 37, 4, 6)
-    for act in ACTS:
-        mine, exact = both("hyla", (q, k, v), cotangent, causal=True, normalise=normalise, act=act)
-        close(mine, exact, 3e-6, act)
-
-
-@needs_compiler
-@pytest.mark.parametrize("act", RELATION_ACTS[:-1])
-def test_its_own_functions_of_relations_are_those_of_float32(arguments, act):
-    assert RELATION_ACTS[-1] == "softmax"
-    for offset in (False, True):
-        tensors = arguments("relational", make_problem(37, 37, dtype=torch.float32)[0], offset=offset, r=5, p=6)
-        mine, exact = both("relational", tensors, torch.randn(2, 37, 4, 5), causal=True, relation_act=act)
-        close(mine, exact, 3e-6, offset)
+    tensors = arguments(op, make_problem(37, 37, dtype=torch.float32)[0], **shape)
+    mine, exact = both(op, tensors, torch.randn(2, 37, 4, 5), causal=True, **how)
+    close(mine, exact, 3e-6, how)
 
 
 @needs_compiler
@@ -95,9 +92,8 @@ def test_the_gradient_of_a_score_with_nearly_all_of_the_weight():
     grads = []
     for impl, dtype in (("native", torch.float32), ("reference", torch.float64)):
         leaf = bias.to(dtype).requires_grad_()
-        out = resolve("hyla", impl)(
-            q.to(dtype), k.to(dtype), v.to(dtype), bias=leaf, normalise="softmax_rms_heads", act="identity"
-        )
+        how = {"bias": leaf, "normalise": "softmax_rms_heads", "act": "identity"}
+        out = resolve("hyla", impl)(*(x.to(dtype) for x in (q, k, v)), **how)
         grads += torch.autograd.grad(out.sum(), leaf)
     mine, exact = grads
     assert_close(mine.double(), exact, rtol=1e-5, atol=0)
@@ -133,12 +129,8 @@ def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
                 assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
-THREADED = [
-    (op, bias)
-    for op in (*OPS, "by offset")
-    for bias in (None, "offset", "dense", "per_sample")
-    if bias is None or op != "linear"
-]
+KINDS = (None, "offset", "dense", "per_sample")
+THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias is None or op != "linear"]
 
 
 @needs_compiler

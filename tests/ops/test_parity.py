@@ -4,13 +4,13 @@ Registering a backend in dispatch.BACKENDS is enough to be tested here.  What a 
 in one line.
 """
 
-import importlib
 import itertools
 
 import pytest
 import torch
 from compilers import IMPLS
 from problems import VARIANTS, options_of, shape_of
+from rules import small_tiles
 from some import some
 from torch.testing import assert_close
 
@@ -68,21 +68,13 @@ def stride(op, impl):
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """No size of the grid is a multiple of these."""
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)
-    blocked = importlib.import_module("polyhead.ops.hyla.blocked")
-    for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 1, "ROWS": 50}.items():
-        monkeypatch.setattr(blocked, constant, value)
-    blocked = importlib.import_module("polyhead.ops.relational.blocked")
-    for constant, value in {"QUERIES": 3, "PAIRS": 20, "ROWS": 50}.items():
-        monkeypatch.setattr(blocked, constant, value)
-    for constant, value in {"QUERIES": 3, "KEYS": 2, "NUMBERS": 100}.items():
-        monkeypatch.setattr(tiling, constant, value)
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational.sdpa"), "WIDTH", 4)
+    small_tiles(monkeypatch)
+    monkeypatch.setattr(implementation("relational", "sdpa"), "WIDTH", 4)
 
 
 def chunks_of(monkeypatch, samples, t, s, variant):
     """So many samples of a batch in each chunk; relations of one sample come in pieces, too."""
-    hyla, relational = (importlib.import_module(f"polyhead.ops.{op}.blocked") for op in ("hyla", "relational"))
+    hyla, relational = (implementation(op, "blocked") for op in ("hyla", "relational"))
     tile_t, tile_s = hyla.sizes(1, 4, t, s, 5, variant.get("normalise", "").startswith("softmax"))[1:]
     pairs = 20 if samples == 1 else samples * min(t, 3) * s * max(4, variant.get("r", 0))
     monkeypatch.setattr(hyla, "PAIRS", samples * min(tile_t, t) * tile_s * 5)

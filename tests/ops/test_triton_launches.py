@@ -127,8 +127,8 @@ def test_tf32_is_refused_where_it_does_not_fit(monkeypatch):
 # -------------------------------------------------------------------------------------------------------- tiles of HYLA
 def problem_of(h, dtype):
     x = torch.zeros(1, 4, h, 64, dtype=dtype)
-    options = {"causal": True, "window": 0, "scale": 1.0, "normalise": "rms_heads", "act": "relu"}
-    return module("hyla.triton.kernels").prepare(x, x, x, None, None, None, **options)
+    call = AttentionCall(x, x, x, causal=True, normalise="rms_heads", act="relu")
+    return module("hyla.triton.kernels").prepare(call)
 
 
 @pytest.mark.parametrize(
