@@ -31,7 +31,7 @@ EDITS = {
     "what is compiled in": [("2: 64,", "2: 32,")],
     "another kernel": [("total += dot(left, right, C.state_dots)", "total -= dot(left, right, C.state_dots)")],
 }
-"""What is edited in the file of a kernel -> texts, old and new."""
+"""An edit of the file of a kernel -> texts, old and new."""
 
 BINDS = f"""
 import importlib.util, inspect, json, pathlib, sys, torch

@@ -1,4 +1,4 @@
-"""What no query may see, for every op and impl: the future, what lies beyond a window, other packed sequences.
+"""No query sees the future, keys beyond a window, or other packed sequences, in every op and impl.
 
 Two ways: through gradients, and by cutting the sequence.
 """

@@ -111,7 +111,7 @@ def test_the_likeliest_is_the_first_of_equals():
 
 
 def test_no_tile_is_larger_than_was_asked(monkeypatch):
-    """What is made at once: tokens by vocabulary."""
+    """The size of a tile: tokens times vocabulary."""
     made, plain = [], cross_entropy._logits
 
     def watched(*args):

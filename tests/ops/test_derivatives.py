@@ -71,7 +71,7 @@ def test_forward_mode_of_the_other_ops(problem, t):
 
 
 def ways(run, x):
-    """What a user may ask of the derivatives of a function of one tensor, each a value."""
+    """All ways to derivatives of a function of one tensor, each as a value."""
     torch.manual_seed(1)
     tangent = torch.randn_like(x)
     cotangent = torch.randn(run(x).shape, dtype=x.dtype)
@@ -98,7 +98,7 @@ def ways(run, x):
 
 @pytest.fixture
 def _worth_it(monkeypatch):
-    """What "auto" does with large calls, done with small ones."""
+    """ "auto" treats small calls as it treats large ones."""
     for op, impls in BACKENDS.items():
         for impl in impls:
             if impl not in IN_OP_FILE:

@@ -24,7 +24,7 @@ CASES = list(itertools.product(LIMITS, BIASES, MASKS, BOTH, BOTH))
 random.Random(0).shuffle(CASES)
 GRID = [(op, n) for op, variants in VARIANTS.items() for n in range(len(variants))]
 EACH = 64
-"""At least so many cases of an op, over all its variants."""
+"""The fewest cases of an op, over all its variants."""
 
 
 @pytest.mark.parametrize(("op", "number"), GRID)

@@ -110,7 +110,7 @@ def beside_poison(*sizes):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
 def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
-    """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
+    """Neighbours of every argument are NaN, as is unwritten memory: sizes are no multiples of anything."""
     h, g = heads
     for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21), (70, 90, 2, 3)):
         tensors = [*beside_poison((t, h, d), (s, g, d), (s, g, e))]
@@ -136,7 +136,7 @@ THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias i
 @needs_compiler
 @pytest.mark.parametrize(("op", "bias"), THREADED)
 def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bias):
-    """What the reference gives, the same on two threads, and the same again."""
+    """The numbers of the reference, the same on two threads, and the same again."""
     one_group = {"b": 1, "h": 2, "g": 1, "e": 40} if op == "linear" else {"b": 3}  # threads share its columns
     qkv, options = make_problem(40, 150, bias=bias, causal=True, **one_group)
     name = "relational" if op == "by offset" else op

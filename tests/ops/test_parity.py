@@ -73,7 +73,7 @@ def _small_tiles(monkeypatch):
 
 
 def chunks_of(monkeypatch, samples, t, s, variant):
-    """So many samples of a batch in each chunk; relations of one sample come in pieces, too."""
+    """The number of samples in each chunk of a batch; relations of one sample come in pieces, too."""
     hyla, relational = (implementation(op, "blocked") for op in ("hyla", "relational"))
     tile_t, tile_s = hyla.sizes(1, 4, t, s, 5, variant.get("normalise", "").startswith("softmax"))[1:]
     pairs = 20 if samples == 1 else samples * min(t, 3) * s * max(4, variant.get("r", 0))

@@ -23,6 +23,18 @@ def _small_tiles(monkeypatch):
     small_tiles(monkeypatch)
 
 
+def unless_refused(refusal, op, impl, *given):
+    """Output and gradients, or None where the impl says that it does not take a limit."""
+    try:
+        return grads(op, impl, *given)
+    except ValueError as error:
+        assert any(words in str(error) for words in refusal)  # noqa: PT017
+        return None
+
+
+NO_BIAS, NO_PAIRS = ("takes no bias", "takes biases by offset"), ("takes masks of keys",)
+
+
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_nothing_comes_of_nothing(problem, arguments, op, impl):
     """No sample, no query or no key: outputs and gradients are empty or 0."""
@@ -50,19 +62,12 @@ def test_symbols_by_offset_are_read_by_no_query(problem, arguments, op, impl):
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize("kind", ["offset", "dense"])
 def test_a_bias_of_nothing_has_a_gradient_of_zeros(problem, arguments, op, impl, kind):
-    """It alone learns."""
     for b, t, s in some([(1, 3, 0), (1, 0, 3), (0, 3, 4)][: samples(impl, 1)]):
         qkv, options = problem(t, s, bias=kind, b=b)
         options |= NEEDED.get(impl, {})
-        tensors, bias = [x.detach() for x in arguments(op, qkv)], options["bias"].detach().requires_grad_()
-        try:
-            out = resolve(op, impl)(*tensors, **options | {"bias": bias})
-        except ValueError as error:
-            assert "takes no bias" in str(error) or "takes biases by offset" in str(error)  # noqa: PT017
-            continue
-        (came,) = torch.autograd.grad(out, [bias], torch.ones_like(out))
-        assert came.shape == bias.shape
-        assert (came == 0).all()
+        bias, cotangent = options["bias"], torch.ones(b, t, 4, 5, dtype=torch.float64)
+        came = unless_refused(NO_BIAS, op, impl, arguments(op, qkv), options, cotangent, [bias])
+        assert came is None or (came[-1].shape == bias.shape and (came[-1] == 0).all())
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
@@ -83,10 +88,7 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
             bias = options["bias"]
             shown = bias != -torch.inf
             cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
-            try:
-                came = grads(op, impl, tensors, options, cotangent, [bias])
-            except ValueError as error:
-                assert "takes no bias" in str(error) or "takes biases by offset" in str(error)  # noqa: PT017
+            if (came := unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, [bias])) is None:
                 continue
             finite = torch.where(shown, bias, 0.0).detach().requires_grad_()
             masks = [x for x in (options["mask"], dense(shown, t, s)) if x is not None]
@@ -149,10 +151,7 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
                 for xs, value in ((spoilt, (torch.nan, torch.inf)[n % 2]), (zeros, 0.0)):
                     xs[i] = tensors[i].detach().masked_fill(nobody[..., None, None], value).requires_grad_()
         cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
-        try:
-            came = grads(op, impl, spoilt, options, cotangent)
-        except ValueError as error:
-            assert "takes masks of keys" in str(error)  # noqa: PT017
+        if (came := unless_refused(NO_PAIRS, op, impl, spoilt, options, cotangent)) is None:
             continue
         assert_close(came, grads(op, "reference", zeros, options, cotangent), rtol=1e-9, atol=1e-9)
         for name, grad in zip(TENSORS[op], came[1:], strict=True):
@@ -240,10 +239,7 @@ def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
         options = {"mask": (torch.arange(shape[0]) % 2 == 0).view(-1, *(1,) * (len(shape) - 1)).expand(shape)}
         options |= {"causal": n % 2 == 0} | NEEDED.get(impl, {})
         tensors, cotangent = arguments(op, problem(t, s)[0]), torch.randn(2, t, 4, 5, dtype=torch.float64)
-        try:
-            came = grads(op, impl, tensors, options, cotangent)
-        except ValueError as error:
-            assert "takes masks of keys" in str(error)  # noqa: PT017
+        if (came := unless_refused(NO_PAIRS, op, impl, tensors, options, cotangent)) is None:
             continue
         whole = options | {"mask": options["mask"].expand(2, 4, t, s)}
         assert_close(came, grads(op, "reference", tensors, whole, cotangent), rtol=1e-9, atol=1e-9)

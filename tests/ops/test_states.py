@@ -1,4 +1,4 @@
-"""What linear attention and HYLA of identities carry along: steps are the whole call in pieces, chunks keep digits."""
+"""The states of linear attention and of HYLA without nonlinearity: steps are the whole call in pieces."""
 
 import importlib
 import itertools

@@ -62,11 +62,16 @@ def test_two_numbers_make_one_without_a_device(tiles, monkeypatch):
 
 
 @pytest.mark.parametrize(("precision", "wanted"), [("tf32", "tf32"), ("ieee", "ieee"), ("none", "ieee")])
-def test_products_of_float32_round_where_pytorchs_own_do(tiles, monkeypatch, precision, wanted):
+def test_products_of_float32_round_where_pytorchs_own_do(tiles, precision, wanted):
     """The newer switch: once it was set, reading `allow_tf32` raises."""
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", precision)
-    assert tiles.dots(torch.float32).precision == wanted
-    assert tiles.dots(torch.bfloat16).precision == "ieee"
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = precision
+        assert tiles.dots(torch.float32).precision == wanted
+        assert tiles.dots(torch.bfloat16).precision == "ieee"
+    finally:
+        matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -202,7 +207,7 @@ def test_samples_share_an_axis_of_the_grid_with_tiles(launches, tiles):
 
 # ------------------------------------------------------------------------------------------------- what is compiled in
 def handed_on(where, compiled):
-    """What kernels hand to each other of what is compiled in, with its type: `f(..., C.a.b)`, C a `compiled`."""
+    """The compile-time constants that kernels pass to each other, with their types: `f(..., C.a.b)`, C a `compiled`."""
     for call in ast.walk(ast.parse(inspect.getsource(where))):
         if isinstance(call, ast.Call) and hasattr(getattr(where, ast.unparse(call.func), None), "fn"):
             for words in (ast.unparse(arg).split(".") for arg in call.args):
@@ -224,7 +229,7 @@ def handed_on(where, compiled):
     ],
 )
 def test_kernels_hand_on_what_the_oldest_compiler_takes(tiles, where, of, name):
-    """Triton 3.6 takes numbers, dtypes and what says that it is no value of the kernel; no text, no other object."""
+    """Triton 3.6 takes numbers, dtypes and `CompiledIn`; no text, no other object."""
     found = dict(handed_on(module(where), getattr(module(of), name)))
     assert tiles.Dots in found.values()
     known = tiles.CompiledIn, tiles.tl.dtype, int, float
@@ -232,7 +237,7 @@ def test_kernels_hand_on_what_the_oldest_compiler_takes(tiles, where, of, name):
 
 
 def test_what_is_compiled_in_is_no_value_of_a_kernel(tiles):
-    """What triton 3.6 asks of it: a type that holds it, and no number of run time."""
+    """Triton 3.6 needs a type that holds it, and no value at run time."""
     sight, handles = tiles.Sight(16, 32, True), []
     sight._flatten_ir(handles)
     value, cursor = sight.type._unflatten_ir(handles, 0)

@@ -35,7 +35,7 @@ def with_impl(settings: config.TransformerConfig, impl: str) -> config.Transform
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     dice = random.Random(f"across {seed} {number}")
     how = dice.choice(("impl", "impl", "batch", "cache"))
     settings = draw(dice, causal=how == "cache" or dice.random() < 0.5)

@@ -10,7 +10,7 @@ from polyhead.layers.cache import Cache
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`: "output" beside the full pass, "alone" each row beside itself without padding."""
+    """The outcome of case `number`: "output" beside the full pass, "alone" each row beside itself without padding."""
     dice = random.Random(f"cache {seed} {number}")
     settings = mixtures.draw(dice, causal=True)
     b, t = dice.choice((1, 2, 3)), dice.choice((1, 2, 5, 9, 16, 17, 31, 32, 40))

@@ -52,7 +52,7 @@ Layout = tuple[Any, ...]
 
 @dataclass
 class Case:
-    """What a call is, in words."""
+    """The description of a call."""
 
     number: int
     op: str
@@ -181,7 +181,7 @@ def draw(seed: int, number: int, *, small: bool = False, only: str = "") -> Case
 
 
 def _limits(dice: random.Random, case: Case, packed: bool) -> None:
-    """What touches the scores."""
+    """Limits, and all else that changes the scores."""
     b, h, t, s = case.shape
     if dice.random() < 0.35:
         case.bias = (h, t + s - 1) if dice.random() < 0.5 else part_of(dice, (b, h, t, s), (0, 1))
@@ -309,7 +309,7 @@ def _patches(dice: random.Random, case: Case, cut: str) -> dict[str, int]:
 
 # ------------------------------------------------------------------------------------------------------------- numbers
 def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
-    """What has numbers of its own, by name."""
+    """Shapes of the tensors that are drawn, by name."""
     b, t, s, h, g, d, e, r, p = (case.sizes[x] for x in "btshgderp")
     sent = (r, r) if case.op == "relational" else (h, g)
     values = (t + s - 1, g, e) if case.by_offset else (b, s, g, e)

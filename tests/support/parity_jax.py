@@ -92,12 +92,12 @@ def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, A
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     return check(draw(seed, number), seed)
 
 
 def check(case: Case, seed: int) -> Outcome:
-    """What comes of a case."""
+    """The outcome of a case."""
     group, bases = f"{case.op} {case.impl} {case.dtype}", parity_arrays.arrays(case, seed)
 
     def outcome() -> Outcome:

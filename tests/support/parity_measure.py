@@ -24,7 +24,7 @@ NEARLY = 2**-6
 
 @dataclass
 class Outcome:
-    """What came of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
+    """The outcome of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
 
     `words` say what the case is, `group` what it is counted with.  `notes`: "conditioned" where the bound is that of an
     ill-conditioned equation, "overflow" where the truth has numbers that do not fit the dtype.

@@ -30,7 +30,7 @@ TILES = {
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     dice = random.Random(f"models {seed} {number}")
     how = dice.choice(("impl", "impl", "batch", "packed"))
     settings = mixtures.draw(dice, causal=dice.random() < 0.5)

@@ -132,7 +132,7 @@ def overflown(name: str, case: Case, bases: dict[str, Tensor]) -> Tensor:
 
 
 def summed(name: str, came: Tensor, wanted: Tensor, case: Case, bases: dict[str, Tensor]) -> Tensor:
-    """What came; the truth where torch itself made it infinite or NaN, by a sum with a term that does not fit."""
+    """The result, with the truth where torch itself made it infinite or NaN by a sum with a term that does not fit."""
     leaf = name.removeprefix("d")
     if name == "output" or came.isfinite().all() or case.layouts[leaf][0] != "expand":
         return came
@@ -177,7 +177,7 @@ def conditioned(
 
 
 def whole(wanted: Tensor, size: float, dtype: str) -> float:
-    """What the norm of an error is divided by."""
+    """The norm of an error is divided by this."""
     return wanted.norm().item() + torch.finfo(getattr(torch, dtype)).eps * size + 1e-30
 
 
@@ -231,6 +231,6 @@ def check(case: Case, seed: int) -> Outcome:
 
 
 def check_number(seed: int, number: int, *, small: bool = False, only: str = "") -> Outcome:
-    """What comes of case `number`; whatever is raised belongs into the report."""
+    """The outcome of case `number`."""
     case = parity_cases.draw(seed, number, small=small, only=only)
     return outcome_of(f"{case.op} {case.impl} {case.dtype}", str(case), lambda: check(case, seed))

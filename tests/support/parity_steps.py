@@ -70,7 +70,7 @@ def last_state(case: Case, bases: dict[str, Tensor]) -> Tensor:
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`; two of five are cross entropies."""
+    """The outcome of case `number`; two of five are cross entropies."""
     if number % 5 < 2:
         return parity_entropy.check_number(seed, number)
     case = draw(seed, number)

@@ -42,7 +42,7 @@ def ask(command: str) -> int:
 
 
 def measured(op: str, command: str) -> dict[str, Any]:
-    """What the command wrote; it must succeed."""
+    """The result that the command wrote; it must succeed."""
     assert ask(f"{op} {command}") == 0
     return json.loads((pathlib.Path("runs/bench") / f"{op}.json").read_text())
 

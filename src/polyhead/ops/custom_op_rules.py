@@ -100,8 +100,8 @@ def by_reference(
         # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
         own = [x.view_as(x) for x in tensors]
         outs = list(run(own))
-        learned = [x for x in own if x.requires_grad]
-        grads = iter(torch.autograd.grad(outs, learned, douts, create_graph=again, materialize_grads=True))
+        leaves = [x for x in own if x.requires_grad]
+        grads = iter(torch.autograd.grad(outs, leaves, douts, create_graph=again, materialize_grads=True))
     return [next(grads) if x.requires_grad else torch.zeros_like(x) for x in own]
 
 

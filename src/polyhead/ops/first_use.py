@@ -24,7 +24,7 @@ from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 T = TypeVar("T")
 
 ROWS, KEYS = 64, 256
-"""At most so many queries and keys in a check.  With more than one query there are as many keys as queries."""
+"""The most queries and keys in a check.  With more than one query there are as many keys as queries."""
 
 SLACK = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-18}
 """Relative error allowed in addition to twice the error of PyTorch's own operations in the same dtype."""

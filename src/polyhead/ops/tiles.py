@@ -101,7 +101,7 @@ class Buffers:
 
 
 NARROW = 16
-"""With at most so many columns, a product is faster transposed (4 to 6 times at 4 and 8 columns, 1.4 times at 16)."""
+"""The most columns with which a product is faster transposed (4 to 6 times at 4 and 8 columns, 1.4 times at 16)."""
 
 
 def is_narrow(x: Tensor, y: Tensor) -> bool:

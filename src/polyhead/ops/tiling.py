@@ -23,10 +23,10 @@ from polyhead.ops.tiles import Reach, Tile
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 128, 256
-"""At most so many queries in a tile, and so many keys if it does not need all of them."""
+"""The most queries in a tile, and the most keys if it does not need all of them."""
 
 NUMBERS = 1 << 23
-"""At most so many numbers in the largest intermediate of a tile; a tile has at least one query."""
+"""The most numbers in the largest intermediate of a tile; a tile has at least one query."""
 
 CUT = {
     "q": "bthd",

@@ -3,61 +3,8 @@
 Imports neither torch nor jax.  `polyhead.spec.NAME` comes from the table (table.py); shapes.py checks sizes.
 """
 
-from polyhead.spec.table import (
-    ACTS,
-    AXES,
-    CAUSAL,
-    CODE,
-    COMMON,
-    MASKED_PAIR,
-    MASKED_ROW,
-    MECHANISMS,
-    MIX,
-    NETWORKS,
-    NORMALISE,
-    POOLS,
-    PROJECTIONS,
-    QKV,
-    RELATION_ACTS,
-    RELATION_INIT,
-    RMS_HEADS_EPS,
-    SOFTMAX_AXIS,
-    SYMBOLS,
-    VALUES,
-    Mechanism,
-    Step,
-    amount,
-    mechanism,
-    shape,
-)
-
-__all__ = [
-    "ACTS",
-    "AXES",
-    "CAUSAL",
-    "CODE",
-    "COMMON",
-    "MASKED_PAIR",
-    "MASKED_ROW",
-    "MECHANISMS",
-    "MIX",
-    "NETWORKS",
-    "NORMALISE",
-    "POOLS",
-    "PROJECTIONS",
-    "QKV",
-    "RELATION_ACTS",
-    "RELATION_INIT",
-    "RMS_HEADS_EPS",
-    "SOFTMAX_AXIS",
-    "SYMBOLS",
-    "VALUES",
-    "Mechanism",
-    "Step",
-    "amount",
-    "mechanism",
-    "shape",
-]
+from polyhead.spec.table import *  # noqa: F403
+from polyhead.spec.table import __all__
 
 
 def __dir__() -> list[str]:

@@ -26,16 +26,16 @@ from polyhead.ops.tiles import Buffers, Reach, Scores
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 191, 48
-"""At most so many queries and keys in one tile of values.
+"""The most queries and keys in one tile of values.
 
 An odd number of queries avoids cache conflicts: with 192, one query's numbers for all keys map to the same cache set.
 """
 
 PAIRS = 1 << 17
-"""At most so many numbers in one tile of values of a chunk of the batch; a chunk has at least one sample."""
+"""The most numbers in one tile of values of a chunk of the batch; a chunk has at least one sample."""
 
 ROWS = 1 << 20
-"""At most so many numbers in one tile of whole rows of codes; a tile has at least one row."""
+"""The most numbers in one tile of whole rows of codes; a tile has at least one row."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:

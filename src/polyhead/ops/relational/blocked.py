@@ -42,10 +42,10 @@ QUERIES = 64
 """Queries in one tile."""
 
 ROWS = 1 << 22
-"""At most so many numbers in the codes of one tile; a tile has at least one query."""
+"""The most numbers in the codes of one tile; a tile has at least one query."""
 
 PAIRS = 1 << 18
-"""At most so many numbers in the relations of one part of a tile; a part has at least one key."""
+"""The most numbers in the relations of one part of a tile; a part has at least one key."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:

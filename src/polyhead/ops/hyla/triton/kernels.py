@@ -72,7 +72,7 @@ SPLIT = 128
 """The fewest keys of one such program."""
 
 PARTIAL = 1 << 26
-"""At most so many numbers in the partial sums of a bias's gradient; they hold at least one tile of queries."""
+"""The most numbers in the partial sums of a bias's gradient; they hold at least one tile of queries."""
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels

@@ -88,19 +88,17 @@ def _like(x: AttentionCall) -> list[Tensor]:
 def _forward(x: AttentionCall) -> list[Tensor]:
     from polyhead.ops.relational.triton.launches import forward_launches, shares, together
 
-    retrieved, related, softmax = _like(x)
-    out, call = (retrieved, related, softmax), _call(x)
+    out, call = _like(x), _call(x)
     n = shares(call)
     parts = out
     if n > 1:
-        retrieved, related, softmax = (a.new_empty((n * len(a), *a.shape[1:]), dtype=softmax.dtype) for a in out)
-        parts = retrieved, related, softmax
+        parts = [a.new_empty((n * len(a), *a.shape[1:]), dtype=out[2].dtype) for a in out]
     with torch.cuda.device_of(x.q):
         for launch in forward_launches(call, parts, n):
             launch()
     if n > 1:
-        together([*parts], n, out)
-    return [*out]
+        together(parts, n, out)
+    return out
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
