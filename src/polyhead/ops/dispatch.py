@@ -96,15 +96,6 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     return functools.partial(public, impl=impl)
 
 
-def backend(op: str, impl: str) -> Impl:
-    """The function that computes an impl.
-
-    The caller has checked and cast the arguments and has set keys that are masked for every query to 0.
-    """
-    one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-    return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _IMPLS[op, impl].forward
-
-
 def code_of(op: str) -> Impl:
     """The function that computes the op's code (b h t s) from a call; the reference calls the same one."""
     one_of("polyhead.ops", "op", op, BACKENDS)
@@ -133,18 +124,20 @@ def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
 
 
 def choose(op: str, impl: str, x: AttentionCall) -> Impl:
-    """`backend`, where "auto" means the first impl that supports the call and is preferred for it.
+    """The function that computes the call by `impl`; "auto" is the first one that supports the call and is preferred.
 
-    Raises ValueError if an explicit impl does not support the call.
+    Keys that are masked for every query must be 0.  Raises ValueError if an explicit impl does not support the call.
     """
     check_alike(PUBLIC[op], {name: getattr(x, name) for name in TENSORS[op]})
     check_limits(PUBLIC[op], x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)
     if isinstance(x.scale, Tensor):
         raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
     if impl != "auto":
-        chosen = backend(op, impl)
-        refuse(PUBLIC[op], impl, None if impl in IN_OP_FILE else _IMPLS[op, impl].unsupported_reason(x))
-        return chosen
+        one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
+        if impl in IN_OP_FILE:
+            return getattr(_MODULES[op], impl)
+        refuse(PUBLIC[op], impl, _IMPLS[op, impl].unsupported_reason(x))
+        return _IMPLS[op, impl].forward
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _taken(name, _IMPLS[op, name], x):
             forward = _IMPLS[op, name].forward
