@@ -35,6 +35,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
 from card.source import written
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.triton import too_large_for
 from polyhead.ops.hyla.triton.kernels import launches as hyla_launches, prepare
 from polyhead.ops.linear.triton import CHUNK
@@ -134,11 +135,11 @@ def hyla(
 
     def make(shared: int) -> list[Launch]:
         q, k, v = (empty(1, T, h, d, dtype=dtype) for _ in range(3))
-        bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
-        options = {"causal": causal, "scale": d**-0.5, "normalise": normalise}
-        limited = (packed() if full else None), (512 if full else 0)
-        problem = prepare(q, k, v, bias, look, limited[0], window=limited[1], act=act, **options)
-        return [] if too_large_for(q, shared) else hyla_launches(replace(problem, shared=shared))
+        call = AttentionCall(q, k, v, causal=causal, normalise=normalise, act=act)
+        if full:
+            bias, mask = empty(h, 2 * T - 1, dtype=dtype), empty(1, 1, 1, T, dtype=torch.bool)
+            call = replace(call, bias=bias, mask=mask, cu_seqlens=packed(), window=512)
+        return [] if too_large_for(q, shared) else hyla_launches(replace(prepare(call), shared=shared))
 
     extras = ", all limits" * full + ", not causal" * (not causal)
     extras += f", {normalise}" * (normalise != "rms_heads") + f", {act}" * (act != "relu")

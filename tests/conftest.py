@@ -202,9 +202,7 @@ SLOW = (
     "test_ahead_of_time.py",
     "test_campaign.py",
     "test_emulator.py",
-    "test_hyla_triton.py",
-    "test_linear_triton.py",
-    "test_relational_triton.py",
+    "test_triton.py",
 )
 """Among the folders of `make check`, what it leaves to `make test`."""
 

@@ -31,7 +31,7 @@ EDITS = {
     "what is compiled in": [("2: 64,", "2: 32,")],
     "another kernel": [("total += dot(left, right, C.state_dots)", "total -= dot(left, right, C.state_dots)")],
 }
-"""What is edited in the file of a kernel -> texts, old and new."""
+"""An edit of the file of a kernel -> texts, old and new."""
 
 BINDS = f"""
 import importlib.util, inspect, json, pathlib, sys, torch
@@ -46,11 +46,12 @@ from triton.compiler import make_backend
 from triton.runtime.jit import compute_cache_key, create_function_from_signature
 from unittest.mock import patch
 from ahead_of_time import QUICK, QUICK_CARDS, Row, digest, main, measure, narrow
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.triton.kernels import launches, prepare
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
 ones = [torch.empty(1, n, h, 5, dtype=torch.bfloat16) for n, h in ((1, 4), (100, 2), (100, 2))]
-small = prepare(*ones, None, None, None, causal=True, window=0, scale=0.1, normalise="rms_heads", act="relu")
+small = prepare(AttentionCall(*ones, causal=True, scale=0.1, normalise="rms_heads", act="relu"))
 for launch in [*(launch for case in QUICK for launch in case.launches(227 << 10)), *launches(small)]:
     kernel, threads = launch.kernel, dict(num_warps=launch.warps, num_stages=launch.stages)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)

@@ -1,13 +1,13 @@
-"""What no query may see, for every op and impl: the future, what lies beyond a window, other packed sequences.
+"""No query sees the future, keys beyond a window, or other packed sequences, in every op and impl.
 
 Two ways: through gradients, and by cutting the sequence.
 """
 
-import importlib
 import itertools
 
 import pytest
 import torch
+from rules import small_tiles
 from some import some
 from torch.testing import assert_close
 
@@ -19,11 +19,7 @@ ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl no
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)
-    sizes = {"QUERIES": 3, "KEYS": 2}
-    for file, names in {"hyla.blocked": sizes, "relational.blocked": {"QUERIES": 3}, "tiling": sizes}.items():
-        for name, value in names.items():
-            monkeypatch.setattr(importlib.import_module(f"polyhead.ops.{file}"), name, value)
+    small_tiles(monkeypatch)
 
 
 def sides(op, tensors):
@@ -32,38 +28,6 @@ def sides(op, tensors):
     ours = [x for name, x in given.items() if name.startswith("q")]
     theirs = [x for name, x in given.items() if name.startswith("k")]
     return ours, [*theirs, given.get("symbols", given.get("v"))]
-
-
-@pytest.mark.parametrize(("op", "impl"), ALL)
-@pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
-def test_gradients_stop_at_the_present(problem, arguments, op, impl, t, s):
-    torch.manual_seed(0)
-    tensors = arguments(op, problem(t, s)[0])
-    ours, theirs = sides(op, tensors)
-    out = resolve(op, impl)(*tensors, causal=True)
-    for i in range(t):
-        grads = torch.autograd.grad(out[:, i].square().sum(), [*ours, *theirs], retain_graph=True)
-        for g in some(grads[: len(ours)]):
-            assert (g[:, [j for j in range(t) if j != i]] == 0).all()
-        for g in some(grads[len(ours) :]):
-            assert (g[:, max(0, i + 1 + s - t) :] == 0).all()
-        # A softmax over a single key does not depend on that key, but its value counts.
-        seen = grads[-1].abs().sum((0, 2, 3)) > 0
-        assert seen.tolist() == [j <= i + s - t for j in range(s)]
-
-
-@pytest.mark.parametrize(("op", "impl"), ALL)
-@pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
-def test_outputs_equal_those_of_the_prefix(problem, arguments, op, impl, t, s):
-    torch.manual_seed(1)
-    tensors, run = arguments(op, problem(t, s)[0]), resolve(op, impl)
-    out = run(*tensors, causal=True)
-    for i in some(range(max(1, t - s + 1), t + 1)):
-        keys = i + s - t
-        cut = {"q": i, "k": keys, "v": keys, "s": keys, "r": None}  # by first letter; weights stay whole
-        part = [x[:, : cut[name[0]]] for name, x in zip(TENSORS[op], tensors, strict=True)]
-        prefix = run(*part, causal=True)
-        assert_close(prefix, out[:, :i], rtol=1e-12, atol=1e-12)
 
 
 def limited(op, impl, tensors, **options):
@@ -77,34 +41,36 @@ def limited(op, impl, tensors, **options):
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_stop_at_the_window(problem, arguments, op, impl, t, s, causal):
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 3), (True, 3)])
+def test_gradients_stop_at_what_a_query_sees(problem, arguments, op, impl, t, s, causal, window):
     torch.manual_seed(2)
     tensors = arguments(op, problem(t, s)[0])
-    _, theirs = sides(op, tensors)
+    ours, theirs = sides(op, tensors)
     all_count = {"pool": "mean"} if op == "pooled" else {}  # a maximum has no gradient for most keys
-    out = limited(op, impl, tensors, causal=causal, window=3, **all_count)
+    out = limited(op, impl, tensors, causal=causal, window=window, **all_count)
     for i in range(t):
-        grads = torch.autograd.grad(out[:, i].square().sum(), theirs, retain_graph=True)
-        near = [abs(j - place) < 3 and (j <= place or not causal) for place in [i + s - t] for j in range(s)]
-        for g in some(grads):
-            assert (g[:, [j for j in range(s) if not near[j]]] == 0).all()
-        assert (grads[-1].abs().sum((0, 2, 3)) > 0).tolist() == near
+        grads = torch.autograd.grad(out[:, i].square().sum(), [*ours, *theirs], retain_graph=True)
+        place, far = i + s - t, s + t if window is None else window
+        seen = [abs(j - place) < far and (j <= place or not causal) for j in range(s)]
+        assert all((grad[:, [j for j in range(t) if j != i]] == 0).all() for grad in some(grads[: len(ours)]))
+        assert all((grad[:, [j for j in range(s) if not seen[j]]] == 0).all() for grad in some(grads[len(ours) :]))
+        # A softmax over a single key does not depend on that key, but its value counts.
+        assert (grads[-1].abs().sum((0, 2, 3)) > 0).tolist() == seen
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_packed_sequences_equal_each_alone(problem, arguments, op, impl, window, causal):
+@pytest.mark.parametrize("edges", [(0, 3, 3, 4, 9, 14), (2, 5, 12)], ids=["all", "rows before and after"])
+def test_packed_sequences_equal_each_alone(problem, arguments, op, impl, window, causal, edges):
     """Output and gradients; the edges fall on those of tiles and between them."""
     torch.manual_seed(3)
-    edges = (0, 3, 3, 4, 9, 14)
     tensors = arguments(op, problem(14, 14, b=1)[0])
     packed = torch.tensor(edges, dtype=torch.int32)
     out = limited(op, impl, tensors, causal=causal, window=window, cu_seqlens=packed)
     parts = [
         [x if TENSORS[op][n] == "relation_weight" else x[:, a:b] for n, x in enumerate(tensors)]
-        for a, b in itertools.pairwise(edges)
+        for a, b in itertools.pairwise((0, *edges[1:], 14))  # rows before the first belong to the first sequence
         if a < b
     ]
     alone = torch.cat([resolve(op, impl)(*part, causal=causal, window=window) for part in parts], 1)

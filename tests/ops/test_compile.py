@@ -11,7 +11,6 @@ from polyhead import ops
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, PUBLIC
-from polyhead.spec import RELATION_ACTS
 
 pytestmark = pytest.mark.compile
 ELSEWHERE = (*IN_OP_FILE, "state", "triton", "chunked")  # compiled in their own tests, the last in that of its heads
@@ -88,26 +87,3 @@ def test_the_custom_ops_keep_the_rules(problem, arguments, full):
     q, k, q_rel, k_rel, symbols, _ = arguments("relational", (q, k, v), offset=full)
     call = AttentionCall(q, k, symbols, q_rel=q_rel, k_rel=k_rel, **limits)
     check(torch.ops.polyhead.relational_blocked, packed(call), keywords | {"normalise": "softmax", "act": "tanh"})
-
-
-@pytest.mark.parametrize("act", ["identity", "gelu", "gelu_tanh", "silu"])
-def test_gradients_equal_finite_differences(problem, act):
-    (q, k, v), options = problem(3, 4, bias="offset", mask="rows", causal=True)
-    weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
-
-    def run(q, k, v, bias, weight):
-        return ops.hyla(q, k, v, **{**options, "bias": bias}, act=act, value_weight=weight, impl="blocked")
-
-    assert torch.autograd.gradcheck(run, (q, k, v, options["bias"], weight), fast_mode=True)
-
-
-@pytest.mark.parametrize("act", [a for a in RELATION_ACTS if a != "softmax"])
-def test_gradients_of_relational_attention_equal_finite_differences(problem, arguments, act):
-    qkv, options = problem(3, 4, bias="offset", mask="rows", causal=True, keep=True)
-
-    def run(bias, *tensors):
-        options["bias"] = bias
-        return ops.relational_attention(*tensors, **options, relation_act=act, impl="blocked")
-
-    leaves = arguments("relational", qkv, offset=act in ("tanh", "identity"))
-    assert torch.autograd.gradcheck(run, (options["bias"], *leaves), fast_mode=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from some import some
 from torch.nn import functional as F
+from torch.testing import assert_close
 
-from polyhead import ops
 from polyhead.ops import cross_entropy
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
 
@@ -34,39 +34,28 @@ def both(tensors, targets, *, factor=1.0, chunk=4):
         yield losses, torch.autograd.grad((losses * above.to(losses.dtype)).sum(), tensors)
 
 
+def equal(tensors, targets, *, rtol=1e-12, atol=1e-13, **how):
+    """In tiles and as a whole: losses and gradients are the same, and finite."""
+    (losses, grads), wanted = both(tensors, targets, **how)
+    assert losses.isfinite().all()
+    assert_close((losses, grads), wanted, rtol=rtol, atol=atol)
+
+
+SIZES = [(5, 12, 4, 8), (5, 13, 4, 8), (7, 1, 4, 2), (1, 9, 3, 3), (1, 1, 1, 1), (6, 5, 100, 10), (9, 20, 7, 7)]
+"""Tokens, entries, entries of a tile, logits of a tile: tiles that divide neither tokens nor entries."""
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("factor", [1.0, 0.3])
-@pytest.mark.parametrize(
-    ("t", "c", "chunk", "tile"),
-    [
-        (5, 12, 4, 8),
-        (5, 13, 4, 8),
-        (7, 1, 4, 2),
-        (1, 9, 3, 3),
-        (1, 1, 1, 1),
-        (6, 5, 100, 10),
-        (9, 20, 7, 7),
-        (0, 5, 2, 4),
-    ],
-)
+@pytest.mark.parametrize(("t", "c", "chunk", "tile"), [*SIZES, (0, 5, 2, 4)])
 def test_equals_the_whole_logits(monkeypatch, t, c, chunk, tile, factor, bias):
-    """Tiles of tokens and of the vocabulary that divide neither."""
     monkeypatch.setitem(cross_entropy.TILE, "cpu", tile)
-    tensors, targets = problem(t, 6, c, bias=bias)
-    (losses, grads), (wanted, wanted_grads) = both(tensors, targets, factor=factor, chunk=chunk)
-    torch.testing.assert_close(losses, wanted, rtol=1e-13, atol=1e-13)
-    for grad, want in zip(grads, wanted_grads, strict=True):
-        torch.testing.assert_close(grad, want, rtol=1e-12, atol=1e-13)
+    equal(*problem(t, 6, c, bias=bias), factor=factor, chunk=chunk)
 
 
 @pytest.mark.parametrize("scale", [1e4, -1e4, 1e-9])
 def test_huge_and_tiny_logits(scale):
-    tensors, targets = problem(8, 4, 11, scale=scale)
-    (losses, grads), (wanted, wanted_grads) = both(tensors, targets)
-    assert losses.isfinite().all()
-    torch.testing.assert_close(losses, wanted)
-    for grad, want in zip(grads, wanted_grads, strict=True):
-        torch.testing.assert_close(grad, want, rtol=1e-7, atol=1e-10)
+    equal(*problem(8, 4, 11, scale=scale), rtol=1e-7, atol=1e-10)
 
 
 def test_only_what_is_trained_gets_a_gradient():
@@ -75,8 +64,7 @@ def test_only_what_is_trained_gets_a_gradient():
         tensors = [each if any(each is one for one in trained) else each.detach() for each in (x, weight, bias)]
         grads = torch.autograd.grad(chunked_cross_entropy(*tensors, targets, chunk=3).sum(), trained)
         wanted = torch.autograd.grad(whole(tensors, targets).sum(), trained)
-        for grad, want in some(zip(grads, wanted, strict=True)):
-            torch.testing.assert_close(grad, want)
+        assert_close(grads, wanted)
 
 
 def test_half_precision_is_no_worse_than_whole_logits(monkeypatch):
@@ -119,11 +107,11 @@ def test_the_likeliest_is_the_first_of_equals():
     wanted = [row.tolist().index(max(row)) for row in logits]
     assert guesses.tolist() == wanted
     assert any((row == row.max()).sum() > 1 for row in logits)
-    torch.testing.assert_close(losses, whole((x, weight), torch.arange(60) % 23))
+    assert_close(losses, whole((x, weight), torch.arange(60) % 23))
 
 
 def test_no_tile_is_larger_than_was_asked(monkeypatch):
-    """What is made at once: tokens by vocabulary."""
+    """The size of a tile: tokens times vocabulary."""
     made, plain = [], cross_entropy._logits
 
     def watched(*args):
@@ -154,10 +142,6 @@ def test_what_it_refuses():
         once.sum().backward()
 
 
-def test_it_is_an_op_like_the_others():
-    assert ops.chunked_cross_entropy is chunked_cross_entropy
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize("bias", [True, False])
 def test_compiles_whole(bias):
@@ -169,18 +153,14 @@ def test_compiles_whole(bias):
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     given = [*tensors, *([] if bias else [None])]
     results = [torch.autograd.grad(function(*given), tensors) for function in (compiled, loss)]
-    for grad, want in some(zip(*results, strict=True)):
-        torch.testing.assert_close(grad, want)
+    assert_close(*results)
 
 
 def test_entries_that_a_bias_forbids_cost_nothing():
     """All of the first two chunks."""
     (x, weight, bias), _ = problem(5, 4, 12)
     bias = bias.detach().index_fill(0, torch.arange(8), -torch.inf).requires_grad_()
-    (losses, grads), (wanted, wanted_grads) = both([x, weight, bias], torch.tensor([8, 9, 10, 11, 8]))
-    torch.testing.assert_close(losses, wanted)
-    for grad, want in zip(grads, wanted_grads, strict=True):
-        torch.testing.assert_close(grad, want)
+    equal([x, weight, bias], torch.tensor([8, 9, 10, 11, 8]))
     assert chunked_guesses(x, weight, bias, torch.full((5,), 8), chunk=4)[1].min() >= 8
 
 
@@ -189,7 +169,7 @@ def test_autocast_leaves_float64_alone():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         (losses, _), (wanted, _) = both(tensors, targets)
     assert losses.dtype == wanted.dtype == torch.float64
-    torch.testing.assert_close(losses, wanted)
+    assert_close(losses, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])

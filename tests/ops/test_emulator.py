@@ -33,7 +33,7 @@ X = np.linspace(-3, 3, 64, dtype=np.float32)
 
 
 def run(body, x=X, *, warps=2, frame=FRAME, room=256, size=None):
-    """What 64 threads make of a number each: `body` turns %r2 into %r3, both in its thread %r1."""
+    """The result of 64 threads, each for one number: `body` turns %r2 into %r3, both in its thread %r1."""
     y = np.zeros(64, np.uint32)
     spans = [(x.ctypes.data, x.nbytes if size is None else size, "x"), (y.ctypes.data, y.nbytes, "y")]
     given = {"x": x.ctypes.data, "y": y.ctypes.data}

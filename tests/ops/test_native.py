@@ -112,22 +112,13 @@ def test_a_killed_build_leaves_nothing_in_the_way(place, library):
     assert not half.exists()
 
 
-def test_a_damaged_library_is_built_anew(place, library):
+@pytest.mark.parametrize("damage", ["half of it", "a note that is no text"])
+def test_a_damaged_library_is_built_anew(place, library, damage):
     copying(place, library)
-    path = native.cached("hyla")
+    path, whole, note = native.cached("hyla"), library.read_bytes(), library.with_suffix(".sum").read_bytes()
     path.parent.mkdir()
-    path.write_bytes(library.read_bytes()[:1000])
-    path.with_suffix(".sum").write_text(library.with_suffix(".sum").read_text())
-    assert native.missing("hyla") is None
-    assert calls(place) == 1
-
-
-def test_a_note_that_is_no_text_is_written_anew(place, library):
-    copying(place, library)
-    path = native.cached("hyla")
-    path.parent.mkdir()
-    path.write_bytes(library.read_bytes())
-    path.with_suffix(".sum").write_bytes(b"\xff\xfe")
+    path.write_bytes(whole[:1000] if damage == "half of it" else whole)
+    path.with_suffix(".sum").write_bytes(note if damage == "half of it" else b"\xff\xfe")
     assert native.missing("hyla") is None
     assert calls(place) == 1
 
@@ -146,10 +137,7 @@ def test_without_a_home_there_is_none(place, monkeypatch):
 FAILURES = {
     "no compiler": ([], "needs a compiler, g++ or clang++, and neither is there"),
     "broken": (["echo x.cpp:1: error: no such luck >&2", "exit 1"], "cannot be compiled: x.cpp:1: error: no such luck"),
-    "disk full": (
-        ["echo as: No space left on device >&2", "exit 1"],
-        "cannot be compiled: as: No space left on device",
-    ),
+    "disk full": (["echo as: No space left >&2", "exit 1"], "cannot be compiled: as: No space left"),
     "killed": (["exit 137"], "cannot be compiled: exit code 137"),
     "garbage": (['echo garbage > "$out"'], "cannot be built: "),
     "nothing": (["exit 0"], "cannot be built: "),
@@ -181,19 +169,13 @@ def test_a_cache_that_cannot_be_written(place, monkeypatch):
     assert not calls(place)
 
 
-def test_it_can_be_turned_off(place, monkeypatch, caplog):
+def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch, caplog):
     compiler(place)
+    ops.hyla(*torch.randn(3, 1, 8, 2, 4))
     monkeypatch.setenv("POLYHEAD_NATIVE", "0")
     assert native.missing("hyla") == "is turned off by POLYHEAD_NATIVE=0"
     assert native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
     assert not caplog.records
-    assert not calls(place)
-
-
-def test_small_calls_compile_nothing(place):
-    compiler(place)
-    q, k, v = torch.randn(3, 1, 8, 2, 4)
-    ops.hyla(q, k, v)
     assert not calls(place)
 
 

@@ -40,25 +40,22 @@ def close(mine, exact, bound, what):
         assert ((x - y).norm() / y.norm()).item() < bound, what
 
 
+OF_PAIRS = [("hyla", {"normalise": n, "act": act}, {}) for n in NORMALISE for act in ACTS]
+OF_RELATIONS = [
+    ("relational", {"relation_act": act}, {"offset": offset, "r": 5, "p": 6})
+    for act in RELATION_ACTS
+    for offset in (False, True)
+    if act != "softmax"
+]
+
+
 @needs_compiler
-@pytest.mark.parametrize("normalise", NORMALISE)
-def test_its_own_functions_are_those_of_float32(normalise):
+@pytest.mark.parametrize(("op", "how", "shape"), OF_PAIRS + OF_RELATIONS)
+def test_its_own_functions_are_those_of_float32(arguments, op, how, shape):
     """exp, erf and tanh are its own in float32, and the C library's in float64, where the grid looks."""
-    q, k, v = torch.randn(3, 2, 37, 4, 6)
-    cotangent = torch.randn(2, 37, 4, 6)
-    for act in ACTS:
-        mine, exact = both("hyla", (q, k, v), cotangent, causal=True, normalise=normalise, act=act)
-        close(mine, exact, 3e-6, act)
-
-
-@needs_compiler
-@pytest.mark.parametrize("act", RELATION_ACTS[:-1])
-def test_its_own_functions_of_relations_are_those_of_float32(arguments, act):
-    assert RELATION_ACTS[-1] == "softmax"
-    for offset in (False, True):
-        tensors = arguments("relational", make_problem(37, 37, dtype=torch.float32)[0], offset=offset, r=5, p=6)
-        mine, exact = both("relational", tensors, torch.randn(2, 37, 4, 5), causal=True, relation_act=act)
-        close(mine, exact, 3e-6, offset)
+    tensors = arguments(op, make_problem(37, 37, dtype=torch.float32)[0], **shape)
+    mine, exact = both(op, tensors, torch.randn(2, 37, 4, 5), causal=True, **how)
+    close(mine, exact, 3e-6, how)
 
 
 @needs_compiler
@@ -95,9 +92,8 @@ def test_the_gradient_of_a_score_with_nearly_all_of_the_weight():
     grads = []
     for impl, dtype in (("native", torch.float32), ("reference", torch.float64)):
         leaf = bias.to(dtype).requires_grad_()
-        out = resolve("hyla", impl)(
-            q.to(dtype), k.to(dtype), v.to(dtype), bias=leaf, normalise="softmax_rms_heads", act="identity"
-        )
+        how = {"bias": leaf, "normalise": "softmax_rms_heads", "act": "identity"}
+        out = resolve("hyla", impl)(*(x.to(dtype) for x in (q, k, v)), **how)
         grads += torch.autograd.grad(out.sum(), leaf)
     mine, exact = grads
     assert_close(mine.double(), exact, rtol=1e-5, atol=0)
@@ -114,7 +110,7 @@ def beside_poison(*sizes):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
 def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
-    """Neighbours of every argument are NaN, as is memory that nobody wrote: sizes are no multiples of anything."""
+    """Neighbours of every argument are NaN, as is unwritten memory: sizes are no multiples of anything."""
     h, g = heads
     for t, s, d, e in ((19, 33, 1, 7), (33, 17, 18, 21), (70, 90, 2, 3)):
         tensors = [*beside_poison((t, h, d), (s, g, d), (s, g, e))]
@@ -133,18 +129,14 @@ def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
                 assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
-THREADED = [
-    (op, bias)
-    for op in (*OPS, "by offset")
-    for bias in (None, "offset", "dense", "per_sample")
-    if bias is None or op != "linear"
-]
+KINDS = (None, "offset", "dense", "per_sample")
+THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias is None or op != "linear"]
 
 
 @needs_compiler
 @pytest.mark.parametrize(("op", "bias"), THREADED)
 def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bias):
-    """What the reference gives, the same on two threads, and the same again."""
+    """The numbers of the reference, the same on two threads, and the same again."""
     one_group = {"b": 1, "h": 2, "g": 1, "e": 40} if op == "linear" else {"b": 3}  # threads share its columns
     qkv, options = make_problem(40, 150, bias=bias, causal=True, **one_group)
     name = "relational" if op == "by offset" else op

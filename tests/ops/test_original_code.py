@@ -1,4 +1,4 @@
-"""Relational ops against outputs and gradients of the authors' code (dual-attention 0.0.7), with its weights."""
+"""The ops against outputs and gradients of the authors' code: HYLA's, and dual-attention 0.0.7 with its weights."""
 
 import json
 import pathlib
@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 import torch
+from compilers import IMPLS
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -85,3 +86,71 @@ def by_row(run, tensors, how):
     q, k, q_rel, k_rel, pairs, weight = tensors
     rows = range(q.shape[1])
     return torch.cat([run(q[:, [i]], k, q_rel[:, [i]], k_rel, pairs[i], weight, **how) for i in rows], 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- HYLA
+HYLA = sorted(FIXTURES.glob("hyla_attn_small_*.npz"))
+HYLA_IMPLS = [impl for impl in IMPLS["hyla"] if impl not in ("triton", "state")]
+"""Kernels have tests of their own, as their interpreter is slow."""
+
+
+def original_layer(file, impl, by_offset):
+    """The layer of a fixture on our op: output, code, and its parameters as leaves."""
+    data = np.load(file)
+    meta = json.loads(str(data["meta"])) if "meta" in data else {}
+    norms = {"softmax": "softmax", "rms_head": "rms_heads", "none": "identity"}
+    leaves = {
+        n.removeprefix("param/"): torch.tensor(data[n], requires_grad=True) for n in data if n.startswith("param/")
+    }
+    x = leaves["x"] = torch.tensor(data["x"], requires_grad=True)
+    q, k, v = (
+        torch.einsum("btm,mhd->bthd", x, leaves[f"{n}/kernel"]) + leaves[f"{n}/bias"] for n in ("query", "key", "value")
+    )
+    bias = torch.tensor(data["attention_bias"])
+    if by_offset:
+        t = x.shape[1]
+        i, j = torch.tensor([(max(0, t - 1 - n), max(0, n - t + 1)) for n in range(2 * t - 1)]).T
+        bias = bias[0, :, i, j]
+    options = {
+        "bias": bias,
+        "mask": torch.tensor(data["mask"]) if "mask" in data else None,
+        "normalise": norms[meta.get("attention_norm", "rms_head")],
+    }
+    code = ops.latent_code(q, k, **options)
+    keep = torch.tensor(data["keep_mask"]).float() / 0.9 if "keep_mask" in data else None
+    target, extra = meta.get("target_network", "mlp_relu"), {}
+    if target == "default":
+        op = {"softmax": ops.softmax_attention}.get(options["normalise"], ops.linear_attention)
+        if op is ops.softmax_attention:
+            del options["normalise"]
+    else:
+        op, extra = ops.hyla, {"act": {"mlp_relu": "relu", "mlp_linear": "identity"}[target], "impl": impl}
+    if "value2_kernel" in data:
+        extra["value_weight"] = torch.tensor(data["value2_kernel"]).mT  # stored [head, in, out]
+    out = op(q, k, v, keep=keep, **options, **extra)
+    return torch.einsum("bthe,hem->btm", out, leaves["out/kernel"]) + leaves["out/bias"], code, leaves, data
+
+
+@pytest.mark.parametrize("by_offset", [False, True], ids=["dense", "offset"])
+@pytest.mark.parametrize("impl", HYLA_IMPLS)
+@pytest.mark.parametrize("file", HYLA, ids=lambda f: f.stem.removeprefix("hyla_attn_small_"))
+def test_the_original_layer(file, impl, by_offset):
+    if impl == "native" and "deepvalue" in file.stem:
+        pytest.skip("native code takes no value_weight")
+    out, code, leaves, data = original_layer(file, impl, by_offset)
+    assert_close(out.detach(), torch.tensor(data["out"]), rtol=1e-5, atol=1e-5)
+    if "attn_weights" in data:
+        assert_close(code.detach(), torch.tensor(data["attn_weights"]), rtol=1e-5, atol=1e-5)
+    else:
+        dropped = code * torch.tensor(data["keep_mask"]).float() / 0.9
+        assert_close(dropped.detach(), torch.tensor(data["attn_weights_after_dropout"]), rtol=1e-5, atol=1e-5)
+    if "cotangent" not in data:
+        return
+    out.backward(torch.tensor(data["cotangent"]))
+    for name, leaf in leaves.items():
+        wanted = torch.tensor(data["grad_x" if name == "x" else f"grad/{name}"])
+        assert_close(leaf.grad, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().clamp(min=1).item())
+
+
+def test_all_fixtures_are_there():
+    assert len(HYLA) == 19

@@ -4,12 +4,13 @@ Registering a backend in dispatch.BACKENDS is enough to be tested here.  What a 
 in one line.
 """
 
-import importlib
 import itertools
 
 import pytest
 import torch
 from compilers import IMPLS
+from problems import VARIANTS, options_of, shape_of
+from rules import small_tiles
 from some import some
 from torch.testing import assert_close
 
@@ -17,29 +18,10 @@ from polyhead.ops import tiling
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, implementation, resolve
 from polyhead.ops.native import library
-from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS
 
-RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
-RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
 SKIPPED = ("reference", "triton", "state")
 """The specification; kernels, whose interpreter is too slow, and what refuses the defaults: they have own tests."""
 PAIRS = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in SKIPPED]
-VARIANTS = {
-    "softmax": [{}],
-    "linear": [{"normalise": n, "act": a} for n, a in itertools.product(NORMALISE, ACTS)],
-    "hyla": [
-        {"normalise": n, "act": a, "deep": deep} for n, a, deep in itertools.product(NORMALISE, ACTS, (False, True))
-    ],
-    "relational": [{"relation_act": a, **x} for a, x in itertools.product(RELATION_ACTS, RELATED)],
-    "disentangled": [{"relation_act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
-    "abstractor": [{"act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
-    "pooled": [
-        {"normalise": NORMALISE[n % 5], "act": ACTS[n % 4], "pool": p, "network": w}
-        for n, (p, w) in enumerate(itertools.product(POOLS, NETWORKS))
-    ],
-}
-SHAPE = ("offset", "r", "p", "symmetric")
-"""Of a variant, what shapes the arguments; the rest are options of the op."""
 GRID = [(op, impl, variant) for op, impl in PAIRS for variant in VARIANTS[op]]
 SIZES = [(1, 1), (1, 6), (5, 5), (7, 4), (4, 9)]
 OPTIONS = [(None, "offset", "dense", "per_sample"), (None, "rows", "keys"), (False, True), (False, True)]
@@ -86,21 +68,13 @@ def stride(op, impl):
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """No size of the grid is a multiple of these."""
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)
-    blocked = importlib.import_module("polyhead.ops.hyla.blocked")
-    for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 1, "ROWS": 50}.items():
-        monkeypatch.setattr(blocked, constant, value)
-    blocked = importlib.import_module("polyhead.ops.relational.blocked")
-    for constant, value in {"QUERIES": 3, "PAIRS": 20, "ROWS": 50}.items():
-        monkeypatch.setattr(blocked, constant, value)
-    for constant, value in {"QUERIES": 3, "KEYS": 2, "NUMBERS": 100}.items():
-        monkeypatch.setattr(tiling, constant, value)
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.relational.sdpa"), "WIDTH", 4)
+    small_tiles(monkeypatch)
+    monkeypatch.setattr(implementation("relational", "sdpa"), "WIDTH", 4)
 
 
 def chunks_of(monkeypatch, samples, t, s, variant):
-    """So many samples of a batch in each chunk; relations of one sample come in pieces, too."""
-    hyla, relational = (importlib.import_module(f"polyhead.ops.{op}.blocked") for op in ("hyla", "relational"))
+    """The number of samples in each chunk of a batch; relations of one sample come in pieces, too."""
+    hyla, relational = (implementation(op, "blocked") for op in ("hyla", "relational"))
     tile_t, tile_s = hyla.sizes(1, 4, t, s, 5, variant.get("normalise", "").startswith("softmax"))[1:]
     pairs = 20 if samples == 1 else samples * min(t, 3) * s * max(4, variant.get("r", 0))
     monkeypatch.setattr(hyla, "PAIRS", samples * min(tile_t, t) * tile_s * 5)
@@ -119,13 +93,9 @@ def refusal(op, impl, tensors, options, variant, weight=None):
     return implementation(op, "chunked" if impl in IN_OP_FILE else impl).unsupported_reason(call)
 
 
-def shape(variant):
-    return {key: value for key, value in variant.items() if key in SHAPE}
-
-
 def run(op, impl, tensors, options, variant, weight, cotangent):
     """Output and gradients, one after the other."""
-    extra = {key: value for key, value in variant.items() if key not in (*SHAPE, "deep")}
+    extra = options_of(variant)
     if variant.get("deep"):
         extra["value_weight"] = weight
     out = resolve(op, impl)(*tensors, **options, **extra)
@@ -159,8 +129,10 @@ def compare(monkeypatch, problem, arguments, case, campaign):
         monkeypatch.setattr(library, "FEW", 100 * (n % 2))
         limits = {"window": window, "edges": edges}
         b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
-        qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, b=b, **limits)
-        tensors = arguments(op, qkv, **shape(variant))
+        g, scale = (2, 1, 4)[n // 3 % 3], (None, -0.3)[n // 2 % 2]
+        qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, b=b, g=g, **limits)
+        options["scale"] = scale
+        tensors = arguments(op, qkv, **shape_of(variant))
         if refusal(op, impl, tensors, options, variant, weight) is not None:
             with pytest.raises(ValueError, match=rf"impl '{impl}' takes .*; use impl='auto' or 'reference'$"):
                 run(op, impl, tensors, options, variant, weight, None)
@@ -168,7 +140,7 @@ def compare(monkeypatch, problem, arguments, case, campaign):
         cotangent = torch.randn(len(qkv[0]), t, 4, 5, dtype=torch.float64)
         wanted = run(op, "reference", tensors, options, variant, weight, cotangent)
         came = run(op, impl, tensors, options, variant, weight, cotangent)
-        where = f"t {t} s {s} bias {bias} mask {mask} keep {keep} causal {causal} {limits}"
+        where = f"t {t} s {s} g {g} scale {scale} bias {bias} mask {mask} keep {keep} causal {causal} {limits}"
         for x, y in some(zip(came, wanted, strict=True)):
             assert_close(x, y, rtol=1e-9, atol=1e-9, msg=lambda text, where=where: f"{where}: {text}")
         if mask == "rows":
@@ -184,32 +156,6 @@ def test_the_grid_is_neither_empty_nor_refused_throughout(problem, arguments):
             qkv, options = problem(t, s, **options, window=window, edges=edges)
             taken += refusal(op, impl, arguments(op, qkv), options, easy) is None
         assert taken >= (len(CASES) if impl == "blocked" else 12)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("t", "s", "window", "edges"),
-    [(5, 3, 1, None), (3, 5, 2, None), (5, 5, None, (0, 2, 2, 3, 5)), (5, 5, 2, (0, 3, 5))],
-)
-@pytest.mark.parametrize("op", BACKENDS)
-def test_references_with_windows_and_packed_sequences_equal_the_loops(
-    problem, arguments, oracle, op, t, s, window, edges, causal
-):
-    torch.manual_seed(t)
-    qkv, options = problem(t, s, bias="offset", causal=causal, window=window, edges=edges)
-    tensors = arguments(op, qkv, offset=op in ("relational", "abstractor"))
-    q, k, *rest = tensors
-    mine = oracle(q, k, dict(zip(TENSORS[op], tensors, strict=True)).get("symbols", rest[0]), **options)
-    wanted = {
-        "softmax": mine.values,
-        "linear": lambda: mine.values("identity"),
-        "hyla": mine.networks,
-        "relational": lambda: mine.relational(rest[0], rest[1], rest[3]),
-        "disentangled": lambda: mine.disentangled(rest[0], rest[1]),
-        "abstractor": mine.abstractor,
-        "pooled": mine.pooled,
-    }[op]()
-    assert_close(resolve(op, "reference")(*tensors, **options).detach(), torch.tensor(wanted), rtol=1e-9, atol=1e-9)
 
 
 MAPPED = [

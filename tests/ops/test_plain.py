@@ -40,19 +40,13 @@ def test_names_of_files_are_the_functions():
 
 
 # -------------------------------------------------------------------------------------------------------------- softmax
-@pytest.mark.parametrize("dim", [0, 1, 2, -1, -2, -3])
-def test_softmax_by_the_definition(dim):
-    x = draw(3, 4, 5)
-    parts = np.exp(x.numpy())
-    expected = torch.tensor(parts / parts.sum(axis=dim, keepdims=True))
-    torch.testing.assert_close(softmax(x, dim), expected, atol=1e-14, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dim", [0, 1, -1])
 def test_softmax_at_logits_of_1e4(dtype, dim):
     x = torch.tensor([1e4, 1e4 - 8, -1e4, 0.0, 1e4], dtype=dtype)
-    x = x.view(*(5 if axis == dim else 1 for axis in range(3))).expand(*(5 if axis == dim else 2 for axis in range(3)))
+    x = x.view(*(5 if axis == dim % 3 else 1 for axis in range(3))).expand(
+        *(5 if axis == dim % 3 else 2 for axis in range(3))
+    )
     wide = x.double()
     parts = torch.exp(wide - wide.amax(dim, keepdim=True))
     expected = parts / parts.sum(dim, keepdim=True)
@@ -61,50 +55,10 @@ def test_softmax_at_logits_of_1e4(dtype, dim):
     torch.testing.assert_close(actual.double(), expected, atol=torch.finfo(dtype).eps / 2, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_softmax_is_rounded_once(dtype):
-    """A sum of 300 terms in half precision would be off by several units in the last place."""
-    x = draw(4, 300, dtype=dtype)
-    parts = torch.exp(x.double())
-    ulp = torch.finfo(dtype).eps
-    expected = parts / parts.sum(1, keepdim=True)
-    torch.testing.assert_close(softmax(x, 1).double(), expected, atol=2e-7, rtol=0.51 * ulp)
-
-
-def test_softmax_agrees_with_pytorch_in_the_course_test():
-    x = draw(3, 5, dtype=torch.float32)
-    for shift in (0, 100):
-        np.testing.assert_allclose(
-            softmax(x + shift, dim=-1), F.softmax(x, dim=-1), atol=1e-6, rtol=2e-5 if shift else 1e-7
-        )
-
-
-def test_softmax_of_nothing():
-    x = torch.tensor([[-torch.inf, -torch.inf], [0.0, -torch.inf]])
-    assert torch.equal(softmax(x, 1).isnan(), torch.tensor([[True, True], [False, False]]))
-    assert softmax(x, 1)[1].tolist() == [1.0, 0.0]
-    assert softmax(torch.zeros(0, 3), 1).shape == (0, 3)
-
-
-def test_softmax_gradient():
-    assert torch.autograd.gradcheck(lambda a: softmax(a, 1), (draw(2, 3, 2).requires_grad_(),))
-
-
 @pytest.mark.parametrize("dim", [2, -3, 17])
 def test_softmax_of_an_unknown_dim(dim):
     with pytest.raises(ValueError, match=rf"^softmax: dim must be in \[-2, 2\) for x of shape \(3, 5\) but is {dim}$"):
         softmax(torch.zeros(3, 5), dim)
-
-
-# ----------------------------------------------------------------------------------------------------------------- silu
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_silu(dtype):
-    x = torch.cat((torch.linspace(-12, 12, 101), torch.tensor([-1e4, 1e4]))).to(dtype)
-    expected = [a / (1 + math.exp(-a)) if a > -700 else 0.0 for a in x.tolist()]
-    actual = silu(x)
-    assert actual.dtype == dtype
-    ulp = torch.finfo(dtype).eps
-    torch.testing.assert_close(actual.double(), torch.tensor(expected, dtype=torch.float64), atol=2 * ulp, rtol=2 * ulp)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
@@ -170,30 +124,6 @@ def test_no_kernel_ever_meets_a_row_without_keys(monkeypatch):
     assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
-def test_no_query_may_look_anywhere():
-    q, k, v = (draw(2, 3, 4, seed=n).requires_grad_() for n in (1, 2, 3))
-    out = scaled_dot_product_attention(q, k, v, torch.zeros(3, 3, dtype=torch.bool))
-    out.sum().backward()
-    assert (out == 0).all()
-    assert all((x.grad == 0).all() for x in (q, k, v))
-
-
-def test_gradients():
-    q, k, v = (draw(2, n, 3, seed=n).requires_grad_() for n in (2, 4, 4))
-    mask = torch.tensor([[True, False, True, True], [False, False, False, False]])
-    assert torch.autograd.gradcheck(scaled_dot_product_attention, (q, k, v))
-    assert torch.autograd.gradcheck(lambda *a: scaled_dot_product_attention(*a, mask), (q, k, v))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_of_1e4(dtype):
-    q, k = torch.tensor([[200.0], [-200.0]], dtype=dtype), torch.tensor([[50.0], [-50.0], [50.0]], dtype=dtype)
-    v = torch.tensor([[1.0], [2.0], [3.0]], dtype=dtype)
-    assert scaled_dot_product_attention(q, k, v).tolist() == [[2.0], [2.0]]
-    v = torch.tensor([[1.0], [5.0], [3.0]], dtype=dtype)
-    assert scaled_dot_product_attention(q, k, v).tolist() == [[2.0], [5.0]]
-
-
 def test_empty_sizes():
     q, k, v = torch.zeros(2, 5, 4), torch.zeros(2, 0, 4), torch.zeros(2, 0, 3)
     for mask in (None, torch.ones(5, 0, dtype=torch.bool)):
@@ -204,28 +134,22 @@ def test_empty_sizes():
     assert scaled_dot_product_attention(q[:0], q[:0], q[:0]).shape == (0, 5, 4)
 
 
-def test_mistakes_are_one_line():
-    who = "^scaled_dot_product_attention: "
-    q, k, v = torch.zeros(2, 5, 4), torch.zeros(2, 7, 4), torch.zeros(2, 7, 3)
-    mask = torch.ones(5, 7)
-    with pytest.raises(
-        ValueError, match=who + r"mask must be boolean, True where attention is allowed, but is torch.float32$"
-    ):
-        scaled_dot_product_attention(q, k, v, mask)
-    with pytest.raises(ValueError, match=who + r"t = 5 in q but 7 in mask \(\.\.\. #t #s\) = \(7, 5\)$"):
-        scaled_dot_product_attention(q, k, v, mask.T.bool())
-    with pytest.raises(ValueError, match=who + r"d = 4 in q but 6 in k \(\.\.\. s d\) = \(2, 7, 6\)$"):
-        scaled_dot_product_attention(q, torch.zeros(2, 7, 6), v)
-    with pytest.raises(ValueError, match=who + r"s = 7 in k but 6 in v \(\.\.\. s e\) = \(2, 6, 3\)$"):
-        scaled_dot_product_attention(q, k, v[:, :6])
-    with pytest.raises(ValueError, match=who + r"batch dimensions do not broadcast: \(2,\), \(3,\), \(2,\)$"):
-        scaled_dot_product_attention(q, torch.zeros(3, 7, 4), v)
-    with pytest.raises(
-        ValueError, match=who + r"q, k and v must share a dtype but are torch.float32, torch.float64 and "
-    ):
-        scaled_dot_product_attention(q, k.double(), v)
-    with pytest.raises(ValueError, match=who + r"mask must be \(\.\.\. #t #s\) but has shape \(7,\)$"):
-        scaled_dot_product_attention(q, k, v, torch.ones(7, dtype=torch.bool))
+Q, K, V, MASK = torch.zeros(2, 5, 4), torch.zeros(2, 7, 4), torch.zeros(2, 7, 3), torch.ones(5, 7)
+MISTAKES = [
+    ((Q, K, V, MASK), "mask must be boolean, True where attention is allowed, but is torch.float32$"),
+    ((Q, K, V, MASK.T.bool()), r"t = 5 in q but 7 in mask \(\.\.\. #t #s\) = \(7, 5\)$"),
+    ((Q, torch.zeros(2, 7, 6), V), r"d = 4 in q but 6 in k \(\.\.\. s d\) = \(2, 7, 6\)$"),
+    ((Q, K, V[:, :6]), r"s = 7 in k but 6 in v \(\.\.\. s e\) = \(2, 6, 3\)$"),
+    ((Q, torch.zeros(3, 7, 4), V), r"batch dimensions do not broadcast: \(2,\), \(3,\), \(2,\)$"),
+    ((Q, K.double(), V), "q, k and v must share a dtype but are torch.float32, torch.float64 and "),
+    ((Q, K, V, torch.ones(7, dtype=torch.bool)), r"mask must be \(\.\.\. #t #s\) but has shape \(7,\)$"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), MISTAKES)
+def test_mistakes_are_one_line(given, told):
+    with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {told}"):
+        scaled_dot_product_attention(*given)
 
 
 @pytest.mark.compile

@@ -10,12 +10,9 @@ from some import some
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
-import polyhead as ph
 from polyhead import ops
-from polyhead.ops import cross_entropy
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
-from polyhead.ops.hyla import blocked as hyla_blocked
 from polyhead.ops.latent_code import dense
 
 SENDERS = ("k", "v", "k_rel", "symbols")
@@ -24,6 +21,18 @@ SENDERS = ("k", "v", "k_rel", "symbols")
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     small_tiles(monkeypatch)
+
+
+def unless_refused(refusal, op, impl, *given):
+    """Output and gradients, or None where the impl says that it does not take a limit."""
+    try:
+        return grads(op, impl, *given)
+    except ValueError as error:
+        assert any(words in str(error) for words in refusal)  # noqa: PT017
+        return None
+
+
+NO_BIAS, NO_PAIRS = ("takes no bias", "takes biases by offset"), ("takes masks of keys",)
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
@@ -53,19 +62,12 @@ def test_symbols_by_offset_are_read_by_no_query(problem, arguments, op, impl):
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize("kind", ["offset", "dense"])
 def test_a_bias_of_nothing_has_a_gradient_of_zeros(problem, arguments, op, impl, kind):
-    """It alone learns."""
     for b, t, s in some([(1, 3, 0), (1, 0, 3), (0, 3, 4)][: samples(impl, 1)]):
         qkv, options = problem(t, s, bias=kind, b=b)
         options |= NEEDED.get(impl, {})
-        tensors, bias = [x.detach() for x in arguments(op, qkv)], options["bias"].detach().requires_grad_()
-        try:
-            out = resolve(op, impl)(*tensors, **options | {"bias": bias})
-        except ValueError as error:
-            assert "takes no bias" in str(error) or "takes biases by offset" in str(error)  # noqa: PT017
-            continue
-        (came,) = torch.autograd.grad(out, [bias], torch.ones_like(out))
-        assert came.shape == bias.shape
-        assert (came == 0).all()
+        bias, cotangent = options["bias"], torch.ones(b, t, 4, 5, dtype=torch.float64)
+        came = unless_refused(NO_BIAS, op, impl, arguments(op, qkv), options, cotangent, [bias])
+        assert came is None or (came[-1].shape == bias.shape and (came[-1] == 0).all())
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
@@ -86,10 +88,7 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
             bias = options["bias"]
             shown = bias != -torch.inf
             cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
-            try:
-                came = grads(op, impl, tensors, options, cotangent, [bias])
-            except ValueError as error:
-                assert "takes no bias" in str(error) or "takes biases by offset" in str(error)  # noqa: PT017
+            if (came := unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, [bias])) is None:
                 continue
             finite = torch.where(shown, bias, 0.0).detach().requires_grad_()
             masks = [x for x in (options["mask"], dense(shown, t, s)) if x is not None]
@@ -152,10 +151,7 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
                 for xs, value in ((spoilt, (torch.nan, torch.inf)[n % 2]), (zeros, 0.0)):
                     xs[i] = tensors[i].detach().masked_fill(nobody[..., None, None], value).requires_grad_()
         cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
-        try:
-            came = grads(op, impl, spoilt, options, cotangent)
-        except ValueError as error:
-            assert "takes masks of keys" in str(error)  # noqa: PT017
+        if (came := unless_refused(NO_PAIRS, op, impl, spoilt, options, cotangent)) is None:
             continue
         assert_close(came, grads(op, "reference", zeros, options, cotangent), rtol=1e-9, atol=1e-9)
         for name, grad in zip(TENSORS[op], came[1:], strict=True):
@@ -235,55 +231,6 @@ def test_a_bias_is_added_in_float32(impl):
     assert_close(out.item(), bias[0].softmax(0)[1].item() ** 2, rtol=0.02, atol=0)
 
 
-# ------------------------------------------------------------------------------------- as they are: nothing is patched
-@pytest.fixture
-def _as_they_are(monkeypatch, _small_tiles):
-    monkeypatch.undo()
-
-
-@pytest.mark.usefixtures("_as_they_are")
-@pytest.mark.parametrize(("b", "t", "d"), [(128, 64, 4), (66, 64, 2)])
-def test_chunks_of_some_samples_keep_the_gradient_of_values(b, t, d):
-    """At sizes that people use; the last chunk of the second is smaller than the others."""
-    torch.manual_seed(0)
-    step = hyla_blocked.sizes(b, d, t, t, d, whole_rows=False)[0]
-    assert 1 < step < b
-    leaves = [torch.randn(b, t, d, d, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    cotangent = torch.randn(b, t, d, d, dtype=torch.float64)
-    came, wanted = (grads("hyla", impl, leaves, {}, cotangent) for impl in ("auto", "reference"))
-    for x, y in zip(came, wanted, strict=True):
-        assert (x - y).norm() <= 1e-12 * y.norm()
-
-
-@pytest.mark.usefixtures("_as_they_are")
-def test_value_rows_of_a_model_have_the_gradient_of_the_equation():
-    task = ph.tasks.FuzzyLogic(length=64)
-    batch = task.batch("train", 64, seed=0, step=0)
-
-    def grad(impl):
-        torch.manual_seed(0)
-        how = {"dim": 32, "layers": 1, "max_length": 64, "positions": ph.RelativeBias()}
-        model = ph.Transformer(ph.TransformerConfig(*task.ends, heads=[ph.Hyla(8, impl=impl)], **how)).double()
-        task.loss(model(batch.inputs.double()), batch).backward()
-        return model.blocks[0].attention.qkv.weight.grad[-32:]
-
-    came, wanted = grad("auto"), grad("reference")
-    assert not torch.equal(came, wanted)  # by tiles
-    assert (came - wanted).norm() <= 1e-9 * wanted.norm()
-
-
-@pytest.mark.usefixtures("_as_they_are")
-def test_no_tokens_cost_nothing():
-    weight = torch.randn(7, 3, requires_grad=True)
-    for function in (cross_entropy.chunked_cross_entropy, lambda *a: cross_entropy.chunked_guesses(*a)[0]):
-        x = torch.zeros(0, 3, requires_grad=True)
-        losses = function(x, weight, None, torch.zeros(0, dtype=torch.long))
-        assert losses.shape == (0,)
-        dx, dweight = torch.autograd.grad(losses.sum(), (x, weight))
-        assert dx.shape == (0, 3)
-        assert (dweight == 0).all()
-
-
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
     torch.manual_seed(0)
@@ -292,10 +239,7 @@ def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
         options = {"mask": (torch.arange(shape[0]) % 2 == 0).view(-1, *(1,) * (len(shape) - 1)).expand(shape)}
         options |= {"causal": n % 2 == 0} | NEEDED.get(impl, {})
         tensors, cotangent = arguments(op, problem(t, s)[0]), torch.randn(2, t, 4, 5, dtype=torch.float64)
-        try:
-            came = grads(op, impl, tensors, options, cotangent)
-        except ValueError as error:
-            assert "takes masks of keys" in str(error)  # noqa: PT017
+        if (came := unless_refused(NO_PAIRS, op, impl, tensors, options, cotangent)) is None:
             continue
         whole = options | {"mask": options["mask"].expand(2, 4, t, s)}
         assert_close(came, grads(op, "reference", tensors, whole, cotangent), rtol=1e-9, atol=1e-9)

@@ -111,10 +111,6 @@ def test_other_libraries_names_are_answered_with_ours():
     layer = ph.MultiHeadAttention(8, ph.Softmax(2))
     x = torch.zeros(1, 3, 8)
     for call, text in (
-        (lambda: ph.MultiHeadAttention(8, num_heads=2), "MultiHeadAttention: num_heads is called heads here"),
-        (lambda: ph.Softmax(n_heads=2), "Softmax: n_heads is called heads here"),
-        (lambda: ph.TransformerConfig(ph.Tokens(2), ph.Logits(2), n_layers=2), "n_layers is called layers here"),
-        (lambda: layer(x, attn_mask=None), "MultiHeadAttention: attn_mask is called mask here"),
         (lambda: ph.ops.hyla(x, x, x, is_causal=True), "hyla: is_causal is called causal here"),
         (
             lambda: ph.ops.hyla(x, x, x, dropout_p=0.1),
@@ -127,8 +123,6 @@ def test_other_libraries_names_are_answered_with_ours():
         (lambda: ph.MultiHeadAttention(8, head_dim=2), r"head_dim belongs to a part, as in heads=Softmax\(8, dim=64\)"),
         (lambda: ph.Softmax(head_dim=2), "Softmax: head_dim is called dim here"),
         (lambda: ph.TransformerConfig(d_ff=2), r"d_ff belongs to a part, as in feedforward=Mlp\(hidden=256\)"),
-        (lambda: ph.Mlp(d_ff=2), "Mlp: d_ff is called hidden here"),
-        (lambda: ph.MlpLayer(8, d_ff=2), "MlpLayer: d_ff is called hidden here"),
         (lambda: ph.generate(None, [], max_new_tokens=2), "generate: max_new_tokens is called steps here"),
         (lambda: layer(x, x, x), "MultiHeadAttention: x and context only may come without their names"),
         (lambda: layer(x, nonsense=1), "unexpected keyword argument 'nonsense'"),

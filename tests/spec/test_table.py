@@ -94,10 +94,3 @@ def test_its_steps_give_what_the_op_gives(row):
         given = {x: None if options[x] is None else options[x].detach().numpy() for x in ("bias", "mask", "keep")}
         came = referee.run(row.op, arrays, options=how, **given, causal=causal, **limits, scale=scale)
         np.testing.assert_allclose(came, wanted.detach().numpy(), rtol=1e-10, atol=1e-10)
-
-
-def test_an_amount_is_the_value_of_its_formula():
-    sizes = {"m": 10, "d": 3, "e": 4, "r": 6, "p": 5, "h": 2}
-    assert spec.amount("2 m (d + e)", sizes) == 140
-    assert spec.amount("m m + 2 m r p / h + e r", sizes) == 100 + 300 + 24
-    assert spec.amount("r p / h", {"r": 3, "p": 2, "h": 2}) == 3

@@ -124,7 +124,7 @@ def relation(inner: Tensor, act: str, look: Tensor) -> Tensor:
 
 
 def read(a: Tensor, symbols: Tensor) -> Tensor:
-    """What (b h t s) codes retrieve of symbols by key (b s g e) or by offset (t+s-1 g e)."""
+    """The sums of symbols, by key (b s g e) or by offset (t+s-1 g e), weighted by (b h t s) codes."""
     _, h, t, s = a.shape
     own = heads(symbols, h)
     if symbols.ndim == 4:

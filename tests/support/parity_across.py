@@ -12,7 +12,7 @@ from typing import Any
 import parity_mixtures as mixtures
 import parity_models
 import torch
-from parity_measure import EXACT, Outcome, error_exact, judged, patched, poisoned
+from parity_measure import EXACT, Outcome, error_exact, judged, outcome_of, patched
 from torch import Tensor
 
 from polyhead import config
@@ -35,7 +35,7 @@ def with_impl(settings: config.TransformerConfig, impl: str) -> config.Transform
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     dice = random.Random(f"across {seed} {number}")
     how = dice.choice(("impl", "impl", "batch", "cache"))
     settings = draw(dice, causal=how == "cache" or dice.random() < 0.5)
@@ -43,14 +43,14 @@ def check_number(seed: int, number: int) -> Outcome:
     patches = parity_models.patches(dice)
     named = {name: x if isinstance(x, int) else x.__name__ for name, x in patches.items()}
     group, words = f"across {how}", f"{settings}, b {b}, t {t}, s {s}, {named}"
-    try:
-        with poisoned(), patched(patches):
+
+    def run() -> Outcome:
+        with patched(patches):
             x, source = mixtures.tokens(dice, b, t), mixtures.tokens(dice, b, s)
-            return judged(
-                group, words, {"impl": impl, "batch": batch, "cache": cache}[how](settings, x, source, dice, number)
-            )
-    except Exception as trouble:
-        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {trouble}")
+            errors = {"impl": impl, "batch": batch, "cache": cache}[how](settings, x, source, dice, number)
+        return judged(group, words, errors)
+
+    return outcome_of(group, words, run)
 
 
 def masks(dice: random.Random, x: Tensor) -> Tensor:

@@ -4,24 +4,24 @@ import random
 
 import parity_mixtures as mixtures
 import torch
-from parity_measure import EXACT, Outcome, error_exact, judged, poisoned
+from parity_measure import EXACT, Outcome, error_exact, judged, outcome_of
 
 from polyhead.layers.cache import Cache
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`: "output" beside the full pass, "alone" each row beside itself without padding."""
+    """The outcome of case `number`: "output" beside the full pass, "alone" each row beside itself without padding."""
     dice = random.Random(f"cache {seed} {number}")
     settings = mixtures.draw(dice, causal=True)
     b, t = dice.choice((1, 2, 3)), dice.choice((1, 2, 5, 9, 16, 17, 31, 32, 40))
     pieces, how = mixtures.cuts(dice, t), dice.choice(("whole", "ragged", "ragged"))
     kind = type(settings.positions).__name__
     group, words = f"cache {how} {kind}", f"{settings}, b {b}, pieces {pieces}"
-    try:
-        with poisoned():
-            return judged(group, words, _errors(settings, mixtures.tokens(dice, b, t), pieces, how, dice, number))
-    except Exception as trouble:
-        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {trouble}")
+
+    def run() -> Outcome:
+        return judged(group, words, _errors(settings, mixtures.tokens(dice, b, t), pieces, how, dice, number))
+
+    return outcome_of(group, words, run)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import oracle
 import torch
 from parity_arrays import base_of, view
 from parity_cases import HALF, Layout, draw_layout
-from parity_measure import EXACT, Outcome, error, error_exact, judged, poisoned
+from parity_measure import EXACT, Outcome, error, error_exact, judged, outcome_of
 from parity_rounding import FACTOR, responses
 from torch import Tensor
 from torch.nn import functional as F
@@ -80,9 +80,10 @@ def check_number(seed: int, number: int) -> Outcome:
         x = torch.randn(base_of(case.layouts[name], shape), generator=numbers, dtype=torch.float64)
         bases[name] = (x * (case.sharp if name == "x" else 1.0)).to(getattr(torch, case.dtype))
     targets = torch.randint(case.c, (case.t,), generator=numbers)
-    try:
-        with poisoned(), mock.patch.dict(cross_entropy.TILE, {"cpu": case.tile}):
-            options = {"factor": case.factor, "chunk": case.chunk}
+
+    def outcome() -> Outcome:
+        options = {"factor": case.factor, "chunk": case.chunk}
+        with mock.patch.dict(cross_entropy.TILE, {"cpu": case.tile}):
             came = run(case, bases, targets, lambda *given: chunked_cross_entropy(*given, **options))
             guesses = cross_entropy.chunked_guesses(*_given(case, bases), targets, **options)[1]
         found, notes = compare(case, bases, targets, came)
@@ -92,8 +93,8 @@ def check_number(seed: int, number: int) -> Outcome:
             short = logits.amax(1) - logits.gather(1, guesses[:, None])[:, 0]
             found["guess"] = short.max().item() if case.t else 0.0, EXACT
         return judged(group, str(case), found, notes)
-    except Exception as trouble:
-        return Outcome(group, str(case), "raised", detail=f"{type(trouble).__name__}: {trouble}")
+
+    return outcome_of(group, str(case), outcome)
 
 
 def _given(case: Entropy, bases: dict[str, Tensor]) -> list[Tensor | None]:

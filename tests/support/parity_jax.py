@@ -8,6 +8,7 @@ parity_ops.py; float32 has the bounds of the reference.
 import os
 import random
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -18,7 +19,7 @@ import parity_arrays
 import parity_cases
 import torch
 from parity_cases import Case
-from parity_measure import Outcome, judged
+from parity_measure import Outcome, judged, outcome_of
 from parity_ops import compare
 from torch import Tensor
 
@@ -91,23 +92,22 @@ def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, A
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     return check(draw(seed, number), seed)
 
 
 def check(case: Case, seed: int) -> Outcome:
-    """What comes of a case."""
-    group = f"{case.op} {case.impl} {case.dtype}"
-    bases = parity_arrays.arrays(case, seed)
-    jax.config.update("jax_disable_most_optimizations", True)
-    tile, tiles.TILE = tiles.TILE, case.patches["TILE"]
-    try:
-        with jax.enable_x64(True):
+    """The outcome of a case."""
+    group, bases = f"{case.op} {case.impl} {case.dtype}", parity_arrays.arrays(case, seed)
+
+    def outcome() -> Outcome:
+        with jax.enable_x64(True), mock.patch.object(tiles, "TILE", case.patches["TILE"]):
             came = run(case, bases)
         case.impl = "reference"  # whose bound is not another code's error
         return judged(group, str(case), *compare(case, bases, came))
-    except Exception as trouble:
-        return Outcome(group, str(case), "raised", detail=f"{type(trouble).__name__}: {str(trouble)[:500]}")
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        return outcome_of(group, str(case), outcome)
     finally:
-        tiles.TILE = tile
         jax.config.update("jax_disable_most_optimizations", False)

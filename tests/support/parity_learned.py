@@ -14,5 +14,5 @@ def draw(seed: int, number: int) -> Case:
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     return parity_jax.check(draw(seed, number), seed)

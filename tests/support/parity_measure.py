@@ -10,7 +10,7 @@ output has the size |dout| |out| / |x|; 1e-4 of that counts as its size.
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ NEARLY = 2**-6
 
 @dataclass
 class Outcome:
-    """What came of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
+    """The outcome of a case: "right", "refused" in one line, "wrong" or "raised"; errors and bounds by quantity.
 
     `words` say what the case is, `group` what it is counted with.  `notes`: "conditioned" where the bound is that of an
     ill-conditioned equation, "overflow" where the truth has numbers that do not fit the dtype.
@@ -40,6 +40,15 @@ class Outcome:
     @property
     def failed(self) -> bool:
         return self.what in ("wrong", "raised")
+
+
+def outcome_of(group: str, words: str, run: Callable[[], Outcome]) -> Outcome:
+    """The outcome of `run` where memory that nothing was written to is NaN; "raised" if it raises anything."""
+    try:
+        with poisoned():
+            return run()
+    except Exception as trouble:
+        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {str(trouble)[:500]}")
 
 
 def judged(group: str, words: str, errors: dict[str, tuple[float, float]], notes: tuple[str, ...] = ()) -> Outcome:
@@ -66,7 +75,7 @@ def patched(patches: dict[str, int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory nobody wrote is NaN."""
+    """Memory that nothing was written to is NaN."""
     plain = {name: getattr(torch, name) for name in ("empty", "empty_like")}
 
     def poison(make: Any) -> Any:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from polyhead import config
 from polyhead.models.transformer import Transformer
+from polyhead.spec import ACTS, NORMALISE
 
-NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
-ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "silu", "softmax")
 LENGTH = 48
 VOCABULARY = 11

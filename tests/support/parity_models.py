@@ -7,7 +7,7 @@ from typing import Any
 
 import parity_mixtures as mixtures
 import torch
-from parity_measure import EXACT, Outcome, error_exact, judged, patched, poisoned
+from parity_measure import EXACT, Outcome, error_exact, judged, outcome_of, patched
 from torch import Tensor
 
 PREFERRED = [
@@ -30,7 +30,7 @@ TILES = {
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`."""
+    """The outcome of case `number`."""
     dice = random.Random(f"models {seed} {number}")
     how = dice.choice(("impl", "impl", "batch", "packed"))
     settings = mixtures.draw(dice, causal=dice.random() < 0.5)
@@ -38,21 +38,19 @@ def check_number(seed: int, number: int) -> Outcome:
     changed = patches(dice)
     named = {name: x if isinstance(x, int) else x.__name__ for name, x in changed.items()}
     group, words = f"models {how}", f"{settings}, b {b}, t {t}, {named}"
-    try:
-        with poisoned(), patched(changed):
+
+    def run() -> Outcome:
+        with patched(changed):
             x = mixtures.tokens(dice, b, t)
-            return judged(
-                group, words, {"packed": packed, "batch": batch, "impl": impl}[how](settings, x, number, dice)
-            )
-    except Exception as trouble:
-        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {trouble}")
+            errors = {"packed": packed, "batch": batch, "impl": impl}[how](settings, x, number, dice)
+        return judged(group, words, errors)
+
+    return outcome_of(group, words, run)
 
 
 def patches(dice: random.Random) -> dict[str, Any]:
     """Which files are preferred, and the sizes of their tiles."""
-    found: dict[str, Any] = {}
-    for file in PREFERRED:
-        found[f"{file}.preferred"] = dice.choice((_yes, _yes, _no))
+    found: dict[str, Any] = {f"{file}.preferred": dice.choice((_yes, _yes, _no)) for file in PREFERRED}
     for file, names in TILES.items():
         found |= {f"{file}.{name}": dice.choice((1, 2, 3, 7, 64)) for name in names}
     for name in ("hyla_blocked.PAIRS", "relational_blocked.PAIRS", "hyla_blocked.ROWS", "relational_blocked.ROWS"):

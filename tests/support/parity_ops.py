@@ -23,7 +23,7 @@ import parity_arrays
 import parity_cases
 import torch
 from parity_cases import Case
-from parity_measure import EXACT, Outcome, beyond, error, error_exact, judged, patched, poisoned
+from parity_measure import EXACT, Outcome, beyond, error, error_exact, judged, outcome_of, patched
 from parity_rounding import FACTOR, responses
 from torch import Tensor
 
@@ -132,7 +132,7 @@ def overflown(name: str, case: Case, bases: dict[str, Tensor]) -> Tensor:
 
 
 def summed(name: str, came: Tensor, wanted: Tensor, case: Case, bases: dict[str, Tensor]) -> Tensor:
-    """What came; the truth where torch itself made it infinite or NaN, by a sum with a term that does not fit."""
+    """The result, with the truth where torch itself made it infinite or NaN by a sum with a term that does not fit."""
     leaf = name.removeprefix("d")
     if name == "output" or came.isfinite().all() or case.layouts[leaf][0] != "expand":
         return came
@@ -177,7 +177,7 @@ def conditioned(
 
 
 def whole(wanted: Tensor, size: float, dtype: str) -> float:
-    """What the norm of an error is divided by."""
+    """The norm of an error is divided by this."""
     return wanted.norm().item() + torch.finfo(getattr(torch, dtype)).eps * size + 1e-30
 
 
@@ -231,11 +231,6 @@ def check(case: Case, seed: int) -> Outcome:
 
 
 def check_number(seed: int, number: int, *, small: bool = False, only: str = "") -> Outcome:
-    """What comes of case `number`; whatever is raised belongs into the report."""
+    """The outcome of case `number`."""
     case = parity_cases.draw(seed, number, small=small, only=only)
-    try:
-        with poisoned():
-            return check(case, seed)
-    except Exception as trouble:
-        detail = f"{type(trouble).__name__}: {trouble}"
-        return Outcome(f"{case.op} {case.impl} {case.dtype}", str(case), "raised", detail=detail)
+    return outcome_of(f"{case.op} {case.impl} {case.dtype}", str(case), lambda: check(case, seed))

@@ -15,7 +15,7 @@ import parity_ops
 import torch
 from oracle import ACTS
 from parity_cases import Case
-from parity_measure import EXACT, Outcome, error_exact, judged, poisoned
+from parity_measure import EXACT, Outcome, error_exact, judged, outcome_of
 from torch import Tensor
 
 from polyhead.ops import hyla_step, linear_step
@@ -24,10 +24,8 @@ from polyhead.ops import hyla_step, linear_step
 def draw(seed: int, number: int) -> Case:
     """Case `number`: of identities, causal, without what a state cannot have."""
     dice = random.Random(f"steps {seed} {number}")
-    op, dtype = (
-        dice.choice(("linear", "hyla")),
-        dice.choices(("float64", "float32", *parity_cases.HALF), (5, 2, 1, 1))[0],
-    )
+    op = dice.choice(("linear", "hyla"))
+    dtype = dice.choices(("float64", "float32", *parity_cases.HALF), (5, 2, 1, 1))[0]
     h = dice.choice((1, 2, 3, 4, 6))
     sizes = {"b": dice.choice((1, 1, 2, 3, 7)), "h": h, "g": dice.choice([n for n in range(1, h + 1) if h % n == 0])}
     sizes |= {name: dice.choice((1, 2, 3, 5, 8)) for name in "de"} | {"r": 1, "p": 1}
@@ -72,19 +70,19 @@ def last_state(case: Case, bases: dict[str, Tensor]) -> Tensor:
 
 
 def check_number(seed: int, number: int) -> Outcome:
-    """What comes of case `number`; two of five are cross entropies."""
+    """The outcome of case `number`; two of five are cross entropies."""
     if number % 5 < 2:
         return parity_entropy.check_number(seed, number)
     case = draw(seed, number)
     group, words = f"{case.op} steps {case.dtype}", str(case)
-    try:
+
+    def outcome() -> Outcome:
         bases = parity_arrays.arrays(case, seed)
         pieces = mixtures.cuts(random.Random(number), case.sizes["t"])
-        with poisoned():
-            came, state = run(case, bases, pieces)
+        came, state = run(case, bases, pieces)
         found, notes = parity_ops.compare(case, bases, came)
         if case.dtype == "float64":
             found["state"] = error_exact(state, wanted := last_state(case, bases), wanted.norm().item()), EXACT
         return judged(group, f"{words}, pieces {pieces}", found, notes)
-    except Exception as trouble:
-        return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {trouble}")
+
+    return outcome_of(group, words, outcome)

@@ -1,6 +1,40 @@
-"""Random arguments of the ops: q, k, v, masks and other limits, relations and symbols."""
+"""Random arguments of the ops: q, k, v, masks and other limits, relations and symbols; the options of each op."""
+
+import itertools
 
 import torch
+
+from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS
+
+RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
+RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
+VARIANTS = {
+    "softmax": [{}],
+    "linear": [{"normalise": n, "act": a} for n, a in itertools.product(NORMALISE, ACTS)],
+    "hyla": [
+        {"normalise": n, "act": a, "deep": deep} for n, a, deep in itertools.product(NORMALISE, ACTS, (False, True))
+    ],
+    "relational": [{"relation_act": a, **x} for a, x in itertools.product(RELATION_ACTS, RELATED)],
+    "disentangled": [{"relation_act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
+    "abstractor": [{"act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
+    "pooled": [
+        {"normalise": NORMALISE[n % 5], "act": ACTS[n % 4], "pool": p, "network": w}
+        for n, (p, w) in enumerate(itertools.product(POOLS, NETWORKS))
+    ],
+}
+"""Op -> its options in all combinations; `deep` stands for a value_weight, `SHAPE` has what shapes the arguments."""
+
+SHAPE = ("offset", "r", "p", "symmetric")
+
+
+def shape_of(variant):
+    """The part of a variant that shapes the arguments."""
+    return {name: x for name, x in variant.items() if name in SHAPE}
+
+
+def options_of(variant):
+    """The part of a variant that the op takes by name."""
+    return {name: x for name, x in variant.items() if name not in (*SHAPE, "deep")}
 
 
 def make_bias(kind, b, h, t, s, dtype):

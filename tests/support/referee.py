@@ -37,7 +37,7 @@ def sight(b, h, t, s, *, mask=None, causal=False, window=None, edges=None):
 
 
 def by_pair(x, t, s, axis):
-    """What lies by offset at axis, spelled out as (t, s) there."""
+    """A tensor by offset along `axis`, expanded to (t, s) there."""
     return np.take(x, np.arange(s) - np.arange(t)[:, None] + t - 1, axis)
 
 

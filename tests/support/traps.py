@@ -66,7 +66,7 @@ def _tar(file: io.BytesIO, data: bytes) -> None:
 
 
 def spring(name: str, data: bytes) -> None:
-    """What a careless reader does."""
+    """Read the data as a careless reader does."""
     if name.startswith("torch"):
         torch.load(io.BytesIO(data), weights_only=False)
     elif name in ("npy", "npz"):

@@ -42,7 +42,7 @@ def ask(command: str) -> int:
 
 
 def measured(op: str, command: str) -> dict[str, Any]:
-    """What the command wrote; it must succeed."""
+    """The result that the command wrote; it must succeed."""
     assert ask(f"{op} {command}") == 0
     return json.loads((pathlib.Path("runs/bench") / f"{op}.json").read_text())
 
@@ -146,15 +146,25 @@ def test_the_compiled_reference(undrawn: None, capsys: Any, monkeypatch: pytest.
     assert names(measured("softmax", f"--lengths 8 {SMALL} --sides compiled")) == ["compiled"]
 
 
-def test_what_cannot_be_compiled_is_said_so():
+@pytest.mark.parametrize(
+    ("side", "error", "told"),
+    [
+        ("compiled", "no compiler\nlong story", "cannot be compiled: no compiler"),
+        ("blocked", "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes", "out of memory"),
+        ("blocked", "no compiler", None),
+    ],
+)
+def test_a_side_that_fails_is_left_out_with_its_reason_or_raises(side: str, error: str, told: str | None):
     def broken(*given: Any) -> Any:
-        raise RuntimeError("no compiler\nlong story")
+        raise RuntimeError(error)
 
     options = Options("hyla", lengths=(4,), heads=2, dim=4).settled()
-    row = bench._Bench(options, [bench_sides.Side("compiled", broken, ("q",))], lambda *told: None).length(4)[0]
-    assert row["skipped"] == "cannot be compiled: no compiler"
-    with pytest.raises(RuntimeError, match="no compiler"):
-        bench._Bench(options, [bench_sides.Side("blocked", broken, ("q",))], lambda *told: None).length(4)
+    measuring = bench._Bench(options, [bench_sides.Side(side, broken, ("q",))], lambda *told: None)
+    if told is None:
+        with pytest.raises(RuntimeError, match=error):
+            measuring.length(4)
+    else:
+        assert [row["skipped"] for row in measuring.length(4)] == [told] * 2
 
 
 def test_python_dash_m():
@@ -233,16 +243,6 @@ def test_a_reference_that_would_not_fit_is_skipped(undrawn: None, capsys: Any):
     assert "would take" in capsys.readouterr().out
     assert rows(result)[256, "blocked", "forward"]["memory"] > 0
     assert "reference_over" not in rows(result)[256, "blocked", "forward"]
-
-
-def test_what_is_out_of_memory_is_said_so(monkeypatch: pytest.MonkeyPatch):
-    def full(*given: Any) -> Any:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
-
-    options = Options("hyla", lengths=(4,), heads=2, dim=4).settled()
-    side = bench_sides.Side("blocked", full, ("q", "k", "v"))
-    found = bench._Bench(options, [side], lambda *told: None).length(4)
-    assert [row["skipped"] for row in found] == ["out of memory"] * 2
 
 
 def test_one_thread_is_timed_in_cpu_time_and_several_in_elapsed_time(undrawn: None, capsys: Any):

@@ -121,7 +121,9 @@ def _forward(
             top, total = torch.full_like(z[rows], torch.finfo(z.dtype).min), torch.zeros_like(z[rows])
             for columns in chunks:
                 logits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
-                _choose(chosen[rows], logits, targets[rows] - columns.start)
+                inside, places = _places(targets[rows], columns)
+                found = logits.gather(1, places)[:, 0]
+                chosen[rows] = torch.where(inside, found, chosen[rows])
                 if guess:
                     highest, where = logits.max(-1)
                     best[rows] = torch.where(highest > top, where + columns.start, best[rows])
@@ -134,11 +136,10 @@ def _forward(
     return z - chosen, z, best
 
 
-def _choose(chosen: Tensor, logits: Tensor, places: Tensor) -> None:
-    """Copy to `chosen` the logits of the targets that are in this chunk."""
-    inside = (places >= 0) & (places < logits.shape[1])
-    found = logits.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-    chosen.copy_(torch.where(inside, found, chosen))
+def _places(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+    """(t) whether a target is in this chunk of the vocabulary, and (t 1) its place there, any if it is not."""
+    inside = (targets >= columns.start) & (targets < columns.stop)
+    return inside, (targets - columns.start).clamp(0, columns.stop - columns.start - 1)[:, None]
 
 
 @_forward.register_fake
@@ -168,9 +169,7 @@ def _backward(
             for columns in chunks:
                 dlogits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
                 dlogits.sub_(z[rows, None]).exp_()
-                places = targets[rows] - columns.start
-                inside = (places >= 0) & (places < dlogits.shape[1])
-                places = places.clamp(0, dlogits.shape[1] - 1)[:, None]
+                inside, places = _places(targets[rows], columns)
                 dlogits.scatter_add_(1, places, -inside[:, None].to(dlogits.dtype))
                 dlogits.mul_((dloss[rows] * factor)[:, None])
                 narrow = dlogits.to(x.dtype)

@@ -17,12 +17,19 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from polyhead.ops.call import AttentionCall
+from polyhead.spec import MECHANISMS
+
+PUBLIC = {row.folder: row.op for row in MECHANISMS}
+"""Op -> name of its public function."""
 
 REFERENCES: dict[str, Callable[[AttentionCall], Tensor]] = {}
 """Op -> its reference, for second derivatives; dispatch.py fills it."""
 
 LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias")
 """Tensors that may have a gradient, in the order of a custom op's arguments; an empty tensor stands for None."""
+
+FIXED = ("mask", "keep", "cu_seqlens")
+"""The other tensors, in the order of a custom op's arguments."""
 
 Outputs = list[Tensor]
 Gradients = dict[str, Tensor]
@@ -93,12 +100,23 @@ def by_reference(
         # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
         own = [x.view_as(x) for x in tensors]
         outs = list(run(own))
-        learned = [x for x in own if x.requires_grad]
-        grads = iter(torch.autograd.grad(outs, learned, douts, create_graph=again, materialize_grads=True))
+        leaves = [x for x in own if x.requires_grad]
+        grads = iter(torch.autograd.grad(outs, leaves, douts, create_graph=again, materialize_grads=True))
     return [next(grads) if x.requires_grad else torch.zeros_like(x) for x in own]
 
 
 # ------------------------------------------------------------------------------------------------ a call as a custom op
+def learned(x: AttentionCall) -> dict[str, Tensor]:
+    """The tensors of a call that may have a gradient, by name."""
+    given = {name: getattr(x, name) for name in LEARNED}
+    return {name: a for name, a in given.items() if a is not None}
+
+
+def like_values(x: AttentionCall) -> Outputs:
+    """An empty tensor for the output (b t h e)."""
+    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """The functions of a custom op.
@@ -111,14 +129,18 @@ class Kernel:
 
     op: str
     impl: str
-    who: str
     forward: Callable[[AttentionCall], Outputs]
     backward: Callable[[AttentionCall, Outputs], Gradients]
-    like: Callable[[AttentionCall], Outputs]
+    like: Callable[[AttentionCall], Outputs] = like_values
     again: Callable[[AttentionCall], Outputs] | None = None
     saves_outputs: bool = False
     device_types: str | None = None
     guard: "Guard | None" = None
+
+    @property
+    def who(self) -> str:
+        """The name of the op's public function."""
+        return PUBLIC[self.op]
 
     def anew(self, x: AttentionCall) -> Outputs:
         """The outputs, recomputed by PyTorch's own operations."""
@@ -136,24 +158,23 @@ class Guard(Protocol):
 def packed(x: AttentionCall) -> tuple[list[Tensor], list[Tensor]]:
     """The tensors of a call in the order of LEARNED, and mask, keep and cu_seqlens; empty tensors for None."""
     none = x.q.new_empty(0)
-    learned = [x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias]
-    fixed = [x.mask, x.keep, x.cu_seqlens]
-    return [none if a is None else a for a in learned], [none if a is None else a for a in fixed]
+    tensors, fixed = ([getattr(x, name) for name in names] for names in (LEARNED, FIXED))
+    return [none if a is None else a for a in tensors], [none if a is None else a for a in fixed]
 
 
 def unpacked(
     tensors: list[Tensor],
     fixed: list[Tensor],
     *,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    normalise: str,
-    act: str,
+    causal: bool = False,
+    window: int | None = None,
+    scale: float | None = None,
+    normalise: str = "softmax",
+    act: str = "identity",
     pool: str = "",
     network: str = "",
 ) -> AttentionCall:
-    """The inverse of `packed`, given the options that are not tensors."""
+    """The inverse of `packed`, given the options that are not tensors; no shape depends on these."""
     q, k, v, *rest = tensors
     optional = [None if x.shape == (0,) else x for x in (*rest, *fixed)]
     q_rel, k_rel, relation_weight, value_weight, bias, mask, keep, cu_seqlens = optional
@@ -195,8 +216,7 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
     def fake(  # type: ignore[no-untyped-def]
         tensors, fixed, *, causal, window=None, scale, normalise, act, pool="", network="", twice=False,
     ):  # fmt: skip
-        x = unpacked(tensors, fixed, causal=causal, window=window, scale=scale, normalise=normalise, act=act)
-        return kernel.like(x)
+        return kernel.like(unpacked(tensors, fixed))
 
     forward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
     forward.register_fake(fake)
@@ -275,7 +295,7 @@ def _gradient(kernel: Kernel, backward: Callable[..., Outputs]) -> Callable[...,
     def gradient(ctx: Any, douts: Outputs) -> tuple[Outputs, list[None]]:
         check_backward(kernel.who, kernel.impl)
         saved, n = list(ctx.saved_tensors), len(LEARNED)  # read once: activation checkpointing unpacks them only once
-        tensors, fixed, outs = saved[:n], saved[n : n + 3], saved[n + 3 :]
+        tensors, fixed, outs = saved[:n], saved[n : n + len(FIXED)], saved[n + len(FIXED) :]
         if (many := batched(douts)) and not ctx.twice:
             raise RuntimeError(f"{kernel.who}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
         if ctx.twice and (torch.is_grad_enabled() or many):

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import REFERENCES
-from polyhead.ops.latent_code import blank, check_limits
+from polyhead.ops.custom_op_rules import PUBLIC, REFERENCES
+from polyhead.ops.latent_code import blank, check_alike, check_limits
 from polyhead.ops.precision import casting
+from polyhead.ops.tiles import refuse
 from polyhead.ops.tiling import Blocked
 from polyhead.spec import MECHANISMS
 from polyhead.spec.shapes import check_window, one_of
@@ -36,9 +37,6 @@ BACKENDS: dict[str, tuple[str, ...]] = {
 impls: its reference, and "blocked", which is derived from the reference."""
 
 BACKENDS |= {row.folder: ("blocked", "reference") for row in MECHANISMS if row.folder not in BACKENDS}
-
-PUBLIC = {row.folder: row.op for row in MECHANISMS}
-"""Op -> name of its public function."""
 
 TENSORS = {row.folder: tuple(row.tensors) for row in MECHANISMS}
 """Op -> names of its tensor arguments; they must have one dtype and one device."""
@@ -74,7 +72,7 @@ def load(op: str) -> None:
 def _made(op: str, impl: str) -> ModuleType | Blocked:
     name = f"polyhead.ops.{op}.{impl}"
     if impl == "blocked" and importlib.util.find_spec(name) is None:
-        return Blocked(op, PUBLIC[op])
+        return Blocked(op)
     return importlib.import_module(name)
 
 
@@ -96,15 +94,6 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
         return public
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
     return functools.partial(public, impl=impl)
-
-
-def backend(op: str, impl: str) -> Impl:
-    """The function that computes an impl.
-
-    The caller has checked and cast the arguments and has set keys that are masked for every query to 0.
-    """
-    one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-    return getattr(_MODULES[op], impl) if impl in IN_OP_FILE else _IMPLS[op, impl].forward
 
 
 def code_of(op: str) -> Impl:
@@ -135,18 +124,20 @@ def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
 
 
 def choose(op: str, impl: str, x: AttentionCall) -> Impl:
-    """`backend`, where "auto" means the first impl that supports the call and is preferred for it."""
-    for what in ("dtype", "device"):
-        kinds = [getattr(getattr(x, name), what) for name in TENSORS[op]]
-        if any(kind != kinds[0] for kind in kinds):
-            *names, last = TENSORS[op]
-            came = ", ".join(map(str, kinds))
-            raise ValueError(f"{PUBLIC[op]}: {', '.join(names)} and {last} must have one {what} but have {came}")
+    """The function that computes the call by `impl`; "auto" is the first one that supports the call and is preferred.
+
+    Keys that are masked for every query must be 0.  Raises ValueError if an explicit impl does not support the call.
+    """
+    check_alike(PUBLIC[op], {name: getattr(x, name) for name in TENSORS[op]})
     check_limits(PUBLIC[op], x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)
     if isinstance(x.scale, Tensor):
         raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
     if impl != "auto":
-        return backend(op, impl)
+        one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
+        if impl in IN_OP_FILE:
+            return getattr(_MODULES[op], impl)
+        refuse(PUBLIC[op], impl, _IMPLS[op, impl].unsupported_reason(x))
+        return _IMPLS[op, impl].forward
     for name in BACKENDS[op]:
         if name not in IN_OP_FILE and _taken(name, _IMPLS[op, name], x):
             forward = _IMPLS[op, name].forward

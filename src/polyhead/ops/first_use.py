@@ -18,13 +18,13 @@ from torch import Tensor
 
 from polyhead.ops import cards
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import LEARNED, Gradients, Kernel, Outputs, packed
+from polyhead.ops.custom_op_rules import Gradients, Kernel, Outputs, learned, packed
 from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 
 T = TypeVar("T")
 
 ROWS, KEYS = 64, 256
-"""At most so many queries and keys in a check.  With more than one query there are as many keys as queries."""
+"""The most queries and keys in a check.  With more than one query there are as many keys as queries."""
 
 SLACK = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-18}
 """Relative error allowed in addition to twice the error of PyTorch's own operations in the same dtype."""
@@ -45,26 +45,29 @@ def checkable(x: AttentionCall) -> bool:
 
 @dataclass(frozen=True)
 class FirstUse:
-    """Checks the kernels of an op.  `plain` computes the first `count` outputs by PyTorch's own operations."""
+    """Checks the kernels of an op, whose first `count` outputs PyTorch's own operations compute, too."""
 
-    plain: Callable[[AttentionCall], Outputs]
     count: int = 1
+
+    def plain(self, kernel: Kernel) -> Callable[[AttentionCall], Outputs]:
+        """These outputs by PyTorch's own operations."""
+        return lambda x: kernel.anew(x)[: self.count]
 
     def forward(self, kernel: Kernel, x: AttentionCall, auto: bool) -> Outputs:
         """The outputs of `kernel`, or those of tiles of the reference if the kernel is wrong."""
         if not watched(x):
             return kernel.forward(x)
         done = self._run(kernel, x, "forward", lambda call: kernel.forward(call), auto)
-        return outputs_by_tiles(self.plain, x, kernel.like(x)) if isinstance(done, str) else done
+        return outputs_by_tiles(self.plain(kernel), x, kernel.like(x)) if isinstance(done, str) else done
 
     def backward(self, kernel: Kernel, x: AttentionCall, douts: Outputs, auto: bool) -> Gradients:
         """The gradients of `kernel`, or those of tiles of the reference if the kernel is wrong."""
         if not watched(x):
             return kernel.backward(x, douts)
         if VERDICTS.get(_key(kernel, x, "forward")) is not None:  # the kernels cannot use outputs of tiles
-            return gradients_by_tiles(self.plain, x, douts)
+            return gradients_by_tiles(self.plain(kernel), x, douts)
         done = self._run(kernel, x, "backward", lambda call: kernel.backward(call, douts), auto)
-        return gradients_by_tiles(self.plain, x, douts) if isinstance(done, str) else done
+        return gradients_by_tiles(self.plain(kernel), x, douts) if isinstance(done, str) else done
 
     def _run(
         self, kernel: Kernel, x: AttentionCall, which: str, run: Callable[[AttentionCall], T], auto: bool
@@ -91,19 +94,18 @@ class FirstUse:
 
     def _verdict(self, kernel: Kernel, x: AttentionCall, which: str) -> str | None:
         """Which output or gradient of a part of the call is wrong, in words, or None."""
-        exact_call = x.of({name: a.double() for name, a in _learned(x).items()})
+        exact_call = x.of({name: a.double() for name, a in learned(x).items()})
         outs = kernel.forward(x)
-        count = self.count
+        slow, count = self.plain(kernel), self.count
         if which == "forward":
-            likes = [kernel.like(call)[:count] for call in (x, exact_call)]
-            plain, exact = (outputs_by_tiles(self.plain, *pair) for pair in zip((x, exact_call), likes, strict=True))
+            plain, exact = (outputs_by_tiles(slow, call, kernel.like(call)[:count]) for call in (x, exact_call))
             names, came = [f"output {n + 1}" for n in range(count)], outs[:count]
         else:
             douts = [_waves(out) if n < count else torch.zeros_like(out) for n, out in enumerate(outs)]
             grads = kernel.backward(x, [*douts, *outs] if kernel.saves_outputs else douts)
             names = list(grads)
-            naive = gradients_by_tiles(self.plain, x, douts)
-            right = gradients_by_tiles(self.plain, exact_call, [dout.double() for dout in douts])
+            naive = gradients_by_tiles(slow, x, douts)
+            right = gradients_by_tiles(slow, exact_call, [dout.double() for dout in douts])
             came, plain, exact = ([all_[name] for name in names] for all_ in (grads, naive, right))
             names = [f"the gradient of {name}" for name in names]
         for name, *three in zip(names, came, plain, exact, strict=True):
@@ -147,11 +149,6 @@ def _layout(x: Tensor) -> tuple[bool, ...]:
     return x.is_contiguous(), x.stride(-1) == 1, all(n % 16 == 0 for n in x.stride()[:-1])
 
 
-def _learned(x: AttentionCall) -> dict[str, Tensor]:
-    given = (x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias)
-    return {name: a for name, a in zip(LEARNED, given, strict=True) if a is not None}
-
-
 def _part(x: AttentionCall) -> AttentionCall:
     """A smaller call of the first rows, in the same layout; numbers that test little are replaced."""
     t, s = x.lengths
@@ -161,12 +158,12 @@ def _part(x: AttentionCall) -> AttentionCall:
     own, other = (slice(2), slice(n)), (slice(2), slice(m))
     cut: dict[str, tuple[slice, ...]] = {"q": own, "k": other, "q_rel": own, "k_rel": other}
     cut |= {"v": (near,) if x.v.ndim == 3 else other, "bias": (slice(None), near)}
-    learned = {name: a[cut[name]] for name, a in _learned(x).items() if name in cut}
-    learned = {name: a if _telling(a) else _waves(a) for name, a in learned.items()}
+    first = {name: a[cut[name]] for name, a in learned(x).items() if name in cut}
+    first = {name: a if _telling(a) else _waves(a) for name, a in first.items()}
     mask = None if x.mask is None else x.mask[:2] if x.mask.ndim == 4 else x.mask
     mask = None if mask is None else mask[..., :m]
     edges = None if x.cu_seqlens is None else x.cu_seqlens.clamp(max=n)
-    return replace(x.of(learned), mask=mask, cu_seqlens=edges)
+    return replace(x.of(first), mask=mask, cu_seqlens=edges)
 
 
 def _telling(x: Tensor) -> bool:

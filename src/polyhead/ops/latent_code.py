@@ -11,7 +11,7 @@ architectures" (relations).  The softmax over heads is ours.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -131,6 +131,11 @@ def allowed(x: AttentionCall) -> Tensor | None:
     return visible(x.mask, x.causal, t, s, x.q.device, window=x.window, cu_seqlens=x.cu_seqlens)
 
 
+def of_pairs(x: Tensor) -> Tensor:
+    """A mask or a keep of at most four dimensions as (b|1 h|1 t|1 s|1)."""
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
 def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
     """Keys and values (b s g _) without NaN or inf at keys that `mask` hides from every query in all heads.
 
@@ -151,7 +156,7 @@ def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
     """Keys or values (b s g _), set to 0 at keys that `mask` hides from every query in all heads."""
     if mask is None:
         return x
-    return x.masked_fill(~mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any(2).any(1)[:, :, None, None], 0)
+    return x.masked_fill(~of_pairs(mask).any(2).any(1)[:, :, None, None], 0)
 
 
 def may_look(x: Tensor) -> bool:
@@ -260,13 +265,20 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 
 
+def check_alike(who: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless all tensors have one dtype and one device."""
+    for what in ("dtype", "device"):
+        kinds = [getattr(x, what) for x in tensors.values()]
+        if any(kind != kinds[0] for kind in kinds):
+            *names, last = tensors
+            came = ", ".join(map(str, kinds))
+            raise ValueError(f"{who}: {', '.join(names)} and {last} must have one {what} but have {came}")
+
+
 def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
     """Raise ValueError unless the tensors of a step have one dtype and one device, and the state that of sums over
     such tokens."""
-    for what in ("dtype", "device"):
-        came = [getattr(x, what) for x in (q, k, v)]
-        if any(kind != came[0] for kind in came):
-            raise ValueError(f"{who}: q, k and v must have one {what} but have {', '.join(map(str, came))}")
+    check_alike(who, {"q": q, "k": k, "v": v})
     if state is not None and state.dtype != wide(q).dtype:
         raise ValueError(f"{who}: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
 
@@ -303,8 +315,7 @@ def latent_code(
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
     """
     one_of("latent_code", "normalise", normalise, NORMALISE)
-    if q.dtype != k.dtype:
-        raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
+    check_alike("latent_code", {"q": q, "k": k})
     (b, t), s = q.shape[:2], k.shape[1]
     check_limits("latent_code", b, t, s, window, cu_seqlens)
     (k,) = blank(mask, k)
@@ -330,8 +341,7 @@ def relations(
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
     """
-    if q_rel.dtype != k_rel.dtype:
-        raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
+    check_alike("relations", {"q_rel": q_rel, "k_rel": k_rel})
     (b, t), s = q_rel.shape[:2], k_rel.shape[1]
     check_limits("relations", b, t, s, window, cu_seqlens)
     (k_rel,) = blank(mask if relation_act == "softmax" else None, k_rel)

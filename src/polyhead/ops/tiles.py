@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import act, allowed, dense, hides, sequence_of, share, wide
+from polyhead.ops.latent_code import act, allowed, dense, hides, of_pairs, sequence_of, share, wide
 from polyhead.ops.torch_kernels import torch_attention
 
 
@@ -29,7 +29,7 @@ def mask_of_keys(x: AttentionCall) -> Tensor | None:
     """A mask for which `is_key_mask` holds, as (b|1 s)."""
     if x.mask is None:
         return None
-    return x.mask.reshape((1,) * (4 - x.mask.ndim) + x.mask.shape)[:, 0, 0].expand(-1, x.k.shape[1])
+    return of_pairs(x.mask)[:, 0, 0].expand(-1, x.k.shape[1])
 
 
 def dense_limits(x: AttentionCall) -> str | None:
@@ -101,7 +101,7 @@ class Buffers:
 
 
 NARROW = 16
-"""With at most so many columns, a product is faster transposed (4 to 6 times at 4 and 8 columns, 1.4 times at 16)."""
+"""The most columns with which a product is faster transposed (4 to 6 times at 4 and 8 columns, 1.4 times at 16)."""
 
 
 def is_narrow(x: Tensor, y: Tensor) -> bool:
@@ -344,7 +344,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, look: Tensor |
     t, s = q.shape[2], k.shape[2]
     nowhere = None
     if look is not None:
-        look = look.reshape((1,) * (4 - look.ndim) + look.shape)
+        look = of_pairs(look)
         # A row without keys would be 0 / 0.  It attends to all keys instead; its result, and so its gradient, is set to
         # 0.
         nowhere = ~look.any(-1, keepdim=True)

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import LEARNED, REFERENCES, Gradients, Kernel, Outputs, backward_only, custom_op
+from polyhead.ops.custom_op_rules import Gradients, Kernel, Outputs, backward_only, custom_op, learned, like_values
 from polyhead.ops.latent_code import wide
-from polyhead.ops.tiles import Reach, Tile, refuse
+from polyhead.ops.tiles import Reach, Tile
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 128, 256
-"""At most so many queries in a tile, and so many keys if it does not need all of them."""
+"""The most queries in a tile, and the most keys if it does not need all of them."""
 
 NUMBERS = 1 << 23
-"""At most so many numbers in the largest intermediate of a tile; a tile has at least one query."""
+"""The most numbers in the largest intermediate of a tile; a tile has at least one query."""
 
 CUT = {
     "q": "bthd",
@@ -49,11 +49,11 @@ tile restores these keys."""
 
 
 class Blocked:
-    """The impl "blocked" of an op.  `op` is its folder, `who` its public function, `name` the name of the custom op."""
+    """The impl "blocked" of an op.  `op` is its folder, `name` the name of the custom op."""
 
-    def __init__(self, op: str, who: str, name: str = "blocked") -> None:
-        self.op, self.who = op, who
-        self._op = custom_op(Kernel(op, name, who, self._forward, self._backward, _like))
+    def __init__(self, op: str, name: str = "blocked") -> None:
+        self._kernel = Kernel(op, name, self._forward, self._backward)
+        self._op = custom_op(self._kernel)
 
     def unsupported_reason(self, x: AttentionCall) -> str | None:
         """Why tiles cannot take a call, or None.  They take all calls but those that need derivatives custom ops
@@ -80,21 +80,13 @@ class Blocked:
     def forward(self, x: AttentionCall, twice: bool = False) -> Tensor:
         """The op in tiles.  If `twice`, the reference computes second derivatives; otherwise they raise
         RuntimeError."""
-        refuse(self.who, "blocked", self.unsupported_reason(x))
         return self._op(x, twice)[0]
 
-    def _plain(self, x: AttentionCall) -> Outputs:
-        return [REFERENCES[self.op](x)]
-
     def _forward(self, x: AttentionCall) -> Outputs:
-        return outputs_by_tiles(self._plain, x, _like(x))
+        return outputs_by_tiles(self._kernel.anew, x, like_values(x))
 
     def _backward(self, x: AttentionCall, douts: Outputs) -> Gradients:
-        return gradients_by_tiles(self._plain, x, douts)
-
-
-def _like(x: AttentionCall) -> list[Tensor]:
-    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
+        return gradients_by_tiles(self._kernel.anew, x, douts)
 
 
 def outputs_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall, like: Outputs) -> Outputs:
@@ -102,18 +94,18 @@ def outputs_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall
     totals = [torch.zeros_like(out, dtype=wide(out).dtype) for out in like]
     with torch.no_grad():
         for part, at, limits in _tiles(x):
-            learned = {name: _work(_cut(name, a, part, at, x)) for name, a in _learned(x).items()}
-            for total, out in zip(totals, plain(limits.of(learned)), strict=False):
+            own = {name: _work(_cut(name, a, part, at, x)) for name, a in learned(x).items()}
+            for total, out in zip(totals, plain(limits.of(own)), strict=False):
                 _cut("out", total, part, at, x).add_(out)
     return [total.to(out.dtype) for total, out in zip(totals, like, strict=True)]
 
 
 def gradients_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCall, douts: Outputs) -> Gradients:
     """Gradients of all learnable tensors of a call, tile by tile, given those of the outputs of `plain`."""
-    learned, contiguous = _learned(x), torch.contiguous_format
-    grads = {name: torch.zeros_like(a, dtype=wide(a).dtype, memory_format=contiguous) for name, a in learned.items()}
+    tensors, contiguous = learned(x), torch.contiguous_format
+    grads = {name: torch.zeros_like(a, dtype=wide(a).dtype, memory_format=contiguous) for name, a in tensors.items()}
     for part, at, limits in _tiles(x):
-        own = {name: _work(_cut(name, a, part, at, x)).detach().requires_grad_() for name, a in learned.items()}
+        own = {name: _work(_cut(name, a, part, at, x)).detach().requires_grad_() for name, a in tensors.items()}
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), OUTSIDE), torch.enable_grad():
             outs = plain(limits.of(own))
             towards = [_cut("out", dout, part, at, x).to(out.dtype) for dout, out in zip(douts, outs, strict=False)]
@@ -121,12 +113,6 @@ def gradients_by_tiles(plain: Callable[[AttentionCall], Outputs], x: AttentionCa
         for name, grad in zip(own, found, strict=True):
             _cut(name, grads[name], part, at, x).add_(grad)
     return grads
-
-
-def _learned(x: AttentionCall) -> dict[str, Tensor]:
-    """The tensors of a call that may have a gradient."""
-    given = (x.q, x.k, x.v, x.q_rel, x.k_rel, x.relation_weight, x.value_weight, x.bias)
-    return {name: a for name, a in zip(LEARNED, given, strict=True) if a is not None}
 
 
 def _work(x: Tensor) -> Tensor:

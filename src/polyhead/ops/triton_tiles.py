@@ -30,7 +30,7 @@ from polyhead.ops.cards import tf32
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 
 SMALLEST = 16
-"""Tensor cores multiply 16-bit tiles of at least so many rows, columns and terms."""
+"""The fewest rows, columns and terms of the 16-bit tiles that tensor cores multiply."""
 
 FARTHEST = 1 << 30
 """Windows are cut to this size: a larger one masks nothing more, and sums with positions must fit into 32 bits."""

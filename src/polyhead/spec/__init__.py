@@ -4,66 +4,19 @@ Imports neither torch nor jax.  `polyhead.spec.NAME` comes from the table (table
 line needs the table for few commands.  shapes.py checks sizes.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from polyhead.spec.lazy import lazy
-
 if TYPE_CHECKING:
-    from polyhead.spec.table import (
-        ACTS,
-        AXES,
-        CAUSAL,
-        CODE,
-        COMMON,
-        MASKED_PAIR,
-        MASKED_ROW,
-        MECHANISMS,
-        MIX,
-        NETWORKS,
-        NORMALISE,
-        POOLS,
-        PROJECTIONS,
-        QKV,
-        RELATION_ACTS,
-        RELATION_INIT,
-        RMS_HEADS_EPS,
-        SOFTMAX_AXIS,
-        SYMBOLS,
-        VALUES,
-        Mechanism,
-        Step,
-        amount,
-        mechanism,
-        shape,
-    )
+    from polyhead.spec.table import *  # noqa: F403
+    from polyhead.spec.table import __all__
+else:
 
-__all__ = [
-    "ACTS",
-    "AXES",
-    "CAUSAL",
-    "CODE",
-    "COMMON",
-    "MASKED_PAIR",
-    "MASKED_ROW",
-    "MECHANISMS",
-    "MIX",
-    "NETWORKS",
-    "NORMALISE",
-    "POOLS",
-    "PROJECTIONS",
-    "QKV",
-    "RELATION_ACTS",
-    "RELATION_INIT",
-    "RMS_HEADS_EPS",
-    "SOFTMAX_AXIS",
-    "SYMBOLS",
-    "VALUES",
-    "Mechanism",
-    "Step",
-    "amount",
-    "mechanism",
-    "shape",
-]
+    def __getattr__(name: str) -> object:
+        table = importlib.import_module("polyhead.spec.table")
+        if name == "__all__" or name in table.__all__:
+            return getattr(table, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, __all__, dict.fromkeys(__all__, "table"))
+    def __dir__() -> list[str]:
+        return sorted(importlib.import_module("polyhead.spec.table").__all__)

@@ -140,9 +140,7 @@ def shaped(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs:
-            if name not in names:
-                our_names(who, [name], names, type(args[0]) if of_module and args else None)
+        our_names(who, kwargs, names, type(args[0]) if of_module and args else None)
         if len(args) > len(plain):
             wanted_names = " and ".join(name for name in plain if name != "self")
             raise TypeError(f"{who}: {wanted_names} only may come without their names, but more did")
@@ -171,9 +169,7 @@ def named(what: Function) -> Function:
 
     @functools.wraps(begin)
     def checked(*args: object, **kwargs: object) -> object:
-        for name in kwargs:
-            if name not in names:
-                our_names(who, [name], names, type(args[0]) if owner and args else None)
+        our_names(who, kwargs, names, type(args[0]) if owner and args else None)
         return begin(*args, **kwargs)
 
     if not isinstance(what, type):

@@ -11,6 +11,34 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
 
+__all__ = [
+    "ACTS",
+    "AXES",
+    "CAUSAL",
+    "CODE",
+    "COMMON",
+    "MASKED_PAIR",
+    "MASKED_ROW",
+    "MECHANISMS",
+    "MIX",
+    "NETWORKS",
+    "NORMALISE",
+    "POOLS",
+    "PROJECTIONS",
+    "QKV",
+    "RELATION_ACTS",
+    "RELATION_INIT",
+    "RMS_HEADS_EPS",
+    "SOFTMAX_AXIS",
+    "SYMBOLS",
+    "VALUES",
+    "Mechanism",
+    "Step",
+    "amount",
+    "mechanism",
+    "shape",
+]
+
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a
 group.  identity: no normalisation.  softmax_rms_heads: softmax over keys, then rms over heads.  softmax_heads: softmax

@@ -339,7 +339,7 @@ NAMED = {
 
 @functools.cache
 def handler(name):
-    """What does an instruction of that name."""
+    """The handler of the instruction of that name."""
     words, quiet = name.split("."), lambda m, x, on, at: None
     first, kind = words[0], words[-1]
     if name in NAMED:

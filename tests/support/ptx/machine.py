@@ -18,7 +18,7 @@ LONGEST = 10**7
 
 
 def width(register):
-    """What a register holds, by its name."""
+    """The dtype of a register, by its name."""
     for start, kind in (("%rs", np.uint16), ("%rd", np.uint64), ("%p", np.bool_)):
         if register.startswith(start):
             return np.dtype(kind)
@@ -61,7 +61,7 @@ class Machine:
         return np.full(self.threads, constant(operand, dtype))
 
     def _register(self, name):
-        if name not in self.registers:  # compilers leave undefined what nobody needs
+        if name not in self.registers:  # compilers leave unused registers undefined
             kind = width(name)
             self.registers[name] = np.full(self.threads, False if kind.kind == "b" else ~kind.type(0), kind)
         return self.registers[name]

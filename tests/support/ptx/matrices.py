@@ -19,7 +19,7 @@ def halves(kind):
 
 
 def cut(x):
-    """What a tensor core reads of a number in tf32."""
+    """A number as a tensor core reads it in tf32."""
     return (x & np.uint32(0xFFFFE000)).view(np.float32)
 
 
@@ -190,7 +190,7 @@ def group_product(name):
 
 
 def handler(name):
-    """What does an instruction of that name."""
+    """The handler of the instruction of that name."""
     if name.startswith("wgmma"):
         return group_product(name)
     if name.startswith("mma"):

@@ -111,7 +111,7 @@ class Shared:
         self.note("two warps, one instruction", (self.writer[where] != warp) & (self.bytes[where] != own), place)
 
     def announce(self, address, size, threads, place):
-        """A copy is under way: it may land at once, and nobody may count on it before it is waited for."""
+        """A copy is under way: it may land at once, and must not be read before it is waited for."""
         where = self.places(address, size, threads)
         warp, now = self.warp_of[threads][:, None], self.epoch[self.block_of[threads]][:, None]
         self.note("copy into what others read", (self.read[where] == now) & (self.reader[where] != warp), place)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 class Fault(Exception):
-    """What no kernel may do, or what this emulator does not know."""
+    """A kernel does something forbidden, or something that this emulator does not know."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def parse(text: str) -> Program:
     labels = {}
     for raw in text[head.end() :].splitlines():
         line = raw.partition("//")[0].strip()
-        if unused := re.match(r"^\{ \.reg \.b\d+ (\w+); (.*); \}$", line):  # a half that nobody wants
+        if unused := re.match(r"^\{ \.reg \.b\d+ (\w+); (.*); \}$", line):  # an unused half
             line = re.sub(rf"(?<![%\w]){unused[1]}\b", "_", unused[2]) + ";"
         if line == "}":
             break

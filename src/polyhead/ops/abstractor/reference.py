@@ -59,19 +59,9 @@ def abstractor_attention(
     """
     one_of("abstractor_attention", "act", act, RELATION_ACTS)
     x = AttentionCall(
-        q,
-        k,
-        symbols,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        normalise="softmax" if act == "softmax" else "identity",
-        act=act,
-    )
+        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
+        normalise="softmax" if act == "softmax" else "identity", act=act,
+    )  # fmt: skip
     return compute("abstractor", impl, x)
 
 

@@ -58,20 +58,9 @@ def disentangled_attention(
     """
     one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
     x = AttentionCall(
-        q,
-        k,
-        symbols,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        q_rel=q_rel,
-        k_rel=k_rel,
-        act=relation_act,
-    )
+        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
+        q_rel=q_rel, k_rel=k_rel, act=relation_act,
+    )  # fmt: skip
     return compute("disentangled", impl, x)
 
 

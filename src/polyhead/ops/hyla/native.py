@@ -15,9 +15,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.native.check import check
 from polyhead.ops.native.threads import pool, threads
-from polyhead.ops.tiles import refuse
-from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
-from polyhead.spec.shapes import one_of
+from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -43,9 +41,6 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     """HYLA by native code, with gradients of q, k, v and bias.
 
     If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError."""
-    one_of("hyla", "normalise", x.normalise, NORMALISE)
-    one_of("hyla", "act", x.act, ACTS)
-    refuse("hyla", "native", unsupported_reason(x))
     return _op(x, twice)[0]
 
 
@@ -111,11 +106,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
 
 
-def _like(x: AttentionCall) -> list[Tensor]:
-    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
-
-
-_op = custom_op(Kernel("hyla", "native", "hyla", _forward, _backward, _like, device_types="cpu"))
+_op = custom_op(Kernel("hyla", "native", _forward, _backward, device_types="cpu"))
 
 
 def examples() -> list[AttentionCall]:

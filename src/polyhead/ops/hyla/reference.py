@@ -61,20 +61,9 @@ def hyla(
     one_of("hyla", "normalise", normalise, NORMALISE)
     one_of("hyla", "act", act, ACTS)
     x = AttentionCall(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        normalise=normalise,
-        act=act,
-        value_weight=value_weight,
-    )
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
+        normalise=normalise, act=act, value_weight=value_weight,
+    )  # fmt: skip
     return compute("hyla", impl, x)
 
 

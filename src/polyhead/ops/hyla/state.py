@@ -18,7 +18,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import check_step, emptied, wide
 from polyhead.ops.precision import autocasting
-from polyhead.ops.tiles import refuse, stateless
+from polyhead.ops.tiles import stateless
 from polyhead.spec.shapes import shaped
 
 SMALL, LARGE = 16, 128
@@ -53,7 +53,6 @@ def preferred(x: AttentionCall) -> bool:
 
 def forward(x: AttentionCall) -> Tensor:
     """HYLA by a state; heads of a group share the part of their keys."""
-    refuse("hyla", "state", unsupported_reason(x))
     (t, s), dtype = x.lengths, x.q.dtype
     q, k, v = wide(x.q) * x.factor, emptied(x.mask, wide(x.k)), wide(x.v)
     if not x.causal or t == 1:

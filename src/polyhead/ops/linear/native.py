@@ -18,7 +18,7 @@ from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custo
 from polyhead.ops.latent_code import act as activation, emptied
 from polyhead.ops.native.check import check
 from polyhead.ops.native.threads import pool, threads
-from polyhead.ops.tiles import refuse, stateless
+from polyhead.ops.tiles import stateless
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -40,7 +40,6 @@ def preferred(x: AttentionCall) -> bool:
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     """Linear attention by native code.  If `twice`, the reference computes second derivatives; otherwise they raise."""
-    refuse("linear_attention", "native", unsupported_reason(x))
     return _op(replace(x, k=emptied(x.mask, x.k), v=activation(x.act)(x.v), mask=None, act="identity"), twice)[0]
 
 
@@ -65,9 +64,8 @@ def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
     q, k, v = (native.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
     edges = None
-    if (
-        x.cu_seqlens is not None
-    ):  # rows before the first edge belong to the first sequence, those behind the last are one
+    if x.cu_seqlens is not None:
+        # Rows before the first edge belong to the first sequence; those behind the last are one.
         edges = F.pad(F.pad(x.cu_seqlens[1:], (1, 0)), (0, 1), value=t).clamp(0, t).cummax(0).values.to(torch.int32)
     call = Call(
         b, t, s, h, g, d, e, native.rows(q), native.rows(k), native.rows(v),
@@ -102,11 +100,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     return {"q": dq, "k": dk, "v": dv}
 
 
-def _like(x: AttentionCall) -> list[Tensor]:
-    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
-
-
-_op = custom_op(Kernel("linear", "native", "linear_attention", _forward, _backward, _like, device_types="cpu"))
+_op = custom_op(Kernel("linear", "native", _forward, _backward, device_types="cpu"))
 
 
 def examples() -> list[AttentionCall]:

@@ -77,20 +77,7 @@ def linear_attention(
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
     """
-    x = AttentionCall(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        normalise=normalise,
-        act=act,
-    )
+    x = AttentionCall(q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale, normalise=normalise, act=act)
     return compute("linear", impl, x)
 
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import REFERENCES, packed, unpacked
+from polyhead.ops.custom_op_rules import REFERENCES, learned
 
 Run = Callable[[AttentionCall], Tensor]
 Function = Callable[..., Tensor]
 """A function of tensors."""
 
 Case = tuple[Function, Function, list[Tensor]]
-"""Native code and the reference as functions of the same float64 tensors; an empty one stands for None."""
+"""Native code and the reference as functions of the same float64 tensors."""
 
 CHECKS: dict[str, list[tuple[str, Callable[[], list[Case]]]]] = {}
 """Name of a source -> for each op of it: name, and a function that makes its cases."""
@@ -24,16 +24,12 @@ def check(name: str, op: str, run: Run, calls: Callable[[], list[AttentionCall]]
     """Add an op to CHECKS, with a function that makes small float64 calls."""
 
     def case(x: AttentionCall) -> Case:
-        tensors, fixed = packed(x)
+        tensors = learned(x)
 
         def of(impl: Run) -> Function:
-            return lambda *own: impl(
-                unpacked(
-                    [*own], fixed, causal=x.causal, window=x.window, scale=x.factor, normalise=x.normalise, act=x.act
-                )
-            )
+            return lambda *own: impl(x.of(dict(zip(tensors, own, strict=True))))
 
-        return of(run), of(REFERENCES[op]), tensors
+        return of(run), of(REFERENCES[op]), [*tensors.values()]
 
     CHECKS.setdefault(name, []).append((op, lambda: [case(x) for x in calls()]))
 
@@ -53,10 +49,10 @@ def worst_error(name: str, dtype: torch.dtype) -> float:
     for native, reference, tensors in [case for _, cases in CHECKS[name] for case in cases()]:
         came = []
         for impl, kind in ((native, dtype), (reference, torch.float64)):
-            leaves = [a.to(dtype).to(kind).requires_grad_(a.shape != (0,)) for a in tensors]
+            leaves = [a.to(dtype).to(kind).requires_grad_() for a in tensors]
             out = impl(*leaves)
             cotangent = torch.linspace(-1, 1, out.numel(), dtype=kind).view_as(out)
-            came.append([out, *torch.autograd.grad(out, [a for a in leaves if a.requires_grad], cotangent)])
+            came.append([out, *torch.autograd.grad(out, leaves, cotangent)])
         errors = [((a - b).norm() / b.norm()).item() for a, b in zip(*came, strict=True)]
         worst = max(worst, *(math.inf if math.isnan(error) else error for error in errors))
     return worst

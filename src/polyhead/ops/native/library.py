@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.latent_code import of_pairs
 from polyhead.ops.native.check import RIGHT, WRONG, worst_error
 from polyhead.ops.native.threads import threads
 from polyhead.ops.tiles import reach
@@ -129,10 +130,8 @@ def status(op: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- building
 def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
     """The path of the library, whether or not it is built."""
-    text = "\n".join(
-        [*flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()]
-    )
-    made = hashlib.sha256(text.encode())
+    parts = *flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()
+    made = hashlib.sha256("\n".join(parts).encode())
     for path in [SOURCES / f"{name}.cpp", *sorted(SOURCES.glob("*.h"))]:
         made.update(path.read_bytes())
     return folder() / f"{name}-{made.hexdigest()[:20]}.so"
@@ -348,7 +347,7 @@ def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | 
     """The struct of a call's masks and biases, and the tensors that own its memory."""
     t, s = x.lengths
     bias, keep = (None if a is None else a.to(dtype) for a in (x.bias, x.keep))
-    mask, keep = (a if a is None else a.reshape((1,) * (4 - a.ndim) + a.shape) for a in (x.mask, keep))
+    mask, keep = (a if a is None else of_pairs(a) for a in (x.mask, keep))
     look = sight(t, s, x.causal, x.window, x.cu_seqlens)
     ends = [None] * 4 if look is None else [a.data_ptr() for a in look]
     # Reading a large bias takes as long as it saves; reading an expanded one takes much longer.

@@ -85,21 +85,9 @@ def pooled_attention(
     one_of("pooled_attention", "pool", pool, POOLS)
     one_of("pooled_attention", "network", network, NETWORKS)
     x = AttentionCall(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        normalise=normalise,
-        act=act,
-        pool=pool,
-        network=network,
-    )
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
+        normalise=normalise, act=act, pool=pool, network=network,
+    )  # fmt: skip
     return compute("pooled", impl, x)
 
 

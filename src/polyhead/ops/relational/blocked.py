@@ -35,20 +35,17 @@ from polyhead.ops.tiles import (
     diagonals,
     hide,
     product,
-    refuse,
 )
 from polyhead.ops.tiling import Blocked
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of
 
 QUERIES = 64
 """Queries in one tile."""
 
 ROWS = 1 << 22
-"""At most so many numbers in the codes of one tile; a tile has at least one query."""
+"""The most numbers in the codes of one tile; a tile has at least one query."""
 
 PAIRS = 1 << 18
-"""At most so many numbers in the relations of one part of a tile; a part has at least one key."""
+"""The most numbers in the relations of one part of a tile; a part has at least one key."""
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -75,8 +72,6 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
     If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError.
     """
-    one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
-    refuse("relational_attention", "blocked", unsupported_reason(x))
     if x.act == "softmax":
         return _softmax.forward(x, twice)
     retrieved, related = _op(replace(x, relation_weight=None), twice)
@@ -305,7 +300,5 @@ def _like(x: AttentionCall) -> list[Tensor]:
     return [x.q.new_empty(*x.q.shape[:3], n) for n in (x.symbols.shape[-1], x.related[0].shape[2])]
 
 
-_op = custom_op(
-    Kernel("relational", "blocked", "relational_attention", _forward, _backward, _like, retrieved_and_related)
-)
-_softmax = Blocked("relational", "relational_attention", "blocked_softmax")  # a softmax of relations needs whole rows
+_op = custom_op(Kernel("relational", "blocked", _forward, _backward, _like, retrieved_and_related))
+_softmax = Blocked("relational", "blocked_softmax")  # a softmax of relations needs whole rows

@@ -16,9 +16,6 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Kernel, backward_only, custom_op
 from polyhead.ops.latent_code import retrieved_and_related
 from polyhead.ops.native.check import check
-from polyhead.ops.tiles import refuse
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -47,16 +44,14 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
     If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError.
     """
-    one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
-    refuse("relational_attention", "native", unsupported_reason(x))
     retrieved, related, _ = (a.to(x.q.dtype) for a in _op(x, twice))
     return retrieved + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
 
 _op = custom_op(
     Kernel(
-        "relational", "native", "relational_attention", passes.forward, passes.backward, passes.like,
-        retrieved_and_related, saves_outputs=True, device_types="cpu",
+        "relational", "native", passes.forward, passes.backward, passes.like, retrieved_and_related,
+        saves_outputs=True, device_types="cpu",
     )
 )  # fmt: skip
 

@@ -59,21 +59,9 @@ def relational_attention(
     """
     one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
     x = AttentionCall(
-        q,
-        k,
-        symbols,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-        q_rel=q_rel,
-        k_rel=k_rel,
-        relation_weight=relation_weight,
-        act=relation_act,
-    )
+        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
+        q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act,
+    )  # fmt: skip
     return compute("relational", impl, x)
 
 

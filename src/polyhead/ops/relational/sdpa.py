@@ -15,7 +15,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import backward_once
 from polyhead.ops.latent_code import share
-from polyhead.ops.tiles import fused, refuse
+from polyhead.ops.tiles import fused
 
 WIDTH = 256
 """The largest width of values in one call: the limit of flash kernels."""
@@ -41,7 +41,6 @@ def preferred(x: AttentionCall) -> bool:
 
 def forward(x: AttentionCall) -> Tensor:
     """Relational attention by a few calls of `scaled_dot_product_attention`, with relation keys among the values."""
-    refuse("relational_attention", "sdpa", unsupported_reason(x))
     (q_rel, k_rel), h, e = x.related, x.q.shape[2], x.symbols.shape[-1]
     p = q_rel.shape[3]
     keys = k_rel.flatten(2).unsqueeze(2).expand(-1, -1, h, -1)

@@ -13,7 +13,6 @@ import polyhead.ops.native.library as native
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Kernel, backward_only, custom_op
 from polyhead.ops.native.check import check
-from polyhead.ops.tiles import refuse
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -39,16 +38,12 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     """Softmax attention by native code, with gradients of q, k, v and bias.
 
     If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError."""
-    refuse("softmax_attention", "native", unsupported_reason(x))
     return _op(x, twice)[0].to(x.q.dtype)
 
 
 _op = custom_op(
-    Kernel(
-        "softmax", "native", "softmax_attention", passes.forward, passes.backward, passes.like, saves_outputs=True,
-        device_types="cpu",
-    )
-)  # fmt: skip
+    Kernel("softmax", "native", passes.forward, passes.backward, passes.like, saves_outputs=True, device_types="cpu")
+)
 
 
 def examples() -> list[AttentionCall]:

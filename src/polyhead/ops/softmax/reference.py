@@ -46,18 +46,7 @@ def softmax_attention(
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """
-    x = AttentionCall(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=mask,
-        keep=keep,
-        causal=causal,
-        window=window,
-        cu_seqlens=cu_seqlens,
-        scale=scale,
-    )
+    x = AttentionCall(q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale)
     return compute("softmax", impl, x)
 
 

@@ -7,18 +7,14 @@ the codes, so only the arguments are saved.  There are no atomic additions: grad
 kernels.py is imported when a kernel runs, because polyhead must be importable without triton.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.cards import faster, shared_memory, tf32, without_triton
-from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
-from polyhead.ops.tiles import dense_limits, mask_of_keys, refuse
-from polyhead.spec import ACTS, NORMALISE
-from polyhead.spec.shapes import one_of
+from polyhead.ops.tiles import dense_limits
 
 LARGEST_HEADS = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
 """Bytes of a number -> the most heads, and the most heads x width of queries; both are padded to powers of two >=
@@ -81,42 +77,22 @@ def preferred(x: AttentionCall) -> bool:
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     """HYLA by Triton kernels, with gradients of q, k, v and bias; if `twice`, second derivatives by the reference."""
-    one_of("hyla", "normalise", x.normalise, NORMALISE)
-    one_of("hyla", "act", x.act, ACTS)
-    refuse("hyla", "triton", unsupported_reason(x))
     return _op(x, twice)[0]
-
-
-def _problem(x: AttentionCall) -> Any:
-    from polyhead.ops.hyla.triton import kernels
-
-    return kernels.prepare(
-        x.q, x.k, x.v, x.bias, mask_of_keys(x), x.cu_seqlens,
-        causal=x.causal, window=x.window or 0, scale=x.factor, normalise=x.normalise, act=x.act,
-    )  # fmt: skip
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
     from polyhead.ops.hyla.triton import kernels
 
     with torch.cuda.device_of(x.q):
-        return [kernels.forward(_problem(x), kernels.Launch.__call__)]
+        return [kernels.forward(kernels.prepare(x), kernels.Launch.__call__)]
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     from polyhead.ops.hyla.triton import kernels
 
     with torch.cuda.device_of(x.q):
-        grads = kernels.backward(_problem(x), douts[0], kernels.Launch.__call__)
+        grads = kernels.backward(kernels.prepare(x), douts[0], kernels.Launch.__call__)
     return dict(zip(("q", "k", "v", "bias"), grads, strict=False))
 
 
-def _like(x: AttentionCall) -> list[Tensor]:
-    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
-
-
-def _plain(x: AttentionCall) -> list[Tensor]:
-    return [REFERENCES["hyla"](x)]
-
-
-_op = custom_op(Kernel("hyla", "triton", "hyla", _forward, _backward, _like, guard=FirstUse(_plain)))
+_op = custom_op(Kernel("hyla", "triton", _forward, _backward, guard=FirstUse()))

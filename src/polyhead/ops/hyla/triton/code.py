@@ -165,13 +165,13 @@ def through_output(y, grads, C: tl.constexpr):
 
 @jit
 def from_keys(x, C: tl.constexpr):
-    """What `through_hidden` gives as [head, query, key]."""
+    """The result of `through_hidden` as [head, query, key]."""
     return tl.permute(x, (2, 1, 0)) if C.v.deep.spread > 1 else tl.permute(x, (1, 2, 0))
 
 
 @jit
 def from_queries(x, C: tl.constexpr):
-    """What `through_output` gives as [head, query, key]."""
+    """The result of `through_output` as [head, query, key]."""
     return tl.permute(x, (2, 0, 1)) if C.v.deep.spread > 1 else tl.permute(x, (1, 0, 2))
 
 

@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.cards import shared_memory
 from polyhead.ops.hyla.triton.code import (
     Config,
@@ -36,6 +37,7 @@ from polyhead.ops.hyla.triton.code import (
 )
 from polyhead.ops.hyla.triton.gradients import hyla_keys, hyla_queries
 from polyhead.ops.latent_code import wide
+from polyhead.ops.tiles import mask_of_keys
 from polyhead.ops.triton_tiles import (
     SMALLEST,
     Block,
@@ -70,7 +72,7 @@ SPLIT = 128
 """The fewest keys of one such program."""
 
 PARTIAL = 1 << 26
-"""At most so many numbers in the partial sums of a bias's gradient; they hold at least one tile of queries."""
+"""The most numbers in the partial sums of a bias's gradient; they hold at least one tile of queries."""
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
@@ -225,25 +227,12 @@ def tile(kernel: str, problem: Problem) -> Tile:
     return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
-def prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    look: Tensor | None,
-    cu_seqlens: Tensor | None,
-    *,
-    causal: bool,
-    window: int,
-    scale: float,
-    normalise: str,
-    act: str,
-) -> Problem:
-    """The `Problem` of a call: `look` is a key mask (b|1 s); `window` 0 means no window."""
-    q, k, v = rowwise(q), rowwise(k), rowwise(v)
-    bias = None if bias is None else bias.contiguous()
-    sight = limits(look, cu_seqlens, window or None, q.shape[1])
-    return Problem(q, k, v, bias, sight, scale, causal, normalise, act == "relu", shared=shared_memory(q.device))
+def prepare(x: AttentionCall) -> Problem:
+    """The call, prepared for the kernels."""
+    q, k, v = rowwise(x.q), rowwise(x.k), rowwise(x.v)
+    bias = None if x.bias is None else x.bias.contiguous()
+    sight, shared = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1]), shared_memory(q.device)
+    return Problem(q, k, v, bias, sight, x.factor, x.causal, x.normalise, x.act == "relu", shared=shared)
 
 
 def with_softmax(problem: Problem, run: Run) -> Problem:

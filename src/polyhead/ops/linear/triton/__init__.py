@@ -16,10 +16,10 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.cards import faster, without_triton
-from polyhead.ops.custom_op_rules import REFERENCES, Gradients, Kernel, backward_only, custom_op
+from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op, like_values
 from polyhead.ops.first_use import FirstUse
 from polyhead.ops.latent_code import act as activation, emptied, sequence_of
-from polyhead.ops.tiles import refuse, stateless
+from polyhead.ops.tiles import stateless
 
 CHUNK = 64
 """Queries per chunk."""
@@ -42,7 +42,6 @@ def preferred(x: AttentionCall) -> bool:
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     """Linear attention by Triton kernels.  If `twice`, the reference computes second derivatives; otherwise they
     raise."""
-    refuse("linear_attention", "triton", unsupported_reason(x))
     return _op(replace(x, k=emptied(x.mask, x.k), v=activation(x.act)(x.v), mask=None, act="identity"), twice)[0]
 
 
@@ -59,7 +58,7 @@ def _forward(x: AttentionCall) -> list[Tensor]:
     from polyhead.ops.linear.triton.kernels import forward_launches
 
     (q, k, v), sequence = _prepare(x)
-    (out,) = _like(x)
+    (out,) = like_values(x)
     if q.shape[1] > k.shape[1]:
         out.zero_()  # the kernels skip queries before the first key
     with torch.cuda.device_of(q):
@@ -82,12 +81,4 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     return {"q": dq, "k": dk, "v": dv}
 
 
-def _like(x: AttentionCall) -> list[Tensor]:
-    return [x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])]
-
-
-def _plain(x: AttentionCall) -> list[Tensor]:
-    return [REFERENCES["linear"](x)]
-
-
-_op = custom_op(Kernel("linear", "triton", "linear_attention", _forward, _backward, _like, guard=FirstUse(_plain)))
+_op = custom_op(Kernel("linear", "triton", _forward, _backward, guard=FirstUse()))

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.triton_tiles import Dots, Launch, dot, dots, jit, number, padded, pair, strides
 
 WIDTH = {2: 64, 4: 32, 8: 32}
@@ -123,8 +124,7 @@ def new_states(q: Tensor, k: Tensor, v: Tensor, C: Compiled, *, backwards: bool)
     t, s = q.shape[1], k.shape[1]
     first = 0 if backwards else max(0, s - t) // C.chunk
     chunks = triton.cdiv(s, C.chunk) - first
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    return torch.empty(q.shape[0], k.shape[2], chunks, C.d, C.e, dtype=dtype, device=q.device)
+    return torch.empty(q.shape[0], k.shape[2], chunks, C.d, C.e, dtype=at_least_float32(q.dtype), device=q.device)
 
 
 def launches(q: Tensor, k: Tensor, v: Tensor, sequence: Tensor | None, chunk: int) -> list[Launch]:

@@ -27,9 +27,7 @@ from polyhead.ops.cards import faster, shared_memory, without_triton
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.first_use import FirstUse
 from polyhead.ops.latent_code import at_least_float32, retrieved_and_related, wide
-from polyhead.ops.tiles import dense_limits, mask_of_keys, refuse
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of
+from polyhead.ops.tiles import dense_limits, mask_of_keys
 
 WIDEST = 128
 """The largest width of a head, a symbol or a relation; with twice this width the kernels spill their registers."""
@@ -63,8 +61,6 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
     If `twice`, PyTorch's own operations compute second derivatives.
     """
-    one_of("relational_attention", "relation_act", x.act, RELATION_ACTS)
-    refuse("relational_attention", "triton", unsupported_reason(x))
     retrieved, related, _ = _op(replace(x, relation_weight=None), twice)
     return retrieved + einsum(x.relation_map, related, "h e r, b t h r -> b t h e")
 
@@ -92,19 +88,17 @@ def _like(x: AttentionCall) -> list[Tensor]:
 def _forward(x: AttentionCall) -> list[Tensor]:
     from polyhead.ops.relational.triton.launches import forward_launches, shares, together
 
-    retrieved, related, softmax = _like(x)
-    out, call = (retrieved, related, softmax), _call(x)
+    out, call = _like(x), _call(x)
     n = shares(call)
     parts = out
     if n > 1:
-        retrieved, related, softmax = (a.new_empty((n * len(a), *a.shape[1:]), dtype=softmax.dtype) for a in out)
-        parts = retrieved, related, softmax
+        parts = [a.new_empty((n * len(a), *a.shape[1:]), dtype=out[2].dtype) for a in out]
     with torch.cuda.device_of(x.q):
         for launch in forward_launches(call, parts, n):
             launch()
     if n > 1:
-        together([*parts], n, out)
-    return [*out]
+        together(parts, n, out)
+    return out
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
@@ -128,15 +122,5 @@ def _again(x: AttentionCall) -> list[Tensor]:
 
 
 _op = custom_op(
-    Kernel(
-        "relational",
-        "triton",
-        "relational_attention",
-        _forward,
-        _backward,
-        _like,
-        _again,
-        saves_outputs=True,
-        guard=FirstUse(retrieved_and_related, 2),
-    )
+    Kernel("relational", "triton", _forward, _backward, _like, _again, saves_outputs=True, guard=FirstUse(2))
 )

@@ -5,7 +5,7 @@ enter as sums.  The caller sums over parts.  This file imports triton, so it is 
 run.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.relational.triton.kernels import backward_keys, backward_offsets, backward_queries, forward
 from polyhead.ops.triton_tiles import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
 
@@ -167,7 +168,7 @@ def shares(call: Call) -> int:
     return 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // programs, triton.cdiv(s, SPLIT)))
 
 
-def together(parts: list[Tensor], n: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+def together(parts: Sequence[Tensor], n: int, out: Sequence[Tensor]) -> None:
     """Fill `out` from `n` parts of the keys; each part is weighted by its part of the softmax's sum."""
     *read, softmax = (x.unflatten(0, (n, -1)) for x in parts)
     top, share = softmax.unbind(2)
@@ -183,7 +184,7 @@ def together(parts: list[Tensor], n: int, out: tuple[Tensor, Tensor, Tensor]) ->
     out[2].copy_(torch.stack((highest, whole), 1))
 
 
-def forward_launches(call: Call, out: tuple[Tensor, Tensor, Tensor], n: int = 1) -> Iterator[Launch]:
+def forward_launches(call: Call, out: Sequence[Tensor], n: int = 1) -> Iterator[Launch]:
     """Launches that fill outputs (b t h e) and (b t h r) and the softmax's sums (b 2 h t), for n parts of the keys."""
     t, s = call.q.shape[1], call.k.shape[1]
     share = None if n == 1 else triton.cdiv(triton.cdiv(s, n), TILE) * TILE
@@ -228,7 +229,7 @@ class Grads:
     @classmethod
     def empty(cls, call: Call) -> "Grads":
         """Uninitialised gradients."""
-        (b, t, h, _), s, dtype = call.q.shape, call.k.shape[1], dots_dtype(call.q)
+        (b, t, h, _), s, dtype = call.q.shape, call.k.shape[1], at_least_float32(call.q.dtype)
         counts = [part.number for part in call.parts()]
         n, m = (max(count) + 1 for count in zip(*counts, strict=True))
         empty, bias = lambda *shape: call.q.new_empty(shape, dtype=dtype), None
@@ -251,11 +252,6 @@ class Grads:
         symbols = symbols.sum(0) if call.by_offset else symbols
         bias = [] if self.bias is None else [self.bias.sum((0, 1, 2))]
         return [self.q.sum(0), k, self.q_rel.sum(0), self.k_rel.sum(0), symbols, *bias]
-
-
-def dots_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which gradients are summed."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch]:

@@ -1,0 +1,200 @@
+"""The reference of every op: its equation as Python loops in float64, its gradients, its one-line errors."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from problems import VARIANTS, options_of, shape_of
+from some import some
+from torch.testing import assert_close
+
+import polyhead as ph
+from loops import Loops, answer
+from polyhead import ops
+from polyhead.ops.dispatch import BACKENDS, PUBLIC, resolve
+from polyhead.ops.latent_code import by_offset
+from polyhead.spec import RELATION_ACTS
+
+BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
+LIMITS = [((t, s), {}) for t, s in ((1, 4), (4, 4), (5, 3), (3, 5))]
+LIMITS += [((5, 3), {"window": 1}), ((3, 5), {"window": 2})]
+LIMITS += [((5, 5), {"edges": (0, 2, 2, 3, 5)}), ((5, 5), {"window": 2, "edges": (0, 3, 5)})]
+CASES = list(itertools.product(LIMITS, BIASES, MASKS, BOTH, BOTH))
+random.Random(0).shuffle(CASES)
+GRID = [(op, n) for op, variants in VARIANTS.items() for n in range(len(variants))]
+EACH = 64
+"""The fewest cases of an op, over all its variants."""
+
+
+@pytest.mark.parametrize(("op", "number"), GRID)
+def test_equals_the_loops(problem, arguments, op, number):
+    """A query without a visible key has the output 0, and no NaN in a gradient."""
+    torch.manual_seed(number)
+    variant, variants = VARIANTS[op][number], len(VARIANTS[op])
+    for n, (((t, s), limits), bias, mask, causal, keep) in some(
+        enumerate(CASES[number::variants][: 1 + EACH // variants])
+    ):
+        how = {"bias": bias, "mask": mask, "causal": causal, "keep": keep, "g": (1, 2, 4)[(n + number) % 3], **limits}
+        qkv, options = problem(t, s, **how)
+        options |= {"scale": (None, -0.3)[n % 2], **options_of(variant)}
+        if variant.get("deep"):
+            options["value_weight"] = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
+        tensors = arguments(op, qkv, **shape_of(variant))
+        out = resolve(op, "reference")(*tensors, **options)
+        wanted = answer(op, tensors, options)
+        assert_close(out.detach(), wanted, rtol=1e-9, atol=1e-9, msg=lambda text, how=how: f"{how}: {text}")
+        grads = torch.autograd.grad(out.square().sum() + out.sum(), tensors)
+        assert all(grad.isfinite().all() for grad in grads)
+        if mask == "rows":
+            assert (out[0, t // 2] == 0).all()
+            assert (grads[0][0, t // 2] == 0).all()
+
+
+@pytest.mark.parametrize("op", BACKENDS)
+def test_gradients_equal_finite_differences(problem, arguments, op):
+    torch.manual_seed(0)
+    qkv, options = problem(3, 4, bias="offset", mask="rows", causal=True)
+    variant = VARIANTS[op][-1]
+    options |= options_of(variant)
+
+    def run(bias, *tensors):
+        return resolve(op, "reference")(*tensors, **{**options, "bias": bias})
+
+    leaves = options["bias"], *arguments(op, qkv, **shape_of(variant))
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("act", RELATION_ACTS)
+def test_relations_equal_the_loops(problem, arguments, act):
+    torch.manual_seed(1)
+    qkv, options = problem(4, 5, mask="rows", causal=True)
+    _, _, q_rel, k_rel, *_ = arguments("relational", qkv)
+    limits = {"mask": options["mask"], "causal": True}
+    rel = ops.relations(q_rel, k_rel, relation_act=act, **limits).detach()
+    mine = Loops(*qkv, **limits)
+    assert_close(rel, torch.tensor(mine.relations(q_rel, k_rel, act, mine.any_sees)), rtol=1e-9, atol=1e-9)
+    assert act != "softmax" or (rel[0, :, 2] == 0).all()
+
+
+def test_codes_by_offset():
+    code = torch.arange(1.0, 7.0).view(1, 1, 2, 3)
+    assert by_offset(code)[0, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 0]]
+
+
+@pytest.mark.parametrize("op", ["softmax", "abstractor"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["offset", "per_sample"])
+def test_what_all_keys_share_in_a_bias_is_not_rounded_with_it(problem, op, dtype, kind):
+    """A bias in float32, as under autocast: of -300.2 bfloat16 knows multiples of 2, and of -70,000 float16 nothing."""
+    torch.manual_seed(0)
+    (q, k, v), options = problem(9, 9, bias=kind, mask="rows", d=8, e=8)
+    bias = options["bias"].detach().float() - (70_000 if dtype == torch.float16 else 300.2)
+    found = []
+    for impl, own in (("sdpa", dtype), ("reference", dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(dtype).to(own).requires_grad_() for x in (q, k, v)]
+        learned = bias.clone().requires_grad_()
+        out = resolve(op, impl)(*leaves, bias=learned, mask=options["mask"])
+        grads = torch.autograd.grad(out.square().sum(), [*leaves, learned])
+        found.append([x.detach().double() for x in (out, *grads)])
+    for came, plain, exact in zip(*found, strict=True):
+        assert (came - exact).norm() <= 2 * (plain - exact).norm() + 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+@pytest.mark.parametrize("mask", [None, "plane"])
+def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, scale, mask):
+    """The causal mask of PyTorch's kernel is -inf before it is scaled."""
+    qkv, options = problem(33, 33, mask=mask, causal=True)
+    came, wanted = (ops.softmax_attention(*qkv, **options, scale=scale, impl=impl) for impl in ("sdpa", "reference"))
+    assert_close(came, wanted, rtol=1e-9, atol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------------- one line each
+def case(op, told, value=None, name=None, **options):
+    """An op, its error, and what is wrong: an argument by name that has another size, or an option."""
+    return pytest.param(op, told, {name: value} if name else {}, options, id=f"{op}: {told[:40]}")
+
+
+MISTAKES = [
+    case("softmax", r"s = 4 in k but 3 in v \(b s g e\) = \(2, 3, 2, 5\)$", (2, 3, 2, 5), "v"),
+    case("hyla", r"unknown act 'rleu'; did you mean 'relu'\?", act="rleu"),
+    case("hyla", r"unknown normalise 'rms_head'; did you mean 'rms_heads'\?", normalise="rms_head"),
+    case("hyla", r"unknown impl 'block'; did you mean 'blocked'\?", impl="block"),
+    case("hyla", r"e = 5 in v but 4 in value_weight \(h e e\) = \(4, 5, 4\)$", (4, 5, 4), "value_weight"),
+    case("relational", r"s = 4 in k but 3 in symbols \(b s g e\) = \(2, 3, 2, 5\)$", (2, 3, 2, 5), "symbols"),
+    case("relational", r"t\+s-1 = 6 but 7 in symbols \(t\+s-1 g e\) = \(7, 2, 5\)$", (7, 2, 5), "symbols"),
+    case("relational", r"symbols must be \(b s g e\) or \(t\+s-1 g e\) but has shape \(3, 4\)$", (3, 4), "symbols"),
+    case("relational", r"r = 3 in q_rel but 2 in relation_weight \(h e r\) =", (4, 5, 2), "relation_weight"),
+    case("relational", r"h = 4 in q but 3 in relation_weight \(h e r\) =", (3, 5, 3), "relation_weight"),
+    case("relational", r"p = 2 in q_rel but 1 in k_rel \(b s r p\) = \(2, 4, 3, 1\)$", (2, 4, 3, 1), "k_rel"),
+    case("relational", r"mask must be boolean, True where attention is allowed,", (3, 4), "mask"),
+    case("relational", r"unknown relation_act 'sigmiod'; did you mean 'sigmoid'", relation_act="sigmiod"),
+    case("disentangled", r"h = 4 in q but 3 in q_rel \(b t h p\) =", (2, 3, 3, 2), "q_rel"),
+    case("disentangled", r"g = 2 in k but 4 in k_rel \(b s g p\) =", (2, 4, 4, 2), "k_rel"),
+    case("disentangled", r"unknown relation_act 'sofmax'; did you mean 'softmax'", relation_act="sofmax"),
+    case("abstractor", r"s = 4 in k but 3 in symbols \(b s g e\) =", (2, 3, 2, 5), "symbols"),
+    case("abstractor", r"unknown act 'softmx'; did you mean 'softmax'\?", act="softmx"),
+    case("pooled", r"unknown pool 'maxx'; did you mean 'max'", pool="maxx"),
+    case("pooled", r"unknown network 'qury'; did you mean 'query'", network="qury"),
+]
+
+
+@pytest.mark.parametrize(("op", "told", "wrong", "options"), MISTAKES)
+def test_mistakes_are_one_clear_line(problem, arguments, op, told, wrong, options):
+    tensors = dict(zip(ph.spec.mechanism(PUBLIC[op]).tensors, arguments(op, problem(3, 4)[0]), strict=True))
+    tensors |= {name: torch.zeros(size, dtype=torch.float64) for name, size in wrong.items()}
+    with pytest.raises(ValueError, match=f"^(polyhead.ops|{PUBLIC[op]}): {told}") as caught:
+        getattr(ops, PUBLIC[op])(**tensors, **options)
+    assert "\n" not in str(caught.value)
+
+
+PLAIN = {"normalise": "identity", "act": "identity"}
+SUMS = [
+    ({"bias": "offset"}, {}, "takes no bias"),
+    ({"keep": True}, {}, "takes no keep"),
+    ({"mask": "plane"}, {}, r"takes masks of keys \(b\|1, 1, 1, s\) only, not \(4, 4\)"),
+    ({"window": 2}, {}, "takes no window"),
+    ({}, {"normalise": "softmax"}, "takes normalise='identity' only, not 'softmax'"),
+]
+STATES = [("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS]
+STATES += [("hyla", "state", *each) for each in SUMS]
+REFUSED = [
+    *STATES,
+    ("hyla", "state", {}, {"act": "relu"}, "takes act='identity' only, not 'relu'"),
+    ("hyla", "state", {}, {"value_weight": torch.zeros(4, 5, 5, dtype=torch.float64)}, "takes no value_weight"),
+    ("hyla", "state", {"edges": (0, 2, 4)}, {}, "takes no cu_seqlens"),
+    ("softmax", "sdpa", {"keep": True}, {}, "takes no keep"),
+    ("relational", "sdpa", {"keep": True}, {}, "takes no keep"),
+    ("relational", "sdpa", {}, {"relation_act": "tanh"}, "takes relation_act='identity' only, not 'tanh'"),
+    ("relational", "native", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
+    ("abstractor", "sdpa", {}, {"act": "relu"}, "takes act='softmax' only, not 'relu'"),
+]
+
+
+@pytest.mark.parametrize(("op", "impl", "limits", "options", "told"), REFUSED)
+def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, op, impl, limits, options, told):
+    qkv, given = problem(4, 4, **limits)
+    how = {**given, **(PLAIN if op in ("linear", "hyla") else {}), **options}
+    with pytest.raises(ValueError, match=rf"^{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'$"):
+        resolve(op, impl)(*arguments(op, qkv), **how)
+
+
+@pytest.mark.parametrize("op", ["relational", "abstractor"])
+def test_fused_kernels_refuse_symbols_by_offset(problem, arguments, op):
+    with pytest.raises(ValueError, match=r"impl 'sdpa' takes symbols by key only; use"):
+        resolve(op, "sdpa")(*arguments(op, problem(3, 4)[0], offset=True))
+
+
+def test_pooled_heads_have_codes_and_no_sum_of_codes():
+    task = ph.tasks.FuzzyLogic(length=6)
+    model = ph.Transformer(ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=ph.Pooled(2)))
+    taps = ph.analysis.capture(model, task.batch("train", 2, seed=0, step=0))[0]
+    assert ph.analysis.codes(taps, -1, -1).shape == (2, 2)
+    with pytest.raises(ValueError, match=r"^value_network: the output of these heads must be the sum of code times"):
+        ph.analysis.value_network(taps, -1, -1)
+    with pytest.raises(ValueError, match=r"^swap_codes: unknown kind of heads 'pooled'"):
+        ph.analysis.swap_codes(model, task)
+    for name, wrong, right in (("pool", "maxx", "max"), ("network", "qury", "query")):
+        with pytest.raises(ValueError, match=f"^Pooled: unknown {name} '{wrong}'; did you mean '{right}'"):
+            ph.Pooled(2, **{name: wrong})

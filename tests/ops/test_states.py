@@ -1,0 +1,188 @@
+"""The states of linear attention and of HYLA without nonlinearity: steps are the whole call in pieces."""
+
+import importlib
+import itertools
+
+import pytest
+import torch
+from some import some
+from torch._dynamo.utils import counters
+from torch.testing import assert_close
+
+from polyhead import ops
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.cards import INTERPRETED, TRITON
+from polyhead.ops.hyla.state import preferred
+
+PLAIN = {"normalise": "identity", "act": "identity"}
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 4)
+    for constant in ("SMALL", "LARGE"):
+        monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), constant, 4)
+
+
+CASES = {
+    "one pair": {"t": 1, "s": 1, "h": 1, "g": 1, "d": 1, "e": 1},
+    "chunks and a bit, groups": {"t": 23, "s": 23, "causal": True},
+    "more keys than queries": {"t": 7, "s": 20, "causal": True, "mask": "keys", "h": 3, "g": 1},
+    "more queries than keys": {"t": 20, "s": 7, "causal": True, "h": 2},
+    "full": {"t": 9, "s": 11, "mask": "keys"},
+    "one query": {"t": 1, "s": 6, "causal": True, "h": 2},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("scale", [None, -0.7])
+def test_hyla_by_its_state_equals_the_reference(problem, name, scale):
+    torch.manual_seed(len(name))
+    qkv, options = problem(**CASES[name])
+    came, wanted = (ops.hyla(*qkv, **options, **PLAIN, scale=scale, impl=impl) for impl in ("state", "reference"))
+    assert_close(came, wanted, rtol=1e-9, atol=1e-9)
+    cotangent = torch.randn_like(wanted)
+    grads = (torch.autograd.grad(out, qkv, cotangent) for out in (came, wanted))
+    assert_close(*grads, rtol=1e-9, atol=1e-9)
+    assert name != "more queries than keys" or (came[:, :13] == 0).all()
+
+
+@pytest.mark.parametrize("cuts", [(0, 23), (0, 1, 2, 9, 23), tuple(range(24)), (0, 0, 8, 8, 23)])
+@pytest.mark.parametrize("op", ["linear", "hyla"])
+def test_steps_are_the_whole_call_in_pieces(problem, op, cuts):
+    torch.manual_seed(0)
+    qkv, options = problem(23, 23, causal=True, mask="keys" if op == "linear" else None)
+    step, whole = (ops.linear_step, ops.linear_attention) if op == "linear" else (ops.hyla_step, ops.hyla)
+    how = {"normalise": "identity", "act": "relu" if op == "linear" else "identity"}
+    wanted = whole(*qkv, **options, **how, scale=0.3, impl="reference")
+    outs, state = [], None
+    for start, end in itertools.pairwise(cuts):
+        more = {"mask": options["mask"][..., start:end], "act": "relu"} if op == "linear" else {}
+        out, state = step(*(x[:, start:end] for x in qkv), state, scale=0.3, **more)
+        outs.append(out)
+    came, cotangent = torch.cat(outs, 1), torch.randn_like(wanted)
+    assert_close(came, wanted, rtol=1e-9, atol=1e-9)
+    assert_close(*(torch.autograd.grad(out, qkv, cotangent) for out in (came, wanted)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("step", "whole"), [(ops.hyla_step, ops.hyla), (ops.linear_step, ops.linear_attention)])
+def test_steps_refuse_what_does_not_fit(step, whole):
+    """Two dtypes or devices as the whole call does."""
+    q, k, v = torch.zeros(3, 1, 2, 2, 4)
+    _, state = step(q, k, v)
+    for place in range(3):
+        given = [x.double() if i == place else x for i, x in enumerate((q, k, v))]
+        line = f"q, k and v must have one dtype but have {', '.join(str(x.dtype) for x in given)}$"
+        for function in (step, whole):
+            with pytest.raises(ValueError, match=f"^{function.__name__}: {line}"):
+                function(*given)
+    for given, told in (
+        ((q, k, v.to("meta")), "q, k and v must have one device but have cpu, cpu, meta$"),
+        ((q, k, v, state.double()), r"the state of torch.float32 tokens must be torch.float32 but is torch.float64$"),
+        ((q, k, v, state[:, :1]), "g = 2 in k but 1 in state"),
+    ):
+        with pytest.raises(ValueError, match=f"^{step.__name__}: {told}"):
+            step(*given)
+    assert step(*(x.half() for x in (q, k, v)), state)[1].dtype == torch.float32
+    with pytest.raises(ValueError, match=r"^linear_step: mask must be one of keys \(b\|1, 1, 1, t\) but is \(2, 2\)"):
+        ops.linear_step(q, k, v, mask=torch.ones(2, 2, dtype=torch.bool))
+
+
+def test_the_state_of_half_precision_tokens_is_wider():
+    k = torch.full((1, 1, 1, 1), 64.0, dtype=torch.float16)
+    out, state = ops.linear_step(k, k, k, torch.full((1, 1, 1, 1), 2.0**17), scale=2.0**-9)
+    assert state.item() == 2.0**17 + 64**2
+    assert out.dtype == torch.float16
+    assert out.item() == 64 * 2.0**-9 * (2.0**17 + 64**2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, dtype):
+    torch.manual_seed(0)
+    qkv, options = problem(19, 19, causal=True, dtype=dtype)
+    exact = ops.hyla(*(x.double() for x in qkv), **options, **PLAIN, impl="reference")
+    came, naive = (ops.hyla(*qkv, **options, **PLAIN, impl=impl) for impl in ("state", "reference"))
+    assert came.dtype == dtype
+    assert (came.double() - exact).norm() <= 2 * (naive.double() - exact).norm()
+
+
+@pytest.mark.parametrize(
+    ("t", "h", "d", "causal", "pays"),
+    [
+        *((128, 8, 4, True, True), (96, 8, 4, True, False), (32, 8, 4, False, True), (31, 8, 4, False, False)),
+        *((256, 4, 16, True, True), (255, 4, 16, True, False), (4096, 8, 32, True, False)),
+    ],
+)
+def test_chosen_for_narrow_heads_and_long_sequences(monkeypatch, t, h, d, causal, pays):
+    monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), "LARGE", 128)
+    q = torch.zeros(1, t, h, d)
+    assert preferred(AttentionCall(q, q, q, causal=causal)) == pays
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_short_sequence_keeps_its_digits_after_a_long_one(problem, causal):
+    """The difference of two sums over the whole sample would be 0 there."""
+    torch.manual_seed(0)
+    (q, k, v), options = problem(23, 23, edges=(0, 14, 23), causal=causal, dtype=torch.float32)
+    scale = torch.ones(23)
+    scale[:14] = 1e6
+    out = ops.linear_attention(q, k * scale[:, None, None], v * scale[:, None, None], **options, impl="chunked")
+    wanted = ops.linear_attention(*(x[:, 14:] for x in (q, k, v)), causal=causal, impl="reference")
+    assert_close(out[:, 14:], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["chunked", "triton"] if TRITON and INTERPRETED else ["chunked"])
+@pytest.mark.parametrize("edges", [None, (0, 3, 9)])
+def test_vmap_is_a_call_for_each(problem, impl, edges):
+    torch.manual_seed(0)
+    each, options = zip(*(problem(9, 9, edges=edges, causal=True, b=1) for _ in range(2)), strict=True)
+    whole = [torch.stack(x) for x in zip(*each, strict=True)]
+
+    def run(*qkv):
+        return ops.linear_attention(*qkv, **options[0], impl=impl)
+
+    assert_close(torch.vmap(run)(*whole), torch.stack([run(*qkv) for qkv in each]))
+
+
+@pytest.fixture
+def _fresh():
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+
+
+def compiled(run, problem, cases):
+    """`run` of q, k, v and the edges of packed sequences, compiled once for all lengths, equals the reference."""
+    once, reference = torch.compile(lambda *x: run("compiled", *x), fullgraph=True, backend="eager"), []
+    for edges in some(cases):
+        qkv, options = problem(edges[-1], edges[-1], edges=edges if len(edges) > 2 else None)
+        for x in qkv:  # of all sizes only this one, which is enough to reason about
+            torch._dynamo.mark_dynamic(x, 1)
+        assert_close(once(*qkv, options["cu_seqlens"]), run("reference", *qkv, options["cu_seqlens"]))
+        reference.append(counters["stats"]["unique_graphs"])
+    assert len(set(reference)) == 1
+    assert not counters["graph_break"]
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("_fresh")
+def test_one_graph_of_a_state_for_all_lengths(problem):
+    def run(impl, q, k, v, edges):
+        impl = "state" if impl == "compiled" else impl
+        return ops.hyla(q * 1.5, k, v, causal=True, **PLAIN, impl=impl)
+
+    compiled(run, problem, [(0, 9), (0, 17)])
+
+
+@pytest.mark.compile
+@pytest.mark.usefixtures("_fresh")
+def test_packs_compile_for_all_lengths(problem):
+    """The lengths of the sequences are data: other ones compile nothing new."""
+
+    def run(impl, q, k, v, edges):
+        impl = "chunked" if impl == "compiled" else impl
+        return ops.linear_attention(q * 1.5, k, v, causal=True, cu_seqlens=edges, impl=impl).sin()
+
+    compiled(run, problem, [(0, 3, 3, 9), (0, 8, 10, 17), (0, 1, 2, 17)])
+    given = torch.randn(1, 2, 3, 2, 2).requires_grad_(), torch.rand(3) > 0.5
+    torch.library.opcheck(torch.ops.polyhead.sums_before, given)
