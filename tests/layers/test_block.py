@@ -5,11 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from polyhead.config import Hyla, Relational, Softmax
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.block import TransformerBlock
+import polyhead as ph
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.feedforward import MlpLayer
 
 F64 = torch.float64
 
@@ -23,9 +20,9 @@ class Double(nn.Module):
 
 def make(norm_order, norm="layer"):
     torch.manual_seed(0)
-    attention = MultiHeadAttention(16, [Softmax(2), Hyla(2)], dtype=F64)
-    block = TransformerBlock(
-        attention, MlpLayer(16, dtype=F64), norm=norm, norm_order=norm_order, dropout=0.5, dtype=F64
+    attention = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], dtype=F64)
+    block = ph.TransformerBlock(
+        attention, ph.MlpLayer(16, dtype=F64), norm=norm, norm_order=norm_order, dropout=0.5, dtype=F64
     )
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -51,10 +48,10 @@ def test_a_block_is_its_equation(norm_order, norm):
 def test_a_decoder_block_is_its_equation(norm_order):
     """Cross-attention between the two, with a norm of its own; the masks are each for its own sequence."""
     torch.manual_seed(0)
-    attention = MultiHeadAttention(16, [Softmax(2), Hyla(2)], causal=True, dtype=F64)
-    cross = MultiHeadAttention(16, [Softmax(1), Relational(1)], own_symbols=False, dtype=F64)
+    attention = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], causal=True, dtype=F64)
+    cross = ph.MultiHeadAttention(16, [ph.Softmax(1), ph.Relational(1)], own_symbols=False, dtype=F64)
     options = {"norm_order": norm_order, "dropout": 0.5, "dtype": F64}
-    block = TransformerBlock(attention, MlpLayer(16, dtype=F64), cross=cross, **options)
+    block = ph.TransformerBlock(attention, ph.MlpLayer(16, dtype=F64), cross=cross, **options)
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     block.dropout = Double()
@@ -75,8 +72,8 @@ def test_a_decoder_block_is_its_equation(norm_order):
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_tail_of_relative_symbols_counts_from_where_it_is(causal):
     torch.manual_seed(0)
-    attention = MultiHeadAttention(16, Relational(4), causal=causal, own_symbols=False, dtype=F64)
-    block = TransformerBlock(attention, MlpLayer(16, dtype=F64), dtype=F64)
+    attention = ph.MultiHeadAttention(16, ph.Relational(4), causal=causal, own_symbols=False, dtype=F64)
+    block = ph.TransformerBlock(attention, ph.MlpLayer(16, dtype=F64), dtype=F64)
     x, table = torch.randn(2, 6, 16, dtype=F64), torch.randn(7, 16, dtype=F64)
     assert_close(block(x, symbols=table, tail=2), block(x, symbols=table)[:, -2:])
 
@@ -105,7 +102,7 @@ def test_mistakes_are_one_line():
     with pytest.raises(ValueError, match=r"^TransformerBlock: no context was wanted but one came"):
         block(x, x)
     with pytest.raises(ValueError, match=r"^TransformerBlock: a context was wanted but none came"):
-        TransformerBlock(block.attention, block.feedforward, cross=block.attention)(x)
+        ph.TransformerBlock(block.attention, block.feedforward, cross=block.attention)(x)
     with pytest.raises(ValueError, match=r"^TransformerBlock: tail counts positions from 0, so a cache cannot"):
         block(x, cache=LayerCache(), tail=2)
     with pytest.raises(ValueError, match=r"^TransformerBlock: unknown norm_order 'prae'; did you mean 'pre'\?"):

@@ -6,19 +6,7 @@ import zoo
 from torch.testing import assert_close
 from zoo import make_layer as make
 
-from polyhead.config import (
-    Alibi,
-    Hyla,
-    Linear,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
-    Rotary,
-    Softmax,
-    SymbolicAttention,
-)
+import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 
@@ -60,7 +48,7 @@ def test_a_window_and_positions_that_are_given(mixture, positions):
 
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_cross_attention_looks_at_its_context_once(mixture):
-    layer = make(zoo.EVERY[mixture], positions=RelativeBias(8, 8))
+    layer = make(zoo.EVERY[mixture], positions=ph.RelativeBias(8, 8))
     x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])[:, None, None]
     whole, cache, pieces = layer(x, context, mask=mask), LayerCache(), []
@@ -72,7 +60,7 @@ def test_cross_attention_looks_at_its_context_once(mixture):
 
 
 def test_symbols_of_a_context_are_made_once():
-    layer, asked = make([Softmax(2), Relational(2)]), []
+    layer, asked = make([ph.Softmax(2), ph.Relational(2)]), []
     for module in (layer.symbols[0], layer.groups[1].value, layer.groups[1].k_rel):
         module.register_forward_hook(lambda module, *_: asked.append(module))
     x, cache = torch.randn(2, 3, M, dtype=F64), LayerCache()
@@ -82,7 +70,7 @@ def test_symbols_of_a_context_are_made_once():
 
 
 def test_rotary_cross_attention_goes_on_counting():
-    layer = make([Softmax(2), Relational(2)], positions=Rotary())
+    layer = make([ph.Softmax(2), ph.Relational(2)], positions=ph.Rotary())
     x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
     cache = LayerCache()
     pieces = [layer(x[:, i : i + 1], context, cache=cache) for i in range(6)]
@@ -90,7 +78,7 @@ def test_rotary_cross_attention_goes_on_counting():
 
 
 def test_symbols_that_are_given_are_those_of_the_new_tokens():
-    layer = make([Softmax(2), Relational(2), Relational(2)], causal=True, own_symbols=False)
+    layer = make([ph.Softmax(2), ph.Relational(2), ph.Relational(2)], causal=True, own_symbols=False)
     x, by_key, table = (torch.randn(*shape, dtype=F64) for shape in ((2, T, M), (1, T, M), (5, M)))
     whole, cache, pieces = layer(x, symbols=[None, by_key, table]), LayerCache(), []
     for a, b in ((0, 4), (4, 5), (5, 9)):
@@ -99,7 +87,7 @@ def test_symbols_that_are_given_are_those_of_the_new_tokens():
 
 
 def test_masks_and_dropout_cover_all_keys():
-    layer = make([Softmax(2), Relational(2)], causal=True)
+    layer = make([ph.Softmax(2), ph.Relational(2)], causal=True)
     x, mask = torch.randn(2, T, M, dtype=F64), torch.rand(2, 1, 1, T) > 0.3
     keep = (torch.rand(1, 4, T, T) > 0.3).to(F64)
     whole, cache, pieces = layer(x, mask=mask, keep=keep), LayerCache(), []
@@ -114,14 +102,15 @@ def test_masks_and_dropout_cover_all_keys():
 
 
 def test_gradients_go_through_a_cache():
-    layer = make([Softmax(2), Relational(2)], causal=True)
+    layer = make([ph.Softmax(2), ph.Relational(2)], causal=True)
     x = torch.randn(2, T, M, dtype=F64, requires_grad=True)
     wanted = torch.autograd.grad(layer(x).square().sum(), x)
     assert_close(torch.autograd.grad(in_pieces(layer, x, [4, 5]).square().sum(), x), wanted)
 
 
 @pytest.mark.parametrize(
-    "source", [SymbolicAttention(), PositionSymbols(), RelativeSymbols(distance=2), RelationalSymbols(neighbours=3)]
+    "source",
+    [ph.SymbolicAttention(), ph.PositionSymbols(), ph.RelativeSymbols(distance=2), ph.RelationalSymbols(neighbours=3)],
 )
 def test_sources_of_symbols_go_on(source):
     torch.manual_seed(0)
@@ -155,10 +144,10 @@ def test_it_keeps_what_it_must_and_no_more():
 def test_attention_that_cannot_be_cached_says_so():
     x = torch.randn(1, 3, M, dtype=F64)
     with pytest.raises(ValueError, match="attention with a cache must be causal"):
-        make([Softmax(4)])(x, cache=LayerCache())
+        make([ph.Softmax(4)])(x, cache=LayerCache())
     with pytest.raises(ValueError, match="attention with a cache must not be causal, to another sequence"):
-        make([Softmax(4)], causal=True)(x, x, cache=LayerCache())
-    layer = make([Softmax(4)], causal=True, positions=Rotary())
+        make([ph.Softmax(4)], causal=True)(x, x, cache=LayerCache())
+    layer = make([ph.Softmax(4)], causal=True, positions=ph.Rotary())
     cache = LayerCache()
     layer(torch.randn(1, 16, M, dtype=F64), cache=cache)
     with pytest.raises(ValueError, match="17 positions but max_length is 16"):
@@ -168,7 +157,7 @@ def test_attention_that_cannot_be_cached_says_so():
 @pytest.mark.parametrize("positions", ["none", "rotary"])
 def test_linear_heads_keep_a_sum_that_does_not_grow(positions):
     """Of keys of all kinds of heads every token's would be there: 2 samples, 4 heads, widths 12 and 12, 8 bytes."""
-    heads = [Linear(2, act="relu"), Linear(2, kv_heads=1, dim=6)]
+    heads = [ph.Linear(2, act="relu"), ph.Linear(2, kv_heads=1, dim=6)]
     layer = make(heads, causal=True, positions=zoo.POSITIONS[positions])
     x, cache, sizes = torch.randn(2, 14, M, dtype=F64), LayerCache(), []
     pieces = []
@@ -182,12 +171,12 @@ def test_linear_heads_keep_a_sum_that_does_not_grow(positions):
 def test_heads_whose_codes_need_every_key_keep_them():
     x = torch.randn(2, 4, M, dtype=F64)
     for heads, options in (
-        ([Linear(4, normalise="rms_heads")], {}),
-        ([Linear(4)], {"window": 2}),
-        ([Linear(4)], {"positions": Alibi()}),
-        ([Softmax(4)], {}),
-        ([Linear(2), Softmax(2, share=True)], {}),
-        ([Softmax(2), Linear(2, share=True)], {}),
+        ([ph.Linear(4, normalise="rms_heads")], {}),
+        ([ph.Linear(4)], {"window": 2}),
+        ([ph.Linear(4)], {"positions": ph.Alibi()}),
+        ([ph.Softmax(4)], {}),
+        ([ph.Linear(2), ph.Softmax(2, share=True)], {}),
+        ([ph.Softmax(2), ph.Linear(2, share=True)], {}),
     ):
         layer, cache = make(heads, causal=True, **options), LayerCache()
         whole = torch.cat([layer(x[:, :2], cache=cache), layer(x[:, 2:], cache=cache)], 1)
@@ -199,7 +188,7 @@ def test_heads_whose_codes_need_every_key_keep_them():
 
 @pytest.mark.parametrize("given", ["mask", "bias", "keep"])
 def test_what_reaches_single_keys_is_given_from_the_first_call_on(given):
-    layer, x = make([Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
+    layer, x = make([ph.Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
     whole = {"mask": torch.rand(2, 1, 1, 5) > 0.4, "bias": torch.randn(1, 4, 5, 5, dtype=F64)}
     whole["keep"] = (torch.rand(1, 4, 5, 5) > 0.4).to(F64)
     cache, pieces = LayerCache(), []
@@ -214,7 +203,7 @@ def test_what_reaches_single_keys_is_given_from_the_first_call_on(given):
 
 
 def test_codes_and_taps_need_every_key():
-    layer, x = make([Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
+    layer, x = make([ph.Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
     cache, codes, taps = LayerCache(), [], []
     for a, b in ((0, 3), (3, 5)):
         codes.append(layer(x[:, a:b], cache=cache, return_code=True, taps=taps)[1])
@@ -224,7 +213,7 @@ def test_codes_and_taps_need_every_key():
 
 
 def test_gradients_go_through_a_sum():
-    layer = make([Linear(4, act="gelu")], causal=True, positions=Rotary())
+    layer = make([ph.Linear(4, act="gelu")], causal=True, positions=ph.Rotary())
     x = torch.randn(2, T, M, dtype=F64, requires_grad=True)
     wanted = torch.autograd.grad(layer(x).square().sum(), x)
     assert_close(torch.autograd.grad(in_pieces(layer, x, [4, 1, 4]).square().sum(), x), wanted)
@@ -232,7 +221,11 @@ def test_gradients_go_through_a_sum():
 
 def test_padding_stays_hidden():
     """What the cache was told of the first tokens holds for all calls; what it was not told is real."""
-    layer = make([Linear(2), Softmax(2), Linear(2, normalise="rms_heads"), Hyla(2)], causal=True, positions=Rotary())
+    layer = make(
+        [ph.Linear(2), ph.Softmax(2), ph.Linear(2, normalise="rms_heads"), ph.Hyla(2)],
+        causal=True,
+        positions=ph.Rotary(),
+    )
     x, mask = torch.randn(2, 8, M, dtype=F64), torch.ones(2, 8, dtype=torch.bool)
     mask[0, :2] = mask[1, 4:6] = False
     for told in (((0, 3), (3, 6), (6, 8)), ((0, 6), (6, 7), (7, 8))):
@@ -258,7 +251,7 @@ def test_padding_stays_hidden():
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_sequences_in_another_order(mixture):
     """The rows of a beam search: some go on twice, some end.  Positions and symbols that all share stay."""
-    layer = make(zoo.EVERY[mixture], causal=True, positions=Rotary())
+    layer = make(zoo.EVERY[mixture], causal=True, positions=ph.Rotary())
     x, rows = torch.randn(4, 6, M, dtype=F64), torch.tensor([2, 0, 0])
     cache = Cache(1)
     cache.reorder(rows)  # nothing yet
@@ -273,7 +266,7 @@ def test_sequences_in_another_order(mixture):
 
 
 def test_what_is_kept_of_a_context_is_reordered_too():
-    layer = make([Softmax(2), Relational(2)])
+    layer = make([ph.Softmax(2), ph.Relational(2)])
     x, context, rows = torch.randn(3, 4, M, dtype=F64), torch.randn(3, 5, M, dtype=F64), torch.tensor([1, 1, 0])
     cache = Cache(1)
     layer(x[:, :2], context, cache=cache[0])
@@ -287,7 +280,7 @@ def test_what_is_kept_of_a_context_is_reordered_too():
 
 
 def test_a_context_of_another_length_is_refused():
-    layer, cache, x = make([Softmax(2), Hyla(2)]), LayerCache(), torch.randn(2, 3, M, dtype=F64)
+    layer, cache, x = make([ph.Softmax(2), ph.Hyla(2)]), LayerCache(), torch.randn(2, 3, M, dtype=F64)
     layer(x, x[:, :2], cache=cache)
     with pytest.raises(ValueError, match=r"the cache is that of a context of 2 tokens but one of 3 came$"):
         layer(x, x, cache=cache)

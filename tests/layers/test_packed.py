@@ -5,29 +5,18 @@ import torch
 import zoo
 from torch.testing import assert_close
 
-from polyhead.config import (
-    Hyla,
-    Linear,
-    PositionSymbols,
-    Relational,
-    RelativeSymbols,
-    Rotary,
-    Softmax,
-    SymbolicAttention,
-)
-from polyhead.layers.block import TransformerBlock
+import polyhead as ph
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.feedforward import MlpLayer
 from polyhead.layers.positions import places_in
 
 F64 = torch.float64
 M, LENGTHS = 48, (3, 0, 1, 6, 2)  # one is empty, one a single token
 CU = torch.tensor([0, 3, 3, 4, 10, 12], dtype=torch.int32)
-PLAIN = [Softmax(2), Linear(2), Linear(2, normalise="rms_heads", act="relu"), Hyla(2)]
+PLAIN = [ph.Softmax(2), ph.Linear(2), ph.Linear(2, normalise="rms_heads", act="relu"), ph.Hyla(2)]
 SYMBOLIC = [
-    Relational(2, relations=3, symbols=SymbolicAttention()),
-    Relational(1, symbols=PositionSymbols()),
-    Softmax(1),
+    ph.Relational(2, relations=3, symbols=ph.SymbolicAttention()),
+    ph.Relational(1, symbols=ph.PositionSymbols()),
+    ph.Softmax(1),
 ]
 
 
@@ -58,7 +47,7 @@ def test_packed_sequences_are_what_they_are_alone(mixture, positions, causal, wi
 
 
 def test_a_mask_and_positions_of_packed_sequences():
-    layer = make(PLAIN, positions=Rotary(), window=3)
+    layer = make(PLAIN, positions=ph.Rotary(), window=3)
     x, mask = torch.randn(1, 12, M, dtype=F64, requires_grad=True), torch.rand(1, 1, 1, 12) > 0.4
     where = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
     parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), where.split(LENGTHS, 1), strict=True)
@@ -67,7 +56,7 @@ def test_a_mask_and_positions_of_packed_sequences():
 
 
 def test_codes_and_taps_show_nothing_of_other_sequences():
-    layer = make([Linear(2), Hyla(2), Relational(2, relation_act="softmax")], causal=True, window=2)
+    layer = make([ph.Linear(2), ph.Hyla(2), ph.Relational(2, relation_act="softmax")], causal=True, window=2)
     x, taps = torch.randn(1, 12, M, dtype=F64), []
     y, code = layer(x, cu_seqlens=CU, return_code=True, taps=taps)
     assert_close(y, layer(x, cu_seqlens=CU))
@@ -86,7 +75,7 @@ def test_codes_and_taps_show_nothing_of_other_sequences():
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_a_block(order):
-    block = TransformerBlock(make(SYMBOLIC, causal=True), MlpLayer(M, dtype=F64), norm_order=order, dtype=F64)
+    block = ph.TransformerBlock(make(SYMBOLIC, causal=True), ph.MlpLayer(M, dtype=F64), norm_order=order, dtype=F64)
     x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
     alone = torch.cat([block(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
     compare(block(x, cu_seqlens=CU), alone, block.parameters(), x)
@@ -112,7 +101,7 @@ def test_a_window_goes_to_the_op_unless_it_counts_other_places():
     where = torch.arange(6)[None]
 
     def seen(*args, causal=True, **options):
-        layer = make([Softmax(2), Relational(2)], causal=causal, window=3, positions=Rotary())
+        layer = make([ph.Softmax(2), ph.Relational(2)], causal=causal, window=3, positions=ph.Rotary())
         return set(seen_by_ops(layer, *args, **options))
 
     assert seen(x) == seen(x, causal=False) == seen(x, x, causal=False) == seen(x, cu_seqlens=CU[:3]) == {(3, False)}
@@ -120,12 +109,12 @@ def test_a_window_goes_to_the_op_unless_it_counts_other_places():
     assert seen(x, mask=torch.ones(6).bool()) == {(3, True)}
     assert seen(x, context, causal=False) == {(None, True)}
     assert seen(x, positions=where) == seen(x[:, 4:], x, positions=where[:, 4:]) == {(None, True)}
-    assert seen_by_ops(make([Softmax(2)]), x) == [(None, False)]
+    assert seen_by_ops(make([ph.Softmax(2)]), x) == [(None, False)]
 
 
 def test_a_window_of_cross_attention_goes_on_counting():
     """Two queries, two more, and two keys: in the second call t = s, but query 0 is not at key 0."""
-    layer = make([Softmax(2), Hyla(2)], window=2)
+    layer = make([ph.Softmax(2), ph.Hyla(2)], window=2)
     x, context, cache = torch.randn(1, 4, M, dtype=F64), torch.randn(1, 2, M, dtype=F64), LayerCache()
     pieces = [layer(x[:, i : i + 2], context, cache=cache) for i in (0, 2)]
     assert_close(torch.cat(pieces, 1), layer(x, context))
@@ -134,10 +123,10 @@ def test_a_window_of_cross_attention_goes_on_counting():
 
 def test_mistakes_are_one_line():
     x = torch.randn(1, 12, M, dtype=F64)
-    layer = make([Softmax(2)], causal=True, positions=Rotary(), max_length=5)
-    block = TransformerBlock(make([Softmax(2)]), MlpLayer(M, dtype=F64), dtype=F64)
-    far = make([Relational(2, symbols=RelativeSymbols())], max_length=5)
-    near = make([Relational(2, symbols=PositionSymbols())], max_length=5)
+    layer = make([ph.Softmax(2)], causal=True, positions=ph.Rotary(), max_length=5)
+    block = ph.TransformerBlock(make([ph.Softmax(2)]), ph.MlpLayer(M, dtype=F64), dtype=F64)
+    far = make([ph.Relational(2, symbols=ph.RelativeSymbols())], max_length=5)
+    near = make([ph.Relational(2, symbols=ph.PositionSymbols())], max_length=5)
     for call, text in (
         (lambda: block.attention(x, x, cu_seqlens=CU), r"but x \(b t m\) = \(1, 12, 48\) and a context came"),
         (lambda: layer(x, cache=LayerCache(), cu_seqlens=CU), "without a context or a cache, but .* and a cache came"),

@@ -7,36 +7,22 @@ import torch
 import zoo
 from torch.testing import assert_close
 
-from polyhead.config import (
-    Hyla,
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    Rotary,
-    Sinusoidal,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-    Vectors,
-)
+import polyhead as ph
 from polyhead.layers.cache import Cache
 from polyhead.models.generate.tokens import generate, greedy
-from polyhead.models.transformer import Transformer
 
-BASE = TransformerConfig(
-    Tokens(12), Logits(12), dim=16, layers=2, heads=[Softmax(2), Hyla(2)], max_length=16, causal=True
+BASE = ph.TransformerConfig(
+    ph.Tokens(12), ph.Logits(12), dim=16, layers=2, heads=[ph.Softmax(2), ph.Hyla(2)], max_length=16, causal=True
 )
-READS = replace(BASE, inputs=Tokens(7), causal=False, positions=Sinusoidal(), layers=1)
+READS = replace(BASE, inputs=ph.Tokens(7), causal=False, positions=ph.Sinusoidal(), layers=1)
 VARIANTS = zoo.models(zoo.ALONE | zoo.FEW, max_length=16) | {
-    "dual": replace(BASE, positions=Sinusoidal(), heads=[Softmax(2), Relational(2)]),
-    "encoder": replace(BASE, encoder=READS, positions=Rotary(), outputs=Logits(12, tied=True)),
+    "dual": replace(BASE, positions=ph.Sinusoidal(), heads=[ph.Softmax(2), ph.Relational(2)]),
+    "encoder": replace(BASE, encoder=READS, positions=ph.Rotary(), outputs=ph.Logits(12, tied=True)),
     "dual encoder": replace(
         BASE,
-        heads=[Softmax(2), Relational(2, symbols=RelationalSymbols(count=5))],
-        cross_heads=[Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))],
-        encoder=replace(READS, heads=[Softmax(2), Relational(2, symbols=PositionSymbols())]),
+        heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols(count=5))],
+        cross_heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))],
+        encoder=replace(READS, heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())]),
     ),
 }
 
@@ -44,7 +30,7 @@ VARIANTS = zoo.models(zoo.ALONE | zoo.FEW, max_length=16) | {
 def make(name):
     """A model whose likeliest tokens vary, what it begins with, and what it reads."""
     torch.manual_seed(0)
-    model = Transformer(VARIANTS[name], dtype=torch.float64)
+    model = ph.Transformer(VARIANTS[name], dtype=torch.float64)
     with torch.no_grad():
         for p in model.parameters():  # without a bias, which would make one token the likeliest everywhere
             p.add_(torch.randn_like(p), alpha=0.5 if p.ndim > 1 else 0.0)
@@ -101,7 +87,7 @@ def test_each_sequence_stops_for_itself_and_all_together():
 
 def test_a_model_in_training_is_left_there_and_drops_nothing():
     model, start, _ = make("dual")
-    dropping = Transformer(replace(VARIANTS["dual"], dropout=0.5, residual_dropout=0.5), dtype=torch.float64)
+    dropping = ph.Transformer(replace(VARIANTS["dual"], dropout=0.5, residual_dropout=0.5), dtype=torch.float64)
     dropping.load_state_dict(model.state_dict())
     dropping.train()
     dropping.blocks[0].eval()
@@ -131,17 +117,20 @@ def test_mistakes_are_one_line():
     both = make("encoder")[0]
     for call, text in (
         (lambda: greedy(model, start, steps=0), "greedy: steps must be at least 1 but is 0"),
-        (lambda: greedy(Transformer(replace(BASE, causal=False)), start, steps=1), "a causal model between Tokens"),
+        (lambda: greedy(ph.Transformer(replace(BASE, causal=False)), start, steps=1), "a causal model between Tokens"),
         (
-            lambda: greedy(Transformer(replace(BASE, inputs=Vectors(3))), start, steps=1),
+            lambda: greedy(ph.Transformer(replace(BASE, inputs=ph.Vectors(3))), start, steps=1),
             "a causal model between Tokens",
         ),
-        (lambda: greedy(Transformer(replace(BASE, outputs=Logits(13))), start, steps=1), "knows 12 tokens but gives"),
+        (
+            lambda: greedy(ph.Transformer(replace(BASE, outputs=ph.Logits(13))), start, steps=1),
+            "knows 12 tokens but gives",
+        ),
         (lambda: greedy(both, start, steps=1), "its encoder reads a source"),
         (lambda: greedy(model, start, steps=1, source=start), "it has no encoder"),
         (lambda: greedy(model, start, steps=16), "2 tokens and 16 steps more go beyond .* context of 16"),
         (lambda: model(start, cache=Cache(3)), "a cache of 2 layers and causal=True go together but 3 layers"),
-        (lambda: Transformer(replace(BASE, causal=False))(start, cache=Cache(2)), "2 layers and causal=False came"),
+        (lambda: ph.Transformer(replace(BASE, causal=False))(start, cache=Cache(2)), "2 layers and causal=False came"),
     ):
         with pytest.raises(ValueError, match=text) as error:
             call()

@@ -8,31 +8,16 @@ import torch
 import zoo
 from torch.testing import assert_close
 
-from polyhead.config import (
-    Disentangled,
-    Experts,
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    Rotary,
-    Softmax,
-    Tokens,
-    TransformerConfig,
-)
-from polyhead.layers.attention import MultiHeadAttention
+import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
-BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=16, causal=True)
+BASE = ph.TransformerConfig(ph.Tokens(12), ph.Logits(12), dim=16, layers=2, max_length=16, causal=True)
 HEADS = {
-    "neighbours": Relational(4, symbols=RelationalSymbols(count=5, neighbours=3)),
-    "neighbours once": Disentangled(4, symbols=RelationalSymbols(count=5, once=True, include_self=True)),
-    "mixture": [Softmax(1), Hyla(1), Relational(1, symbols=PositionSymbols()), Linear(1, dim=4)],
+    "neighbours": ph.Relational(4, symbols=ph.RelationalSymbols(count=5, neighbours=3)),
+    "neighbours once": ph.Disentangled(4, symbols=ph.RelationalSymbols(count=5, once=True, include_self=True)),
+    "mixture": [ph.Softmax(1), ph.Hyla(1), ph.Relational(1, symbols=ph.PositionSymbols()), ph.Linear(1, dim=4)],
 } | zoo.EVERY
 LENGTHS = (9, 1, 4)
 T = max(LENGTHS)
@@ -76,12 +61,12 @@ def test_each_row_gets_what_it_gets_alone(heads, positions):
 def test_windows_blocks_in_the_other_order_and_experts(heads):
     model = make(
         *(HEADS[heads],),
-        positions=Rotary(),
+        positions=ph.Rotary(),
         window=3,
         norm_order="post",
         qk_norm=True,
-        feedforward=Experts(3, 2),
-        outputs=Logits(12, tied=True),
+        feedforward=ph.Experts(3, 2),
+        outputs=ph.Logits(12, tied=True),
     )
     x, real, places = padded()
     compare(model, model(x, mask=real, positions=places), x, real)
@@ -97,7 +82,7 @@ def test_windows_blocks_in_the_other_order_and_experts(heads):
 def test_without_positions_padding_counts():
     """Rows begin at the place where their first real token stands."""
     x, real, _ = padded((4, 2))
-    model = make(Softmax(4), positions=Learned())
+    model = make(ph.Softmax(4), positions=ph.Learned())
     shifted = model(x, mask=real)
     assert_close(shifted[0], model(x[:1])[0])
     assert not torch.allclose(shifted[1, 2:], model(x[1:, 2:])[0])
@@ -107,7 +92,7 @@ def test_without_positions_padding_counts():
 def test_what_is_padding_does_not_matter():
     """Neither the tokens there nor the places: no gradient reaches what stands there."""
     for name in ("neighbours", "mixture", "neighbours once"):
-        model = make(HEADS[name], positions=Learned())
+        model = make(HEADS[name], positions=ph.Learned())
         x, real, places = padded()
         wanted = model(x, mask=real, positions=places)[real]
         other = torch.where(real, x, 11 - x), torch.where(real, places, 7)
@@ -115,7 +100,7 @@ def test_what_is_padding_does_not_matter():
 
 
 def test_a_layer_with_symbols_of_its_own_counts_as_it_is_told():
-    layer = MultiHeadAttention(8, Relational(2, symbols=PositionSymbols()), causal=True, max_length=9)
+    layer = ph.MultiHeadAttention(8, ph.Relational(2, symbols=ph.PositionSymbols()), causal=True, max_length=9)
     x, where = torch.randn(2, 3, 8), torch.tensor([[2, 3, 4], [0, 7, 8]])
     wanted = layer(x, symbols=layer.symbols[0].table[where], positions=where)
     assert_close(layer(x, positions=where), wanted)
@@ -123,7 +108,7 @@ def test_a_layer_with_symbols_of_its_own_counts_as_it_is_told():
 
 
 def test_symbols_of_given_positions():
-    source = build_symbols(PositionSymbols(), 6, max_length=5)
+    source = build_symbols(ph.PositionSymbols(), 6, max_length=5)
     where = torch.tensor([[3, 0, 4], [1, 1, 2]])
     assert_close(source(torch.zeros(2, 3, 6), positions=where), source.table[where])
     with pytest.raises(ValueError, match="PositionSymbols: positions must be below max_length = 5 but reach 5"):
@@ -132,7 +117,7 @@ def test_symbols_of_given_positions():
 
 def test_neighbours_in_pieces_meet_no_padding():
     """Padding in front and within, whatever the calls that bring it: as in one call with all of it."""
-    source = build_symbols(RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
+    source = build_symbols(ph.RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
     x, real = torch.randn(3, 9, 6, dtype=F64), torch.ones(3, 9, dtype=torch.bool)
     real[0, :4] = real[1, 3:7] = False
     whole = source(x, mask=real)

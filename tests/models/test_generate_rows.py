@@ -7,27 +7,14 @@ import torch
 import zoo
 from zoo import make_model as make
 
-from polyhead.config import (
-    Alibi,
-    Learned,
-    Linear,
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelativeBias,
-    RelativeSymbols,
-    Rotary,
-    Sinusoidal,
-    Softmax,
-    Tokens,
-    TransformerConfig,
-)
+import polyhead as ph
 from polyhead.models.generate.sampling import Choice, row_draws
 from polyhead.models.generate.tokens import generate, greedy, stream
-from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
-BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=1, heads=Softmax(4), max_length=24, causal=True)
+BASE = ph.TransformerConfig(
+    ph.Tokens(12), ph.Logits(12), dim=16, layers=1, heads=ph.Softmax(4), max_length=24, causal=True
+)
 VARIANTS = zoo.models(zoo.FEW, layers=1)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11]]
 SAMPLED = {"temperature": 1.3, "top_k": 9, "top_p": 0.95}
@@ -53,7 +40,7 @@ def test_the_same_with_and_without_a_cache_and_whatever_else_is_in_the_batch(nam
 
 @torch.no_grad()
 def test_tokens_are_drawn_from_the_logits_of_all_before():
-    model = make(replace(BASE, heads=Softmax(4, kv_heads=2), positions=Rotary(), qk_norm=True))
+    model = make(replace(BASE, heads=ph.Softmax(4, kv_heads=2), positions=ph.Rotary(), qk_norm=True))
     said = generate(model, PROMPTS, steps=6, generator=seeded(4), **SAMPLED)
     draws, choice = row_draws(3, 6, seeded(4)), Choice(**SAMPLED)
     for row, prompt, own in zip(said, PROMPTS, draws, strict=True):
@@ -99,7 +86,7 @@ def test_a_step_with_a_cache_reads_one_token_of_each_row():
 
 
 def test_modes_and_gradients_are_left_as_they_are_between_steps():
-    dropping = Transformer(replace(BASE, dropout=0.5, residual_dropout=0.5), dtype=F64)
+    dropping = ph.Transformer(replace(BASE, dropout=0.5, residual_dropout=0.5), dtype=F64)
     dropping.load_state_dict(make(BASE).state_dict())
     dropping.train()
     dropping.norm.eval()
@@ -119,10 +106,12 @@ def test_prompts_as_a_tensor():
     assert generate(model, x, steps=4, generator=seeded()) == generate(model, x.tolist(), steps=4, generator=seeded())
 
 
-@pytest.mark.parametrize("positions", [None, Alibi(), RelativeBias()])
+@pytest.mark.parametrize("positions", [None, ph.Alibi(), ph.RelativeBias()])
 def test_without_places_that_end_there_is_no_longest_text(positions):
     model = make(
-        replace(BASE, heads=[Linear(2), Relational(2, symbols=RelativeSymbols(distance=3))], positions=positions)
+        replace(
+            BASE, heads=[ph.Linear(2), ph.Relational(2, symbols=ph.RelativeSymbols(distance=3))], positions=positions
+        )
     )
     assert len(generate(model, [[1] * 23], steps=4)[0]) == 4
 
@@ -130,8 +119,8 @@ def test_without_places_that_end_there_is_no_longest_text(positions):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"positions": positions} for positions in (Rotary(), Learned(), Sinusoidal())),
-        *({"heads": Relational(4, symbols=source)} for source in (PositionSymbols(), RelativeSymbols())),
+        *({"positions": positions} for positions in (ph.Rotary(), ph.Learned(), ph.Sinusoidal())),
+        *({"heads": ph.Relational(4, symbols=source)} for source in (ph.PositionSymbols(), ph.RelativeSymbols())),
     ],
 )
 def test_the_context_is_as_long_as_the_model_says(changes):

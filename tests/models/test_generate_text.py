@@ -5,11 +5,10 @@ import itertools
 import pytest
 import torch
 
-from polyhead.config import Logits, Rotary, Softmax, Tokens, TransformerConfig
+import polyhead as ph
 from polyhead.models.generate import text as module
 from polyhead.models.generate.text import generate_text, stream_text
 from polyhead.models.generate.tokens import generate
-from polyhead.models.transformer import Transformer
 from polyhead.tasks.text.tokens import Bytes
 
 
@@ -28,10 +27,10 @@ class Words:
 
 def model_of(count):
     torch.manual_seed(0)
-    settings = TransformerConfig(
-        Tokens(count), Logits(count), dim=16, layers=1, heads=Softmax(2), positions=Rotary(), causal=True
+    settings = ph.TransformerConfig(
+        ph.Tokens(count), ph.Logits(count), dim=16, layers=1, heads=ph.Softmax(2), positions=ph.Rotary(), causal=True
     )
-    return Transformer(settings).eval()
+    return ph.Transformer(settings).eval()
 
 
 @pytest.fixture

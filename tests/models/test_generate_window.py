@@ -8,20 +8,12 @@ import zoo
 from torch.testing import assert_close
 from zoo import make_model as make
 
-from polyhead.config import (
-    Hyla,
-    Logits,
-    Rotary,
-    Softmax,
-    Tokens,
-    TransformerConfig,
-)
-from polyhead.layers.attention import MultiHeadAttention
+import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 
 F64 = torch.float64
-BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=40, causal=True, window=4)
-GROUPED = replace(BASE, heads=Softmax(4, kv_heads=2), positions=Rotary())
+BASE = ph.TransformerConfig(ph.Tokens(12), ph.Logits(12), dim=16, layers=2, max_length=40, causal=True, window=4)
+GROUPED = replace(BASE, heads=ph.Softmax(4, kv_heads=2), positions=ph.Rotary())
 MODELS = zoo.models(zoo.FEW, max_length=40)
 
 
@@ -86,7 +78,7 @@ def test_a_gap_may_come_later():
 @torch.no_grad()
 def test_masks_biases_and_dropout_over_all_keys_are_cut():
     torch.manual_seed(0)
-    layer = MultiHeadAttention(16, [Softmax(2), Hyla(2)], causal=True, window=3, dtype=F64).eval()
+    layer = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], causal=True, window=3, dtype=F64).eval()
     x, mask = torch.randn(2, 9, 16, dtype=F64), torch.rand(2, 1, 9, 9) > 0.3
     keep, bias = (torch.rand(1, 4, 9, 9) > 0.3).to(F64), torch.randn(1, 4, 9, 9, dtype=F64)
     whole, cache, parts = layer(x, mask=mask, keep=keep, bias=bias), LayerCache(), []

@@ -9,29 +9,20 @@ from some import some
 from torch.testing import assert_close
 from zoo import make_model as build
 
+import polyhead as ph
 from polyhead import config
-from polyhead.config import (
-    Classes,
-    Disentangled,
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    Relational,
-    RelationalSymbols,
-    Rotary,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-    Vectors,
-)
 from polyhead.layers.cache import Cache
 
-BASE = TransformerConfig(
-    Vectors(5), Logits(7), dim=24, layers=2, heads=[Softmax(2), Hyla(2)], max_length=8, positions=Rotary()
+BASE = ph.TransformerConfig(
+    ph.Vectors(5),
+    ph.Logits(7),
+    dim=24,
+    layers=2,
+    heads=[ph.Softmax(2), ph.Hyla(2)],
+    max_length=8,
+    positions=ph.Rotary(),
 )
-MODELS = zoo.models(zoo.MIXTURES, inputs=Vectors(5), outputs=Logits(7), max_length=8)
+MODELS = zoo.models(zoo.MIXTURES, inputs=ph.Vectors(5), outputs=ph.Logits(7), max_length=8)
 LENGTHS = (4, 1, 7, 3)
 CU = torch.tensor([0, 4, 5, 12, 15], dtype=torch.int32)
 
@@ -57,7 +48,10 @@ def test_packed_sequences_are_what_they_are_alone(name, masked):
 
 
 def test_taps_of_packed_sequences_show_what_each_shows_alone():
-    heads = Disentangled(2, symbols=RelationalSymbols(count=5)), Relational(2, symbols=SymbolicAttention(count=5))
+    heads = (
+        ph.Disentangled(2, symbols=ph.RelationalSymbols(count=5)),
+        ph.Relational(2, symbols=ph.SymbolicAttention(count=5)),
+    )
     model, x = build(replace(BASE, heads=heads)), torch.randn(1, 15, 5, dtype=torch.float64)
     taps, alone = [], []
     model(x, cu_seqlens=CU, taps=taps)
@@ -83,7 +77,7 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
         replace(BASE, window=0)
 
 
-CACHED = zoo.models(inputs=Tokens(11), outputs=Logits(7), max_length=12)
+CACHED = zoo.models(inputs=ph.Tokens(11), outputs=ph.Logits(7), max_length=12)
 
 
 @pytest.mark.parametrize(("name", "given"), zoo.turns([*CACHED], ("all", "prompt", "none", "positions")))
@@ -103,7 +97,7 @@ def test_ragged_prompts_go_through_a_cache(name, given):
 
 
 def test_memory_of_sums_does_not_grow():
-    sums = replace(BASE, heads=[Linear(2), Linear(2, act="relu", kv_heads=1)], causal=True, max_length=64)
+    sums = replace(BASE, heads=[ph.Linear(2), ph.Linear(2, act="relu", kv_heads=1)], causal=True, max_length=64)
     model, cache, sizes = build(sums), Cache(2), []
     x = torch.randn(2, 40, 5, dtype=torch.float64)
     for a, b in ((0, 4), (4, 5), (5, 40)):
@@ -122,9 +116,9 @@ def test_mistakes_are_one_line():
         (lambda: model(x, cu_seqlens=CU, tail=1), f"{several} tail"),
         (lambda: model(x, cu_seqlens=CU, cache=Cache(2)), f"{several} cache"),
         (lambda: build(reads)(x, cu_seqlens=CU, source=x), f"{several} encoder"),
-        (lambda: build(replace(BASE, outputs=Classes(2)))(x, cu_seqlens=CU), rf"{several} Classes\(\)"),
+        (lambda: build(replace(BASE, outputs=ph.Classes(2)))(x, cu_seqlens=CU), rf"{several} Classes\(\)"),
         (lambda: model(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 15, 24\)"),
-        (lambda: build(replace(BASE, positions=Learned(), max_length=6))(x, cu_seqlens=CU), "below max_length = 6"),
+        (lambda: build(replace(BASE, positions=ph.Learned(), max_length=6))(x, cu_seqlens=CU), "below max_length = 6"),
     ):
         with pytest.raises(ValueError, match=text) as error:
             call()

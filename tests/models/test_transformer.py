@@ -8,67 +8,51 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+import polyhead as ph
 from polyhead import config
-from polyhead.config import (
-    Abstractor,
-    Alibi,
-    Disentangled,
-    Experts,
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    Mlp,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
-    Rotary,
-    Sinusoidal,
-    Softmax,
-    Swiglu,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-    Values,
-    Vectors,
-)
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.size import parameters
-from polyhead.models.transformer import Transformer
 
-BASE = TransformerConfig(
-    Tokens(11), Logits(11), dim=32, layers=2, heads=[Softmax(2), Hyla(2)], max_length=24, feedforward=Swiglu()
+BASE = ph.TransformerConfig(
+    ph.Tokens(11),
+    ph.Logits(11),
+    dim=32,
+    layers=2,
+    heads=[ph.Softmax(2), ph.Hyla(2)],
+    max_length=24,
+    feedforward=ph.Swiglu(),
 )
 VARIANTS = {
-    "rotary": replace(BASE, positions=Rotary()),
-    "half": replace(BASE, positions=Rotary(layout="half"), norm="rms"),
-    "t5": replace(BASE, positions=RelativeBias(), bias=True, init="hyla"),
-    "alibi": replace(BASE, positions=Alibi(), feedforward=Mlp(act="relu")),
-    "learned": replace(BASE, positions=Learned(), qk_norm=True),
-    "sinusoidal": replace(BASE, positions=Sinusoidal(), norm_order="post"),
+    "rotary": replace(BASE, positions=ph.Rotary()),
+    "half": replace(BASE, positions=ph.Rotary(layout="half"), norm="rms"),
+    "t5": replace(BASE, positions=ph.RelativeBias(), bias=True, init="hyla"),
+    "alibi": replace(BASE, positions=ph.Alibi(), feedforward=ph.Mlp(act="relu")),
+    "learned": replace(BASE, positions=ph.Learned(), qk_norm=True),
+    "sinusoidal": replace(BASE, positions=ph.Sinusoidal(), norm_order="post"),
     "hybrid": replace(
-        BASE, heads=[[Linear(4)], [Hyla(2, dim=4, value_depth=2), Softmax(2, dim=6)]], positions=Rotary()
+        BASE, heads=[[ph.Linear(4)], [ph.Hyla(2, dim=4, value_depth=2), ph.Softmax(2, dim=6)]], positions=ph.Rotary()
     ),
-    "experts": replace(BASE, feedforward=Experts(3, 2, hidden=16)),
-    "tied": replace(BASE, outputs=Logits(11, tied=True, scaled=True), init="hyla"),
-    "vectors": replace(BASE, inputs=Vectors(5), outputs=Values(3)),
-    "scaled": replace(BASE, inputs=Tokens(11, scaled=True), final_norm=False, feedforward=Swiglu(24, bias=True)),
-    "dual": replace(BASE, heads=[Softmax(2), Relational(2, relations=3)], positions=Rotary(), init="hyla"),
+    "experts": replace(BASE, feedforward=ph.Experts(3, 2, hidden=16)),
+    "tied": replace(BASE, outputs=ph.Logits(11, tied=True, scaled=True), init="hyla"),
+    "vectors": replace(BASE, inputs=ph.Vectors(5), outputs=ph.Values(3)),
+    "scaled": replace(BASE, inputs=ph.Tokens(11, scaled=True), final_norm=False, feedforward=ph.Swiglu(24, bias=True)),
+    "dual": replace(BASE, heads=[ph.Softmax(2), ph.Relational(2, relations=3)], positions=ph.Rotary(), init="hyla"),
     "relative symbols": replace(
         BASE,
         heads=[
-            [Relational(2, symbols=RelativeSymbols(2)), Softmax(2)],
-            [Disentangled(2, symbols=PositionSymbols(5)), Abstractor(2, symbols=RelativeSymbols(), act="tanh")],
+            [ph.Relational(2, symbols=ph.RelativeSymbols(2)), ph.Softmax(2)],
+            [
+                ph.Disentangled(2, symbols=ph.PositionSymbols(5)),
+                ph.Abstractor(2, symbols=ph.RelativeSymbols(), act="tanh"),
+            ],
         ],
     ),
     "symbols of each layer": replace(
         BASE,
         heads=[
-            [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5, shared=False, trainable=False))],
-            [Relational(2, symbols=RelationalSymbols(count=5, once=True, neighbours=1)), Softmax(2)],
+            [ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5, shared=False, trainable=False))],
+            [ph.Relational(2, symbols=ph.RelationalSymbols(count=5, once=True, neighbours=1)), ph.Softmax(2)],
         ],
     ),
 }
@@ -76,14 +60,14 @@ VARIANTS = {
 
 def inputs_of(settings, b=2, t=7, dtype=torch.float64):
     torch.manual_seed(1)
-    if isinstance(settings.inputs, Tokens):
+    if isinstance(settings.inputs, ph.Tokens):
         return torch.randint(settings.inputs.count, (b, t))
     return torch.randn(b, t, settings.inputs.size, dtype=dtype)
 
 
 def build(settings, dtype=torch.float64, **options):
     torch.manual_seed(0)
-    return Transformer(settings, dtype=dtype, **options).eval()
+    return ph.Transformer(settings, dtype=dtype, **options).eval()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -93,7 +77,7 @@ def test_causal_two_ways(name):
     y = model(x)
     for i in range(7):
         assert_close(model(x[:, : i + 1])[:, i], y[:, i], atol=1e-9, rtol=1e-9)
-    if isinstance(settings.inputs, Vectors):
+    if isinstance(settings.inputs, ph.Vectors):
         x = x.requires_grad_()
         (gradient,) = torch.autograd.grad(model(x)[:, 3].sum(), x)
         assert gradient[:, :4].ne(0).any(-1).all()
@@ -104,10 +88,10 @@ def test_causal_two_ways(name):
 def test_built_on_the_meta_device_it_is_the_same_model(name):
     settings = VARIANTS[name]
     model, x = build(settings), inputs_of(settings)
-    empty = Transformer(settings, device="meta", dtype=torch.float64).to_empty(device="cpu")
+    empty = ph.Transformer(settings, device="meta", dtype=torch.float64).to_empty(device="cpu")
     empty.load_state_dict(model.state_dict())
     assert_close(empty.eval()(x), model(x), atol=0, rtol=0)
-    assigned = Transformer(settings, device="meta", dtype=torch.float64)
+    assigned = ph.Transformer(settings, device="meta", dtype=torch.float64)
     assigned.load_state_dict(model.state_dict(), assign=True)
     assert_close(assigned.eval()(x), model(x), atol=0, rtol=0)
     assert parameters(settings) == sum(p.numel() for p in model.parameters())
@@ -186,7 +170,7 @@ def test_post_norm_has_no_final_norm_unless_asked_for():
     assert isinstance(build(VARIANTS["scaled"]).norm, torch.nn.Identity)
     assert isinstance(build(replace(VARIANTS["sinusoidal"], final_norm=True)).norm, LayerNorm)
     assert isinstance(build(BASE).norm, LayerNorm)
-    out = build(replace(VARIANTS["sinusoidal"], outputs=Values(32)))
+    out = build(replace(VARIANTS["sinusoidal"], outputs=ph.Values(32)))
     assert out(inputs_of(BASE)).shape == (2, 7, 32)
 
 
@@ -210,9 +194,14 @@ def test_experts_add_their_balance_to_the_loss():
 
 def test_initialisation_presets():
     wide = replace(
-        BASE, dim=512, heads=[Hyla(8, dim=16, value_dim=16, value_depth=2)], layers=1, inputs=Tokens(600), bias=True
+        BASE,
+        dim=512,
+        heads=[ph.Hyla(8, dim=16, value_dim=16, value_depth=2)],
+        layers=1,
+        inputs=ph.Tokens(600),
+        bias=True,
     )
-    hyla = build(replace(wide, init="hyla", positions=RelativeBias(64)), torch.float32)
+    hyla = build(replace(wide, init="hyla", positions=ph.RelativeBias(64)), torch.float32)
     block = hyla.blocks[0]
     for rows in block.attention.qkv.weight.split(block.attention.widths):
         assert rows.std().item() == pytest.approx(512**-0.5, rel=0.02)
@@ -248,11 +237,11 @@ def test_mistakes_give_one_clear_line():
             "Transformer: keep must hold one tensor, or None, a layer: 2, not 1",
         ),
         (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10 but 11 came"),
-        (lambda: replace(BASE, heads=[[Softmax(2)]]), "2 layers but 1 lists of heads"),
-        (lambda: replace(BASE, heads=[Softmax(2), [Hyla(2)]]), "not a mixture of both"),
+        (lambda: replace(BASE, heads=[[ph.Softmax(2)]]), "2 layers but 1 lists of heads"),
+        (lambda: replace(BASE, heads=[ph.Softmax(2), [ph.Hyla(2)]]), "not a mixture of both"),
         (lambda: replace(BASE, heads=[]), "heads must be mechanisms"),
         (lambda: replace(BASE, norm="rsm"), "did you mean 'rms'"),
-        (lambda: build(replace(BASE, outputs=Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
+        (lambda: build(replace(BASE, outputs=ph.Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
         (lambda: build(VARIANTS["rotary"])(torch.zeros(1, 25, dtype=torch.long)), "24"),
     ):
         with pytest.raises(ValueError, match=text) as error:
@@ -263,7 +252,7 @@ def test_mistakes_give_one_clear_line():
 @pytest.mark.compile
 def test_compiles_whole_for_any_length():
     """Heads of every kind, packed and in a window, are in test_callers.py."""
-    settings = replace(BASE, heads=Hyla(4, value_depth=2), layers=1, causal=True, positions=RelativeBias())
+    settings = replace(BASE, heads=ph.Hyla(4, value_depth=2), layers=1, causal=True, positions=ph.RelativeBias())
     model, other = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")  # graph breaks show in any backend
     for t in (7, 12):
@@ -275,22 +264,22 @@ def test_compiles_whole_for_any_length():
 @pytest.mark.parametrize(
     ("sees", "blind"),
     [
-        ({"positions": Learned()}, False),
+        ({"positions": ph.Learned()}, False),
         ({"causal": True}, False),
         ({"window": 3}, False),
-        ({"heads": [Softmax(2), Relational(2)]}, False),  # symbols of positions
-        ({"heads": [Softmax(2), Relational(2, symbols=RelationalSymbols())]}, False),
+        ({"heads": [ph.Softmax(2), ph.Relational(2)]}, False),  # symbols of positions
+        ({"heads": [ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols())]}, False),
         ({"inputs": config.Vectors(9)}, False),
-        ({"heads": Relational(4, symbols=SymbolicAttention(5))}, True),
+        ({"heads": ph.Relational(4, symbols=ph.SymbolicAttention(5))}, True),
         ({}, True),
     ],
 )
 def test_a_model_that_is_blind_to_order_says_so(sees, blind):
-    settings = TransformerConfig(**{"inputs": Tokens(9), "outputs": Logits(9), "dim": 16} | sees)
+    settings = ph.TransformerConfig(**{"inputs": ph.Tokens(9), "outputs": ph.Logits(9), "dim": 16} | sees)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        model = Transformer(settings).eval()
+        model = ph.Transformer(settings).eval()
     assert [one.category for one in said] == [config.BlindToOrder] * blind
-    if isinstance(settings.inputs, Tokens):  # what the warning claims
+    if isinstance(settings.inputs, ph.Tokens):  # what the warning claims
         x, order = torch.arange(1, 7)[None], torch.tensor([3, 0, 5, 1, 4, 2])
         assert torch.allclose(model(x)[:, order], model(x[:, order]), atol=1e-5) == blind
