@@ -46,9 +46,9 @@ def test_the_future_is_invisible(mixture, positions):
 
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_without_causal_the_future_is_visible(mixture):
-    layer, x = make(zoo.EVERY[mixture]), tokens(5).requires_grad_()
+    layer, x = make(zoo.EVERY[mixture]), tokens(5, b=8).requires_grad_()  # a maximum over keys has few gradients
     (gradient,) = torch.autograd.grad(layer(x)[:, 0].sum(), x)
-    assert gradient.abs().sum(-1).gt(0).all()
+    assert gradient.abs().sum((0, 2)).gt(0).all()
 
 
 @pytest.mark.parametrize("mixture", zoo.EVERY)

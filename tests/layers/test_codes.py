@@ -16,7 +16,6 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead import spec
 from polyhead.analysis import codes
-from polyhead.compat import torch_mha
 from polyhead.layers.cache import LayerCache
 
 ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
@@ -134,25 +133,6 @@ def test_dropout_is_of_the_code(row):
     assert_close(code, layer(x, return_code=True)[1])
     (group,) = taps[0].groups
     assert_close(remade(row, options, group, code, keep=keep.numpy(), causal=True), group.output)
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_in_the_place_of_torchs_attention(row):
-    heads, options = heads_of(row, 4)
-    torch.manual_seed(0)
-    layer = torch_mha.MultiheadAttention(M, 4, heads=heads, batch_first=True, dtype=torch.float64, max_length=9)
-    x, context = torch.randn(B, T, M, dtype=torch.float64), torch.randn(B, S, M, dtype=torch.float64)
-    hidden = torch.arange(S) > torch.tensor([[S], [4]])
-    for args, given, limits in (
-        ((x, context, context), {"key_padding_mask": hidden}, {"mask": ~hidden[:, None, None].numpy()}),
-        ((x, x, x), {"attn_mask": torch.ones(T, T).bool().triu(1), "is_causal": True}, {"causal": True}),
-    ):
-        (taps,) = torch_mha.capture(layer.eval(), *args, **given, average_attn_weights=False)
-        y, code = layer(*args, **given, average_attn_weights=False)
-        (group,) = taps.groups
-        assert_close(group.code(), code)
-        assert_close(remade(row, options, group, code, **limits), group.output)
-        assert_close(layer.out_proj(group.output.flatten(2)), y)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead import analysis, spec
 from polyhead.analysis import codes, value_network
-from polyhead.compat import torch_mha
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.groups import LinearHeads, SoftmaxHeads
@@ -157,8 +156,6 @@ def test_a_module_as_the_function():
     own = tapped(attention, x)[1].groups[0]
     assert_close(torch.einsum("bhts,bshe->bthe", own.code(), own.v), own.output)
     assert "groups.0.attend.gain" in attention.state_dict()
-    other = copy.deepcopy(attention)
-    assert_close(other(x, return_code=True), attention(x, return_code=True))
 
 
 # ------------------------------------------------------------------------------------------------------- without a code
@@ -284,22 +281,6 @@ def test_a_value_network_is_right_or_refused():
         value_network(tapped(attention, x)[1], 0, 0)
 
 
-def test_in_the_place_of_torchs_attention():
-    attention, x = torch_mha.MultiheadAttention(24, 4, batch_first=True, dtype=F64), inputs()
-    attention.groups[0].attend = cosine_attention
-    y, _ = attention(x, x, x, need_weights=False)
-    with pytest.raises(ValueError, match="the code of cosine_attention is not known"):
-        attention(x, x, x)
-    with pytest.raises(ValueError, match="the code of cosine_attention is not known"):
-        codes(torch_mha.capture(attention, x, x, x, need_weights=False)[0], 0, 0)
-    attention.groups[0].use(cosine_attention, code=cosine_code)
-    again, code = attention(x, x, x, average_attn_weights=False)
-    (taps,) = torch_mha.capture(attention, x, x, x)
-    assert_close(again, y)
-    assert_close(taps.groups[0].code(), code)
-    assert_close(torch.einsum("bhts,bshe->bthe", code, taps.v), taps.groups[0].output)
-
-
 # -------------------------------------------------------------------------------------------------- caches and dropout
 @pytest.mark.parametrize("code", [None, cosine_code])
 def test_linear_heads_with_a_function_keep_every_token(code):
@@ -348,17 +329,11 @@ def test_a_swallowed_keep_is_noticed(kind):
     attention.eval()(x)
     with pytest.raises(ValueError, match=text):
         attention(x, keep=torch.ones(1, 1, 6, 6, dtype=F64))
-    heeding, twin = layer(kind(4, dim=6), dropout=0.5, causal=True), layer(kind(4, dim=6), dropout=0.5, causal=True)
-    heeding.groups[0].use(lambda *tensors, **seen: attend(*tensors, **seen))
-    for each in (heeding, twin):
-        each.load_state_dict(attention.state_dict())
-    tries = []
-    for each in (heeding, twin, heeding):  # the try takes nothing from torch's generator
-        torch.manual_seed(3)
-        tries.append(each(x))
-    if kind is not ph.Hyla:  # its group of four has no weight of its own; the lambda would be another's
-        assert_close(tries[0], tries[1])
-    assert_close(tries[0], tries[2])
+    group.use(lambda *tensors, **seen: attend(*tensors, **seen))
+    torch.manual_seed(3)
+    first = attention(x)
+    torch.manual_seed(3)  # the check of the function, in the first call, takes nothing from torch's generator
+    assert_close(attention(x), first)
 
 
 @pytest.mark.parametrize("way", ["a method", "a forward", "a forward of one group"])

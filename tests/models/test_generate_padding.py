@@ -13,18 +13,19 @@ from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
-BASE = ph.TransformerConfig(ph.Tokens(12), ph.Logits(12), dim=16, layers=2, max_length=16, causal=True)
+NEAR = ph.RelationalSymbols(count=5, neighbours=3)
 HEADS = {
-    "neighbours": ph.Relational(4, symbols=ph.RelationalSymbols(count=5, neighbours=3)),
-    "neighbours once": ph.Disentangled(4, symbols=ph.RelationalSymbols(count=5, once=True, include_self=True)),
+    "neighbours": [ph.Relational(4, symbols=NEAR)],
+    "neighbours once": [ph.Disentangled(4, symbols=ph.RelationalSymbols(count=5, once=True, include_self=True))],
     "mixture": [ph.Softmax(1), ph.Hyla(1), ph.Relational(1, symbols=ph.PositionSymbols()), ph.Linear(1, dim=4)],
-} | zoo.EVERY
+} | zoo.MIXTURES
+MODELS = zoo.models(HEADS, max_length=16)
 LENGTHS = (9, 1, 4)
 T = max(LENGTHS)
 
 
-def make(heads, **options):
-    return zoo.make_model(replace(BASE, heads=heads, **options))
+def make(name, **options):
+    return zoo.make_model(replace(MODELS[name], **options))
 
 
 def padded(lengths=LENGTHS):
@@ -40,10 +41,10 @@ def compare(model, logits, x, real):
         assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("heads", "positions"), zoo.turns([x for x in HEADS if x not in zoo.ALONE], [*zoo.POSITIONS]))
+@pytest.mark.parametrize(("heads", "positions"), zoo.turns([*MODELS], [*zoo.POSITIONS]))
 @torch.no_grad()
 def test_each_row_gets_what_it_gets_alone(heads, positions):
-    model = make(HEADS[heads], positions=zoo.POSITIONS[positions])
+    model = make(heads, positions=zoo.POSITIONS[positions])
     x, real, places = padded()
     whole = model(x, mask=real, positions=places)
     compare(model, whole, x, real)
@@ -56,33 +57,11 @@ def test_each_row_gets_what_it_gets_alone(heads, positions):
     compare(model, torch.cat(parts, 1), x, real)
 
 
-@pytest.mark.parametrize("heads", ["mixture", "neighbours"])
-@torch.no_grad()
-def test_windows_blocks_in_the_other_order_and_experts(heads):
-    model = make(
-        *(HEADS[heads],),
-        positions=ph.Rotary(),
-        window=3,
-        norm_order="post",
-        qk_norm=True,
-        feedforward=ph.Experts(3, 2),
-        outputs=ph.Logits(12, tied=True),
-    )
-    x, real, places = padded()
-    compare(model, model(x, mask=real, positions=places), x, real)
-    cache = Cache(2)
-    parts = [model(x[:, :7], mask=real[:, :7], positions=places[:, :7], cache=cache)]
-    parts += [
-        model(x[:, i : i + 1], mask=real[:, i : i + 1], positions=places[:, i : i + 1], cache=cache) for i in (7, 8)
-    ]
-    compare(model, torch.cat(parts, 1), x, real)
-
-
 @torch.no_grad()
 def test_without_positions_padding_counts():
     """Rows begin at the place where their first real token stands."""
     x, real, _ = padded((4, 2))
-    model = make(ph.Softmax(4), positions=ph.Learned())
+    model = make("mixture", positions=ph.Learned())
     shifted = model(x, mask=real)
     assert_close(shifted[0], model(x[:1])[0])
     assert not torch.allclose(shifted[1, 2:], model(x[1:, 2:])[0])
@@ -92,27 +71,11 @@ def test_without_positions_padding_counts():
 def test_what_is_padding_does_not_matter():
     """Neither the tokens there nor the places: no gradient reaches what stands there."""
     for name in ("neighbours", "mixture", "neighbours once"):
-        model = make(HEADS[name], positions=ph.Learned())
+        model = make(name, positions=ph.Learned())
         x, real, places = padded()
         wanted = model(x, mask=real, positions=places)[real]
         other = torch.where(real, x, 11 - x), torch.where(real, places, 7)
         assert_close(model(other[0], mask=real, positions=other[1])[real], wanted, atol=0.0, rtol=0.0)
-
-
-def test_a_layer_with_symbols_of_its_own_counts_as_it_is_told():
-    layer = ph.MultiHeadAttention(8, ph.Relational(2, symbols=ph.PositionSymbols()), causal=True, max_length=9)
-    x, where = torch.randn(2, 3, 8), torch.tensor([[2, 3, 4], [0, 7, 8]])
-    wanted = layer(x, symbols=layer.symbols[0].table[where], positions=where)
-    assert_close(layer(x, positions=where), wanted)
-    assert not torch.allclose(layer(x), wanted)
-
-
-def test_symbols_of_given_positions():
-    source = build_symbols(ph.PositionSymbols(), 6, max_length=5)
-    where = torch.tensor([[3, 0, 4], [1, 1, 2]])
-    assert_close(source(torch.zeros(2, 3, 6), positions=where), source.table[where])
-    with pytest.raises(ValueError, match="PositionSymbols: positions must be below max_length = 5 but reach 5"):
-        source(torch.zeros(1, 1, 6), positions=torch.tensor([[5]]))
 
 
 def test_neighbours_in_pieces_meet_no_padding():

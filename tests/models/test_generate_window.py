@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from zoo import make_model as make
 
 import polyhead as ph
-from polyhead.layers.cache import Cache, LayerCache
+from polyhead.layers.cache import Cache
 
 F64 = torch.float64
 BASE = ph.TransformerConfig(ph.Tokens(12), ph.Logits(12), dim=16, layers=2, max_length=40, causal=True, window=4)
@@ -73,23 +73,3 @@ def test_a_gap_may_come_later():
         parts.append(model(x[:, here], mask=real[:, here], positions=places[:, here], cache=cache))
     assert_close(torch.cat(parts, 1)[real], model(x[real][None])[0], atol=1e-10, rtol=1e-10)
     assert cache[0].gone == 2
-
-
-@torch.no_grad()
-def test_masks_biases_and_dropout_over_all_keys_are_cut():
-    torch.manual_seed(0)
-    layer = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], causal=True, window=3, dtype=F64).eval()
-    x, mask = torch.randn(2, 9, 16, dtype=F64), torch.rand(2, 1, 9, 9) > 0.3
-    keep, bias = (torch.rand(1, 4, 9, 9) > 0.3).to(F64), torch.randn(1, 4, 9, 9, dtype=F64)
-    whole, cache, parts = layer(x, mask=mask, keep=keep, bias=bias), LayerCache(), []
-    for a, b in ((0, 5), (5, 6), (6, 9)):
-        given = {"mask": mask, "keep": keep, "bias": bias}
-        parts.append(layer(x[:, a:b], cache=cache, **{name: rows[:, :, a:b, :b] for name, rows in given.items()}))
-    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
-    by_offset = torch.randn(4, 17, dtype=F64)  # column j - i + 8
-    whole, cache, parts = layer(x, bias=by_offset), LayerCache(), []
-    for a, b in ((0, 5), (5, 6), (6, 9)):
-        parts.append(layer(x[:, a:b], cache=cache, bias=by_offset[:, 9 - b : 9 - b + (b - a) + b - 1]))
-    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
-    with pytest.raises(ValueError, match=r"mask must broadcast to \(b h t s\) = \(2, 4, 1, 10\)"):
-        layer(x[:, :1], cache=cache, mask=torch.ones(1, 1, 1, 3).bool())
