@@ -13,7 +13,7 @@ F64 = torch.float64
 
 
 class Double(nn.Module):
-    """In place of dropout: whatever passes through it is seen in the sum."""
+    """In place of dropout: it doubles its input, so its place in the sum is visible."""
 
     def forward(self, x):
         return 2 * x

@@ -105,7 +105,7 @@ def test_masks_biases_and_dropout_cover_all_keys(window):
     "source",
     [ph.SymbolicAttention(), ph.PositionSymbols(), ph.RelativeSymbols(distance=2), ph.RelationalSymbols(neighbours=3)],
 )
-def test_sources_of_symbols_go_on(source):
+def test_sources_of_symbols_continue_from_a_cache(source):
     torch.manual_seed(0)
     module = build_symbols(source, 16, causal=True, max_length=16)
     x, cache = torch.randn(2, T, 16), LayerCache()
@@ -123,7 +123,7 @@ def test_one_memory_for_each_layer():
     refused(lambda: Cache(0), "layers must be at least 1 but is 0")
 
 
-def test_it_keeps_what_it_must_and_no_more():
+def test_only_the_last_tokens_stay_stored():
     cache = LayerCache()
     for i in range(5):
         assert cache.last("x", torch.full((1, 2, 3), float(i)), 3).shape[1] == min(2 * i, 3) + 2
@@ -133,7 +133,7 @@ def test_it_keeps_what_it_must_and_no_more():
     refused(call, r"stored k is \(b s \.\.\.\) = \(2, 3, 4\) but new k is \(1, 1, 4\)")
 
 
-def test_attention_that_cannot_be_cached_says_so():
+def test_attention_that_cannot_be_cached_is_refused():
     x, cache, full = tokens(3), LayerCache(), LayerCache()
     plain, causal = make(DUAL), make(DUAL, causal=True, positions=ph.Rotary())
     causal(tokens(16), cache=full)
@@ -183,7 +183,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_linear_heads_are_given_what_concerns_single_keys_from_the_first_call_on(name):
+def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on(name):
     layer, x, whole = make([ph.Linear(4)], causal=True), tokens(5), GIVEN[name]
 
     def given(a, b):
@@ -234,7 +234,7 @@ def test_padding_stays_hidden():
 
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_sequences_in_another_order(mixture):
-    """The rows of a beam search: some go on twice, some end.  Positions and symbols that all share stay."""
+    """The rows of a beam search: some are continued twice, some end.  Shared positions and symbols stay."""
     layer = make(zoo.EVERY[mixture], causal=True, positions=ph.Rotary())
     x, rows = torch.randn(4, 6, M, dtype=F64), torch.tensor([2, 0, 0])
     cache = Cache(1)
@@ -249,7 +249,7 @@ def test_sequences_in_another_order(mixture):
     assert_close(layer(x[rows, 4:], cache=cache[0]), wanted[:, 4:], atol=1e-10, rtol=1e-10)
 
 
-def test_what_is_kept_of_a_context_is_reordered_too():
+def test_cached_tensors_of_a_context_are_reordered_too():
     layer, x, context, rows = make(DUAL), tokens(4, b=3), tokens(5, b=3), torch.tensor([1, 1, 0])
     cache, one = Cache(1), Cache(1)
     layer(x[:, :2], context, cache=cache[0])

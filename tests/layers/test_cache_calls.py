@@ -51,7 +51,7 @@ def test_another_layer_is_refused_and_adds_nothing(heads):
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_copies_of_a_cache_go_on_and_then_belong_to_that_layer(way):
+def test_a_copied_cache_belongs_to_the_layer_that_continues_it(way):
     first, second, x = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)], causal=True), tokens(6)
     cache = LayerCache()
     first(x[:, :3], cache=cache)
@@ -62,7 +62,7 @@ def test_copies_of_a_cache_go_on_and_then_belong_to_that_layer(way):
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_a_model_built_anew_goes_on_from_a_cache_that_was_kept(way):
+def test_a_rebuilt_model_continues_a_stored_cache(way):
     first, second, x = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)], causal=True), tokens(5)
     second.load_state_dict(first.state_dict())
     cache = LayerCache()
@@ -83,7 +83,7 @@ def test_cross_attention_has_an_owner_of_its_own():
 
 
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_a_copy_of_a_layer_goes_on_where_it_stopped(way):
+def test_a_copy_of_a_layer_continues_its_cache(way):
     layer, x, cache = make([ph.Softmax(2), ph.Hyla(2)], causal=True), tokens(5), LayerCache()
     layer(x[:, :3], cache=cache)
     again, same = COPIES[way]((layer, cache))
@@ -101,7 +101,7 @@ def test_layers_that_were_copied_before_are_different_layers():
 
 
 def test_one_layer_may_have_several_caches_and_other_weights():
-    """As where one module stands at two depths, or a state is loaded."""
+    """One module at two depths, or with a loaded state."""
     layer, x, caches = make([ph.Softmax(4)], causal=True), tokens(4), Cache(2)
     for a, b in ((0, 3), (3, 4)):
         y = layer(layer(x[:, a:b], cache=caches[0]), cache=caches[1])

@@ -24,7 +24,7 @@ CU = (0, 2, 2, 5, 6)
 
 
 def heads_of(row, n):
-    """Heads of a row with its `n`-th choice of options, grouped keys, and now and then what is optional."""
+    """Heads of a row with its `n`-th choice of options, grouped keys and, for odd `n`, its optional tensors."""
     kind, choices = getattr(ph, row.config), [{}, *itertools.product(*row.choices.values())]
     fields = {field.name for field in dataclasses.fields(kind)}
     choice = dict(zip(row.options, choices[n % len(choices)], strict=False)) if n % len(choices) else {}
@@ -74,7 +74,7 @@ def check(row, options, layer, args, given, limits):
 
 
 def cases():
-    """Positions, norms, and all that hides: what the layer is made with, what it is called with, what that means."""
+    """Positions, norms, masks and windows: options of the layer, arguments of its call, and limits of the referee."""
     mask = torch.rand(B, 4, T, T, generator=torch.Generator().manual_seed(1)) > 0.3
     mask[0, :, 2] = False
     bias, cu = torch.linspace(-1, 1, 4 * T * T).double().view(1, 4, T, T), torch.tensor(CU, dtype=torch.int32)
@@ -125,7 +125,7 @@ def test_to_another_sequence_and_with_a_cache(row):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_dropout_is_of_the_code(row):
-    """Before dropout it is what is shown; times `keep` it makes the output."""
+    """The code that is shown is the one before dropout; multiplied by `keep`, it makes the output."""
     heads, options = heads_of(row, 2)
     layer, x, taps = make(heads, causal=True), torch.randn(B, T, M, dtype=torch.float64), []
     keep = (torch.rand(B, 4, T, T) > 0.4).double() * 2

@@ -75,7 +75,7 @@ def symbols_of(distance):
 
 @pytest.mark.parametrize(("cls", "cfg", "how"), list(grid()))
 def test_outputs_and_gradients_are_those_of_the_package(monkeypatch, cls, cfg, how):
-    monkeypatch.setattr(relational_attention, "model_utils", model_utils, raising=False)  # what it forgot to import
+    monkeypatch.setattr(relational_attention, "model_utils", model_utils, raising=False)  # the missing import
     module, causal, rope = build(cls, cfg), how.get("causal", False), how.get("rope", False)
     layer = load_attention(module.state_dict(), cfg, cls=cls, causal=causal, rotary=rope)
     x = torch.randn(2, T, D, dtype=F64)

@@ -80,7 +80,7 @@ def test_its_code_makes_its_output(limits):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_mechanism_takes_a_function_and_its_code(kind):
-    """The op of turned queries: nobody sees the op's own code any more."""
+    """The op of negated queries: the code of the op itself must not be shown."""
     attention, x = layer(kind(4, dim=6), causal=True), inputs()
     (group,) = attention.groups
     before, attend = attention(x, return_code=True)[1], group.attend
@@ -100,13 +100,13 @@ def test_every_mechanism_takes_a_function_and_its_code(kind):
     after = attention(x, return_code=True)[1]
     assert (after - before).abs().max() > 1e-6
     assert_close(tapped(attention, x)[1].groups[0].code(), after)
-    group.use(attend)  # whoever says that it is his own function has to say its code, too
+    group.use(attend)  # a user's function needs a code, even if it is the op
     with pytest.raises(ValueError, match="is not known"):
         attention(x, return_code=True)
 
 
 def test_the_function_and_its_code_are_given_the_same():
-    """One that does not heed windows shows what it looked at, and the mask that taps show is not its."""
+    """A function that ignores windows has a code at all pairs, although the mask in the taps hides some."""
 
     def far(q, k, *, window, **seen):
         return cosine_code(q, k, **seen)
@@ -203,7 +203,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nobody_is_shown_another_code(way):
+def test_an_unknown_code_is_refused_everywhere(way):
     attention, x = layer(ph.Softmax(4)), inputs(b=1)
     attention.groups[0] = WAYS[way]()
     y, taps = tapped(attention, x)
@@ -221,7 +221,7 @@ def test_nobody_is_shown_another_code(way):
     assert taps.groups[0].kind == taps.groups[0].normalise == "own"
 
 
-def test_what_is_no_group_of_ours_has_no_code_and_must_heed_keep():
+def test_a_foreign_group_has_no_code_and_must_apply_keep():
     class Foreign(torch.nn.Module):
         def forward(self, q, k, v, **seen):
             return swallowing(q, k, v, mask=None, causal=False)
@@ -233,7 +233,7 @@ def test_what_is_no_group_of_ours_has_no_code_and_must_heed_keep():
         functions.attended(Foreign(), call)
 
 
-def test_a_class_of_ones_own_says_both():
+def test_a_subclass_defines_output_and_code():
     attention, x = layer(ph.Softmax(4)), inputs()
     attention.groups[0] = Both(4, 6)
     own = tapped(attention, x)[1].groups[0]
@@ -245,7 +245,7 @@ def test_a_class_of_ones_own_says_both():
         attention(x, return_code=True)
 
 
-def test_taps_show_what_was_computed_then():
+def test_taps_keep_the_function_of_their_call():
     attention, x = layer(ph.Linear(4, normalise="rms_heads")), inputs()
     code, taps = attention(x, return_code=True)[1], tapped(attention, x)[1]
     attention.groups[0].normalise = "identity"
@@ -284,7 +284,7 @@ def test_a_value_network_is_right_or_refused():
 # -------------------------------------------------------------------------------------------------- caches and dropout
 @pytest.mark.parametrize("code", [None, cosine_code])
 def test_linear_heads_with_a_function_keep_every_token(code):
-    """No sum of ours stands in for it, and none is gone on with."""
+    """A sum of earlier tokens would be that of the op: none is kept, and a kept one is refused."""
     attention, x = layer(ph.Linear(4), causal=True), inputs()
     attention.groups[0].use(cosine_attention, code=code)
     cache = LayerCache()

@@ -34,7 +34,7 @@ def test_alibi_after_assigning_a_state_dict_to_a_meta_model():
 
 @pytest.mark.compile
 def test_linear_heads_by_chunks_compile_with_their_projection():
-    """No query is added to fill the last chunk; the gradient goes on to a matrix multiply."""
+    """The last chunk is not padded with queries; a matrix product follows in the backward pass."""
     attention = ph.MultiHeadAttention(16, [ph.Linear(8, impl="chunked")], causal=True)
     torch._dynamo.reset()
     counters.clear()

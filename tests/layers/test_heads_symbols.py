@@ -103,7 +103,7 @@ def test_symbols_begin_with_the_spread_that_relations_are_balanced_on(source):
 
 
 def test_balancing_draws_nothing_but_the_weight():
-    """What comes after is as it would be after any other initialisation of as many numbers."""
+    """Later draws are those after any other initialisation of as many numbers."""
     size, drawn = Sizes(2, 4, 4, 2), []
     for name in ("balanced", "paper"):
         torch.manual_seed(0)

@@ -21,7 +21,7 @@ F64 = torch.float64
 
 @dataclass(frozen=True)
 class Slopes(ph.Position):
-    """ALiBi, written as one's own, with a slope that is learned."""
+    """ALiBi as a user may write it, with a learned slope."""
 
     def parameters(self, heads, dim, max_length):
         return {"slope": 0.5 ** torch.arange(1, heads + 1)}
@@ -32,7 +32,7 @@ class Slopes(ph.Position):
 
 @dataclass(frozen=True)
 class Turns(ph.Position):
-    """Rotary positions, written as one's own."""
+    """Rotary positions as a user may write them."""
 
     def rotate(self, own, x, positions):
         return ph.ops.rope(x, positions[..., None])
@@ -99,7 +99,7 @@ def test_with_a_cache_and_where_they_end(own):
     cache = Cache(2)
     parts = [model(x[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
     assert_close(torch.cat(parts, 1), model(x))
-    assert not torch.allclose(model(x), build()(x))  # what it says is heard
+    assert not torch.allclose(model(x), build()(x))  # the positions have an effect
     ends = isinstance(own, Table)
     assert reach(model.config) == (12 if ends else None)
     if ends:
@@ -107,7 +107,7 @@ def test_with_a_cache_and_where_they_end(own):
             model(torch.randint(7, (1, 13)))
 
 
-def test_they_are_files_with_a_name_and_begin_and_decay_as_told():
+def test_they_are_registered_saved_initialised_and_decayed():
     assert {ph.register(kind) for kind in (Slopes, Bilinear)} == {Slopes, Bilinear}
     assert extensions.added("positions") == {"Slopes": Slopes}
     assert extensions.added("feedforwards") == {"Bilinear": Bilinear}
@@ -136,12 +136,12 @@ def test_they_are_files_with_a_name_and_begin_and_decay_as_told():
         ({"feedforward": ph.FeedForward()}, r"^FeedForward: a feed-forward layer has a method module\(dim\)"),
     ],
 )
-def test_what_says_nothing_is_refused(changes, text):
+def test_parts_without_a_method_are_refused(changes, text):
     with pytest.raises(ValueError, match=text):
         build(**changes)
 
 
-def test_files_and_layers_refuse_what_they_cannot_use():
+def test_files_and_layers_refuse_unusable_parts():
     values = to_dict(SETTINGS)
     with pytest.raises(ValueError, match='positions: "kind" is missing'):
         from_dict({**values, "positions": {"theta": 3.0}})

@@ -39,7 +39,7 @@ def compare(together, alone, parameters, x):
 
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 2)])
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
-def test_packed_sequences_are_what_they_are_alone(mixture, positions, causal, window):
+def test_packed_sequences_equal_single_ones(mixture, positions, causal, window):
     """All together longer than max_length, which only each of them must keep to."""
     layer = make(zoo.EVERY[mixture], causal=causal, positions=zoo.POSITIONS[positions], window=window)
     x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
@@ -88,7 +88,7 @@ def test_places_count_in_each_sequence():
 
 
 def seen_by_ops(layer, *args, **options):
-    """What each group's op was given as `window`, and whether it had a mask."""
+    """The `window` that each group's op gets, and whether it gets a mask."""
     seen = []
     for group in layer.groups:
         attend = group.attend
@@ -113,7 +113,7 @@ def test_a_window_goes_to_the_op_unless_it_counts_other_places():
     assert seen_by_ops(make([ph.Softmax(2)]), x) == [(None, False)]
 
 
-def test_a_window_of_cross_attention_goes_on_counting():
+def test_a_window_of_cross_attention_counts_cached_queries():
     """Two queries, two more, and two keys: in the second call t = s, but query 0 is not at key 0."""
     layer = make([ph.Softmax(2), ph.Hyla(2)], window=2)
     x, context, cache = torch.randn(1, 4, M, dtype=F64), torch.randn(1, 2, M, dtype=F64), LayerCache()

@@ -24,7 +24,7 @@ def randn(*shape, seed=0):
 
 
 def stirred(settings):
-    """A network in float64 whose parameters, biases and gains too, are all at random."""
+    """A network in float64 whose parameters, biases and gains included, are random."""
     model = build(settings, dtype=F64).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_padding_changes_nothing():
 def test_symbols_may_be_picked_by_the_objects():
     model = stirred(ph.AbstractorConfig(ph.Tokens(9), ph.Classes(2), dim=8, symbols=ph.SymbolicAttention(count=5)))
     tokens = torch.tensor([[3, 1, 4, 1], [5, 2, 6, 0]])
-    torch.testing.assert_close(model(tokens), model(tokens.flip(1)))  # a set: no place is told from another
+    torch.testing.assert_close(model(tokens), model(tokens.flip(1)))  # a set: positions are not distinguished
     ordered = stirred(ph.AbstractorConfig(ph.Tokens(9), ph.Classes(2), dim=8))
     assert (ordered(tokens) - ordered(tokens.flip(1))).abs().max() > 1e-3
 

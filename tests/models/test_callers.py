@@ -1,5 +1,4 @@
-"""Whoever calls the transformer: a compiler, an exporter, vmap, checkpointing, backward passes twice and of backward
-passes."""
+"""The transformer under a compiler, an exporter, vmap and checkpointing; repeated and second backward passes."""
 
 import copy
 import io
@@ -57,7 +56,7 @@ def cu_seqlens(t):
 
 @pytest.mark.compile
 def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
-    """What the ops do without a limit is in the tests of each, what tiles do in ops/test_parity.py."""
+    """Ops without limits are in the tests of each op, tiles in ops/test_parity.py."""
     heads = zoo.FEW["all 3"]
     settings = replace(READS, dim=zoo.width(heads), layers=1, heads=heads, causal=True, window=5, max_length=16)
     model = build(settings)
@@ -182,7 +181,7 @@ TILES = (
 
 @pytest.mark.parametrize("heads", TILES, ids=lambda heads: type(heads).__name__)
 def test_checkpointing_changes_no_bit_of_tiles(heads):
-    """It hands out what a forward pass saved once only."""
+    """Checkpointing returns each saved tensor once only."""
     settings = replace(READS, dim=6, layers=1, heads=(heads,), causal=True, max_length=6)
     x = inputs_of(settings, 6).requires_grad_()
     plain, again = build(settings).train(), build(replace(settings, checkpoint=True)).train()
@@ -191,7 +190,7 @@ def test_checkpointing_changes_no_bit_of_tiles(heads):
 
 
 def test_checkpointing_saves_memory():
-    """What autograd keeps of four blocks: their inputs only."""
+    """Of four blocks autograd keeps the inputs only."""
 
     def kept(settings):
         model, x = build(replace(settings, layers=4)).train(), inputs_of(settings, 16)

@@ -140,7 +140,7 @@ def test_sources_of_symbols():
     assert len({id(module) for module in modules}) == 4
 
 
-def test_taps_have_names_and_show_who_got_which_symbol():
+def test_taps_have_names_and_assignments_of_symbols():
     model, (x, source), taps = build(VARIANTS["dual"]), data(VARIANTS["dual"]), []
     assert torch.equal(model(x, source=source, taps=taps), model(x, source=source))
     names = ["encoder 0", "encoder 1", "decoder 0", "cross 0", "decoder 1", "cross 1"]

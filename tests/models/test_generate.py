@@ -29,7 +29,7 @@ VARIANTS = {
 
 
 def make(name):
-    """A model whose likeliest tokens vary, what it begins with, and what it reads."""
+    """A model whose likeliest tokens vary, its first tokens, and the arguments of its encoder."""
     torch.manual_seed(0)
     model = ph.Transformer(VARIANTS[name], dtype=torch.float64)
     with torch.no_grad():

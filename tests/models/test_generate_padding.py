@@ -43,7 +43,7 @@ def compare(model, logits, x, real):
 
 @pytest.mark.parametrize(("heads", "positions"), zoo.turns([*MODELS], [*zoo.POSITIONS]))
 @torch.no_grad()
-def test_each_row_gets_what_it_gets_alone(heads, positions):
+def test_padded_rows_equal_single_ones(heads, positions):
     model = make(heads, positions=zoo.POSITIONS[positions])
     x, real, places = padded()
     whole = model(x, mask=real, positions=places)
@@ -68,8 +68,8 @@ def test_without_positions_padding_counts():
     assert_close(shifted[1, 2:], model(x[1:, 2:], positions=torch.tensor([[2, 3]]))[0])
 
 
-def test_what_is_padding_does_not_matter():
-    """Neither the tokens there nor the places: no gradient reaches what stands there."""
+def test_tokens_at_padding_have_no_influence():
+    """Neither the tokens at padding nor their positions."""
     for name in ("neighbours", "mixture", "neighbours once"):
         model = make(name, positions=ph.Learned())
         x, real, places = padded()
@@ -79,7 +79,7 @@ def test_what_is_padding_does_not_matter():
 
 
 def test_neighbours_in_pieces_meet_no_padding():
-    """Padding in front and within, whatever the calls that bring it: as in one call with all of it."""
+    """Padding in front and within, in any division into calls: as in one call."""
     source = build_symbols(ph.RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
     x, real = torch.randn(3, 9, 6, dtype=F64), torch.ones(3, 9, dtype=torch.bool)
     real[0, :4] = real[1, 3:7] = False

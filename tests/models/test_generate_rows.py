@@ -27,7 +27,7 @@ def seeded(seed=0):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_same_with_and_without_a_cache_and_whatever_else_is_in_the_batch(name):
+def test_tokens_depend_neither_on_the_cache_nor_on_other_rows(name):
     model = make(VARIANTS[name])
     likeliest = generate(model, PROMPTS, steps=6, temperature=0.0)
     assert likeliest == generate(model, PROMPTS, steps=6, temperature=0.0, use_cache=False)
@@ -118,7 +118,7 @@ def test_without_places_that_end_there_is_no_longest_text(positions):
         *({"heads": ph.Relational(4, symbols=source)} for source in (ph.PositionSymbols(), ph.RelativeSymbols())),
     ],
 )
-def test_the_context_is_as_long_as_the_model_says(changes):
+def test_the_longest_context_is_max_length(changes):
     """A model of max_length 24 reads 24 tokens and says one more."""
     model = make(replace(BASE, **changes))
     assert len(generate(model, [[1] * 20], steps=5)[0]) == 5

@@ -64,7 +64,7 @@ def test_characters_come_when_they_are_complete(saying):
     assert joined(pieces) == [text]
 
 
-def test_what_is_no_character_is_shown_as_such_and_at_the_end_too(saying):
+def test_invalid_bytes_are_replaced_also_at_the_end(saying):
     for said, wanted in (
         (b"a\xffb", "a\ufffdb"),
         (b"a\xe2\x82b", "a\ufffdb"),
@@ -76,7 +76,7 @@ def test_what_is_no_character_is_shown_as_such_and_at_the_end_too(saying):
 
 
 def test_tokens_are_read_with_those_before_them(saying):
-    """The space between prompt and first word, and between all words, is there; the prompt is not said again."""
+    """The spaces between prompt and first word, and between all words, are there; the prompt is not repeated."""
     pieces = saying(Words(), [[1, 0, 3], [5, 5, 5]], ["a def", "z"])
     assert pieces == [[" bc", " z"], [" a", " z"], [" é", " z"], ["", ""]]
 
@@ -103,7 +103,7 @@ def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
     assert joined(saying(Words(), [[1, 4, 5]], ["a"], ["x\ny", "\n"])) == [" bc x"]
 
 
-def test_a_prompt_holds_no_stop_string_and_shares_none_with_what_follows(saying):
+def test_stop_strings_begin_after_the_prompt(saying):
     assert joined(saying(Bytes(), [list(b"\nab")], ["x\n\n\n"], "\n\n")) == ["\nab"]
 
 

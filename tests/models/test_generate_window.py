@@ -33,8 +33,8 @@ def test_decoding_is_exact_and_its_memory_bounded(name, window):
 
 
 @torch.no_grad()
-def test_what_is_dropped_frees_its_memory():
-    """A part of a tensor would keep the whole: what is kept has a storage of its own size."""
+def test_dropped_keys_free_their_memory():
+    """A view would keep the whole tensor; each stored tensor has a storage of its own size."""
     model, cache = make(GROUPED), Cache(2)
     model(torch.randint(12, (1, 30)), cache=cache)
     kept = list(cache[0]._kept.values())
@@ -45,7 +45,7 @@ def test_what_is_dropped_frees_its_memory():
 @pytest.mark.parametrize("gap", [False, True])
 @torch.no_grad()
 def test_padding_in_front_is_dropped_too_but_no_key_behind_a_gap(gap):
-    """A row of two tokens and four of padding goes on at place 2: within a window of 4 it sees both."""
+    """A row of two tokens and four of padding continues at position 2: a window of 4 contains both."""
     model, x = make(GROUPED), torch.randint(12, (2, 12))
     real = torch.ones(2, 12, dtype=torch.bool)
     real[1, 2 : 6 if gap else 2] = False

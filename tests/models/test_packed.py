@@ -34,8 +34,8 @@ def gradients(y, towards, leaves):
 
 
 @pytest.mark.parametrize(("name", "masked"), zoo.turns([*MODELS], (False, True)))
-def test_packed_sequences_are_what_they_are_alone(name, masked):
-    """Outputs and gradients; with padding at the edges of sequences, which nobody looks at."""
+def test_packed_sequences_equal_single_ones(name, masked):
+    """Outputs and gradients; with padding at the edges of sequences, which is masked."""
     model = build(replace(MODELS[name], causal=masked))
     x, mask = torch.randn(1, 15, 5, dtype=torch.float64, requires_grad=True), torch.ones(1, 15, dtype=torch.bool)
     mask[0, [3, 5, 6, 11, 12]] = not masked
@@ -48,7 +48,7 @@ def test_packed_sequences_are_what_they_are_alone(name, masked):
         assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
-def test_taps_of_packed_sequences_show_what_each_shows_alone():
+def test_taps_of_packed_sequences_equal_those_of_single_ones():
     heads = (
         ph.Disentangled(2, symbols=ph.RelationalSymbols(count=5)),
         ph.Relational(2, symbols=ph.SymbolicAttention(count=5)),

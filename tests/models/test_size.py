@@ -70,7 +70,7 @@ def test_other_feedforward_layers_and_models():
             match(baseline, 20_000, field=field)
 
 
-def test_when_no_width_is_near_the_error_says_how_near():
+def test_an_error_names_the_nearest_widths():
     with pytest.raises(ValueError, match=r"match: no dim gives 20,000 parameters within 1.0%: dim") as error:
         match(SOFTMAX, 20_000)
     assert str(error.value).count("has") == 2
@@ -81,7 +81,7 @@ def test_when_no_width_is_near_the_error_says_how_near():
         match(SOFTMAX, 10, field="layers")
 
 
-def test_build_knows_what_it_builds(monkeypatch):
+def test_build_takes_known_configurations_only(monkeypatch):
     assert isinstance(build(DUAL), ph.Transformer)
     assert next(build(DUAL, device="meta").parameters()).is_meta
     assert set(NETWORKS) <= set(typing.get_args(Model))

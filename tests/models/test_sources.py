@@ -1,5 +1,5 @@
-"""Symbols of a transformer: read off the raw stream of each layer or once off the embedded input, by whom they are
-shared, and what a source of neighbours sees in place of padding."""
+"""Symbols of a transformer: from the stream of each layer or from the embedded input, shared or not; neighbours and
+padding."""
 
 import copy
 import pickle
@@ -131,7 +131,7 @@ def test_a_cache_without_the_neighbours_is_refused():
         model(x[:, 4:], cache=cache)
 
 
-def test_sources_of_ones_own_may_share_a_cache():
+def test_two_sources_may_share_a_cache():
     one, two = (build_symbols(ph.RelationalSymbols(count=4), 8, causal=True) for _ in range(2))
     x, y, cache = torch.randn(1, 4, 8), torch.randn(1, 4, 8), LayerCache()
     for module, tokens in ((one, x), (two, y)):

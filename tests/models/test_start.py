@@ -47,8 +47,8 @@ def test_the_loss_begins_near_that_of_knowing_nothing(size, ends, preset):
 
 
 @pytest.mark.parametrize("ends", ["untied", "tied, scaled out"])
-def test_what_began_well_begins_as_before(monkeypatch, ends):
-    """Starts that were right keep their numbers: those of the committed language models, and of what is none."""
+def test_other_initial_values_are_unchanged(monkeypatch, ends):
+    """Of the trained language models that come along, and of models that are no language models."""
     preset, width = ("cs336", 128) if ends == "untied" else ("hyla", 64)
     kept = [settings(ends, width, 1, preset)]
     kept += [
@@ -77,7 +77,7 @@ def both(monkeypatch, config):
 
 
 @pytest.mark.parametrize("preset", ["hyla", "cs336"])
-def test_an_abstractor_begins_alike_whatever_its_decoder(preset):
+def test_an_abstractor_is_initialised_by_its_own_preset(preset):
     """By the preset cs336: N(0, 2 / (in + out))."""
     encoder = ph.AbstractorConfig(ph.Vectors(4), dim=64, hidden=192)
     torch.manual_seed(0)

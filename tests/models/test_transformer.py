@@ -199,12 +199,12 @@ def test_compiles_whole_for_any_length():
         ({}, True),
     ],
 )
-def test_a_model_that_is_blind_to_order_says_so(sees, blind):
+def test_a_model_that_is_blind_to_order_warns(sees, blind):
     settings = ph.TransformerConfig(**{"inputs": ph.Tokens(9), "outputs": ph.Logits(9), "dim": 16} | sees)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = ph.Transformer(settings).eval()
     assert [one.category for one in said] == [config.BlindToOrder] * blind
-    if isinstance(settings.inputs, ph.Tokens):  # what the warning claims
+    if isinstance(settings.inputs, ph.Tokens):  # as the warning claims
         x, order = torch.arange(1, 7)[None], torch.tensor([3, 0, 5, 1, 4, 2])
         assert torch.allclose(model(x)[:, order], model(x[:, order]), atol=1e-5) == blind

@@ -46,7 +46,7 @@ def given(name):
 
 def by_peft(made, **options):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it saves, and of what it cannot merge
+        warnings.simplefilter("ignore")  # about saving and merging
         wrapped = peft.get_peft_model(made, peft.LoraConfig(r=2, **options))
     torch.manual_seed(1)
     for key, parameter in wrapped.named_parameters():
@@ -56,7 +56,7 @@ def by_peft(made, **options):
 
 
 def loss(made, name):
-    """By lazy logits where there are any, which is held to those that are made."""
+    """By lazy logits where there are any, which must equal the ordinary ones."""
     y = made(**given(name))
     if name in ("classes", "images"):
         return nn.functional.cross_entropy(y[:, 0], torch.tensor([0, 2]))
@@ -72,7 +72,7 @@ def loss(made, name):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_lora_everywhere_is_what_it_is_merged(name):
+def test_lora_everywhere_equals_its_merged_weights(name):
     plain = model(name)
     targets = [key for key, part in plain.named_modules() if isinstance(part, (nn.Linear, nn.Embedding))]
     wrapped = by_peft(copy.deepcopy(plain), target_modules=targets)
