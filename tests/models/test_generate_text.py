@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from refusals import refused
 
 import polyhead as ph
 from polyhead.models.generate import text as module
@@ -117,8 +118,6 @@ def test_rows_end_each_for_itself(saying):
 
 def test_an_empty_prompt_begins_a_document(saying):
     assert joined(saying(Bytes(), [list(b"ab")], [""])) == ["ab"]
-    with pytest.raises(ValueError, match="a prompt is empty, and the tokenizer has no token that begins a document"):
-        stream_text(model_of(6), Words(), ["a", ""], steps=1)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
@@ -138,14 +137,11 @@ def test_it_is_the_text_of_the_tokens(use_cache):
 def test_mistakes_are_one_line():
     model, codec = model_of(256), Bytes()
     for call, text in (
-        (
-            lambda: stream_text(model, Words(), ["a"], steps=1),
-            "the tokenizer has 6 tokens but the model was made for 256",
-        ),
+        (lambda: stream_text(model, Words(), ["a"], steps=1), "the tokenizer has 6 tokens but the model .* for 256"),
         (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
         (lambda: stream_text(model, codec, [], steps=1), "no prompt came"),
         (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts but one text came"),
         (lambda: stream_text(model, codec, ["a" * 600], steps=1), "600 tokens and 1 steps more go beyond"),
+        (lambda: stream_text(model_of(6), Words(), ["a", ""], steps=1), "a prompt is empty, and the tokenizer has"),
     ):
-        with pytest.raises(ValueError, match=f"generate: {text}"):
-            call()
+        refused(call, f"^generate: {text}")

@@ -28,8 +28,8 @@ class LayerCache:
     `length`: number of tokens so far; in `.cross`, of queries.  `gone`: how many of the first tokens were dropped.
     `real` (b s): which of the stored tokens are not padding; None if there is no padding.
 
-    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer may go on where it
-    stopped.  A cache that was copied or read from a file belongs to the layer that fills it next.
+    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer may
+    continue it.  A cache that was copied or read from a file belongs to the layer that fills it next.
     """
 
     def __init__(self) -> None:

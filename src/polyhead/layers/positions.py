@@ -299,13 +299,7 @@ class SinusoidalPositions(nn.Module):
     like: Tensor
 
     def __init__(
-        self,
-        max_length: int,
-        dim: int,
-        theta: float = 1e4,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, max_length: int, dim: int, theta: float = 1e4, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         check_even("SinusoidalPositions", dim)

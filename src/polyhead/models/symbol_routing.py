@@ -78,7 +78,7 @@ class Sources:
         return number
 
     def module(self, number: int) -> nn.Module:
-        """The module of a source as it is registered now: somebody may have wrapped or replaced it."""
+        """The module of a source as it is registered now: it may have been wrapped or replaced."""
         home, place = self.places[number]
         return home[place]
 
