@@ -85,12 +85,11 @@ def test_the_last_query_of_causal_attention_is_the_last_key_of_its_context(posit
 
 def test_biases_of_both_forms_add_up():
     x, layer, plain = tokens(5), make(MANY, positions=ph.RelativeBias()), make(MANY)
-    by_offset = torch.randn(layer.total_heads, 9, dtype=F64)
-    assert_close(layer(x, bias=by_offset), layer(x, bias=dense(by_offset, 5, 5)[None]))
-    assert not torch.allclose(layer(x, bias=by_offset), layer(x))
-    table = layer.relative(5, 5, offset=0)
     plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "relative" not in k})
-    assert_close(plain(x, bias=table), layer(x))
+    table, by_offset = layer.relative(5, 5, offset=0), torch.randn(layer.total_heads, 9, dtype=F64)
+    assert_close(layer(x), plain(x, bias=table))
+    for bias in (by_offset, dense(by_offset, 5, 5)[None]):
+        assert_close(layer(x, bias=bias), plain(x, bias=table + by_offset))
 
 
 # -------------------------------------------------------------------------------------------------------------- dropout

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import referee
 import torch
+from refusals import refused
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -161,5 +162,4 @@ def test_twins_in_jax_show_the_code_that_they_compute(row):
             return -super().__call__(x)
 
     other = Other.__new__(Other)
-    with pytest.raises(ValueError, match=r"^Other: the code of its __call__ is not known: give the class a method"):
-        other.code(call)
+    refused(lambda: other.code(call), r"^Other: the code of its __call__ is not known: give the class a method")
