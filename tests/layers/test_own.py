@@ -101,6 +101,9 @@ def test_with_a_cache_and_where_they_end(own):
     parts = [model(x[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
     assert_close(torch.cat(parts, 1), model(x))
     assert not torch.allclose(model(x), build()(x))  # the positions have an effect
+    assigned = ph.Transformer(model.config, device="meta", dtype=F64).eval()
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert_close(assigned(x), model(x))
     ends = isinstance(own, Table)
     assert reach(model.config) == (12 if ends else None)
     if ends:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import zoo
+from gradients import same_with_gradients
 from refusals import refused
 from torch.testing import assert_close
 
@@ -14,27 +15,10 @@ F64 = torch.float64
 M, LENGTHS = 48, (3, 0, 1, 6, 2)  # one is empty, one a single token
 CU = torch.tensor([0, 3, 3, 4, 10, 12], dtype=torch.int32)
 PLAIN = [ph.Softmax(2), ph.Linear(2), ph.Linear(2, normalise="rms_heads", act="relu"), ph.Hyla(2)]
-SYMBOLIC = [
-    ph.Relational(2, relations=3, symbols=ph.SymbolicAttention()),
-    ph.Relational(1, symbols=ph.PositionSymbols()),
-    ph.Softmax(1),
-]
 
 
 def make(heads, *, max_length=8, **options):
     return zoo.make_layer(heads, max_length=max_length, **options)
-
-
-def compare(together, alone, parameters, x):
-    """Equal outputs and gradients, of `x` and the parameters."""
-    assert_close(together, alone, atol=1e-9, rtol=1e-9)
-    towards = torch.randn_like(alone)
-    leaves = [x, *parameters]
-    grads = [torch.autograd.grad((y * towards).sum(), leaves, allow_unused=True) for y in (together, alone)]
-    for a, b in zip(*grads, strict=True):
-        assert (a is None) == (b is None)
-        if a is not None:
-            assert_close(a, b, atol=1e-9, rtol=1e-9)
 
 
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 2)])
@@ -44,7 +28,7 @@ def test_packed_sequences_equal_single_ones(mixture, positions, causal, window):
     layer = make(zoo.EVERY[mixture], causal=causal, positions=zoo.POSITIONS[positions], window=window)
     x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
     alone = torch.cat([layer(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
-    compare(layer(x, cu_seqlens=CU), alone, layer.parameters(), x)
+    same_with_gradients(layer(x, cu_seqlens=CU), alone, [x, *layer.parameters()])
 
 
 def test_a_mask_and_positions_of_packed_sequences():
@@ -53,7 +37,8 @@ def test_a_mask_and_positions_of_packed_sequences():
     where = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
     parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), where.split(LENGTHS, 1), strict=True)
     alone = torch.cat([layer(p, mask=m, positions=w) for p, m, w in parts if p.shape[1]], 1)
-    compare(layer(x, mask=mask, positions=where, cu_seqlens=CU), alone, layer.parameters(), x)
+    together = layer(x, mask=mask, positions=where, cu_seqlens=CU)
+    same_with_gradients(together, alone, [x, *layer.parameters()])
 
 
 def test_codes_and_taps_show_nothing_of_other_sequences():
@@ -72,14 +57,6 @@ def test_codes_and_taps_show_nothing_of_other_sequences():
         assert code[:, :, a:b, :a].eq(0).all()
         assert code[:, :, a:b, b:].eq(0).all()
         a = b
-
-
-@pytest.mark.parametrize("order", ["pre", "post"])
-def test_a_block(order):
-    block = ph.TransformerBlock(make(SYMBOLIC, causal=True), ph.MlpLayer(M, dtype=F64), norm_order=order, dtype=F64)
-    x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
-    alone = torch.cat([block(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
-    compare(block(x, cu_seqlens=CU), alone, block.parameters(), x)
 
 
 def test_places_count_in_each_sequence():

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
+from gradients import same_with_gradients
 from refusals import refused
 from some import some
 from torch.testing import assert_close
@@ -28,11 +29,6 @@ LENGTHS = (4, 1, 7, 3)
 CU = torch.tensor([0, 4, 5, 12, 15], dtype=torch.int32)
 
 
-def gradients(y, towards, leaves):
-    grads = torch.autograd.grad((y * towards).sum(), leaves, allow_unused=True)
-    return [torch.zeros(()) if g is None else g for g in grads]
-
-
 @pytest.mark.parametrize(("name", "masked"), zoo.turns([*MODELS], (False, True)))
 def test_packed_sequences_equal_single_ones(name, masked):
     """Outputs and gradients; with padding at the edges of sequences, which is masked."""
@@ -42,10 +38,7 @@ def test_packed_sequences_equal_single_ones(name, masked):
     parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, 1), strict=True)
     alone = torch.cat([model(part, mask=own if masked else None) for part, own in parts], 1)[mask]
     together = model(x, mask=mask if masked else None, cu_seqlens=CU)[mask]
-    assert_close(together, alone, atol=1e-9, rtol=1e-9)
-    towards, leaves = torch.randn_like(alone), [x, *model.parameters()]
-    for a, b in zip(gradients(together, towards, leaves), gradients(alone, towards, leaves), strict=True):
-        assert_close(a, b, atol=1e-9, rtol=1e-9)
+    same_with_gradients(together, alone, [x, *model.parameters()])
 
 
 def test_taps_of_packed_sequences_equal_those_of_single_ones():

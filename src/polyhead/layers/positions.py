@@ -257,6 +257,10 @@ class AlibiBias(nn.Module):
         distance = (queries[..., :, None] - keys[..., None, :]).abs()
         return -self.slopes(queries)[:, None, None] * distance[..., None, :, :]
 
+    def leave_meta(self, x: Tensor) -> None:
+        """Build the slopes on x's device if they are on the meta device: no state dict holds them."""
+        self.slopes(x)
+
     def extra_repr(self) -> str:
         return f"{self.heads}"
 
