@@ -242,7 +242,7 @@ def test_a_decoder_reads_the_abstract_states():
     ],
 )
 def test_settings_that_cannot_be_met(make, text):
-    refused(make, rf"Config: .*{re.escape(text)}")
+    refused(make, re.escape(text))
 
 
 def test_inputs_that_cannot_be_compared():
