@@ -146,16 +146,14 @@ class Padded(NamedTuple):
 
     def then(self, new: Tensor, *, alone: bool) -> "Padded":
         """The sequences with one more token each, `new` (b 1); `alone`: only that token, as a cache has the others."""
-        mask = None if self.mask is None or alone else torch.ones_like(self.mask[:, :1])
-        positions = None if self.positions is None else self.positions[:, -1:] + 1
-        if alone:
-            return Padded(new, None, positions)  # the cache holds the padding mask
-        tokens = torch.cat((self.tokens, new), dim=1)
-        return Padded(tokens, _after(self.mask, mask), _after(self.positions, positions))
-
-
-def _after(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    return None if old is None or new is None else torch.cat((old, new), dim=1)
+        tokens = new if alone else torch.cat((self.tokens, new), dim=1)
+        if self.positions is None:
+            return Padded(tokens)
+        position = self.positions[:, -1:] + 1
+        if alone or self.mask is None:  # the cache holds the padding mask
+            return Padded(tokens, None, position)
+        mask = torch.cat((self.mask, torch.ones_like(self.mask[:, :1])), dim=1)
+        return Padded(tokens, mask, torch.cat((self.positions, position), dim=1))
 
 
 def left_padded(prompts: Prompts, model: Transformer) -> Padded:
