@@ -236,6 +236,7 @@ class RelationalSymbols(SymbolModule):
         return self.symbolic.assignments(self._asked(x, Given(cu_seqlens=cu_seqlens, mask=mask)))
 
     def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "b s _"]:
+        """Symbols (b s symbol_dim) of each token, by its relations to its neighbours."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         return self.symbolic(self._asked(x, given))
