@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.compat import cs336
@@ -263,7 +263,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_line(line):
-    with refused(line):
+    with refusing(line):
         MISTAKES[line]()
 
 

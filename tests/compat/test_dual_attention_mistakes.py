@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from dual_arguments import CONFIG, PLAIN, SYMBOLS, VOCAB, D
-from refusals import refused
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.compat import dual_attention
@@ -81,7 +81,7 @@ BAD_CONFIG = {
 
 @pytest.mark.parametrize("line", BAD_CONFIG)
 def test_invalid_arguments(line):
-    with refused(f"dual_attention.load: {line}"):
+    with refusing(f"dual_attention.load: {line}"):
         dual_attention.load({}, BAD_CONFIG[line])
 
 
@@ -109,7 +109,7 @@ BAD_STATE = {
 
 @pytest.mark.parametrize("line", BAD_STATE)
 def test_invalid_state_dicts(line):
-    with refused(line):
+    with refusing(line):
         dual_attention.load(BAD_STATE[line](), PLAIN)
 
 
@@ -174,7 +174,7 @@ BAD_MODEL = {
 @pytest.mark.parametrize("line", BAD_MODEL)
 def test_models_without_an_equivalent_in_the_package(line):
     model = ph.Transformer(BAD_MODEL[line])
-    with refused(line):
+    with refusing(line):
         dual_attention.save(model)
 
 
@@ -215,5 +215,5 @@ PARTS = {
 
 @pytest.mark.parametrize("line", PARTS)
 def test_single_parts(line):
-    with refused(f"dual_attention.{line}"):
+    with refusing(f"dual_attention.{line}"):
         PARTS[line]()

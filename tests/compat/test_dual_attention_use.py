@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from dual_arguments import CONFIG, PLAIN as RELU, VOCAB, D
-from refusals import refused
+from refusals import refusing
 from safetensors.torch import load_file, save_file, save_model
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -92,7 +92,7 @@ def test_incomplete_folders(tmp_path):
     ):
         if path is not None:
             path.write_bytes(content)
-        with refused(line):
+        with refusing(line):
             dual_attention.from_folder(tmp_path)
 
 
@@ -119,7 +119,7 @@ def test_a_loaded_model_can_be_trained_further():
     assert before == pytest.approx(theirs(tokens(3, 4)[:, :-1], tokens(3, 4)[:, 1:])[1].item(), abs=1e-4)
     assert after < 0.6 * before
     assert torch.equal(ours.symbols[0].library, library)
-    with refused(", between heads of two kinds, which the package projects apart"):
+    with refusing(", between heads of two kinds, which the package projects apart"):
         dual_attention.save(ours)
 
 

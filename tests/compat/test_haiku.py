@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from some import some
 
 import polyhead as ph
@@ -126,9 +126,9 @@ def test_several_modules_need_a_name():
     params = tree(name="encoder/~/mha") | tree(name="decoder/~/mha", dim=32)
     assert from_haiku(params, heads=H, name="encoder/~/mha").dim == D
     assert from_haiku(params, heads=H, name="decoder/~/mha").dim == 32
-    with refused("from_haiku: wanted one of decoder/~/mha, encoder/~/mha but there is "):
+    with refusing("from_haiku: wanted one of decoder/~/mha, encoder/~/mha but there is "):
         from_haiku(params, heads=H)
-    with refused("encoder/~/mha but there is the name 'mha'"):
+    with refusing("encoder/~/mha but there is the name 'mha'"):
         from_haiku(params, heads=H, name="mha")
 
 
@@ -149,12 +149,12 @@ def changed(name, **shapes):
     ],
 )
 def test_mistakes_are_one_line(params, heads, line):
-    with refused(f"from_haiku: {line}"):
+    with refusing(f"from_haiku: {line}"):
         from_haiku(params, heads=heads)
 
 
 def test_a_mask_of_another_rank():
-    with refused("from_haiku_mask: mask must be (b t s) or (b 1 s) but has shape (12, 12)"):
+    with refusing("from_haiku_mask: mask must be (b t s) or (b 1 s) but has shape (12, 12)"):
         from_haiku_mask(np.ones((S, S), dtype=int))
 
 
@@ -177,7 +177,7 @@ ONE = "one group of softmax heads that share the width 16 but this one has not"
     ],
 )
 def test_layers_without_an_equivalent_in_the_tutorial(heads, settings, line):
-    with refused(f"to_haiku: the tutorial's module has {line}"):
+    with refusing(f"to_haiku: the tutorial's module has {line}"):
         to_haiku(ph.MultiHeadAttention(16, heads, **{"bias": True, **settings}))
 
 
@@ -185,5 +185,5 @@ def test_a_window_in_flax():
     pytest.importorskip("flax")
     from polyhead.jaxside import convert, nnx
 
-    with refused(WITHOUT):
+    with refusing(WITHOUT):
         convert.to_haiku(nnx.MultiHeadAttention(8, ph.Softmax(2), bias=True, window=3))

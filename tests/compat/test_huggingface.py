@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from some import some
 from tiny_transformers import COUNT, SMALL as LLAMA, drawn, foreign, tokens, transformers
 from torch import nn
@@ -207,7 +207,7 @@ def test_weights_are_unknown_if_another_operation_lies_between(part, hook, what)
     assert_close(taps[1].groups[0].code(), attentions(model, given)[1], rtol=1e-6, atol=1e-6)
     assert rebuilt(taps[0], 0, 1).shape == (24,)
     line = f"value_network: the {what} of layer model.layers.1.self_attn must be one linear map of known weights"
-    with refused(f"{line} but are not"):
+    with refusing(f"{line} but are not"):
         value_network(taps[1], -1, -1)
 
 
@@ -253,14 +253,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_attention_is_one_clear_line(name):
     model = make(name, torch.float32)
-    with refused(REFUSED[name]):
+    with refusing(REFUSED[name]):
         capture(model, inputs(name))
     assert model.config._attn_implementation != "polyhead"
 
 
 def test_our_own_heads_by_name_are_no_softmax():
     """Their code is not that of softmax heads with the same queries and keys."""
-    with refused("LlamaForCausalLM must run softmax attention but its heads are polyhead_hyla"):
+    with refusing("LlamaForCausalLM must run softmax attention but its heads are polyhead_hyla"):
         capture(foreign("polyhead_hyla"), tokens(1, 3))
 
 

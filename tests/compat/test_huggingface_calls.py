@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from torch import nn
 
 import polyhead as ph
@@ -54,13 +54,13 @@ def test_models_that_compute_attention_themselves_are_refused(script, kind):
     model, name = script.build(kind, None), "polyhead_linear"
     line = f"polyhead: {type(model).__name__} must call its attention through transformers' AttentionInterface for "
     for ask in (lambda: script.build(kind, name), lambda: model.set_attn_implementation(name)):
-        with refused(f"{line}'{name}' but computes it itself"):
+        with refusing(f"{line}'{name}' but computes it itself"):
             ask()
     given = script.inputs(kind)
     before = model(**given).logits
     model.config._attn_implementation = name
     if kind in ("bloom", "codegen", "xglm", "longformer"):
-        with refused("polyhead: "):
+        with refusing("polyhead: "):
             model(**given)
     else:  # no mask of ours comes in
         assert torch.equal(model(**given).logits, before)
@@ -105,7 +105,7 @@ def test_such_a_model_inside_a_supported_one_is_refused(script, inner):
     for module in before.modules():
         if isinstance(module, script.transformers.PreTrainedModel) and module is not before:
             module.config._attn_implementation = name
-    with refused("polyhead: "):
+    with refusing("polyhead: "):
         before(**ids)
 
 
@@ -142,7 +142,7 @@ def test_a_layer_that_computes_attention_itself_is_refused_in_the_first_pass(scr
     )
     ids = {"input_ids": torch.arange(4)[None]}
     for look in (lambda: model(**ids), lambda: hf.verify(model), lambda: copy.deepcopy(model)(**ids)):
-        with refused(line):
+        with refusing(line):
             look()
 
 
@@ -154,7 +154,7 @@ def test_attention_by_another_name(script):
         for layer in model.model.layers:
             layer.self_attn.__class__ = type("Mixer", (Silent if silent else type(layer.self_attn),), {})
         if silent:
-            with refused("'polyhead_hyla' but none of its layers does"):
+            with refusing("'polyhead_hyla' but none of its layers does"):
                 model(**ids)
         else:
             assert torch.equal(model(**ids).logits, script.build("llama", "polyhead_hyla")(**ids).logits)
@@ -205,5 +205,5 @@ def test_verify_counts_calls(script):
     methods = [getattr(kind, name) for name in names]
     guard()
     assert [getattr(kind, name) for name in names] == methods  # asked once, however often
-    with refused("verify: Transformer must be given inputs by name"):
+    with refusing("verify: Transformer must be given inputs by name"):
         hf.verify(own)

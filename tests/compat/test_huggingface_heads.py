@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from tiny_transformers import F64, foreign, hf, padded, positions, stepwise, tokens, transformers
 from torch import nn
 from torch.testing import assert_close
@@ -120,7 +120,7 @@ def test_dropout_is_of_the_code(name):
 @pytest.mark.parametrize("name", ["polyhead_softmax", "polyhead_hyla"])
 def test_attention_that_is_not_plain_is_one_clear_line(name):
     model, q = foreign(name, "gemma2", dtype=torch.float32), torch.zeros(1, 2, 3, 4)
-    with refused("polyhead: Gemma2Attention must be plain attention but softcap changes it"):
+    with refusing("polyhead: Gemma2Attention must be plain attention but softcap changes it"):
         model(tokens())
     for options, line in (
         ({"s_aux": q}, "must be plain attention but s_aux changes it"),
@@ -128,7 +128,7 @@ def test_attention_that_is_not_plain_is_one_clear_line(name):
         ({"attention_mask": torch.ones(1, 3)}, "must have masks (b h t s) but one is (1, 3)"),
         ({"attention_mask": torch.ones(1, 1, 3, 3).long()}, "must have masks that are boolean or floating but one is "),
     ):
-        with refused(f"polyhead: Module {line}"):
+        with refusing(f"polyhead: Module {line}"):
             named(name)(q, q, q, **options)
 
 
@@ -141,7 +141,7 @@ def test_options_that_would_be_ignored_are_refused():
         ({"attention_mask": low}, "-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"),
     ):
         for one in (model, hf.swap_heads(foreign(), [1], ph.Hyla(4))):
-            with refused(line):
+            with refusing(line):
                 one(ids, **options)
     counted = torch.tensor([[0, 1, 2, 0, 1, 2]])
     packed = model(ids, position_ids=counted, cu_seq_lens_q=edges, use_cache=False).logits
@@ -152,9 +152,9 @@ def test_names_that_stand_for_no_heads():
     """The line says what to do instead, when a model is made and later."""
     model = foreign()
     for ask in (foreign, model.set_attn_implementation):
-        with refused("polyhead: relational heads read more than q, k and v"):
+        with refusing("polyhead: relational heads read more than q, k and v"):
             ask("polyhead_relational")
-        with refused("did you mean 'polyhead_hyla'? (choose from polyhead_s"):
+        with refusing("did you mean 'polyhead_hyla'? (choose from polyhead_s"):
             ask("polyhead_hylas")
     with pytest.raises(AttributeError, match=r"^module 'polyhead.compat.huggingface' has no attribute 'nothing'$"):
         getattr(hf, "nothing")  # noqa: B009

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from safetensors.torch import load_file
 from tiny_transformers import F64, GREEDY, SMALL, drawn, hf, llama, padded, positions, stepwise, tokens, transformers
 from torch import nn
@@ -176,9 +176,9 @@ def test_no_other_implementation_for_a_model_that_holds_heads(tmp_path):
         lambda: auto.from_config(model.config, attn_implementation="sdpa"),
         lambda: auto.from_pretrained(tmp_path, attn_implementation="sdpa"),
     ):
-        with refused(line):
+        with refusing(line):
             ask()
-    with refused("must run softmax attention but its heads are polyhead_heads"):
+    with refusing("must run softmax attention but its heads are polyhead_heads"):
         hf.capture(model, tokens())  # which would read all layers as softmax attention
 
 
@@ -197,7 +197,7 @@ def test_new_heads_have_the_mode_of_their_layer_and_a_floating_dtype():
 
 def test_heads_may_have_another_width_than_their_share():
     model = llama(head_dim=4)
-    with refused("dim of Hyla must be 4 but is 8"):
+    with refusing("dim of Hyla must be 4 but is 8"):
         hf.swap_heads(model, None, ph.Hyla(4, dim=8))
     assert hf.swap_heads(model, None, ph.Hyla(4, dim=4))(tokens()).logits.shape == (2, 7, 50)
 
@@ -237,5 +237,5 @@ MISTAKES = {
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_clear_line(line):
-    with refused(line):
+    with refusing(line):
         MISTAKES[line]()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from tiny_transformers import hf, ours, tokens, transformers
 from torch.testing import assert_close
 
@@ -161,7 +161,7 @@ def test_images(tmp_path):
     assert torch.equal(out.logits, model.model(images)[:, 0])
     assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits, labels))
     assert torch.equal(again(images, return_dict=False)[0], out.logits)
-    with refused("PolyheadConfig: 3 labels but the model has 5 classes"):
+    with refusing("PolyheadConfig: 3 labels but the model has 5 classes"):
         hf.PolyheadConfig(config.transformer, num_labels=3)
 
 
@@ -213,7 +213,7 @@ MISTAKES = {
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_configuration_that_is_wrong_is_one_clear_line(line, tmp_path):
     folder = written(tmp_path, MISTAKES[line])
-    with refused(line):
+    with refusing(line):
         AUTO.from_pretrained(folder)
 
 
@@ -246,9 +246,9 @@ def test_inputs_that_are_refused():
         ({"input_ids": torch.tensor([[50]])}, "Transformer: tokens must be 0 to 49 but 50 came"),
         ({"input_ids": tokens(1, 25)}, "MultiHeadAttention: 25 positions but max_length is 24"),
     ):
-        with refused(line):
+        with refusing(line):
             model(**{"input_ids": ids, **given})
-    with refused("MultiHeadAttention: 25 positions but max_length is 24"):
+    with refusing("MultiHeadAttention: 25 positions but max_length is 24"):
         model.generate(tokens(1, 20), max_new_tokens=6, do_sample=False)
 
 

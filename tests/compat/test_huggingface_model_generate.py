@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
-from refusals import refused
+from refusals import refusing
 from tiny_transformers import hf
 from torch.testing import assert_close
 
@@ -113,7 +113,7 @@ def test_guessed_tokens_are_removed_from_the_cache():
     for name in ("softmax", "dual"):
         wanted = greedy(make(name).model, ids, steps=STEPS)
         assert torch.equal(generate(make(name), ids, prompt_lookup_num_tokens=3), wanted)
-    with refused("PolyheadCache: some heads keep a sum of earlier tokens"):
+    with refusing("PolyheadCache: some heads keep a sum of earlier tokens"):
         generate(make("sums"), ids, prompt_lookup_num_tokens=3)
 
 
@@ -132,9 +132,9 @@ def test_the_cache():
         cache.batch_select_indices(torch.tensor([3]))
         wanted = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
         assert_close(model(ids[1:, :1], past_key_values=cache).logits, wanted)
-    with refused("Cache: the cache of one sequence cannot become that of 2: "):
+    with refusing("Cache: the cache of one sequence cannot become that of 2: "):
         cache.batch_repeat_interleave(2)
-    with refused("PolyheadCache: crop takes minus the number of tokens to forget but 1 came"):
+    with refusing("PolyheadCache: crop takes minus the number of tokens to forget but 1 came"):
         cache.crop(1)
     cache.reset()
     assert cache.get_seq_length() == 0
@@ -156,7 +156,7 @@ def test_rows_of_a_cache_take_their_padding_along():
 
 
 def test_only_our_cache():
-    with refused("PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not 'static'"):
+    with refusing("PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not 'static'"):
         generate(make("softmax"), tokens(1, 3), cache_implementation="static")
 
 
@@ -167,7 +167,7 @@ def test_several_sequences_in_one_row():
     with torch.no_grad():
         both = model(torch.cat((a, b), 1), position_ids=positions).logits
         assert_close(both, torch.cat((model(a).logits, model(b).logits), 1))
-        with refused("PolyheadForCausalLM: sequences one after the other come in one row"):
+        with refusing("PolyheadForCausalLM: sequences one after the other come in one row"):
             model(tokens(2, 7), position_ids=positions.expand(2, -1))
         given = model(a, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
         assert not torch.allclose(given, model(a).logits)
@@ -181,7 +181,7 @@ def test_several_sequences_in_one_row():
             ({"cu_seq_lens_q": edges}, "position_ids that restart in each sequence were wanted, not only cu_seq_lens"),
             ({"attention_mask": 1 + (counted > 3)}, "attention_mask must be 1 at tokens and 0 at padding but has 2"),
         ):
-            with refused(line):
+            with refusing(line):
                 model(ids, **options)
         assert model._boundaries(torch.tensor([[0, 0, 1, 0, 0]])).tolist() == [0, 1, 3, 4, 5]  # some of one token
 
@@ -194,7 +194,7 @@ def test_a_mask_that_contradicts_the_cache():
             cache, where = PolyheadCache(2), (before.cumsum(1) - 1).clamp(min=0)
             given = {"past_key_values": cache, "use_cache": True}
             model(ids[:, :5], attention_mask=before[:, :5], position_ids=where[:, :5], **given)
-            with refused("PolyheadForCausalLM: attention_mask must be as before at the 5 "):
+            with refusing("PolyheadForCausalLM: attention_mask must be as before at the 5 "):
                 model(ids[:, 5:], attention_mask=now, position_ids=where[:, 5:], **given)
             y = model(ids[:, 5:], attention_mask=before, position_ids=where[:, 5:], **given).logits
             assert_close(y, model(ids, attention_mask=before, position_ids=where).logits[:, 5:])

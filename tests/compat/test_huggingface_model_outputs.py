@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from tiny_transformers import COUNT, hf, ours, tokens, transformers
 from torch.nn import functional as F
 from torch.testing import assert_close
@@ -102,7 +102,7 @@ def test_embeddings_in_place_of_tokens():
     other[:, 0] += 1  # no token's row
     assert not torch.allclose(model(inputs_embeds=other).logits, model(inputs_embeds=rows).logits)
     for wrong in ({}, {"input_ids": ids, "inputs_embeds": rows}):
-        with refused("input_ids (b t) or inputs_embeds (b t m) were wanted but "):
+        with refusing("input_ids (b t) or inputs_embeds (b t m) were wanted but "):
             model(**wrong)
 
 
@@ -141,7 +141,7 @@ def test_the_class_is_read_off_the_last_real_token(tmp_path):
     x = model.model(ids[:1])
     assert_close(alone[0], model.score(x)[0, -1])
     model.config.pad_token_id = None
-    with refused("PolyheadForSequenceClassification: attention_mask or config.pad_token_id"):
+    with refusing("PolyheadForSequenceClassification: attention_mask or config.pad_token_id"):
         model(ids)
     model.save_pretrained(tmp_path / "fine")
     again = auto.from_pretrained(tmp_path / "fine")
@@ -190,7 +190,7 @@ def test_a_model_with_classes_of_its_own_and_more_tokens(tmp_path):
     ],
 )
 def test_models_that_cannot_be_made(kind, line):
-    with refused(f"{kind}: {line}"):
+    with refusing(f"{kind}: {line}"):
         make(kind, inputs=ph.Vectors(3))
 
 

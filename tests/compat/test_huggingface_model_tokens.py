@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 
 from polyhead.config import Hyla, Rotary, Run, Softmax, Train, TransformerConfig
 from polyhead.models.generate.tokens import greedy
@@ -63,7 +63,7 @@ def test_bytes_know_nul():
 def test_other_codecs_are_one_clear_line():
     parts = ("count", "digest", "end", "encode", "encode_all", "decode", "pieces", "to_json")
     other = type("Sentences", (), {name: getattr(Bytes, name) for name in parts})()
-    with refused("tokenizer_of: bytes or a tokenizer.json was wanted but a Sentences came: "):
+    with refusing("tokenizer_of: bytes or a tokenizer.json was wanted but a Sentences came: "):
         tokenizer_of(other)
 
 
@@ -128,7 +128,7 @@ def test_a_run_on_images(tmp_path):
 
 def test_runs_that_are_no_language_model(tmp_path):
     short(FuzzyLogic(), tmp_path)
-    with refused("PolyheadForCausalLM: a causal model between Tokens and Logits"):
+    with refusing("PolyheadForCausalLM: a causal model between Tokens and Logits"):
         ours.from_run(tmp_path / "run")
     with pytest.raises(ValueError, match=r"^run folder: .* does not exist$"):
         ours.to_folder(tmp_path / "nothing", tmp_path / "out")

@@ -10,7 +10,7 @@ import inspect
 import pytest
 import timm_like
 import torch
-from refusals import refused
+from refusals import refusing
 from torch import nn
 from torch.testing import assert_close
 from torch_attention import rebuilt, scrambled
@@ -250,7 +250,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_clear_line(line):
-    with refused(line):
+    with refusing(line):
         MISTAKES[line]()
 
 
@@ -267,5 +267,5 @@ def test_a_model_with_attention_of_both_kinds():
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 def test_torchscript_is_refused_in_one_line():
-    with refused("Attention: TorchScript cannot compile it; use torch.compile or torch.export"):
+    with refusing("Attention: TorchScript cannot compile it; use torch.compile or torch.export"):
         torch.jit.script(drop_in(module()))

@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from torch import nn
 from torch.testing import assert_close
 from torch_attention import DIM, F64, HEADS, MIXED, B, S, causal, scrambled
@@ -75,7 +75,7 @@ def test_keys_of_a_context_are_computed_once(monkeypatch):
             found.append(model(x[:, 3:4], later))
             monkeypatch.undo()
             line = "MultiheadAttention: 5 keys as in its cache were wanted but 4 came"
-            with refused(line):
+            with refusing(line):
                 model(x[:, 4:5], memory[:, :4])
     assert torch.equal(*found)
 
@@ -128,7 +128,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_clear_line(line):
-    with refused(line):
+    with refusing(line):
         MISTAKES[line]()
 
 
@@ -192,7 +192,7 @@ CONFUSED = {
 @pytest.mark.parametrize("line", CONFUSED)
 def test_attention_that_changes_its_kind_or_its_keys_is_refused(line):
     first, then = (CALLS[name] for name in CONFUSED[line])
-    with refused(f"MultiheadAttention: {line}"):
+    with refusing(f"MultiheadAttention: {line}"):
         asked(first, then)
 
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from torch import nn
 from torch.testing import assert_close
 from torch_attention import DIM, F64, B, S, T, causal, own_layer, pair, rebuilt
@@ -90,7 +90,7 @@ def test_an_encoder_with_padding_runs_our_forward_in_all_layers(ran):
         assert len(ran) == 2
         assert_close(y[~PADDING], wanted[~PADDING], rtol=1e-5, atol=1e-6)
         ours.use_nested_tensor = True  # as where layers are put in by hand
-        with refused("a nested one came: set enable_nested_tensor=False"):
+        with refusing("a nested one came: set enable_nested_tensor=False"):
             ours(x, src_key_padding_mask=PADDING)
 
 
@@ -269,5 +269,5 @@ MISTAKES = {
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_clear_line(line):
-    with refused(line):
+    with refusing(line):
         MISTAKES[line]()

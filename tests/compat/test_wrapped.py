@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from refusals import refused
+from refusals import refusing
 from tiny_transformers import GREEDY, drawn, llama as plain, tokens
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -86,7 +86,7 @@ def test_heads_are_swapped_in_a_model_that_peft_has_wrapped():
     """Adapters stay where they are; heads that PEFT would not save are refused, and nothing is changed."""
     model = adapted(plain(torch.float32, std=None), target_modules=["q_proj", "v_proj"])
     before = model(IDS).logits
-    with refused("keeps them, but a PeftModel came"):
+    with refusing("keeps them, but a PeftModel came"):
         hf.swap_heads(model, [1], [ph.Softmax(2), ph.Relational(2)])
     assert torch.equal(model(IDS).logits, before)
     assert hf.swap_heads(model, [1], [ph.Softmax(2), ph.Hyla(2)]) is model
@@ -140,7 +140,7 @@ def test_a_group_of_the_heads_that_is_wrapped_is_used(how, eager):
         parameters, wrapped = groups[1].parameters(), model
         groups[1] = eager(groups[1]) if how == "compiled" else nn.Sequential(groups[1])
     if how == "through":
-        with refused("Sequential: relational heads must have a method features"):
+        with refusing("Sequential: relational heads must have a method features"):
             wrapped(IDS)
         return
     want_parameters = want.model.layers[1].self_attn.polyhead.groups[1].parameters()
@@ -196,13 +196,13 @@ def test_heads_that_disagree_with_the_configuration_are_an_error():
     heads, attention.polyhead = attention.polyhead, nn.Identity()
     wanted = "polyhead: layer 1 (LlamaAttention) must have the heads that its configuration holds but has "
     for came in ("a Identity without any", "none"):
-        with refused(wanted + came):
+        with refusing(wanted + came):
             model(IDS)
         if came != "none":
             del attention.polyhead
     attention.polyhead = heads
     model.model.layers[0].self_attn.polyhead = heads
-    with refused("polyhead: layer 0 (LlamaAttention) must have none of its own"):
+    with refusing("polyhead: layer 0 (LlamaAttention) must have none of its own"):
         model(IDS)
 
 
@@ -213,7 +213,7 @@ def test_a_layer_that_is_not_called_is_noticed():
         for look in (lambda model: model(IDS), hf.verify):
             model = hf.swap_heads(made("hyla"), [0], ph.Hyla(4))
             model.model.layers[layer].self_attn = Other(model.model.layers[layer].self_attn)
-            with refused(line):
+            with refusing(line):
                 look(model)
 
 
@@ -285,6 +285,6 @@ def test_attention_of_pytorch_that_is_wrapped_is_not_replaced(how):
         adapted(model, target_modules=[wrap])
     else:
         wrap(model.layers[0].self_attn)
-    with refused("replace: nn.MultiheadAttention"):
+    with refusing("replace: nn.MultiheadAttention"):
         torch_mha.replace(model, ph.Hyla(4))
     assert not any(isinstance(module, torch_mha.MultiheadAttention) for module in model.modules())

@@ -1,129 +1,111 @@
 """Decoding with a cache equals the pass over the whole sequence, for all heads, positions and symbols."""
 
+import functools
+import itertools
+
 import pytest
 import torch
 import zoo
+from refusals import refused
 from torch.testing import assert_close
 from zoo import make_layer as make
 
-from polyhead.config import (
-    Alibi,
-    Hyla,
-    Linear,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
-    Rotary,
-    Softmax,
-    SymbolicAttention,
-)
+import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
 T, M = 9, 48
+DUAL = [ph.Softmax(2), ph.Relational(2)]
 
 
-def in_pieces(layer, x, sizes, **options):
-    cache, pieces, first = LayerCache(), [], 0
-    for size in sizes:
-        assert cache.length == first
-        pieces.append(layer(x[:, first : first + size], cache=cache, **options))
-        first += size
-    assert cache.length == first == x.shape[1]
+def tokens(t, b=2):
+    return torch.randn(b, t, M, dtype=F64)
+
+
+def in_pieces(layer, x, sizes, given=lambda a, b: {}, cache=None):
+    """The output of one call after the other; the call of tokens `a` to `b` gets the arguments `given(a, b)`."""
+    cache, pieces = LayerCache() if cache is None else cache, []
+    for a, b in itertools.pairwise(itertools.accumulate(sizes, initial=0)):
+        pieces.append(layer(x[:, a:b], cache=cache, **given(a, b)))
+        assert cache.length == b
+    assert b == x.shape[1]
     return torch.cat(pieces, 1)
 
 
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_token_by_token_and_in_chunks(mixture, positions):
+    """Outputs and gradients."""
     layer = make(zoo.EVERY[mixture], causal=True, positions=zoo.POSITIONS[positions], qk_norm=positions == "alibi")
-    x = torch.randn(2, T, M, dtype=F64)
-    whole = layer(x)
-    assert_close(in_pieces(layer, x, [1, 1, 1, 3, 1, 2]), whole, atol=1e-10, rtol=1e-10)
+    x = tokens(T).requires_grad_()
+    whole, pieces = layer(x), in_pieces(layer, x, [1, 1, 1, 3, 1, 2])
+    assert_close(pieces, whole, atol=1e-10, rtol=1e-10)
+    grads = [torch.autograd.grad(y.square().sum(), x) for y in (pieces, whole)]
+    assert_close(*grads, atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_a_window_and_positions_that_are_given(mixture, positions):
     layer = make(zoo.EVERY[mixture], causal=True, window=3, positions=zoo.POSITIONS[positions])
-    x = torch.randn(2, T, M, dtype=F64)
+    x, cache = tokens(T), LayerCache()
     assert_close(in_pieces(layer, x, [2, 1, 5, 1]), layer(x), atol=1e-10, rtol=1e-10)
     where = torch.tensor([[0, 1, 3, 4, 5, 8, 9, 10, 12], [2, 3, 4, 5, 6, 7, 8, 9, 10]])
-    whole, cache, pieces = layer(x, positions=where), LayerCache(), []
-    for a, b in ((0, 4), (4, 5), (5, 9)):
-        pieces.append(layer(x[:, a:b], positions=where[:, a:b], cache=cache))
-    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
-    with pytest.raises(ValueError, match="with a cache, positions must be given in every call or in none"):
-        layer(x[:, :1], cache=cache)
+    pieces = in_pieces(layer, x, [4, 1, 4], lambda a, b: {"positions": where[:, a:b]}, cache)
+    assert_close(pieces, layer(x, positions=where), atol=1e-10, rtol=1e-10)
+    refused(lambda: layer(x[:, :1], cache=cache), "with a cache, positions must be given in every call or in none")
 
 
-@pytest.mark.parametrize("mixture", zoo.EVERY)
-def test_cross_attention_looks_at_its_context_once(mixture):
-    layer = make(zoo.EVERY[mixture], positions=RelativeBias(8, 8))
-    x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
+@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
+def test_cross_attention_reads_its_context_once(mixture, positions):
+    layer, cache = make(zoo.EVERY[mixture], positions=zoo.POSITIONS[positions]), LayerCache()
+    x, context, pieces = tokens(6), tokens(4), []
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])[:, None, None]
-    whole, cache, pieces = layer(x, context, mask=mask), LayerCache(), []
     for i in range(0, 6, 2):
         seen = context if i == 0 else torch.full_like(context, float("nan"))
         pieces.append(layer(x[:, i : i + 2], seen, mask=mask, cache=cache))
-    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
+    assert_close(torch.cat(pieces, 1), layer(x, context, mask=mask), atol=1e-10, rtol=1e-10)
     assert (cache.length, cache.cross.length) == (0, 6)
 
 
 def test_symbols_of_a_context_are_made_once():
-    layer, asked = make([Softmax(2), Relational(2)]), []
+    layer, asked, cache = make(DUAL), [], LayerCache()
     for module in (layer.symbols[0], layer.groups[1].value, layer.groups[1].k_rel):
         module.register_forward_hook(lambda module, *_: asked.append(module))
-    x, cache = torch.randn(2, 3, M, dtype=F64), LayerCache()
+    x = tokens(3)
     for i in range(3):
         layer(x[:, i : i + 1], x, cache=cache)
     assert asked == [layer.symbols[0], layer.groups[1].k_rel, layer.groups[1].value]
 
 
-def test_rotary_cross_attention_goes_on_counting():
-    layer = make([Softmax(2), Relational(2)], positions=Rotary())
-    x, context = torch.randn(2, 6, M, dtype=F64), torch.randn(2, 4, M, dtype=F64)
-    cache = LayerCache()
-    pieces = [layer(x[:, i : i + 1], context, cache=cache) for i in range(6)]
-    assert_close(torch.cat(pieces, 1), layer(x, context), atol=1e-10, rtol=1e-10)
-
-
 def test_symbols_that_are_given_are_those_of_the_new_tokens():
-    layer = make([Softmax(2), Relational(2), Relational(2)], causal=True, own_symbols=False)
-    x, by_key, table = (torch.randn(*shape, dtype=F64) for shape in ((2, T, M), (1, T, M), (5, M)))
-    whole, cache, pieces = layer(x, symbols=[None, by_key, table]), LayerCache(), []
-    for a, b in ((0, 4), (4, 5), (5, 9)):
-        pieces.append(layer(x[:, a:b], symbols=[None, by_key[:, a:b], table], cache=cache))
-    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
+    layer = make([*DUAL, ph.Relational(2)], causal=True, own_symbols=False)
+    x, by_key, table = tokens(T), tokens(T, b=1), torch.randn(5, M, dtype=F64)
+    pieces = in_pieces(layer, x, [4, 1, 4], lambda a, b: {"symbols": [None, by_key[:, a:b], table]})
+    assert_close(pieces, layer(x, symbols=[None, by_key, table]), atol=1e-10, rtol=1e-10)
 
 
-def test_masks_and_dropout_cover_all_keys():
-    layer = make([Softmax(2), Relational(2)], causal=True)
-    x, mask = torch.randn(2, T, M, dtype=F64), torch.rand(2, 1, 1, T) > 0.3
-    keep = (torch.rand(1, 4, T, T) > 0.3).to(F64)
-    whole, cache, pieces = layer(x, mask=mask, keep=keep), LayerCache(), []
-    for a, b in ((0, 4), (4, 5), (5, 9)):
-        pieces.append(layer(x[:, a:b], mask=mask[..., :b], keep=keep[:, :, a:b, :b], cache=cache))
-    assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=1e-10)
-    with pytest.raises(
-        ValueError, match=r"mask must broadcast to \(b h t s\) = \(2, 4, 1, 10\) but is \(1, 1, 1, 9\)"
-    ) as e:
-        layer(x[:, :1], mask=torch.ones(1, 1, 1, T).bool(), cache=cache)
-    assert "\n" not in str(e.value)
+@pytest.mark.parametrize("window", [None, 3])
+def test_masks_biases_and_dropout_cover_all_keys(window):
+    layer, x, cache = make([*DUAL, ph.Hyla(2)], causal=True, window=window), tokens(T), LayerCache()
+    whole = {"mask": torch.rand(2, 1, T, T) > 0.3, "keep": (torch.rand(1, 6, T, T) > 0.3).to(F64)}
+    whole["bias"] = torch.randn(1, 6, T, T, dtype=F64)
 
+    def given(a, b):
+        return {name: rows[:, :, a:b, :b] for name, rows in whole.items()}
 
-def test_gradients_go_through_a_cache():
-    layer = make([Softmax(2), Relational(2)], causal=True)
-    x = torch.randn(2, T, M, dtype=F64, requires_grad=True)
-    wanted = torch.autograd.grad(layer(x).square().sum(), x)
-    assert_close(torch.autograd.grad(in_pieces(layer, x, [4, 5]).square().sum(), x), wanted)
+    assert_close(in_pieces(layer, x, [4, 1, 4], given, cache), layer(x, **whole), atol=1e-10, rtol=1e-10)
+    by_offset = torch.randn(6, 2 * T - 1, dtype=F64)  # column j - i + T - 1
+    pieces = in_pieces(layer, x, [5, 1, 3], lambda a, b: {"bias": by_offset[:, T - b : T - b + (b - a) + b - 1]})
+    assert_close(pieces, layer(x, bias=by_offset), atol=1e-10, rtol=1e-10)
+    call = functools.partial(layer, x[:, :1], mask=torch.ones(1, 1, 1, 3).bool(), cache=cache)
+    refused(call, r"mask must broadcast to \(b h t s\) = \(2, 6, 1, 10\) but is \(1, 1, 1, 3\)")
 
 
 @pytest.mark.parametrize(
-    "source", [SymbolicAttention(), PositionSymbols(), RelativeSymbols(distance=2), RelationalSymbols(neighbours=3)]
+    "source",
+    [ph.SymbolicAttention(), ph.PositionSymbols(), ph.RelativeSymbols(distance=2), ph.RelationalSymbols(neighbours=3)],
 )
-def test_sources_of_symbols_go_on(source):
+def test_sources_of_symbols_continue_from_a_cache(source):
     torch.manual_seed(0)
     module = build_symbols(source, 16, causal=True, max_length=16)
     x, cache = torch.randn(2, T, 16), LayerCache()
@@ -138,127 +120,122 @@ def test_one_memory_for_each_layer():
     assert cache[1].cross is cache[1].cross is not cache[2].cross
     cache[0].length += 4
     assert cache.length == 4
-    with pytest.raises(ValueError, match="layers must be at least 1 but is 0"):
-        Cache(0)
+    refused(lambda: Cache(0), "layers must be at least 1 but is 0")
 
 
-def test_it_keeps_what_it_must_and_no_more():
+def test_only_the_last_tokens_stay_stored():
     cache = LayerCache()
     for i in range(5):
         assert cache.last("x", torch.full((1, 2, 3), float(i)), 3).shape[1] == min(2 * i, 3) + 2
     assert cache.last("x", torch.zeros(1, 1, 3), 3)[0, :, 0].tolist() == [3, 4, 4, 0]
     cache.extend("k", torch.zeros(2, 3, 4))
-    with pytest.raises(ValueError, match=r"stored k is \(b s \.\.\.\) = \(2, 3, 4\) but new k is \(1, 1, 4\)"):
-        cache.extend("k", torch.zeros(1, 1, 4))
+    call = functools.partial(cache.extend, "k", torch.zeros(1, 1, 4))
+    refused(call, r"stored k is \(b s \.\.\.\) = \(2, 3, 4\) but new k is \(1, 1, 4\)")
 
 
-def test_attention_that_cannot_be_cached_says_so():
-    x = torch.randn(1, 3, M, dtype=F64)
-    with pytest.raises(ValueError, match="attention with a cache must be causal"):
-        make([Softmax(4)])(x, cache=LayerCache())
-    with pytest.raises(ValueError, match="attention with a cache must not be causal, to another sequence"):
-        make([Softmax(4)], causal=True)(x, x, cache=LayerCache())
-    layer = make([Softmax(4)], causal=True, positions=Rotary())
-    cache = LayerCache()
-    layer(torch.randn(1, 16, M, dtype=F64), cache=cache)
-    with pytest.raises(ValueError, match="17 positions but max_length is 16"):
-        layer(x[:, :1], cache=cache)
+def test_attention_that_cannot_be_cached_is_refused():
+    x, cache, full = tokens(3), LayerCache(), LayerCache()
+    plain, causal = make(DUAL), make(DUAL, causal=True, positions=ph.Rotary())
+    causal(tokens(16), cache=full)
+    plain(x, x[:, :2], cache=cache)
+    for call, text in (
+        (lambda: plain(x, cache=LayerCache()), "attention with a cache must be causal"),
+        (lambda: causal(x, x, cache=LayerCache()), "attention with a cache must not be causal, to another sequence"),
+        (lambda: causal(x[:, :1], cache=full), "17 positions but max_length is 16"),
+        (lambda: plain(x, x, cache=cache), "the cache is that of a context of 2 tokens but one of 3 came$"),
+    ):
+        refused(call, text)
 
 
+# ---------------------------------------------------------------------- sums of linear heads
 @pytest.mark.parametrize("positions", ["none", "rotary"])
 def test_linear_heads_keep_a_sum_that_does_not_grow(positions):
-    """Of keys of all kinds of heads every token's would be there: 2 samples, 4 heads, widths 12 and 12, 8 bytes."""
-    heads = [Linear(2, act="relu"), Linear(2, kv_heads=1, dim=6)]
+    """2 samples, 4 heads, widths 12 and 12, 8 bytes; other heads would keep every token."""
+    heads = [ph.Linear(2, act="relu"), ph.Linear(2, kv_heads=1, dim=6)]
     layer = make(heads, causal=True, positions=zoo.POSITIONS[positions])
-    x, cache, sizes = torch.randn(2, 14, M, dtype=F64), LayerCache(), []
-    pieces = []
+    x, cache = tokens(14), LayerCache()
     for first, last in ((0, 4), (4, 5), (5, 6), (6, 14)):
-        pieces.append(layer(x[:, first:last], cache=cache))
-        sizes.append(cache.nbytes)
-    assert_close(torch.cat(pieces, 1), layer(x), atol=1e-10, rtol=1e-10)
-    assert sizes == [2 * (2 * 12 * 12 + 1 * 6 * 12) * 8] * 4
+        assert_close(layer(x[:, first:last], cache=cache), layer(x)[:, first:last], atol=1e-10, rtol=1e-10)
+        assert cache.nbytes == 2 * (2 * 12 * 12 + 1 * 6 * 12) * 8
 
 
 def test_heads_whose_codes_need_every_key_keep_them():
-    x = torch.randn(2, 4, M, dtype=F64)
+    x = tokens(4)
     for heads, options in (
-        ([Linear(4, normalise="rms_heads")], {}),
-        ([Linear(4)], {"window": 2}),
-        ([Linear(4)], {"positions": Alibi()}),
-        ([Softmax(4)], {}),
-        ([Linear(2), Softmax(2, share=True)], {}),
-        ([Softmax(2), Linear(2, share=True)], {}),
+        ([ph.Linear(4, normalise="rms_heads")], {}),
+        ([ph.Linear(4)], {"window": 2}),
+        ([ph.Linear(4)], {"positions": ph.Alibi()}),
+        ([ph.Softmax(4)], {}),
+        ([ph.Linear(2), ph.Softmax(2, share=True)], {}),
+        ([ph.Softmax(2), ph.Linear(2, share=True)], {}),
     ):
         layer, cache = make(heads, causal=True, **options), LayerCache()
-        whole = torch.cat([layer(x[:, :2], cache=cache), layer(x[:, 2:], cache=cache)], 1)
-        assert_close(whole, layer(x), atol=1e-10, rtol=1e-10)
+        assert_close(in_pieces(layer, x, [2, 2], cache=cache), layer(x), atol=1e-10, rtol=1e-10)
         tensors = 1.5 if len(heads) == 2 else 2  # keys that are shared are kept once
-        tokens = 1 if "window" in options else 4
-        assert cache.nbytes == tensors * 2 * tokens * M * 8
+        assert cache.nbytes == tensors * 2 * (1 if "window" in options else 4) * M * 8
 
 
-@pytest.mark.parametrize("given", ["mask", "bias", "keep"])
-def test_what_reaches_single_keys_is_given_from_the_first_call_on(given):
-    layer, x = make([Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
-    whole = {"mask": torch.rand(2, 1, 1, 5) > 0.4, "bias": torch.randn(1, 4, 5, 5, dtype=F64)}
-    whole["keep"] = (torch.rand(1, 4, 5, 5) > 0.4).to(F64)
-    cache, pieces = LayerCache(), []
-    for a, b in ((0, 3), (3, 5)):
-        rows = whole[given] if given == "mask" else whole[given][:, :, a:b]
-        pieces.append(layer(x[:, a:b], cache=cache, **{given: rows[..., :b]}))
-    assert_close(torch.cat(pieces, 1), layer(x, **{given: whole[given]}), atol=1e-10, rtol=1e-10)
+GIVEN = {
+    "mask": (torch.arange(5) != 2).view(1, 1, 1, 5),
+    "bias": torch.arange(100.0, dtype=F64).view(1, 4, 5, 5).sin(),
+    "keep": (torch.arange(100) % 3 > 0).to(F64).view(1, 4, 5, 5),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on(name):
+    layer, x, whole = make([ph.Linear(4)], causal=True), tokens(5), GIVEN[name]
+
+    def given(a, b):
+        return {name: whole[..., :b] if name == "mask" else whole[:, :, a:b, :b]}
+
+    assert_close(in_pieces(layer, x, [3, 2], given), layer(x, **{name: whole}), atol=1e-10, rtol=1e-10)
     cache = LayerCache()
     layer(x[:, :3], cache=cache)
-    with pytest.raises(ValueError, match="linear heads keep the sum of earlier tokens, not each of them, so bias, mas"):
-        layer(x[:, 3:4], cache=cache, **{given: whole[given][:, :, -1:, :4]})
+    call = functools.partial(layer, x[:, 3:4], cache=cache, **given(3, 4))
+    refused(call, "linear heads keep the sum of earlier tokens, not each of them, so bias, mas")
 
 
 def test_codes_and_taps_need_every_key():
-    layer, x = make([Linear(4)], causal=True), torch.randn(2, 5, M, dtype=F64)
-    cache, codes, taps = LayerCache(), [], []
+    layer, x = make([ph.Linear(4)], causal=True), tokens(5)
+    cache, taps, whole = LayerCache(), [], layer(x, return_code=True)[1]
     for a, b in ((0, 3), (3, 5)):
-        codes.append(layer(x[:, a:b], cache=cache, return_code=True, taps=taps)[1])
-    whole = layer(x, return_code=True)[1]
-    assert_close(codes[1], whole[:, :, 3:])
-    assert_close(taps[1].groups[0].code(), whole[:, :, 3:])
+        code = layer(x[:, a:b], cache=cache, return_code=True, taps=taps)[1]
+    for found in (code, taps[1].groups[0].code()):
+        assert_close(found, whole[:, :, 3:])
 
 
-def test_gradients_go_through_a_sum():
-    layer = make([Linear(4, act="gelu")], causal=True, positions=Rotary())
-    x = torch.randn(2, T, M, dtype=F64, requires_grad=True)
-    wanted = torch.autograd.grad(layer(x).square().sum(), x)
-    assert_close(torch.autograd.grad(in_pieces(layer, x, [4, 1, 4]).square().sum(), x), wanted)
-
-
+# ---------------------------------------------------------------------- padding, other orders
 def test_padding_stays_hidden():
-    """What the cache was told of the first tokens holds for all calls; what it was not told is real."""
-    layer = make([Linear(2), Softmax(2), Linear(2, normalise="rms_heads"), Hyla(2)], causal=True, positions=Rotary())
-    x, mask = torch.randn(2, 8, M, dtype=F64), torch.ones(2, 8, dtype=torch.bool)
+    """Padding that one call announces stays masked in all later calls; tokens without a mask are real."""
+    heads = [ph.Linear(2), ph.Softmax(2), ph.Linear(2, normalise="rms_heads"), ph.Hyla(2)]
+    layer, x = make(heads, causal=True, positions=ph.Rotary()), tokens(8)
+    mask, more = torch.ones(2, 8, dtype=torch.bool), torch.rand(2, 1, 8, 8) > 0.3
     mask[0, :2] = mask[1, 4:6] = False
-    for told in (((0, 3), (3, 6), (6, 8)), ((0, 6), (6, 7), (7, 8))):
-        cache, pieces = Cache(1), []
-        for a, b in told:
-            cache.expect(None if mask[:, a:b].all() else mask[:, a:b], x[:, a:b])
-            pieces.append(layer(x[:, a:b], cache=cache[0]))
-        assert_close(torch.cat(pieces, 1), layer(x, mask=mask[:, None, None]), atol=1e-10, rtol=1e-10)
+
+    def expect(cache, a, b):
+        cache.expect(None if mask[:, a:b].all() else mask[:, a:b], x[:, a:b])
+        return {}
+
+    for sizes in ([3, 3, 2], [6, 1, 1]):
+        cache = Cache(1)
+        pieces = in_pieces(layer, x, sizes, functools.partial(expect, cache), cache[0])
+        assert_close(pieces, layer(x, mask=mask[:, None, None]), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
-    more, cache, pieces = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)) > 0.3, Cache(1), []
-    for a, b in told:  # and a mask of the caller's hides what it hides beside the padding
-        cache.expect(mask[:, a:b], x[:, a:b])
-        pieces.append(layer(x[:, a:b], mask=more[:, :, a:b, :b], cache=cache[0]))
-    assert_close(torch.cat(pieces, 1), layer(x, mask=more & mask[:, None, None]), atol=1e-10, rtol=1e-10)
+    cache = Cache(1)  # a mask of the caller hides more
+    pieces = in_pieces(layer, x, sizes, lambda a, b: expect(cache, a, b) | {"mask": more[:, :, a:b, :b]}, cache[0])
+    assert_close(pieces, layer(x, mask=more & mask[:, None, None]), atol=1e-10, rtol=1e-10)
     cache = Cache(1)
     layer(x[:, :4], cache=cache[0])
     cache.expect(mask[:, 4:], x[:, 4:])  # padding only later
     assert_close(layer(x[:, 4:], cache=cache[0])[1:], layer(x, mask=mask[:, None, None])[1:, 4:])
-    with pytest.raises(ValueError, match="Cache: 2 sequences were wanted but 1 came"):
-        cache.expect(None, x[:1])
+    refused(lambda: cache.expect(None, x[:1]), "Cache: 2 sequences were wanted but 1 came")
 
 
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_sequences_in_another_order(mixture):
-    """The rows of a beam search: some go on twice, some end.  Positions and symbols that all share stay."""
-    layer = make(zoo.EVERY[mixture], causal=True, positions=Rotary())
+    """The rows of a beam search: some are continued twice, some end.  Shared positions and symbols stay."""
+    layer = make(zoo.EVERY[mixture], causal=True, positions=ph.Rotary())
     x, rows = torch.randn(4, 6, M, dtype=F64), torch.tensor([2, 0, 0])
     cache = Cache(1)
     cache.reorder(rows)  # nothing yet
@@ -272,22 +249,12 @@ def test_sequences_in_another_order(mixture):
     assert_close(layer(x[rows, 4:], cache=cache[0]), wanted[:, 4:], atol=1e-10, rtol=1e-10)
 
 
-def test_what_is_kept_of_a_context_is_reordered_too():
-    layer = make([Softmax(2), Relational(2)])
-    x, context, rows = torch.randn(3, 4, M, dtype=F64), torch.randn(3, 5, M, dtype=F64), torch.tensor([1, 1, 0])
-    cache = Cache(1)
+def test_cached_tensors_of_a_context_are_reordered_too():
+    layer, x, context, rows = make(DUAL), tokens(4, b=3), tokens(5, b=3), torch.tensor([1, 1, 0])
+    cache, one = Cache(1), Cache(1)
     layer(x[:, :2], context, cache=cache[0])
     cache.reorder(rows)
     y = layer(x[rows, 2:], torch.full_like(context, float("nan")), cache=cache[0])
     assert_close(y, layer(x[rows], context[rows])[:, 2:], atol=1e-10, rtol=1e-10)
-    cache = Cache(1)
-    layer(x[:1], x[:1], cache=cache[0])
-    with pytest.raises(ValueError, match=r"^Cache: the cache of one sequence cannot become that of 3: repeat"):
-        cache.reorder(rows)
-
-
-def test_a_context_of_another_length_is_refused():
-    layer, cache, x = make([Softmax(2), Hyla(2)]), LayerCache(), torch.randn(2, 3, M, dtype=F64)
-    layer(x, x[:, :2], cache=cache)
-    with pytest.raises(ValueError, match=r"the cache is that of a context of 2 tokens but one of 3 came$"):
-        layer(x, x, cache=cache)
+    layer(x[:1], x[:1], cache=one[0])
+    refused(lambda: one.reorder(rows), "^Cache: the cache of one sequence cannot become that of 3: repeat")

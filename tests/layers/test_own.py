@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from refusals import refused
 from torch import nn
 from torch.testing import assert_close
 
@@ -21,7 +22,7 @@ F64 = torch.float64
 
 @dataclass(frozen=True)
 class Slopes(ph.Position):
-    """ALiBi, written as one's own, with a slope that is learned."""
+    """ALiBi as a user may write it, with a learned slope."""
 
     def parameters(self, heads, dim, max_length):
         return {"slope": 0.5 ** torch.arange(1, heads + 1)}
@@ -32,7 +33,7 @@ class Slopes(ph.Position):
 
 @dataclass(frozen=True)
 class Turns(ph.Position):
-    """Rotary positions, written as one's own."""
+    """Rotary positions as a user may write them."""
 
     def rotate(self, own, x, positions):
         return ph.ops.rope(x, positions[..., None])
@@ -99,15 +100,17 @@ def test_with_a_cache_and_where_they_end(own):
     cache = Cache(2)
     parts = [model(x[:, a:b], cache=cache) for a, b in ((0, 5), (5, 6), (6, 12))]
     assert_close(torch.cat(parts, 1), model(x))
-    assert not torch.allclose(model(x), build()(x))  # what it says is heard
+    assert not torch.allclose(model(x), build()(x))  # the positions have an effect
+    assigned = ph.Transformer(model.config, device="meta", dtype=F64).eval()
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    assert_close(assigned(x), model(x))
     ends = isinstance(own, Table)
     assert reach(model.config) == (12 if ends else None)
     if ends:
-        with pytest.raises(ValueError, match="Table: positions must be below max_length = 12 but reach 12"):
-            model(torch.randint(7, (1, 13)))
+        refused(lambda: model(torch.randint(7, (1, 13))), "Table: positions must be below max_length = 12 but reach 12")
 
 
-def test_they_are_files_with_a_name_and_begin_and_decay_as_told():
+def test_they_are_registered_saved_initialised_and_decayed():
     assert {ph.register(kind) for kind in (Slopes, Bilinear)} == {Slopes, Bilinear}
     assert extensions.added("positions") == {"Slopes": Slopes}
     assert extensions.added("feedforwards") == {"Bilinear": Bilinear}
@@ -129,39 +132,24 @@ def test_they_are_files_with_a_name_and_begin_and_decay_as_told():
     assert layer[0].bias.any()  # our presets would make it 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"positions": ph.Position()}, "^Position: positions have one method of bias, rotate, vectors but it has none"),
-        ({"feedforward": ph.FeedForward()}, r"^FeedForward: a feed-forward layer has a method module\(dim\)"),
-    ],
-)
-def test_what_says_nothing_is_refused(changes, text):
-    with pytest.raises(ValueError, match=text):
-        build(**changes)
+@dataclass(frozen=True)
+class Wide(Slopes):
+    def bias(self, own, distance):
+        return distance.double()
 
 
-def test_files_and_layers_refuse_what_they_cannot_use():
+def test_unusable_parts_are_refused():
     values = to_dict(SETTINGS)
-    with pytest.raises(ValueError, match='positions: "kind" is missing'):
-        from_dict({**values, "positions": {"theta": 3.0}})
-    with pytest.raises(ValueError, match="positions: unknown kind 'Rotory'; did you mean 'Rotary'"):
-        from_dict({**values, "positions": {"kind": "Rotory"}})
-    with pytest.raises(ValueError, match="MultiHeadAttention: positions must be Rotary"):
-        ph.MultiHeadAttention(8, ph.Softmax(2), positions=Table())
-    turned = dataclasses.make_dataclass("Wide", [], bases=(Slopes,), frozen=True)
-    turned.bias = lambda self, own, distance: distance.double()
-    with pytest.raises(ValueError, match=r"Wide: bias must be \(2, 9\) \(heads, then distances\) but is \(9,\)"):
-        ph.MultiHeadAttention(8, ph.Softmax(2), positions=turned())(torch.randn(1, 5, 8))
-
-    @dataclass(frozen=True)
-    class Local(Turns):
-        pass
-
-    task = ph.tasks.FuzzyLogic(length=6)
-    model = ph.TransformerConfig(*task.ends, dim=8, heads=ph.Softmax(2), positions=Local())
-    with pytest.raises(ValueError, match=r"train: .*Local of .* cannot be found again by its name"):
-        ph.train.run(ph.Run(name="x", task=task, model=model, folder="never"), progress=False)
+    wide = ph.MultiHeadAttention(8, ph.Softmax(2), positions=Wide())
+    for call, text in (
+        (lambda: build(positions=ph.Position()), "Position: positions have one method of bias, rotate, vectors but"),
+        (lambda: build(feedforward=ph.FeedForward()), r"FeedForward: a feed-forward layer has a method module\(dim\)"),
+        (lambda: from_dict({**values, "positions": {"theta": 3.0}}), 'positions: "kind" is missing'),
+        (lambda: from_dict({**values, "positions": {"kind": "Rotory"}}), "positions: unknown kind 'Rotory'; did you"),
+        (lambda: ph.MultiHeadAttention(8, ph.Softmax(2), positions=Table()), "^MultiHeadAttention: positions must be"),
+        (lambda: wide(torch.randn(1, 5, 8)), r"Wide: bias must be \(2, 9\) \(heads, then distances\) but is \(9,\)"),
+    ):
+        refused(call, text)
 
 
 CONSTANT = torch.zeros(2)

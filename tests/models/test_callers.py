@@ -1,5 +1,4 @@
-"""Whoever calls the transformer: a compiler, an exporter, vmap, checkpointing, backward passes twice and of backward
-passes."""
+"""The transformer under a compiler, an exporter, vmap and checkpointing; repeated and second backward passes."""
 
 import copy
 import io
@@ -13,48 +12,30 @@ from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
 
+import polyhead as ph
 from polyhead import config
 from polyhead.compat.torch_mha import replace as replace_attention
-from polyhead.config import (
-    Experts,
-    Hyla,
-    Linear,
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelativeBias,
-    Rotary,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-    Values,
-    Vectors,
-)
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.block import TransformerBlock
 from polyhead.layers.cache import Cache
-from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
-TILED = (Hyla(1, impl="blocked"), Relational(1, impl="blocked", relation_act="tanh"))
-ALL = [*zoo.FEW["all 3"], *TILED, Relational(1, share=True, impl="reference")]
+TILED = (ph.Hyla(1, impl="blocked"), ph.Relational(1, impl="blocked", relation_act="tanh"))
+ALL = [*zoo.FEW["all 3"], *TILED, ph.Relational(1, share=True, impl="reference")]
 DIM = zoo.width(ALL)
-PICKS = Relational(1, symbols=SymbolicAttention())
-READS = TransformerConfig(
-    Vectors(5), Values(2), dim=24, layers=2, heads=[Hyla(2), PICKS, Softmax(1)], positions=Rotary()
+PICKS = ph.Relational(1, symbols=ph.SymbolicAttention())
+READS = ph.TransformerConfig(
+    ph.Vectors(5), ph.Values(2), dim=24, layers=2, heads=[ph.Hyla(2), PICKS, ph.Softmax(1)], positions=ph.Rotary()
 )
-WRITES = replace(READS, inputs=Tokens(7), outputs=Logits(7), causal=True, positions=RelativeBias(8))
+WRITES = replace(READS, inputs=ph.Tokens(7), outputs=ph.Logits(7), causal=True, positions=ph.RelativeBias(8))
 WRITES = replace(WRITES, heads=zoo.FEW["all 1"], dim=zoo.width(zoo.FEW["all 1"]))
 
 
 def build(settings, dtype=F64):
     torch.manual_seed(0)
-    return Transformer(settings, dtype=dtype).eval()
+    return ph.Transformer(settings, dtype=dtype).eval()
 
 
 def inputs_of(settings, t, b=2):
-    return torch.randint(7, (b, t)) if isinstance(settings.inputs, Tokens) else torch.randn(b, t, 5, dtype=F64)
+    return torch.randint(7, (b, t)) if isinstance(settings.inputs, ph.Tokens) else torch.randn(b, t, 5, dtype=F64)
 
 
 def one_graph(model, call, lengths):
@@ -75,7 +56,7 @@ def cu_seqlens(t):
 
 @pytest.mark.compile
 def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
-    """What the ops do without a limit is in the tests of each, what tiles do in ops/test_parity.py."""
+    """Ops without limits are in the tests of each op, tiles in ops/test_parity.py."""
     heads = zoo.FEW["all 3"]
     settings = replace(READS, dim=zoo.width(heads), layers=1, heads=heads, causal=True, window=5, max_length=16)
     model = build(settings)
@@ -121,9 +102,9 @@ def test_onnx_takes_any_batch_and_length(tmp_path):
 def test_int8_weights_of_torchao_are_those_that_every_layer_uses():
     """Forward pass, cross-attention, cache and taps; its own rounding is at most half a step."""
     torchao = pytest.importorskip("torchao.quantization")
-    heads, ends = [Softmax(2), Hyla(2), Relational(2)], (Tokens(7), Logits(7))
-    encoder = TransformerConfig(*ends, dim=48, layers=1, heads=heads)
-    model = build(replace(encoder, causal=True, positions=Rotary(), encoder=encoder), torch.float32)
+    heads, ends = [ph.Softmax(2), ph.Hyla(2), ph.Relational(2)], (ph.Tokens(7), ph.Logits(7))
+    encoder = ph.TransformerConfig(*ends, dim=48, layers=1, heads=heads)
+    model = build(replace(encoder, causal=True, positions=ph.Rotary(), encoder=encoder), torch.float32)
     int8, wanted = copy.deepcopy(model), copy.deepcopy(model)
     torchao.quantize_(int8, torchao.Int8WeightOnlyConfig(version=2))
     for name, layer in wanted.named_modules():
@@ -156,7 +137,7 @@ def test_torchscript_is_refused_in_one_line_wherever_a_layer_stands():
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own kernels take one sample at a time
 @pytest.mark.parametrize("settings", [READS, WRITES], ids=["encoder", "decoder"])
 def test_vmap_over_inputs_and_over_models(settings):
-    models = [build(settings), Transformer(settings, dtype=F64).eval()]
+    models = [build(settings), ph.Transformer(settings, dtype=F64).eval()]
     xs = torch.stack([inputs_of(settings, 6) for _ in range(3)])
     assert_close(vmap(models[0])(xs), torch.stack([models[0](x) for x in xs]))
     parameters, buffers = stack_module_state(models)
@@ -165,7 +146,7 @@ def test_vmap_over_inputs_and_over_models(settings):
 
 
 # -------------------------------------------------------------------------------------------------------- checkpointing
-DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=Experts(3, 2, hidden=8))
+DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=ph.Experts(3, 2, hidden=8))
 
 
 def loss_and_gradients(model, x):
@@ -193,14 +174,14 @@ def test_checkpointing_changes_no_bit():
 
 
 TILES = (
-    *(Hyla(1, impl="blocked"), Linear(1, impl="chunked"), Softmax(1, impl="sdpa")),
-    Relational(1, impl="blocked", relation_act="tanh", symbols=PositionSymbols()),
+    *(ph.Hyla(1, impl="blocked"), ph.Linear(1, impl="chunked"), ph.Softmax(1, impl="sdpa")),
+    ph.Relational(1, impl="blocked", relation_act="tanh", symbols=ph.PositionSymbols()),
 )
 
 
 @pytest.mark.parametrize("heads", TILES, ids=lambda heads: type(heads).__name__)
 def test_checkpointing_changes_no_bit_of_tiles(heads):
-    """It hands out what a forward pass saved once only."""
+    """Checkpointing returns each saved tensor once only."""
     settings = replace(READS, dim=6, layers=1, heads=(heads,), causal=True, max_length=6)
     x = inputs_of(settings, 6).requires_grad_()
     plain, again = build(settings).train(), build(replace(settings, checkpoint=True)).train()
@@ -209,7 +190,7 @@ def test_checkpointing_changes_no_bit_of_tiles(heads):
 
 
 def test_checkpointing_saves_memory():
-    """What autograd keeps of four blocks: their inputs only."""
+    """Of four blocks autograd keeps the inputs only."""
 
     def kept(settings):
         model, x = build(replace(settings, layers=4)).train(), inputs_of(settings, 16)
@@ -235,8 +216,8 @@ def test_checkpointing_saves_memory():
 def test_gradients_are_the_same_twice(packed):
     """To the bit, and without an operation that PyTorch knows to be otherwise."""
     torch.manual_seed(0)
-    layer = MultiHeadAttention(DIM, ALL, causal=True, positions=RelativeBias(8), window=5, max_length=16)
-    block = TransformerBlock(layer, torch.nn.Linear(DIM, DIM))
+    layer = ph.MultiHeadAttention(DIM, ALL, causal=True, positions=ph.RelativeBias(8), window=5, max_length=16)
+    block = ph.TransformerBlock(layer, torch.nn.Linear(DIM, DIM))
     x, given = torch.randn(1, 12, DIM, requires_grad=True), {"cu_seqlens": cu_seqlens(12)} if packed else {}
     torch.use_deterministic_algorithms(True)
     try:
@@ -246,11 +227,13 @@ def test_gradients_are_the_same_twice(packed):
     assert all(torch.equal(a, b) for a, b in some(zip(first, second, strict=True)))
 
 
-@pytest.mark.parametrize("mechanism", [Hyla, Relational])
+@pytest.mark.parametrize("mechanism", [ph.Hyla, ph.Relational])
 def test_second_derivatives_need_the_reference(mechanism):
     """Equal to finite differences; tiles say in one line that they have none."""
     torch.manual_seed(0)
-    tiles, equation = (MultiHeadAttention(8, mechanism(2, impl=impl), dtype=F64) for impl in ("blocked", "reference"))
+    tiles, equation = (
+        ph.MultiHeadAttention(8, mechanism(2, impl=impl), dtype=F64) for impl in ("blocked", "reference")
+    )
     x = torch.randn(1, 3, 8, dtype=F64, requires_grad=True)
     (gradient,) = torch.autograd.grad(tiles(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="impl 'blocked' has no second derivative; use impl='reference'") as error:

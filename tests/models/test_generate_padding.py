@@ -8,38 +8,24 @@ import torch
 import zoo
 from torch.testing import assert_close
 
-from polyhead.config import (
-    Disentangled,
-    Experts,
-    Hyla,
-    Learned,
-    Linear,
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    Rotary,
-    Softmax,
-    Tokens,
-    TransformerConfig,
-)
-from polyhead.layers.attention import MultiHeadAttention
+import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
-BASE = TransformerConfig(Tokens(12), Logits(12), dim=16, layers=2, max_length=16, causal=True)
+NEAR = ph.RelationalSymbols(count=5, neighbours=3)
 HEADS = {
-    "neighbours": Relational(4, symbols=RelationalSymbols(count=5, neighbours=3)),
-    "neighbours once": Disentangled(4, symbols=RelationalSymbols(count=5, once=True, include_self=True)),
-    "mixture": [Softmax(1), Hyla(1), Relational(1, symbols=PositionSymbols()), Linear(1, dim=4)],
-} | zoo.EVERY
+    "neighbours": [ph.Relational(4, symbols=NEAR)],
+    "neighbours once": [ph.Disentangled(4, symbols=ph.RelationalSymbols(count=5, once=True, include_self=True))],
+    "mixture": [ph.Softmax(1), ph.Hyla(1), ph.Relational(1, symbols=ph.PositionSymbols()), ph.Linear(1, dim=4)],
+} | zoo.MIXTURES
+MODELS = zoo.models(HEADS, max_length=16)
 LENGTHS = (9, 1, 4)
 T = max(LENGTHS)
 
 
-def make(heads, **options):
-    return zoo.make_model(replace(BASE, heads=heads, **options))
+def make(name, **options):
+    return zoo.make_model(replace(MODELS[name], **options))
 
 
 def padded(lengths=LENGTHS):
@@ -55,10 +41,10 @@ def compare(model, logits, x, real):
         assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("heads", "positions"), zoo.turns([x for x in HEADS if x not in zoo.ALONE], [*zoo.POSITIONS]))
+@pytest.mark.parametrize(("heads", "positions"), zoo.turns([*MODELS], [*zoo.POSITIONS]))
 @torch.no_grad()
-def test_each_row_gets_what_it_gets_alone(heads, positions):
-    model = make(HEADS[heads], positions=zoo.POSITIONS[positions])
+def test_padded_rows_equal_single_ones(heads, positions):
+    model = make(heads, positions=zoo.POSITIONS[positions])
     x, real, places = padded()
     whole = model(x, mask=real, positions=places)
     compare(model, whole, x, real)
@@ -71,68 +57,30 @@ def test_each_row_gets_what_it_gets_alone(heads, positions):
     compare(model, torch.cat(parts, 1), x, real)
 
 
-@pytest.mark.parametrize("heads", ["mixture", "neighbours"])
-@torch.no_grad()
-def test_windows_blocks_in_the_other_order_and_experts(heads):
-    model = make(
-        *(HEADS[heads],),
-        positions=Rotary(),
-        window=3,
-        norm_order="post",
-        qk_norm=True,
-        feedforward=Experts(3, 2),
-        outputs=Logits(12, tied=True),
-    )
-    x, real, places = padded()
-    compare(model, model(x, mask=real, positions=places), x, real)
-    cache = Cache(2)
-    parts = [model(x[:, :7], mask=real[:, :7], positions=places[:, :7], cache=cache)]
-    parts += [
-        model(x[:, i : i + 1], mask=real[:, i : i + 1], positions=places[:, i : i + 1], cache=cache) for i in (7, 8)
-    ]
-    compare(model, torch.cat(parts, 1), x, real)
-
-
 @torch.no_grad()
 def test_without_positions_padding_counts():
     """Rows begin at the place where their first real token stands."""
     x, real, _ = padded((4, 2))
-    model = make(Softmax(4), positions=Learned())
+    model = make("mixture", positions=ph.Learned())
     shifted = model(x, mask=real)
     assert_close(shifted[0], model(x[:1])[0])
     assert not torch.allclose(shifted[1, 2:], model(x[1:, 2:])[0])
     assert_close(shifted[1, 2:], model(x[1:, 2:], positions=torch.tensor([[2, 3]]))[0])
 
 
-def test_what_is_padding_does_not_matter():
-    """Neither the tokens there nor the places: no gradient reaches what stands there."""
+def test_tokens_at_padding_have_no_influence():
+    """Neither the tokens at padding nor their positions."""
     for name in ("neighbours", "mixture", "neighbours once"):
-        model = make(HEADS[name], positions=Learned())
+        model = make(name, positions=ph.Learned())
         x, real, places = padded()
         wanted = model(x, mask=real, positions=places)[real]
         other = torch.where(real, x, 11 - x), torch.where(real, places, 7)
         assert_close(model(other[0], mask=real, positions=other[1])[real], wanted, atol=0.0, rtol=0.0)
 
 
-def test_a_layer_with_symbols_of_its_own_counts_as_it_is_told():
-    layer = MultiHeadAttention(8, Relational(2, symbols=PositionSymbols()), causal=True, max_length=9)
-    x, where = torch.randn(2, 3, 8), torch.tensor([[2, 3, 4], [0, 7, 8]])
-    wanted = layer(x, symbols=layer.symbols[0].table[where], positions=where)
-    assert_close(layer(x, positions=where), wanted)
-    assert not torch.allclose(layer(x), wanted)
-
-
-def test_symbols_of_given_positions():
-    source = build_symbols(PositionSymbols(), 6, max_length=5)
-    where = torch.tensor([[3, 0, 4], [1, 1, 2]])
-    assert_close(source(torch.zeros(2, 3, 6), positions=where), source.table[where])
-    with pytest.raises(ValueError, match="PositionSymbols: positions must be below max_length = 5 but reach 5"):
-        source(torch.zeros(1, 1, 6), positions=torch.tensor([[5]]))
-
-
 def test_neighbours_in_pieces_meet_no_padding():
-    """Padding in front and within, whatever the calls that bring it: as in one call with all of it."""
-    source = build_symbols(RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
+    """Padding in front and within, in any division into calls: as in one call."""
+    source = build_symbols(ph.RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
     x, real = torch.randn(3, 9, 6, dtype=F64), torch.ones(3, 9, dtype=torch.bool)
     real[0, :4] = real[1, 3:7] = False
     whole = source(x, mask=real)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refusals import refused
 from torch.testing import assert_close
 
 from polyhead.models.generate.sampling import Choice, row_draws
@@ -39,7 +40,7 @@ def test_probabilities_by_hand(how, wanted):
     assert_close(given, torch.tensor(wanted, dtype=F64))
 
 
-def test_a_nucleus_that_holds_just_so_much_is_whole():
+def test_a_nucleus_may_hold_exactly_top_p():
     assert_close(Choice(top_p=0.5).probabilities(torch.zeros(1, 2))[0], torch.tensor([1.0, 0], dtype=F64))
 
 
@@ -54,7 +55,7 @@ def test_a_draw_takes_the_token_whose_share_it_falls_into():
     assert chosen(Choice(), [0.0, 0.09, 0.11, 0.49, 0.51, 0.69, 0.71, 1 - 2**-53]) == [0, 0, 1, 1, 2, 2, 3, 3]
     barred = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf], dtype=F64)
     assert chosen(Choice(), [0.0, 0.49, 0.5, 1 - 2**-53], barred) == [1, 1, 3, 3]
-    assert chosen(Choice(), [1.0], barred) == [3]  # what 1 - 2^-53 is in float32
+    assert chosen(Choice(), [1.0], barred) == [3]  # 1 - 2^-53, rounded to float32
     assert chosen(Choice(temperature=1e-300), [0.0, 1 - 2**-53]) == [1, 1]
 
 
@@ -90,8 +91,7 @@ def test_streams_of_rows():
     ],
 )
 def test_settings_that_mean_nothing(how, text):
-    with pytest.raises(ValueError, match=f"generate: {text}"):
-        Choice(**how)
+    refused(lambda: Choice(**how), f"generate: {text}")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 import torch
+from refusals import refused
 
-from polyhead.config import Logits, Rotary, Softmax, Tokens, TransformerConfig
+import polyhead as ph
 from polyhead.models.generate import text as module
 from polyhead.models.generate.text import generate_text, stream_text
 from polyhead.models.generate.tokens import generate
-from polyhead.models.transformer import Transformer
 from polyhead.tasks.text.tokens import Bytes
 
 
@@ -28,10 +28,10 @@ class Words:
 
 def model_of(count):
     torch.manual_seed(0)
-    settings = TransformerConfig(
-        Tokens(count), Logits(count), dim=16, layers=1, heads=Softmax(2), positions=Rotary(), causal=True
+    settings = ph.TransformerConfig(
+        ph.Tokens(count), ph.Logits(count), dim=16, layers=1, heads=ph.Softmax(2), positions=ph.Rotary(), causal=True
     )
-    return Transformer(settings).eval()
+    return ph.Transformer(settings).eval()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_characters_come_when_they_are_complete(saying):
     assert joined(pieces) == [text]
 
 
-def test_what_is_no_character_is_shown_as_such_and_at_the_end_too(saying):
+def test_invalid_bytes_are_replaced_also_at_the_end(saying):
     for said, wanted in (
         (b"a\xffb", "a\ufffdb"),
         (b"a\xe2\x82b", "a\ufffdb"),
@@ -77,7 +77,7 @@ def test_what_is_no_character_is_shown_as_such_and_at_the_end_too(saying):
 
 
 def test_tokens_are_read_with_those_before_them(saying):
-    """The space between prompt and first word, and between all words, is there; the prompt is not said again."""
+    """The spaces between prompt and first word, and between all words, are there; the prompt is not repeated."""
     pieces = saying(Words(), [[1, 0, 3], [5, 5, 5]], ["a def", "z"])
     assert pieces == [[" bc", " z"], [" a", " z"], [" é", " z"], ["", ""]]
 
@@ -104,7 +104,7 @@ def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
     assert joined(saying(Words(), [[1, 4, 5]], ["a"], ["x\ny", "\n"])) == [" bc x"]
 
 
-def test_a_prompt_holds_no_stop_string_and_shares_none_with_what_follows(saying):
+def test_stop_strings_begin_after_the_prompt(saying):
     assert joined(saying(Bytes(), [list(b"\nab")], ["x\n\n\n"], "\n\n")) == ["\nab"]
 
 
@@ -118,8 +118,6 @@ def test_rows_end_each_for_itself(saying):
 
 def test_an_empty_prompt_begins_a_document(saying):
     assert joined(saying(Bytes(), [list(b"ab")], [""])) == ["ab"]
-    with pytest.raises(ValueError, match="a prompt is empty, and the tokenizer has no token that begins a document"):
-        stream_text(model_of(6), Words(), ["a", ""], steps=1)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
@@ -139,14 +137,11 @@ def test_it_is_the_text_of_the_tokens(use_cache):
 def test_mistakes_are_one_line():
     model, codec = model_of(256), Bytes()
     for call, text in (
-        (
-            lambda: stream_text(model, Words(), ["a"], steps=1),
-            "the tokenizer has 6 tokens but the model was made for 256",
-        ),
+        (lambda: stream_text(model, Words(), ["a"], steps=1), "the tokenizer has 6 tokens but the model .* for 256"),
         (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
         (lambda: stream_text(model, codec, [], steps=1), "no prompt came"),
         (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts but one text came"),
         (lambda: stream_text(model, codec, ["a" * 600], steps=1), "600 tokens and 1 steps more go beyond"),
+        (lambda: stream_text(model_of(6), Words(), ["a", ""], steps=1), "a prompt is empty, and the tokenizer has"),
     ):
-        with pytest.raises(ValueError, match=f"generate: {text}"):
-            call()
+        refused(call, f"^generate: {text}")

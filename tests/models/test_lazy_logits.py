@@ -70,7 +70,7 @@ def test_products_are_in_autocasts_dtype_and_losses_are_not():
     torch.testing.assert_close(losses, token_losses(logits, targets), rtol=1e-5, atol=1e-5)
 
 
-def test_what_has_no_lazy_logits():
+def test_lazy_logits_that_are_refused():
     tokens, targets = batch()
     with pytest.raises(
         ValueError, match=r"Transformer: lazy outputs are Logits\(\) but those of this model are Classes"

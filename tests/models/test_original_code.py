@@ -6,17 +6,16 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from polyhead.config import Decay, Hyla, Mlp, RelativeBias, Train, TransformerConfig, Values, Vectors
-from polyhead.models.transformer import Transformer
+import polyhead as ph
 from polyhead.tasks import FuzzyLogic
 from polyhead.train.optimiser import build, learning_rate
 
-SETTINGS = TransformerConfig(
-    *(Vectors(5), Values(1)),
+SETTINGS = ph.TransformerConfig(
+    *(ph.Vectors(5), ph.Values(1)),
     dim=128,
-    heads=[Hyla(8, dim=2, value_dim=2)],
-    feedforward=Mlp(256, "gelu_tanh"),
-    positions=RelativeBias(),
+    heads=[ph.Hyla(8, dim=2, value_dim=2)],
+    feedforward=ph.Mlp(256, "gelu_tanh"),
+    positions=ph.RelativeBias(),
     max_length=32,
     norm_eps=1e-6,
     bias=True,
@@ -63,7 +62,7 @@ def original(fixtures):
 
 @pytest.fixture
 def model(original):
-    model = Transformer(SETTINGS)
+    model = ph.Transformer(SETTINGS)
     model.load_state_dict(to_state(original, "init/"))
     return model
 
@@ -104,13 +103,13 @@ def test_every_gradient(model, original):
 
 def test_five_steps_of_the_original_optimiser(model, original):
     """AdamW with decay on everything that is not a Flax vector: matrices, relative-bias tables and the q/k/v biases."""
-    train = Train(
+    train = ph.Train(
         steps=64,
         lr=1e-3,
         weight_decay=0.1,
         warmup=2,
         early_floor=True,
-        decay=Decay(qkv_biases=True, relative_bias=True),
+        decay=ph.Decay(qkv_biases=True, relative_bias=True),
     )
     optimiser = build(model, train)
     losses, schedule = [], []

@@ -6,40 +6,28 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from polyhead.config import (
-    Logits,
-    PositionSymbols,
-    Relational,
-    RelationalSymbols,
-    RelativeSymbols,
-    Run,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-    digest,
-    from_dict,
-    to_dict,
-)
+import polyhead as ph
+from polyhead.config import digest, from_dict, to_dict
 from polyhead.models.generate.tokens import greedy
 from polyhead.models.size import parameters
-from polyhead.models.transformer import Transformer
 from polyhead.tasks import PairwiseOrder
 
-LIBRARY = SymbolicAttention(count=5, shared=False)
-PLAIN = TransformerConfig(Tokens(7), Logits(7), dim=16, layers=3, heads=Relational(2, symbols=LIBRARY), max_length=9)
+LIBRARY = ph.SymbolicAttention(count=5, shared=False)
+PLAIN = ph.TransformerConfig(
+    ph.Tokens(7), ph.Logits(7), dim=16, layers=3, heads=ph.Relational(2, symbols=LIBRARY), max_length=9
+)
 
 
 def with_source(source, **fields):
-    return replace(PLAIN, heads=[Softmax(2), Relational(2, symbols=source)], **fields)
+    return replace(PLAIN, heads=[ph.Softmax(2), ph.Relational(2, symbols=source)], **fields)
 
 
 def build(settings):
     torch.manual_seed(0)
-    return Transformer(settings, dtype=torch.float64)
+    return ph.Transformer(settings, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("source", [LIBRARY, RelationalSymbols(count=5, shared=False)])
+@pytest.mark.parametrize("source", [LIBRARY, ph.RelationalSymbols(count=5, shared=False)])
 def test_a_tied_library_is_one_parameter_with_queries_and_templates_of_each_layer(source):
     apart, tied = with_source(source), with_source(replace(source, tied=True))
     assert parameters(apart) - parameters(tied) == 2 * 5 * 16
@@ -65,7 +53,12 @@ def test_a_frozen_library_may_be_tied():
     assert not [name for name, _ in model.named_parameters() if name.endswith("library")]
 
 
-SHARED = [SymbolicAttention(count=5), PositionSymbols(), RelativeSymbols(distance=3), RelationalSymbols(causal=True)]
+SHARED = [
+    ph.SymbolicAttention(count=5),
+    ph.PositionSymbols(),
+    ph.RelativeSymbols(distance=3),
+    ph.RelationalSymbols(causal=True),
+]
 
 
 def pair(source, **fields):
@@ -98,7 +91,7 @@ def test_a_decoder_reads_the_sources_of_its_encoder(source):
 def test_neighbours_may_be_those_before_in_a_model_that_sees_all():
     """`causal` of relational symbols: their own, or the model's."""
     steps = {
-        (model, own): build(with_source(RelationalSymbols(causal=own), causal=model)).symbols[0].steps
+        (model, own): build(with_source(ph.RelationalSymbols(causal=own), causal=model)).symbols[0].steps
         for model in (False, True)
         for own in (None, False, True)
     }
@@ -116,32 +109,32 @@ def test_neighbours_may_be_those_before_in_a_model_that_sees_all():
 def test_new_fields_are_late_and_are_read_back():
     task = PairwiseOrder()
     for settings in (PLAIN, pair(SHARED[0]), with_source(replace(LIBRARY, tied=True)), pair(SHARED[3])):
-        run = Run(task=task, model=settings)
+        run = ph.Run(task=task, model=settings)
         assert from_dict(to_dict(run), [PairwiseOrder]) == run
     assert digest(replace(LIBRARY, tied=True)) != digest(LIBRARY)
     assert digest(pair(SHARED[0])) != digest(replace(pair(SHARED[0]), encoder_symbols=False))
-    for default, name in ((LIBRARY, "tied"), (RelationalSymbols(), "causal"), (PLAIN, "encoder_symbols")):
+    for default, name in ((LIBRARY, "tied"), (ph.RelationalSymbols(), "causal"), (PLAIN, "encoder_symbols")):
         assert name not in to_dict(default, semantic=True)
 
 
 def test_mistakes_are_one_line():
-    encoder = with_source(PositionSymbols(shared=False))
+    encoder = with_source(ph.PositionSymbols(shared=False))
     with pytest.raises(ValueError, match=r"^TransformerConfig: encoder_symbols, but the encoder has no shared Posit"):
-        with_source(PositionSymbols(), encoder=encoder, encoder_symbols=True)
+        with_source(ph.PositionSymbols(), encoder=encoder, encoder_symbols=True)
     with pytest.raises(ValueError, match=r"^TransformerConfig: encoder_symbols are those of an encoder that is a tr"):
-        with_source(PositionSymbols(), encoder_symbols=True)
+        with_source(ph.PositionSymbols(), encoder_symbols=True)
     with pytest.raises(ValueError, match=r"^TransformerConfig: RelationalSymbols that an encoder lends need causal="):
-        pair(RelationalSymbols())
+        pair(ph.RelationalSymbols())
 
 
 @pytest.mark.parametrize("trainable", [True, False])
-@pytest.mark.parametrize("source", [LIBRARY, RelationalSymbols(count=5, shared=False)])
+@pytest.mark.parametrize("source", [LIBRARY, ph.RelationalSymbols(count=5, shared=False)])
 def test_a_tied_library_stays_one(source, trainable):
     """Off the meta device, after a cast, and when a state is loaded by assigning."""
     settings = with_source(replace(source, tied=True, trainable=trainable))
-    model, empty = build(settings), Transformer(settings, device="meta").to_empty(device="cpu")
+    model, empty = build(settings), ph.Transformer(settings, device="meta").to_empty(device="cpu")
     empty.reset_parameters()
-    assigned = Transformer(settings, device="meta")
+    assigned = ph.Transformer(settings, device="meta")
     assigned.load_state_dict(model.state_dict(), assign=True)
     for made in (model, empty, assigned, torch.nn.Sequential(empty).half()[0]):
         state = made.state_dict(keep_vars=True)

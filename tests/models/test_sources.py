@@ -1,5 +1,5 @@
-"""Symbols of a transformer: read off the raw stream of each layer or once off the embedded input, by whom they are
-shared, and what a source of neighbours sees in place of padding."""
+"""Symbols of a transformer: from the stream of each layer or from the embedded input, shared or not; neighbours and
+padding."""
 
 import copy
 import pickle
@@ -9,24 +9,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from polyhead.config import (
-    Learned,
-    Logits,
-    Relational,
-    RelationalSymbols,
-    RelativeSymbols,
-    Softmax,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-)
+import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 from polyhead.layers.symbols import build_symbols
 from polyhead.models.symbol_routing import Sources
-from polyhead.models.transformer import Transformer
 
 F64 = torch.float64
-BASE = TransformerConfig(Tokens(9), Logits(9), dim=16, layers=3, heads=Softmax(4), positions=Learned(), max_length=8)
+BASE = ph.TransformerConfig(
+    ph.Tokens(9), ph.Logits(9), dim=16, layers=3, heads=ph.Softmax(4), positions=ph.Learned(), max_length=8
+)
 
 
 def layer_by_layer(model, x, symbols):
@@ -39,13 +30,13 @@ def layer_by_layer(model, x, symbols):
 
 def make(*layers, **options):
     torch.manual_seed(0)
-    model = Transformer(replace(BASE, heads=layers, **options), dtype=F64).eval()
+    model = ph.Transformer(replace(BASE, heads=layers, **options), dtype=F64).eval()
     return model, torch.randint(9, (2, 6))
 
 
 def test_a_shared_source_reads_every_stream_anew():
-    heads = [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))]
-    model, x = make(heads, heads, [Softmax(4)])
+    heads = [ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))]
+    model, x = make(heads, heads, [ph.Softmax(4)])
     assert len(model.symbols) == 1
     source = model.symbols[0]
     wanted = layer_by_layer(model, x, lambda i, stream, embedded: [None, source(stream)] if i < 2 else None)
@@ -53,9 +44,9 @@ def test_a_shared_source_reads_every_stream_anew():
 
 
 def test_once_is_off_the_embedded_input_also_in_later_layers():
-    once = Relational(2, symbols=SymbolicAttention(count=5, once=True))
-    own = Relational(2, symbols=SymbolicAttention(count=4, once=True, shared=False))
-    model, x = make([Softmax(4)], [once, own], [own, once])
+    once = ph.Relational(2, symbols=ph.SymbolicAttention(count=5, once=True))
+    own = ph.Relational(2, symbols=ph.SymbolicAttention(count=4, once=True, shared=False))
+    model, x = make([ph.Softmax(4)], [once, own], [own, once])
     blocks = model.blocks
     wanted = layer_by_layer(
         *(model, x),
@@ -69,9 +60,9 @@ def test_once_is_off_the_embedded_input_also_in_later_layers():
 
 
 def test_equal_sources_are_one_and_others_are_not():
-    relative = Relational(2, symbols=RelativeSymbols(2))
-    library = Relational(2, symbols=SymbolicAttention(count=5))
-    own = Relational(2, symbols=SymbolicAttention(count=5, shared=False))
+    relative = ph.Relational(2, symbols=ph.RelativeSymbols(2))
+    library = ph.Relational(2, symbols=ph.SymbolicAttention(count=5))
+    own = ph.Relational(2, symbols=ph.SymbolicAttention(count=5, shared=False))
     model, x = make([relative, library], [library, library], [own, own])
     assert len(model.symbols) == 2
     assert [len(getattr(block, "symbols", ())) for block in model.blocks] == [0, 0, 1]
@@ -88,8 +79,8 @@ def test_equal_sources_are_one_and_others_are_not():
 def test_the_blocks_of_a_decoder_read_their_context_once():
     torch.manual_seed(0)
     reads = replace(BASE, layers=1)
-    cross = [Softmax(2), Relational(2, symbols=SymbolicAttention(count=5))]
-    model = Transformer(replace(BASE, causal=True, encoder=reads, cross_heads=cross), dtype=F64).eval()
+    cross = [ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))]
+    model = ph.Transformer(replace(BASE, causal=True, encoder=reads, cross_heads=cross), dtype=F64).eval()
     asked = []
     model.cross_symbols[0].register_forward_pre_hook(lambda module, args: asked.append(args[0]))
     x, source = torch.randint(9, (2, 4)), torch.randint(9, (2, 6))
@@ -103,7 +94,7 @@ def test_the_blocks_of_a_decoder_read_their_context_once():
 
 def test_neighbours_beyond_the_real_tokens_are_the_outermost_real_one():
     torch.manual_seed(0)
-    heads = Relational(2, symbols=RelationalSymbols(count=5, neighbours=2))
+    heads = ph.Relational(2, symbols=ph.RelationalSymbols(count=5, neighbours=2))
     sources = Sources(replace(BASE, dim=8), [(heads,)], dtype=F64)
     x, mask = torch.randn(2, 6, 8, dtype=F64), torch.zeros(2, 6, dtype=torch.bool)
     mask[0, :4], mask[1, 3:] = True, True
@@ -118,8 +109,8 @@ def test_neighbours_beyond_the_real_tokens_are_the_outermost_real_one():
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_copied_cache_holds_the_neighbours(copied, padded):
     """Two sources in each layer; a prompt is decoded once and continued from a copy of its cache."""
-    sources = [RelationalSymbols(count=5), RelationalSymbols(count=4, neighbours=3, shared=False)]
-    model, x = make(*[[Relational(2, symbols=source) for source in sources]] * 3, causal=True)
+    sources = [ph.RelationalSymbols(count=5), ph.RelationalSymbols(count=4, neighbours=3, shared=False)]
+    model, x = make(*[[ph.Relational(2, symbols=source) for source in sources]] * 3, causal=True)
     mask = torch.tensor([[False, False, True, True], [True] * 4]) if padded else None
     caches = [Cache(3) for _ in range(2)]
     for cache in caches:
@@ -130,7 +121,7 @@ def test_a_copied_cache_holds_the_neighbours(copied, padded):
 
 
 def test_a_cache_without_the_neighbours_is_refused():
-    model, x = make(*[[Relational(2, symbols=RelationalSymbols())] * 2] * 3, causal=True)
+    model, x = make(*[[ph.Relational(2, symbols=ph.RelationalSymbols())] * 2] * 3, causal=True)
     cache = Cache(3)
     model(x[:, :4], cache=cache)
     del cache[0]._kept[model.symbols[0].place]
@@ -140,8 +131,8 @@ def test_a_cache_without_the_neighbours_is_refused():
         model(x[:, 4:], cache=cache)
 
 
-def test_sources_of_ones_own_may_share_a_cache():
-    one, two = (build_symbols(RelationalSymbols(count=4), 8, causal=True) for _ in range(2))
+def test_two_sources_may_share_a_cache():
+    one, two = (build_symbols(ph.RelationalSymbols(count=4), 8, causal=True) for _ in range(2))
     x, y, cache = torch.randn(1, 4, 8), torch.randn(1, 4, 8), LayerCache()
     for module, tokens in ((one, x), (two, y)):
         module(tokens[:, :3], cache=cache)
@@ -151,7 +142,7 @@ def test_sources_of_ones_own_may_share_a_cache():
 
 @pytest.mark.parametrize("order", [(0, 2), (2, 0), (0, 2, 2)])
 def test_blocks_that_are_dropped_or_used_twice_read_their_own_sources(order):
-    own = Relational(2, symbols=SymbolicAttention(count=5, shared=False))
+    own = ph.Relational(2, symbols=ph.SymbolicAttention(count=5, shared=False))
     model, x = make([own], [own], [own])
     model.blocks = torch.nn.ModuleList(model.blocks[i] for i in order)
     wanted = layer_by_layer(model, x, lambda i, stream, _: model.blocks[i].symbols[0](stream))

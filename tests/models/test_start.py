@@ -8,26 +8,25 @@ import torch
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.config import Logits, Swiglu, Tokens, TransformerConfig, Values, Vectors
 from polyhead.models import transformer
 
 V = 256
 SIZES = [(64, 2), (64, 12), (512, 2), (512, 12)]
 ENDS = {
-    "untied": (Tokens(V), Logits(V)),
-    "tied": (Tokens(V), Logits(V, tied=True)),
-    "untied, scaled in": (Tokens(V, scaled=True), Logits(V)),
-    "tied, scaled in": (Tokens(V, scaled=True), Logits(V, tied=True)),
-    "tied, scaled out": (Tokens(V), Logits(V, tied=True, scaled=True)),
-    "tied, scaled both": (Tokens(V, scaled=True), Logits(V, tied=True, scaled=True)),
+    "untied": (ph.Tokens(V), ph.Logits(V)),
+    "tied": (ph.Tokens(V), ph.Logits(V, tied=True)),
+    "untied, scaled in": (ph.Tokens(V, scaled=True), ph.Logits(V)),
+    "tied, scaled in": (ph.Tokens(V, scaled=True), ph.Logits(V, tied=True)),
+    "tied, scaled out": (ph.Tokens(V), ph.Logits(V, tied=True, scaled=True)),
+    "tied, scaled both": (ph.Tokens(V, scaled=True), ph.Logits(V, tied=True, scaled=True)),
 }
 FEW = {64: tuple(ENDS), 512: ("untied", "tied")}
 CASES = [(size, ends) for size in SIZES for ends in FEW[size[0]]] + [((512, 2), "tied, scaled in")]
 
 
 def settings(ends, dim=64, layers=2, preset="cs336", **options):
-    how = {"feedforward": Swiglu(64), "positions": ph.Rotary(), "causal": True, "init": preset, **options}
-    return TransformerConfig(*ENDS[ends], dim=dim, layers=layers, heads=ph.Softmax(8), **how)
+    how = {"feedforward": ph.Swiglu(64), "positions": ph.Rotary(), "causal": True, "init": preset, **options}
+    return ph.TransformerConfig(*ENDS[ends], dim=dim, layers=layers, heads=ph.Softmax(8), **how)
 
 
 def start(config):
@@ -48,11 +47,13 @@ def test_the_loss_begins_near_that_of_knowing_nothing(size, ends, preset):
 
 
 @pytest.mark.parametrize("ends", ["untied", "tied, scaled out"])
-def test_what_began_well_begins_as_before(monkeypatch, ends):
-    """Starts that were right keep their numbers: those of the committed language models, and of what is none."""
+def test_other_initial_values_are_unchanged(monkeypatch, ends):
+    """Of the trained language models that come along, and of models that are no language models."""
     preset, width = ("cs336", 128) if ends == "untied" else ("hyla", 64)
     kept = [settings(ends, width, 1, preset)]
-    kept += [replace(kept[0], inputs=a, outputs=b) for a, b in ((Vectors(3), Logits(9)), (Tokens(9), Values(2)))]
+    kept += [
+        replace(kept[0], inputs=a, outputs=b) for a, b in ((ph.Vectors(3), ph.Logits(9)), (ph.Tokens(9), ph.Values(2)))
+    ]
     assert all(torch.equal(value, old) for config in kept for value, old in both(monkeypatch, config).values())
 
 
@@ -76,9 +77,9 @@ def both(monkeypatch, config):
 
 
 @pytest.mark.parametrize("preset", ["hyla", "cs336"])
-def test_an_abstractor_begins_alike_whatever_its_decoder(preset):
+def test_an_abstractor_is_initialised_by_its_own_preset(preset):
     """By the preset cs336: N(0, 2 / (in + out))."""
-    encoder = ph.AbstractorConfig(Vectors(4), dim=64, hidden=192)
+    encoder = ph.AbstractorConfig(ph.Vectors(4), dim=64, hidden=192)
     torch.manual_seed(0)
     model = ph.Transformer(settings("untied", preset=preset, encoder=encoder))
     for layer in model.encoder.layers:

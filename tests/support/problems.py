@@ -43,7 +43,7 @@ def make_bias(kind, b, h, t, s, dtype):
 
 
 def make_mask(kind, b, h, t, s):
-    """`rows`: one query of sample 0 may look nowhere, in all heads; `plane`: one of every sample; `keys`: padding."""
+    """`rows`: one query of sample 0 sees no key, in all heads; `plane`: one of every sample; `keys`: padding."""
     if kind is None:
         return None
     if kind == "keys":

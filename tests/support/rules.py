@@ -21,7 +21,7 @@ ALL = [
     if impl != "triton" or (TRITON and (INTERPRETED or torch.cuda.is_available()))
 ]
 NEEDED = {"state": {"normalise": "identity", "act": "identity"}, "triton": {"causal": True}}
-"""What an impl must be given."""
+"""Options that an impl requires."""
 
 
 def small_tiles(monkeypatch):
@@ -42,12 +42,12 @@ def grads(op, impl, tensors, options, cotangent, more=()):
 
 
 def samples(impl, few=2, many=3):
-    """Triton's interpreter takes its time."""
+    """Fewer for Triton's interpreter, which is slow."""
     return few if impl == "triton" else many
 
 
 def choices(op, impl):
-    """Options that change what becomes of a score."""
+    """Options by which scores are normalised or activated."""
     if impl in ("triton", "state", "chunked", "recurrent") or (op, impl) == ("linear", "native"):
         return [NEEDED.get(impl, {})]
     if op in ("linear", "hyla"):

@@ -41,7 +41,7 @@ OPTIONS: dict[str, Sequence[Any]] = {
     "symmetric": (False, False, True, False),  # never with grouped keys, which Disentangled refuses
     "relations": (None, 3),
 }
-"""Values of options, by the name of the field; of two fields the lengths differ, so that their values meet in turn."""
+"""Values of options, by the name of the field.  Their numbers differ, so that values of two fields meet in turn."""
 
 KINDS = {row.config: getattr(config, row.config) for row in MECHANISMS}
 
@@ -56,7 +56,7 @@ def variants(kind: str) -> list[Any]:
 
 
 def _dealt(most: int) -> dict[str, list[Any]]:
-    """All variants, in mixtures of so many groups that are, while they last, of different kinds."""
+    """All variants, in mixtures of `most` groups, of different kinds as far as possible."""
     rounds = itertools.zip_longest(*map(variants, KINDS))
     groups = [group for variety in rounds for group in variety if group is not None]
     parts = [groups[i : i + most] for i in range(0, len(groups), most)]
@@ -65,11 +65,11 @@ def _dealt(most: int) -> dict[str, list[Any]]:
 
 ALONE = {kind: [made(4)] for kind, made in KINDS.items()}
 SHARED = [config.Softmax(2, dim=2, value_dim=3), *(made(2, dim=2, value_dim=3, share=True) for made in KINDS.values())]
-"""All take the queries and keys of the first; sizes are given."""
+"""All read the queries and keys of the first group; sizes are given."""
 MIXTURES = _dealt(4) | {"shared": SHARED}
 EVERY = ALONE | MIXTURES
 FEW = {f"all {i}": [(own := variants(kind))[i % len(own)] for kind in KINDS] for i in (1, 3, 8)}
-"""One variant of each mechanism in a mixture: for what takes its time."""
+"""One variant of each mechanism in a mixture: for slow tests."""
 
 POSITIONS = {
     "none": None,
@@ -80,11 +80,11 @@ POSITIONS = {
     "sinusoidal": config.Sinusoidal(),
 }
 IN_LAYERS = ("none", "rotary", "t5", "alibi")
-"""Positions that attention itself knows; the others are added to the input of a model."""
+"""Positions in the attention itself; the others are added to the input of a model."""
 
 
 def width(heads: Sequence[Any]) -> int:
-    """Of a model: four for each head, however many mechanisms there are."""
+    """The width of a model: four per head, for any number of mechanisms."""
     return 4 * sum(group.heads for group in heads)
 
 
@@ -95,8 +95,8 @@ def turns(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def models(heads: dict[str, list[Any]] = EVERY, **given: Any) -> dict[str, config.TransformerConfig]:
-    """Causal language models over 12 tokens, two layers of these heads; what is not given changes from one to the
-    next."""
+    """Causal language models over 12 tokens, two layers of these heads; options that are not given vary from model to
+    model."""
     forward = (config.Swiglu(24), config.Mlp(24), config.Experts(3, 2, hidden=8))
     tied = config.Logits(12, tied=True), config.Logits(12)
     found = {}
@@ -116,8 +116,8 @@ def models(heads: dict[str, list[Any]] = EVERY, **given: Any) -> dict[str, confi
 
 
 def far(module: nn.Module, spread: float = 0.3) -> Any:
-    """The module in evaluation, its parameters moved far from where they begin, biases and gains too: there attention
-    is nearly uniform, and a fault in what is 0 invisible."""
+    """The module in evaluation, with all parameters moved far from their initial values: those make attention nearly
+    uniform, and biases of 0 hide faults."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():

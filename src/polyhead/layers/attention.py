@@ -10,7 +10,6 @@ groups are symbols; they come from the layer's own sources or from the caller.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -194,7 +193,7 @@ class MultiHeadAttention(nn.Module):
         projected = project(self.qkv, self.sizes, call.x, call.context, senders=call.new_senders)
         parts: list[Part] = []
         made: dict[str, Tensor] = {}
-        for i, group in enumerate(self._groups()):
+        for i, group in enumerate(self.groups):
             if self._sums(i, call, plain):
                 made = {}
                 parts.append((None, self._step(i, projected[i], call).flatten(2)))
@@ -203,9 +202,6 @@ class MultiHeadAttention(nn.Module):
                 own = limits.call(made, *self.heads_of[i])
                 parts.append((own, attended(group, own).flatten(2)))
         return parts
-
-    def _groups(self) -> list[Any]:
-        return list(self.groups)  # head groups or their wrappers
 
     def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: Call) -> Sequence[Tensor | None]:
         """The symbols of the new senders, for each group."""
@@ -299,8 +295,8 @@ class MultiHeadAttention(nn.Module):
         if self.relative is None:
             return bias
         x, t, s = call.x, call.t, call.s
-        if isinstance(self.relative, AlibiBias):
-            self.relative.slopes(x)  # builds the slopes after the meta device: Alibi has no parameter to load
+        if not isinstance(self.relative, RelativePositionBias):
+            self.relative.leave_meta(x)
         if call.positions is None:
             relative = self.relative(t, s, offset=s - t if self.causal else call.past).to(x.dtype)
         else:
@@ -330,7 +326,7 @@ class MultiHeadAttention(nn.Module):
 
         The first call with a cache decides.  `plain`: the call has no bias, mask, keep, return_code or taps.
         """
-        group, memory = compiled(self._groups()[i]), call.memory
+        group, memory = compiled(self.groups[i]), call.memory
         if memory is None or call.context is not None:
             return False
         if not isinstance(group, LinearHeads):
@@ -340,7 +336,7 @@ class MultiHeadAttention(nn.Module):
             return False
         shares = self.shared[i] or any(self.shared[i + 1 : i + 2])
         if call.past == 0:
-            return plain and sums(self._groups()[i]) and not shares and self.window is None
+            return plain and sums(self.groups[i]) and not shares and self.window is None
         if (i, "state") in memory and not plain:
             raise ValueError(
                 "MultiHeadAttention: linear heads keep the sum of earlier tokens, not each of them, so bias, mask, "
@@ -350,7 +346,7 @@ class MultiHeadAttention(nn.Module):
 
     def _step(self, i: int, rows: Rows, call: Call) -> Tensor:
         """The output of group `i` for new tokens; their keys and values are added to its state."""
-        group, memory = compiled(self._groups()[i]), call.memory
+        group, memory = compiled(self.groups[i]), call.memory
         assert isinstance(group, LinearHeads)
         assert memory is not None
         q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))
@@ -380,13 +376,13 @@ class MultiHeadAttention(nn.Module):
 
     def _code(self, parts: list[Part]) -> Tensor:
         """The code of all pairs (b h t s), recomputed from the call of each group."""
-        calls = zip(self._groups(), parts, strict=True)
+        calls = zip(self.groups, parts, strict=True)
         return torch.cat([coder(group)(own) for group, (own, _) in calls if own is not None], dim=1)
 
     def _tap(self, i: int, own: AttentionCall, y: Tensor) -> GroupTaps:
         w_value, b_value = value_weights(self.qkv, self.sizes, i)
         return tapped(
-            self._groups()[i],
+            self.groups[i],
             own,
             y.unflatten(-1, (self.sizes[i].heads, -1)),
             mask=allowed(replace(own, causal=False)),

@@ -25,12 +25,7 @@ Symbols = Tensor | Sequence[Tensor | None] | None
 
 
 def build_norm(
-    kind: str,
-    dim: int,
-    eps: float,
-    *,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
+    kind: str, dim: int, eps: float, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> RMSNorm | LayerNorm:
     """`kind` is "layer" or "rms"."""
     cls = LayerNorm if one_of("norm", "kind", kind, ("layer", "rms")) == "layer" else RMSNorm

@@ -28,8 +28,8 @@ class LayerCache:
     `length`: number of tokens so far; in `.cross`, of queries.  `gone`: how many of the first tokens were dropped.
     `real` (b s): which of the stored tokens are not padding; None if there is no padding.
 
-    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer may go on where it
-    stopped.  A cache that was copied or read from a file belongs to the layer that fills it next.
+    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer may
+    continue it.  A cache that was copied or read from a file belongs to the layer that fills it next.
     """
 
     def __init__(self) -> None:
@@ -92,19 +92,21 @@ class LayerCache:
         """Store `state` under that name, in place of an earlier one."""
         self._kept[name] = state
 
+    def _tensors(self) -> list[Tensor]:
+        """All stored tensors, those of the cross-attention included."""
+        kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
+        kept += [] if self.real is None else [self.real]
+        return kept if self._cross is None else kept + self._cross._tensors()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all stored tensors, those of the cross-attention included."""
-        kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
-        kept += [] if self.real is None else [self.real]
-        return sum(tensor.nbytes for tensor in kept) + (0 if self._cross is None else self._cross.nbytes)
+        return sum(tensor.nbytes for tensor in self._tensors())
 
     @property
     def batch(self) -> int:
-        """Sequences of which it keeps something; 0 while it is empty."""
-        kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
-        kept += [] if self.real is None else [self.real]
-        return max([tensor.shape[0] for tensor in kept] + [0 if self._cross is None else self._cross.batch], default=0)
+        """The number of stored sequences; 0 while it is empty."""
+        return max((tensor.shape[0] for tensor in self._tensors()), default=0)
 
     def reorder(self, rows: Tensor, batch: int) -> None:
         """What `Cache.reorder` says, for one layer of `batch` sequences."""

@@ -1,7 +1,7 @@
 """The arguments of a layer's call: checked in one place, and divided among its groups of heads."""
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NoReturn
 
 import torch
@@ -100,24 +100,27 @@ def call_of(
     _check_exclusions(x, context, causal, cu_seqlens, cache)
     if cache is not None:
         (cache if context is None else cache.cross).claim(WHO, layer)
-    t = x.shape[1]
-    call = Call(
-        x, context, None, past=0, lead=0, gone=0, span=None, s=t, first=0,
-        positions=positions, key_positions=positions, cu_seqlens=cu_seqlens,
-    )  # fmt: skip
+    memory: LayerCache | None = None
+    span: int | None = None
+    past, gone, t, s, key_positions = 0, 0, x.shape[1], x.shape[1], positions
     if context is not None:
-        call = replace(call, s=context.shape[1], key_positions=None)
+        s, key_positions = context.shape[1], None
         if cache is not None:
-            call = replace(call, memory=cache.cross, past=cache.cross.length)
-            if call.s != cache.cross.senders(call.s):
-                seen = cache.cross.senders(call.s)
-                raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {call.s} came")
+            memory, past = cache.cross, cache.cross.length
+            if (seen := memory.senders(s)) != s:
+                raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {s} came")
     elif cache is not None:
-        call = _after(cache, call, window)
-    lead = call.s - t if causal and context is not None else call.past
+        memory, past, gone = cache, cache.length, cache.gone
+        span = _span(cache, positions, window)
+        key_positions = None if positions is None else cache.last("positions", positions, span)
+        s = past - gone + t
+    lead = s - t if causal and context is not None else past
     if first is None:
-        first = call.s - t if causal else call.past
-    return replace(call, first=first, lead=lead)
+        first = s - t if causal else past
+    return Call(
+        x, context, memory, past=past, lead=lead, gone=gone, span=span, s=s, first=first, positions=positions,
+        key_positions=key_positions, cu_seqlens=cu_seqlens,
+    )  # fmt: skip
 
 
 def _check_exclusions(
@@ -135,16 +138,12 @@ def _check_exclusions(
         )
 
 
-def _after(cache: LayerCache, call: Call, window: int | None) -> Call:
-    """The call of self-attention whose tokens follow those in the cache."""
-    positions, past, gone = call.positions, cache.length, cache.gone
-    if past and ("positions" in cache) != (positions is not None):
+def _span(cache: LayerCache, positions: Tensor | None, window: int | None) -> int | None:
+    """How many tokens a self-attention stores after this call (None: all)."""
+    if cache.length and ("positions" in cache) != (positions is not None):
         raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
     # Padding has an index but no position.  After padding, a key may be inside the window by position but not by index.
-    span = None if window is None or (positions is not None and cache.gaps) else window - 1
-    key_positions = None if positions is None else cache.last("positions", positions, span)
-    s = past - gone + call.t
-    return replace(call, memory=cache, past=past, gone=gone, span=span, s=s, key_positions=key_positions)
+    return None if window is None or (positions is not None and cache.gaps) else window - 1
 
 
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:

@@ -180,15 +180,7 @@ def build_feedforward(
         return MlpLayer(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)
     if isinstance(kind, config.Swiglu):
         return SwigluLayer(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
-    if not isinstance(kind, config.Experts):
-        return OwnFeedForward(kind, dim, device=device, dtype=dtype)
-    return MixtureOfExperts(
-        dim,
-        kind.experts,
-        kind.top_k,
-        kind.hidden,
-        act=kind.act,
-        bias=kind.bias,
-        device=device,
-        dtype=dtype,
-    )
+    if isinstance(kind, config.Experts):
+        experts, top_k, hidden = kind.experts, kind.top_k, kind.hidden
+        return MixtureOfExperts(dim, experts, top_k, hidden, kind.act, kind.bias, device=device, dtype=dtype)
+    return OwnFeedForward(kind, dim, device=device, dtype=dtype)

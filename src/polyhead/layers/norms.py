@@ -14,13 +14,7 @@ class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; computed in at least float32 (Zhang and Sennrich
     2019)."""
 
-    def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-5,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, dim: int, eps: float = 1e-5, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         check_number("RMSNorm", "eps", eps, 0)
         self.dim, self.eps = dim, eps
@@ -45,12 +39,7 @@ class LayerNorm(nn.Module):
     bias: nn.Parameter | None
 
     def __init__(
-        self,
-        dim: int,
-        eps: float = 1e-5,
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, eps: float = 1e-5, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         check_number("LayerNorm", "eps", eps, 0)

@@ -84,6 +84,11 @@ class OwnPositions(OwnParameters):
         """The bias between the given positions."""
         return self._bias(queries[..., :, None] - keys[..., None, :]).movedim(0, -3)
 
+    def leave_meta(self, x: Tensor) -> None:
+        """Move to x's device from the meta device: no state dict holds `like`."""
+        if self.like.is_meta and not x.is_meta and not torch.compiler.is_compiling():
+            self.like = torch.empty_like(self.like, device=x.device)
+
     def _bias(self, distance: Tensor) -> Tensor:
         found, wanted = self.compute(self, distance), (self.sizes[0], *distance.shape)
         if tuple(found.shape) != wanted:

@@ -251,6 +251,10 @@ class AlibiBias(nn.Module):
         distance = (queries[..., :, None] - keys[..., None, :]).abs()
         return -self.slopes(queries)[:, None, None] * distance[..., None, :, :]
 
+    def leave_meta(self, x: Tensor) -> None:
+        """Build the slopes on x's device if they are on the meta device: no state dict holds them."""
+        self.slopes(x)
+
     def extra_repr(self) -> str:
         return f"{self.heads}"
 
@@ -293,13 +297,7 @@ class SinusoidalPositions(nn.Module):
     like: Tensor
 
     def __init__(
-        self,
-        max_length: int,
-        dim: int,
-        theta: float = 1e4,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, max_length: int, dim: int, theta: float = 1e4, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         check_even("SinusoidalPositions", dim)

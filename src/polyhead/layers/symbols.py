@@ -7,14 +7,13 @@
 
 Altabaa and Lafferty 2024, "Disentangling and integrating relational and sensory information in transformer
 architectures", section 2.2; the relational source is from their code.  A source is called with the residual stream
-(b s m).  It returns symbols by key, (b|1 s dim), or a table by offset, (2 distance + 1, dim).  `cu_seqlens`: the stream
-is several packed sequences; positions and neighbours are separate for each.  `positions` (b|1 s) replace 0, 1, ... or
-`first`, ...; `mask` (b s) is True at real tokens.  All sources take all of these arguments.
+(b s m) and returns symbols by key, (b|1 s dim), or a table by offset, (2 distance + 1, dim).
 """
 
 import itertools
 import math
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -40,7 +39,47 @@ def _heads(who: str, heads: int | None, *widths: int) -> int:
     return heads
 
 
-class SymbolicAttention(nn.Module):
+class Given(NamedTuple):
+    """The arguments of a source beside x, see `SymbolModule.forward`."""
+
+    first: int = 0
+    cache: LayerCache | None = None
+    cu_seqlens: Tensor | None = None
+    positions: Tensor | None = None
+    mask: Tensor | None = None
+
+
+class SymbolModule(nn.Module):
+    """The base of all sources of symbols; `symbol_dim` is the width of a symbol."""
+
+    symbol_dim: int
+
+    def forward(
+        self,
+        x: Float[Tensor, "b s m"],
+        *,
+        first: int = 0,
+        cache: LayerCache | None = None,
+        cu_seqlens: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Float[Tensor, "..."]:
+        """Symbols by key, (b|1 s symbol_dim), or a table by offset, (2 distance + 1, symbol_dim).
+
+        `first`: the position of x's first token; with a `cache`, x follows the tokens in it.  `cu_seqlens`: x is
+        several packed sequences, and positions and neighbours are separate for each.  `positions` (b|1 s) replace
+        `first`, `first` + 1, ...; `mask` (b s) is True at real tokens.  A source ignores the arguments that cannot
+        change its symbols.  Raises ValueError for a wrong width, for positions out of range (given ones and those of
+        packed sequences only in eager mode), and if earlier tokens are needed without a cache.
+        """
+        return self.symbols(x, Given(first, cache, cu_seqlens, positions, mask))
+
+    def symbols(self, x: Tensor, given: Given) -> Tensor:
+        """The symbols, as `forward` returns them."""
+        raise NotImplementedError
+
+
+class SymbolicAttention(SymbolModule):
     """Each token retrieves from a library of `count` learned symbols, by softmax attention over their templates.
 
     >>> SymbolicAttention(64, count=10)(torch.randn(2, 7, 64)).shape
@@ -89,20 +128,8 @@ class SymbolicAttention(nn.Module):
         templates = self.templates.unflatten(-1, (self.heads, -1))
         return (torch.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5).softmax(-1)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b s m"],
-        *,
-        first: int = 0,
-        cache: LayerCache | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Float[Tensor, "b s _"]:
-        """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument.
-
-        Raises ValueError for a wrong width.
-        """
+    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "b s _"]:
+        """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         library = self.library.unflatten(-1, (self.heads, -1))
@@ -113,7 +140,7 @@ class SymbolicAttention(nn.Module):
         return f"count={len(self.templates)}, heads={self.heads}, trainable={trainable}"
 
 
-class RelationalSymbols(nn.Module):
+class RelationalSymbols(SymbolModule):
     """Symbolic attention whose query is a token's relations to its neighbours.
 
     Token i is compared with the `neighbours` tokens before it, nearest first; unless `causal`, with that many on each
@@ -155,24 +182,19 @@ class RelationalSymbols(nn.Module):
         self.symbolic = SymbolicAttention(
             dim, symbol_dim, count=count, heads=heads, trainable=trainable, device=device, dtype=dtype
         )
+        self.symbol_dim = self.symbolic.symbol_dim
 
-    @property
-    def symbol_dim(self) -> int:
-        """Width of a symbol."""
-        return self.symbolic.symbol_dim
-
-    def _seen(
-        self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
+    def _seen(self, x: Tensor, given: Given) -> Tensor:
         """The cached neighbours followed by `x`, with real tokens in place of padding."""
+        cache, mask = given.cache, given.mask
         if cache is None:
-            return x if mask is None else in_place_of_padding(x, mask, cu_seqlens)[0]
+            return x if mask is None else in_place_of_padding(x, mask, given.cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
         name = (*self.place, "known")
         old = cache.state(self.place)
-        if first and old is None:
-            raise ValueError(f"RelationalSymbols: the cache has {first} tokens but not the neighbours among them")
+        if given.first and old is None:
+            raise ValueError(f"RelationalSymbols: the cache has {given.first} tokens but not the neighbours among them")
         seen = cache.last(self.place, x, self.neighbours)
         if mask is None and name not in cache:
             return seen
@@ -186,19 +208,17 @@ class RelationalSymbols(nn.Module):
         cache.put(name, known[:, start:].clone())
         return seen
 
-    def _asked(
-        self, x: Tensor, first: int, cache: LayerCache | None, cu_seqlens: Tensor | None, mask: Tensor | None
-    ) -> Tensor:
+    def _asked(self, x: Tensor, given: Given) -> Tensor:
         """The query vector of each token (b s m): its relations to its neighbours, mapped to the model width."""
-        if cache is None and first:
-            raise ValueError(f"RelationalSymbols: first = {first} needs the tokens before it: give cache=")
-        seen = self._seen(x, first, cache, cu_seqlens, mask)
+        if given.cache is None and given.first:
+            raise ValueError(f"RelationalSymbols: first = {given.first} needs the tokens before it: give cache=")
+        seen = self._seen(x, given)
         x = seen[:, -x.shape[1] :]
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
         where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)
-        if cu_seqlens is not None:
-            starts = starts_in(cu_seqlens, x.shape[1])
+        if given.cu_seqlens is not None:
+            starts = starts_in(given.cu_seqlens, x.shape[1])
             last = torch.searchsorted(starts, starts, right=True) - 1
             where = torch.minimum(torch.maximum(where, starts[:, None]), last[:, None])
         q = self.q(x).unflatten(-1, (self.relations, -1))
@@ -212,25 +232,13 @@ class RelationalSymbols(nn.Module):
         self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
-        return self.symbolic.assignments(self._asked(x, 0, None, cu_seqlens, mask))
+        return self.symbolic.assignments(self._asked(x, Given(cu_seqlens=cu_seqlens, mask=mask)))
 
-    def forward(
-        self,
-        x: Float[Tensor, "b s m"],
-        *,
-        first: int = 0,
-        cache: LayerCache | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Float[Tensor, "b s _"]:
-        """Symbols (b s symbol_dim); with a `cache`, `x` follows the tokens in it.
-
-        Raises ValueError for a wrong width, and if earlier tokens are needed without a cache.
-        """
+    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "b s _"]:
+        """Symbols (b s symbol_dim) of each token, by its relations to its neighbours."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
-        return self.symbolic(self._asked(x, first, cache, cu_seqlens, mask))
+        return self.symbolic(self._asked(x, given))
 
     def extra_repr(self) -> str:
         return f"steps={list(self.steps)}, relations={self.relations}, normalise={self.normalise}"
@@ -258,7 +266,7 @@ def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[
     return tuple(n for n in range(-neighbours, neighbours + 1) if n or include_self)
 
 
-class PositionSymbols(nn.Module):
+class PositionSymbols(SymbolModule):
     """A learned symbol for each position; `table` is (max_length, dim)."""
 
     def __init__(self, dim: int, max_length: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
@@ -271,38 +279,21 @@ class PositionSymbols(nn.Module):
         """N(0, 1)."""
         nn.init.normal_(self.table)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b s m"],
-        *,
-        first: int = 0,
-        cache: LayerCache | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Float[Tensor, "_ s _"]:
-        """The symbols (1 s dim) of positions `first`, `first` + 1, ..., shared by the batch; or those of `positions`.
-
-        Raises ValueError beyond max_length; for `positions` and packed sequences only in eager mode.
-        """
-        if positions is not None:
-            check_range("PositionSymbols", positions, self.max_length)
-            return self.table[positions.long()]
-        last = first + x.shape[1]
-        if cu_seqlens is not None:
-            where = places_in(cu_seqlens, x.shape[1])
-            if last > self.max_length:  # otherwise no position can be out of range
-                check_range("PositionSymbols", where, self.max_length)
-            return self.table[where]
-        if last > self.max_length:
-            raise ValueError(f"PositionSymbols: {last} positions but max_length is {self.max_length}")
-        return self.table[None, first:last]
+    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "_ s _"]:
+        """The symbols of the positions of x, shared by the batch (1 s dim) unless `positions` are given."""
+        if given.positions is not None:
+            check_range("PositionSymbols", given.positions, self.max_length)
+            return self.table[given.positions.long()]
+        _check_length("PositionSymbols", x, given, self.max_length)
+        if given.cu_seqlens is not None:
+            return self.table[places_in(given.cu_seqlens, x.shape[1])]
+        return self.table[None, given.first : given.first + x.shape[1]]
 
     def extra_repr(self) -> str:
         return f"{self.symbol_dim}, max_length={self.max_length}"
 
 
-class RelativeSymbols(nn.Module):
+class RelativeSymbols(SymbolModule):
     """A learned symbol for each offset j - i of key and query; `table` is (2 distance + 1, dim), with offset 0 in row
     `distance`.
 
@@ -328,35 +319,24 @@ class RelativeSymbols(nn.Module):
         """Uniform, of variance 2 / (rows + dim) (Glorot and Bengio 2010), as in the paper's code."""
         nn.init.xavier_uniform_(self.table)
 
-    def forward(
-        self,
-        x: Float[Tensor, "b s m"],
-        *,
-        first: int = 0,
-        cache: LayerCache | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Float[Tensor, "_ _"]:
-        """The table by offset of indices, also where `positions` are given; `x` only gives the length.
-
-        Raises ValueError for lengths beyond it, if not clipped.
-        """
-        last = first + x.shape[1]
-        if self.longest is not None and last > self.longest:
-            if cu_seqlens is not None:
-                check_range("RelativeSymbols", places_in(cu_seqlens, x.shape[1]), self.longest)
-                return self.table
-            raise ValueError(
-                f"RelativeSymbols: {last} positions but max_length is {self.longest}: give distance= to clip offsets"
-            )
+    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "_ _"]:
+        """The table by offset of indices, also where `positions` are given; `x` only gives the length."""
+        if self.longest is not None:
+            _check_length("RelativeSymbols", x, given, self.longest, ": give distance= to clip offsets")
         return self.table
 
     def extra_repr(self) -> str:
         return f"{self.symbol_dim}, distance={self.distance}"
 
 
-SymbolModule = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
+def _check_length(who: str, x: Tensor, given: Given, most: int, advice: str = "") -> None:
+    """Raise ValueError if a position that is counted reaches `most`."""
+    last = given.first + x.shape[1]
+    if last <= most:  # then those of packed sequences are smaller, too
+        return
+    if given.cu_seqlens is None:
+        raise ValueError(f"{who}: {last} positions but max_length is {most}{advice}")
+    check_range(who, places_in(given.cu_seqlens, x.shape[1]), most)
 
 
 def build_symbols(

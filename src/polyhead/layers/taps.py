@@ -167,11 +167,12 @@ class Taps:
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:
     """Context manager: no dropout and no gradients inside; afterwards every module returns to its earlier mode."""
-    modes = {module: module.training for module in model.modules()}
+    training = [module for module in model.modules() if module.training]
     try:
-        model.eval()
+        for module in training:
+            module.training = False
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for module in training:
+            module.training = True

@@ -27,13 +27,7 @@ class TokenInput(nn.Module):
     """
 
     def __init__(
-        self,
-        count: int,
-        dim: int,
-        *,
-        scaled: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, count: int, dim: int, *, scaled: bool = False, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.factor = dim**0.5 if scaled else 1.0
@@ -59,13 +53,7 @@ class VectorInput(nn.Module):
     """Vectors (b t size) through a linear map."""
 
     def __init__(
-        self,
-        size: int,
-        dim: int,
-        *,
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, size: int, dim: int, *, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.size = size
@@ -174,13 +162,7 @@ class LinearOutput(nn.Module):
     """`size` numbers per position: logits, or real values."""
 
     def __init__(
-        self,
-        dim: int,
-        size: int,
-        *,
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, size: int, *, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
         self.linear = nn.Linear(dim, size, bias=bias, device=device, dtype=dtype)
@@ -276,13 +258,7 @@ InputEnd = TokenInput | VectorInput | PatchInput
 OutputEnd = LinearOutput | TiedOutput | ClassOutput
 
 
-def build_input(
-    end: config.Input,
-    dim: int,
-    *,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
-) -> InputEnd:
+def build_input(end: config.Input, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> InputEnd:
     """The input module of a configuration."""
     if isinstance(end, config.Tokens):
         return TokenInput(end.count, dim, scaled=end.scaled, device=device, dtype=dtype)
@@ -312,12 +288,7 @@ def are_own(positions: config.Position | None) -> TypeGuard[config.Position]:
 
 
 def build_output(
-    end: config.Output,
-    source: InputEnd,
-    dim: int,
-    *,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
+    end: config.Output, source: InputEnd, dim: int, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> OutputEnd:
     """The output module of a configuration; tied logits share the table of the input module `source`.
 

@@ -78,7 +78,7 @@ class Sources:
         return number
 
     def module(self, number: int) -> nn.Module:
-        """The module of a source as it is registered now: somebody may have wrapped or replaced it."""
+        """The module of a source as it is registered now: it may have been wrapped or replaced."""
         home, place = self.places[number]
         return home[place]
 
@@ -117,36 +117,25 @@ class Sources:
         reads = self.reads[layer]
         if all(number is None for number in reads):
             return None
+
+        def computed(number: int) -> Tensor:
+            source = recomputed(self.module(number), again and cache is None)
+            seen = embedded if self.once[number] else x
+            ask = functools.partial(source, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
+            if cache is None:
+                return ask()
+            if self.cross:  # the context is the same in every step
+                return cache.cross.once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
+            return ask(first=cache.length, cache=cache)
+
         given: dict[int, Tensor] = {}
         for number in reads:
             if number is None or number in given:  # called twice, a source would add the same tokens to the cache twice
                 continue
             if number not in made or not self.once[number]:
-                seen = embedded if self.once[number] else x
-                made[number] = self._ask(
-                    number, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions, cache=cache, again=again
-                )
+                made[number] = computed(number)
             given[number] = made[number]
         return [None if number is None else given[number] for number in reads]
-
-    def _ask(
-        self,
-        number: int,
-        seen: Tensor,
-        *,
-        mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        positions: Tensor | None,
-        cache: LayerCache | None,
-        again: bool,
-    ) -> Tensor:
-        source = recomputed(self.module(number), again and cache is None)
-        ask = functools.partial(source, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
-        if cache is None:
-            return ask()
-        if self.cross:  # the context is the same in every step
-            return cache.cross.once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
-        return ask(first=cache.length, cache=cache)
 
     def shown(
         self,

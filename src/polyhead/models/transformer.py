@@ -358,11 +358,7 @@ def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
 
 
 def _block(
-    settings: TransformerConfig,
-    layer: int,
-    positions: Positions,
-    device: Device,
-    dtype: torch.dtype | None,
+    settings: TransformerConfig, layer: int, positions: Positions, device: Device, dtype: torch.dtype | None
 ) -> TransformerBlock:
     def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
         """Self-attention, or cross-attention: that has no positions, as each sequence counts its own."""

@@ -8,6 +8,7 @@ name.  `attend` and `parameters` are optional: by default the output is the sum 
 have as many heads as queries.
 """
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -25,21 +26,9 @@ from polyhead.ops.latent_code import drop, share
 
 @runtime_checkable
 class Coded(Protocol):
-    """A mechanism with a method `code`, which defines what its heads compute."""
+    """A mechanism with a method `code` (see above), which defines what its heads compute."""
 
-    def code(
-        self,
-        own: "OwnHeads",
-        q: Tensor,
-        k: Tensor,
-        *,
-        bias: Tensor | None,
-        mask: Tensor | None,
-        causal: bool,
-        window: int | None,
-        cu_seqlens: Tensor | None,
-        scale: float | None,
-    ) -> Tensor: ...
+    code: Callable[..., Tensor]
 
 
 class OwnHeads(HeadGroup, OwnParameters):

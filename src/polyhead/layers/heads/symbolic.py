@@ -56,6 +56,7 @@ class SymbolGroup(HeadGroup):
     """
 
     normalise, act = "softmax", "identity"
+    takes = ("relation_act",)
     relation_act: str
 
     def __init__(
@@ -107,9 +108,6 @@ class SymbolGroup(HeadGroup):
     def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
         """The mapped symbols of the heads, from symbols by key or from a table by offset."""
         return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
-
-    def options(self) -> dict[str, object]:
-        return {"relation_act": self.relation_act}
 
     def forward(
         self,

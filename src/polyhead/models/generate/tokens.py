@@ -5,7 +5,6 @@ computes only its own token.  Logits agree up to rounding and draws are the same
 the cache.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from polyhead import config
 from polyhead.layers.cache import Cache
+from polyhead.layers.taps import looking
 from polyhead.models.generate.sampling import Choice, row_draws
 from polyhead.models.transformer import Transformer
 from polyhead.spec.shapes import named, shaped
@@ -121,7 +121,7 @@ def greedy(
     """
     check_model("greedy", model, steps)
     check_length("greedy", model.config, start.shape[1], steps)
-    with _at_rest(model):
+    with looking(model):
         encoded = None if source is None else model.encode(source, source_mask)
     stops, likeliest = () if stop is None else (stop,), Choice(temperature=0.0)
     loop = _steps(
@@ -146,16 +146,14 @@ class Padded(NamedTuple):
 
     def then(self, new: Tensor, *, alone: bool) -> "Padded":
         """The sequences with one more token each, `new` (b 1); `alone`: only that token, as a cache has the others."""
-        mask = None if self.mask is None or alone else torch.ones_like(self.mask[:, :1])
-        positions = None if self.positions is None else self.positions[:, -1:] + 1
-        if alone:
-            return Padded(new, None, positions)  # the cache holds the padding mask
-        tokens = torch.cat((self.tokens, new), dim=1)
-        return Padded(tokens, _after(self.mask, mask), _after(self.positions, positions))
-
-
-def _after(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    return None if old is None or new is None else torch.cat((old, new), dim=1)
+        tokens = new if alone else torch.cat((self.tokens, new), dim=1)
+        if self.positions is None:
+            return Padded(tokens)
+        position = self.positions[:, -1:] + 1
+        if alone or self.mask is None:  # the cache holds the padding mask
+            return Padded(tokens, None, position)
+        mask = torch.cat((self.mask, torch.ones_like(self.mask[:, :1])), dim=1)
+        return Padded(tokens, mask, torch.cat((self.positions, position), dim=1))
 
 
 def left_padded(prompts: Prompts, model: Transformer) -> Padded:
@@ -200,7 +198,7 @@ def _steps(
     ended = torch.zeros(len(seen.tokens), dtype=torch.bool, device=seen.tokens.device)
     last = torch.tensor(stops, device=ended.device)
     for step in range(steps):
-        with _at_rest(model):
+        with looking(model):
             logits = model(
                 seen.tokens, mask=seen.mask, positions=seen.positions, source_mask=source_mask, tail=1,
                 encoded=encoded, cache=cache,
@@ -214,20 +212,6 @@ def _steps(
             if bool(ended.all()):
                 return
         seen = seen.then(new[:, None].to(seen.tokens.dtype), alone=use_cache)
-
-
-@contextlib.contextmanager
-def _at_rest(model: Transformer) -> Iterator[None]:
-    """Context manager: no dropout and no gradients; afterwards every module returns to its earlier mode."""
-    training = [module for module in model.modules() if module.training]
-    try:
-        for module in training:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def check_model(who: str, model: Transformer, steps: int) -> None:

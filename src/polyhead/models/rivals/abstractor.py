@@ -112,10 +112,7 @@ class AbstractorLayer(nn.Module):
 
 
 def _attention(
-    settings: AbstractorConfig,
-    heads: Softmax | RelationalCrossAttention,
-    device: Device,
-    dtype: torch.dtype | None,
+    settings: AbstractorConfig, heads: Softmax | RelationalCrossAttention, device: Device, dtype: torch.dtype | None
 ) -> MultiHeadAttention:
     """Attention with biases, as in the authors' code; the caller passes symbols."""
     return MultiHeadAttention(
