@@ -222,7 +222,7 @@ def test_a_module_that_one_call_asks_twice_is_refused():
     model = Twice()
     replace(model)
     x = torch.randn(B, 3, DIM, dtype=F64)
-    with cached(model.eval()) as cache, refused("must call it once in each pass but called it twice"):
+    with cached(model.eval()) as cache, refusing("must call it once in each pass but called it twice"):
         model(x)
     assert cache.length == 0
     with cached(model.layer) as cache:
@@ -238,7 +238,7 @@ def test_the_cache_of_another_model_is_refused():
     with cached(one, cache):
         one(x[:, :3], memory)
     line = "MultiheadAttention: a cache of its own was wanted but that of another layer came"
-    with cached(two, cache), refused(line):
+    with cached(two, cache), refusing(line):
         two(x[:, 3:], memory)
     assert cache.length == 3
 

@@ -171,7 +171,7 @@ def test_tests_and_benchmarks_are_short_too():
     assert not [str(path.relative_to(ROOT)) for path in others if path.read_text().count("\n") > 400]
 
 
-ALLOWED = {"Any": 572, "splats": 0, "** arguments": 76}
+ALLOWED = {"Any": 559, "splats": 0, "** arguments": 74}
 """These may only go down: lower a number when yours is lower."""
 
 

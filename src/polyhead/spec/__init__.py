@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from polyhead.spec.table import *  # noqa: F403
-    from polyhead.spec.table import __all__
+    from polyhead.spec.table import __all__ as __all__
 else:
 
     def __getattr__(name: str) -> object:

@@ -93,8 +93,8 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _leave(again: bool, number: int, frame: object) -> None:
