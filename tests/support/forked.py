@@ -90,14 +90,16 @@ def _live(command: Sequence[str], env: Mapping[str, str] | None, end: Callable[[
 
             sys.exit(main(words))
         code = 0
-    except SystemExit as end:
-        code = end.code or 0
+    except SystemExit as leaving:
+        code = leaving.code or 0
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        end()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            end()
+        finally:
+            os._exit(code)  # or the child would go on with the tests of its parent
 
 
 INSTEAD = types.SimpleNamespace(Popen=Process, DEVNULL=subprocess.DEVNULL)
