@@ -88,6 +88,8 @@ def faults(root: Path, other: Path | None) -> Iterator[Fault]:
         file = str(path.relative_to(root))
         if any(word in file for word in LEFT_OUT) or path.parent.name == "polyhead":
             continue
+        if other and not (other / file).exists():
+            continue
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         texts = [lines] + ([(other / file).read_text(encoding="utf-8").splitlines()] if other else [])
@@ -124,7 +126,7 @@ def noticed(fault: Fault, root: Path) -> str | None:
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not compile and not campaign",
              "--timeout", "120", *map(str, files)],
             cwd=root, env=os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True, text=True, check=False,
+            capture_output=True, encoding="utf-8", check=False,
         )  # fmt: skip
     finally:
         path.write_text(text, encoding="utf-8")

@@ -16,7 +16,7 @@ from polyhead.papers.claims import above
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.outcome import Outcome
 from polyhead.papers.page import write_page
-from polyhead.papers.recipes import STUDIES, for_seeds
+from polyhead.papers.recipes import FIGURES, STUDIES, for_seeds
 from polyhead.papers.redraw import redraw
 from polyhead.papers.reproduce import reproduce
 from polyhead.scale.sweep import Failure

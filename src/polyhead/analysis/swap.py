@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.analysis.capture import capture, within
 from polyhead.analysis.values import agree
@@ -156,7 +156,7 @@ def codes_of(model: Transformer, layer: int, batch: Batch) -> Codes:
 @contextlib.contextmanager
 def replaced(model: Transformer, layer: int, rows: Codes) -> Iterator[None]:
     """A context in which the last token of `layer` has the codes `rows`, (b h s) for each group of heads."""
-    groups = [compiled(group) for group in _groups(model, layer)]
+    groups = [cast(Mixing, compiled(group)) for group in _groups(model, layer)]
     before = [dict(vars(group)) for group in groups]
     try:
         for group, row in zip(groups, rows, strict=True):
@@ -221,8 +221,9 @@ def _layer(who: str, model: Transformer, layer: int) -> int:
     return layer
 
 
-def _groups(model: Transformer, layer: int) -> list[Mixing]:
-    return [cast(Mixing, group) for group in cast(TransformerBlock, model.blocks[layer]).attention.groups]
+def _groups(model: Transformer, layer: int) -> list[nn.Module]:
+    """The groups of a layer, of any kind."""
+    return list(cast(TransformerBlock, model.blocks[layer]).attention.groups)
 
 
 def _row(own: Tensor, donor: Tensor) -> dict[str, float]:
