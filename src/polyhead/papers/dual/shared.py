@@ -122,15 +122,16 @@ def learns(what: str, curve: Curve) -> list[Verdict]:
 def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
     """The claim that `one` is better than each of `others`, by the mean of `scores[place]` over places with both.
 
-    A part for each of `others` that was run; no claim if none was.
+    The claim names those of `others` that were run, with a part for each; no claim if none was.
     """
-    parts = {}
+    parts, named = {}, []
     for other in others:
         those = {place: by for place, by in scores.items() if {one, other} <= set(by)}
         if those:
+            named.append(ROWS[other].label)
             of = f", mean of {', '.join(those)}" if len(scores) > 1 else ""
-            parts[f"over {ROWS[other].label}{of}"] = mean([by[one] - by[other] for by in those.values()])
-    claim = f"{ROWS[one].label} is better than {' and '.join(ROWS[other].label for other in others)} at {what}"
+            parts[f"over {named[-1]}{of}"] = mean([by[one] - by[other] for by in those.values()])
+    claim = f"{ROWS[one].label} is better than {' and '.join(named)} at {what}"
     return [above(claim, parts)] if parts else []
 
 
