@@ -121,7 +121,8 @@ def test_a_long_text_is_cut_and_the_page_says_so(
 def test_a_foreign_mask_says_what_is_causal() -> None:
     layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
     full = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    for mask, causal, size in ((full, False, 32), (full.tril(), True, 20), (full.tril() & full.triu(-1), True, 30)):
+    near = full.tril() & full.triu(-1)
+    for mask, causal, size in ((full, False, 32), (full.tril(1), False, 48), (full.tril(), True, 20), (near, True, 30)):
         found = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
         assert (found.causal, len(found.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
 
