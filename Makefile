@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo    environment, install, the main job (train and compare mechanisms on fuzzy logic), report
 #   make test    environment, install, all tests
-# and while one writes code, make check (a minute and a half): lines, types, and the tests of functions and layers.
+# and while one writes code, make check (a minute): lines, types, and the tests of functions and layers.
 # PY=python3.12 picks another Python.  torch: the build for the CPU where Linux has no card of NVIDIA (no nvidia-smi), else
 # that of the package index; TORCH="torch==2.13.0 --index-url ..." picks any other.
 
