@@ -143,6 +143,16 @@ def test_mistakes_are_one_line(name):
     refused(lambda: call(torch.zeros(1, 7, 4)), re.escape(text))
 
 
+SOURCES = (config.SymbolicAttention(3), config.RelationalSymbols(3), config.PositionSymbols(), config.RelativeSymbols())
+
+
+@pytest.mark.compile  # without annotation checks, as users have it
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+def test_one_sequence_needs_its_batch(source):
+    module = build_symbols(source, 4, causal=True)
+    refused(lambda: module(torch.zeros(3, 4)), rf"^{type(source).__name__}: x must be \(b s m\) but has shape \(3, 4\)")
+
+
 @pytest.mark.compile  # without annotation checks, as users have it
 @pytest.mark.parametrize("source", ["position", config.PositionSymbols, None])
 def test_no_source_of_symbols(source):

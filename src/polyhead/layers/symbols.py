@@ -69,14 +69,16 @@ class SymbolModule(nn.Module):
         `first`: the position of x's first token; with a `cache`, x follows the tokens in it.  `cu_seqlens`: x is
         several packed sequences, and positions and neighbours are separate for each.  `positions` (b|1 s) replace
         `first`, `first` + 1, ...; `mask` (b s) is True at real tokens.  A source ignores the arguments that cannot
-        change its symbols.  Raises ValueError for a wrong width, for positions out of range (given ones and those of
+        change its symbols.  Raises ValueError for a wrong shape, for positions out of range (given ones and those of
         packed sequences only in eager mode), and if earlier tokens are needed without a cache.
         """
+        if x.ndim != 3:
+            raise ValueError(f"{type(self).__name__}: x must be (b s m) but has shape {tuple(x.shape)}")
         return self.symbols(x, Given(first, cache, cu_seqlens, positions, mask))
 
     def symbols(self, x: Tensor, given: Given) -> Tensor:
-        """The symbols, as `forward` returns them."""
-        raise NotImplementedError
+        """The symbols, as `forward` returns them: what a source defines."""
+        raise NotImplementedError(f"{type(self).__name__} defines no symbols(x, given)")
 
 
 class SymbolicAttention(SymbolModule):
