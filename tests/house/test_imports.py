@@ -1,4 +1,4 @@
-"""What is imported when: two fresh processes, each step of which may load no more than it says.
+"""What is imported when: fresh processes, each step of which may load no more than it says.
 
 JAX alone: jaxside/test_surface.py."""
 
@@ -18,6 +18,12 @@ without("the configuration", "torch", "jax", "numpy", "tyro", "yaml")
 from polyhead.cli.verbs import main
 assert main(["--help"]) == 0
 without("help", "torch", "jax", "numpy", "plotly", "sklearn")
+"""
+HELP = """
+import sys
+from polyhead.cli import main
+assert main(["--help"]) == 0
+assert not (found := {"polyhead.spec.table", "importlib.metadata", "torch"} & {*sys.modules}), found
 """
 WITH_TORCH = """
 import sys, torch
@@ -49,7 +55,7 @@ sys.exit("nothing was called")
 """
 
 
-@pytest.mark.parametrize("code", [WITHOUT_TORCH, WITH_TORCH], ids=["without torch", "with torch"])
+@pytest.mark.parametrize("code", [WITHOUT_TORCH, HELP, WITH_TORCH], ids=["without torch", "help", "with torch"])
 def test_what_is_imported(code):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
