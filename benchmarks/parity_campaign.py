@@ -20,10 +20,10 @@ seconds, and the same command goes on where it stopped; failures that it holds a
 
 import argparse
 import datetime
-import importlib
 import json
 import os
 import pathlib
+import pkgutil
 import platform
 import sys
 import time
@@ -41,7 +41,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000, "learned": 40, "across": 110, "steps": 850}
-"""Kinds, each in tests/support/parity_KIND.py, and their cases."""
+"""Kinds and their cases."""
+
+CHECKS = {
+    **{kind: f"parity_{kind}:check_number" for kind in ("ops", "jax", "steps")},
+    **{kind: f"parity_models:check_{kind}" for kind in ("models", "cache", "across")},
+    "learned": "parity_jax:check_learned",
+}
+"""Kind -> what gives the outcome of a case, in tests/support."""
 
 SAVED = 10.0  # seconds between two savings
 State = dict[str, Any]
@@ -125,7 +132,7 @@ def go(
     kind: str, cases: int, seed: int, found: State, path: str | None, console: Console, *, how: dict[str, Any]
 ) -> State:
     """Cases up to number `cases`, from where the state stands; `how` says more of ops."""
-    check, only = importlib.import_module(f"parity_{kind}").check_number, how.get("only", "")
+    check, only = pkgutil.resolve_name(CHECKS[kind]), how.get("only", "")
     state = found["kinds"].setdefault(f"{kind} {only}".strip(), fresh(seed))
     if state["seed"] != seed:
         raise SystemExit(f"parity_campaign: the cases in {path} are of seed {state['seed']}, not {seed}")
@@ -165,8 +172,7 @@ def main() -> int:
     console, kinds = Console(), ["ops"] if args.impl else args.kind or list(COUNTS)
     how = {"small": args.small, "only": args.impl} if kinds == ["ops"] else {}
     if args.case is not None:
-        check = importlib.import_module(f"parity_{kinds[0]}").check_number
-        outcome = check(args.seed, args.case, **how)
+        outcome = pkgutil.resolve_name(CHECKS[kinds[0]])(args.seed, args.case, **how)
         console.print(outcome, soft_wrap=True)
         return int(outcome.failed)
     found, failures = read(args.json), 0

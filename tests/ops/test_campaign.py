@@ -8,8 +8,6 @@ import json
 import pathlib
 from dataclasses import replace
 
-import parity_across
-import parity_cache
 import parity_cases
 import parity_measure
 import parity_models
@@ -48,23 +46,25 @@ def test_ops_agree_with_the_oracle(block):
     assert not failures(parity_ops.check_number, range(block * EACH, (block + 1) * EACH), small=True)
 
 
-@pytest.mark.parametrize("kind", [parity_cache, parity_models])
-def test_models_agree_with_themselves(kind):
-    assert not failures(kind.check_number, range(6))
-
-
-@pytest.mark.parametrize(("kind", "cases"), [(parity_steps, 10), (parity_across, 2)])
-def test_steps_and_encoders_agree_with_the_whole(kind, cases):
-    assert not failures(kind.check_number, range(cases))
+@pytest.mark.parametrize(
+    ("check", "cases"),
+    [
+        (parity_models.check_cache, 6),
+        (parity_models.check_models, 6),
+        (parity_models.check_across, 2),
+        (parity_steps.check_number, 10),
+    ],
+)
+def test_models_and_steps_agree_with_themselves(check, cases):
+    assert not failures(check, range(cases))
 
 
 def test_jax_agrees_with_the_oracle():
     pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
     import parity_jax
-    import parity_learned
 
     assert not failures(parity_jax.check_number, (0,))
-    assert not failures(parity_learned.check_number, (6,))
+    assert not failures(parity_jax.check_learned, (6,))
 
 
 @needs_compiler

@@ -129,8 +129,7 @@ def read(a: Tensor, symbols: Tensor) -> Tensor:
     own = heads(symbols, h)
     if symbols.ndim == 4:
         return torch.einsum("bhij,bjhe->bihe", a, own)
-    column = torch.arange(s)[None, :] - torch.arange(t)[:, None] + t - 1
-    return torch.einsum("bhij,ijhe->bihe", a, own[column])
+    return torch.einsum("bhij,ijhe->bihe", a, own[places(t, s) + s - 1])
 
 
 def linear(x: Options, look: Tensor, options: Options, normalise: str = "identity") -> Tensor:

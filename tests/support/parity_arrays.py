@@ -1,8 +1,10 @@
 """The arrays of a case of parity_cases.py, and their memory layout."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from parity_cases import BY_KEY, TENSORS, Case, Layout, shapes_of
 from torch import Tensor
@@ -32,8 +34,8 @@ def view(base: Tensor, layout: Layout, shape: tuple[int, ...]) -> Tensor:
 def arrays(case: Case, seed: int) -> dict[str, Tensor]:
     """Bases, in the dtype of the case; the mask hides a third, and all of some rows."""
     numbers = torch.Generator().manual_seed(1_000_003 * seed + case.number)
-    made = {}
-    for name, shape in shapes_of(case).items():
+    made, shapes = {}, shapes_of(case)
+    for name, shape in shapes.items():
         size = base_of(case.layouts[name], shape)
         x = torch.randn(size, generator=numbers, dtype=torch.float64)
         if name == "mask":
@@ -46,36 +48,35 @@ def arrays(case: Case, seed: int) -> dict[str, Tensor]:
     if case.odd == "-inf":
         made["bias"][torch.rand(made["bias"].shape, generator=numbers) < 0.4] = -math.inf
         made["bias"][..., : made["bias"].shape[-1] // 2, :] = -math.inf if case.number % 2 else 0.0
-    if case.odd == "nan":
-        _spoil(case, made)
+    if case.odd == "nan":  # in whatever is at keys that the mask hides from all queries and heads
+        hidden = ~view(made["mask"], case.layouts["mask"], shapes["mask"]).expand(case.shape).any(2).any(1)
+        for i, name in enumerate(BY_KEY):
+            if name in made and len(shapes[name]) == 4:
+                x = view(made[name], case.layouts[name], shapes[name])
+                x[hidden] = math.nan if (case.number + i) % 2 else math.inf
     return made
-
-
-def _spoil(case: Case, made: dict[str, Tensor]) -> None:
-    """NaN and inf in whatever is at keys that the mask hides from all queries and heads."""
-    shapes = shapes_of(case)
-    look = view(made["mask"], case.layouts["mask"], shapes["mask"]).expand(case.shape)
-    hidden = ~look.any(2).any(1)
-    for i, name in enumerate(BY_KEY):
-        if name in made and len(shapes[name]) == 4:
-            x = view(made[name], case.layouts[name], shapes[name])
-            x[hidden] = math.nan if (case.number + i) % 2 else math.inf
 
 
 def arguments(case: Case, bases: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any], Tensor]:
     """Tensors of the op by name, options, and the gradient of its output."""
-    shapes, n = shapes_of(case), case.sizes
+    shapes = shapes_of(case)
     seen = {name: view(base, case.layouts[name], shapes[name]) for name, base in bases.items()}
-    last = "symbols" if "symbols" in TENSORS[case.op] else "v"
+    return *given(case, seen, torch.tensor), seen["dout"]
+
+
+def given(case: Case, arrays: dict[str, Any], array: Callable[[Any], Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors by name and options, from the arrays that are drawn, of PyTorch or JAX; `array` makes one more."""
+    seen, first, last = dict(arrays), 0, "symbols" if "symbols" in TENSORS[case.op] else "v"
     if case.tie == "joint":
-        h, g, d, e = (n[x] for x in "hgde")
-        parts = seen["qkv"].split((h * d, g * d, g * e), -1)
-        seen |= {name: x.unflatten(-1, (-1, w)) for name, x, w in zip(("q", "k", last), parts, (d, d, e), strict=True)}
+        for name, *axes in (("q", "h", "d"), ("k", "g", "d"), (last, "g", "e")):
+            heads, width = (case.sizes[x] for x in axes)
+            part = seen["qkv"][..., first : first + heads * width]
+            seen[name], first = part.reshape(*part.shape[:2], heads, width), first + heads * width
     elif case.tie:
         alias, name = {"q_rel is k_rel": ("k_rel", "q_rel"), "q is k": ("k", "q"), "k is v": (last, "k")}[case.tie]
         seen[alias] = seen[name]
     options = dict(case.options)
     options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight", "scale") if name in seen}
     if case.edges is not None:
-        options["cu_seqlens"] = torch.tensor(case.edges, dtype=torch.int32)
-    return {name: seen[name] for name in TENSORS[case.op]}, options, seen["dout"]
+        options["cu_seqlens"] = array(np.array(case.edges, np.int32))
+    return {name: seen[name] for name in TENSORS[case.op]}, options

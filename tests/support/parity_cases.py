@@ -15,11 +15,8 @@ from typing import Any
 from polyhead.ops.dispatch import TENSORS
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
-LARGEST = 2**25
-"""Multiply-adds of a case, at most."""
-
-SMALL = 2**14
-"""The same of those that `make test` runs."""
+LARGEST, SMALL = 2**25, 2**14
+"""Multiply-adds of a case, at most, and of those that `make test` runs."""
 
 IMPLS = {
     "softmax": ("sdpa", "blocked", "reference"),
@@ -313,22 +310,14 @@ def shapes_of(case: Case) -> dict[str, tuple[int, ...]]:
     b, t, s, h, g, d, e, r, p = (case.sizes[x] for x in "btshgderp")
     sent = (r, r) if case.op == "relational" else (h, g)
     values = (t + s - 1, g, e) if case.by_offset else (b, s, g, e)
-    every = {
-        "q": (b, t, h, d),
-        "k": (b, s, g, d),
-        "v": values,
-        "symbols": values,
-        "q_rel": (b, t, sent[0], p),
-        "k_rel": (b, s, sent[1], p),
-        "relation_weight": (h, e, r),
-    }
+    every = {"q": (b, t, h, d), "k": (b, s, g, d), "v": values, "symbols": values, "relation_weight": (h, e, r)}
+    every |= {"q_rel": (b, t, sent[0], p), "k_rel": (b, s, sent[1], p)}
     shapes = {name: every[name] for name in TENSORS[case.op]}
     last = "symbols" if "symbols" in shapes else "v"
     if case.tie == "joint":
         shapes = {"qkv": (b, t, h * d + g * d + g * e), **shapes}
-    for name in {"joint": ("q", "k", last), "q_rel is k_rel": ("k_rel",), "q is k": ("k",), "k is v": (last,)}.get(
-        case.tie, ()
-    ):
+    ties = {"joint": ("q", "k", last), "q_rel is k_rel": ("k_rel",), "q is k": ("k",), "k is v": (last,)}
+    for name in ties.get(case.tie, ()):
         del shapes[name]
     shapes |= {} if case.bias is None else {"bias": case.bias}
     shapes |= {"value_weight": (h, e, e)} if case.deep else {}

@@ -50,50 +50,34 @@ def draw(seed: int, number: int) -> Case:
     return case
 
 
-def here(x: Any) -> Any:
-    return jnp.asarray(x.detach().numpy()) if isinstance(x, Tensor) else x
-
-
 def run(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
     """Output and gradients of what learns."""
-    fixed = {name: here(x) for name, x in bases.items() if name not in case.learned}
-    learns = {name: here(bases[name]) for name in case.learned}
-    dout = here(bases["dout"])
+    fixed = {name: jnp.asarray(x.numpy()) for name, x in bases.items()}
+    learns = {name: fixed[name] for name in case.learned}
 
     def f(learns: dict[str, Any]) -> Any:
-        tensors, options = arguments(case, {**fixed, **learns})
-        return getattr(jaxside, PUBLIC[case.op])(*tensors, **options, impl=case.impl)
+        tensors, options = parity_arrays.given(case, fixed | learns, jnp.asarray)
+        return getattr(jaxside, PUBLIC[case.op])(*tensors.values(), **options, impl=case.impl)
 
     def both(learns: dict[str, Any], dout: Any) -> Any:
         out, pull = jax.vjp(f, learns)
         return out, pull(dout)[0]
 
-    out, grads = jax.jit(both)(learns, dout)
+    out, grads = jax.jit(both)(learns, fixed["dout"])
     return [torch.from_numpy(np.array(x)) for x in (out, *(grads[name] for name in case.learned))]
-
-
-def arguments(case: Case, bases: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """As parity_arrays.arguments, for arrays of JAX."""
-    n, seen = case.sizes, dict(bases)
-    last = "symbols" if "symbols" in parity_cases.TENSORS[case.op] else "v"
-    if case.tie == "joint":
-        h, g, d, e = (n[x] for x in "hgde")
-        parts = jnp.split(seen["qkv"], [h * d, h * d + g * d], -1)
-        sizes = zip(("q", "k", last), parts, ((h, d), (g, d), (g, e)), strict=True)
-        seen |= {name: x.reshape(*x.shape[:2], *size) for name, x, size in sizes}
-    elif case.tie:
-        alias, name = {"q_rel is k_rel": ("k_rel", "q_rel"), "q is k": ("k", "q"), "k is v": (last, "k")}[case.tie]
-        seen[alias] = seen[name]
-    options = dict(case.options)
-    options |= {name: seen[name] for name in ("bias", "mask", "keep", "value_weight", "scale") if name in seen}
-    if case.edges is not None:
-        options["cu_seqlens"] = jnp.asarray(case.edges, dtype=jnp.int32)
-    return [seen[name] for name in parity_cases.TENSORS[case.op]], options
 
 
 def check_number(seed: int, number: int) -> Outcome:
     """The outcome of case `number`."""
     return check(draw(seed, number), seed)
+
+
+def check_learned(seed: int, number: int) -> Outcome:
+    """The same where the scale is an array that learns."""
+    case = draw(seed, number + 10_000)
+    case.options.pop("scale", None)
+    case.scaled, case.layouts, case.learned = True, {**case.layouts, "scale": ("plain",)}, (*case.learned, "scale")
+    return check(case, seed)
 
 
 def check(case: Case, seed: int) -> Outcome:

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -42,16 +43,21 @@ class Outcome:
         return self.what in ("wrong", "raised")
 
 
-def outcome_of(group: str, words: str, run: Callable[[], Outcome]) -> Outcome:
-    """The outcome of `run` where memory that nothing was written to is NaN; "raised" if it raises anything."""
+Errors = dict[str, tuple[float, float]]
+"""Error and bound of each quantity."""
+
+
+def outcome_of(group: str, words: str, run: Callable[[], Outcome | Errors]) -> Outcome:
+    """The outcome of `run`, or of its errors; "raised" if it raises anything."""
     try:
         with poisoned():
-            return run()
+            found = run()
     except Exception as trouble:
         return Outcome(group, words, "raised", detail=f"{type(trouble).__name__}: {str(trouble)[:500]}")
+    return found if isinstance(found, Outcome) else judged(group, words, found)
 
 
-def judged(group: str, words: str, errors: dict[str, tuple[float, float]], notes: tuple[str, ...] = ()) -> Outcome:
+def judged(group: str, words: str, errors: Errors, notes: tuple[str, ...] = ()) -> Outcome:
     """Right or wrong, by bounds."""
     wrong = [f"{name}: {x:.2e} > {bound:.2e}" for name, (x, bound) in errors.items() if not x <= bound]
     return Outcome(group, words, "wrong" if wrong else "right", errors, ", ".join(wrong), notes)
@@ -59,39 +65,33 @@ def judged(group: str, words: str, errors: dict[str, tuple[float, float]], notes
 
 @contextlib.contextmanager
 def patched(patches: dict[str, int]) -> Iterator[None]:
-    """Constants of the files of ops, for a while."""
-    old = []
-    for path, value in patches.items():
-        file, name = path.split(".")
-        module = importlib.import_module("polyhead.ops." + file.replace("_", "."))
-        old.append((module, name, getattr(module, name)))
-        setattr(module, name, value)
-    try:
+    """Constants of the files of ops, and what they prefer, for a while."""
+    with contextlib.ExitStack() as stack:
+        for path, value in patches.items():
+            file, name = path.split(".")
+            module = importlib.import_module("polyhead.ops." + file.replace("_", "."))
+            own = (lambda call, value=value: value) if name == "preferred" else value
+            stack.enter_context(mock.patch.object(module, name, own))
         yield
-    finally:
-        for module, name, value in old:
-            setattr(module, name, value)
 
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that nothing was written to is NaN."""
-    plain = {name: getattr(torch, name) for name in ("empty", "empty_like")}
+    """A tail that a kernel forgets to write becomes NaN instead of whatever lay there."""
 
     def poison(make: Any) -> Any:
         def fill(*args: Any, **options: Any) -> Any:
             x = make(*args, **options)
-            return x.fill_(float("nan")) if x.is_floating_point() else x
+            # What a compiler traces is no torch.Tensor: torch 2.11 has no way to put a number into it.
+            traced = torch.compiler.is_compiling() or type(x) is not torch.Tensor
+            if not (traced or x.is_meta) and x.is_floating_point():
+                x.detach().fill_(float("nan"))  # which a leaf allows, too
+            return x
 
         return fill
 
-    for name, make in plain.items():
-        setattr(torch, name, poison(make))
-    try:
+    with mock.patch.multiple(torch, empty=poison(torch.empty), empty_like=poison(torch.empty_like)):
         yield
-    finally:
-        for name, make in plain.items():
-            setattr(torch, name, make)
 
 
 def error_exact(came: Tensor, wanted: Tensor, scale: float) -> float:

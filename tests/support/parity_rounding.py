@@ -39,21 +39,8 @@ PART = 64
 
 SUMS = ("mm", "bmm", "addmm", "baddbmm", "sum", "mean", "_softmax_backward_data")
 STEPS = (
-    "add",
-    "sub",
-    "rsub",
-    "mul",
-    "div",
-    "pow",
-    "exp",
-    "log",
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "erf",
-    "tanh",
-    "cumsum",
-)
+    "add", "sub", "rsub", "mul", "div", "pow", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "tanh", "cumsum",
+)  # fmt: skip
 FUSED = ("_softmax", "gelu", "silu", "sigmoid")
 BACKWARD = ("gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward")
 STEPS = frozenset({*STEPS, *SUMS, *FUSED, *BACKWARD, *(f"{name}_" for name in STEPS)})
