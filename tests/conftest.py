@@ -20,6 +20,7 @@ import jaxtyping._import_hook as hook
 import pytest
 import torch
 import torch.utils._device
+from parity_measure import poisoned
 
 gc.disable()  # until all is imported: the collector would walk over it again and again
 torch.set_num_threads(1)
@@ -74,8 +75,6 @@ if importlib.util.find_spec("triton") is not None:
 # tyro forgets with every command line what it read of the sources of the settings: a quarter of the time.
 sources = importlib.import_module("tyro._docstrings")._ClassTokenization
 sources.make = staticmethod(functools.cache(inspect.unwrap(sources.make)))
-
-FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
 
 def _of_shapes(annotation):
@@ -132,11 +131,8 @@ def _when_called(f, check):
         if checked is f:  # nothing of it can be checked
             run.__kwdefaults__ = {"_become": lambda: f}
         else:
-            run.__code__, run.__defaults__, run.__kwdefaults__ = (
-                checked.__code__,
-                checked.__defaults__,
-                checked.__kwdefaults__,
-            )
+            for name in ("__code__", "__defaults__", "__kwdefaults__"):
+                setattr(run, name, getattr(checked, name))
         return checked
 
     run.__kwdefaults__ = {"_become": become}
@@ -184,26 +180,12 @@ def pytest_addoption(parser):
 
 
 LONGEST = (
-    "test_door.py",
-    "test_docs.py",
-    "test_devices.py",
-    "test_site.py",
-    "test_sweep.py",
-    "test_bad_input.py",
-    "test_trainer.py",
-    "test_faults.py",
-    "test_saving.py",
-    "test_tracking.py",
-    "test_checkpoint.py",
-)
+    "test_door.py", "test_docs.py", "test_devices.py", "test_site.py", "test_sweep.py", "test_bad_input.py",
+    "test_trainer.py", "test_faults.py", "test_saving.py", "test_tracking.py", "test_checkpoint.py",
+)  # fmt: skip
 """Begun with, so that no worker is left with one of them when the others have finished."""
 
-SLOW = (
-    "test_ahead_of_time.py",
-    "test_campaign.py",
-    "test_emulator.py",
-    "test_triton.py",
-)
+SLOW = ("test_ahead_of_time.py", "test_campaign.py", "test_emulator.py", "test_triton.py")
 """Among the folders of `make check`, what it leaves to `make test`."""
 
 
@@ -250,10 +232,6 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
-def pytest_runtest_logstart(nodeid, location):
-    CHECKED.clear()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef):
     """What a test or a fixture draws without a seed of its own is the same whatever was drawn before."""
@@ -262,31 +240,16 @@ def pytest_fixture_setup(fixturedef):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
+    CHECKED.clear()
     torch.manual_seed(zlib.crc32(item.name.encode()))
 
 
 @pytest.fixture(autouse=True)
-def _poison_empty_memory(monkeypatch):
-    """A tail that a kernel forgets to write becomes NaN instead of whatever lay there."""
-    plain = {"empty": torch.empty, "empty_like": torch.empty_like}
-
-    def poisoned(make):
-        def fill(*args, **kwargs):
-            tensor = make(*args, **kwargs)
-            # What a compiler traces is no torch.Tensor: torch 2.11 has no way to put a number into it.
-            traced = torch.compiler.is_compiling() or type(tensor) is not torch.Tensor
-            if traced or tensor.is_meta or not tensor.is_floating_point():
-                return tensor
-            tensor.detach().fill_(float("nan"))  # which a leaf allows, too
-            return tensor
-
-        return fill
-
-    if not torch.compiler.is_compiling():
-        for name, make in plain.items():
-            monkeypatch.setattr(torch, name, poisoned(make))
+def _poison_empty_memory():
+    with poisoned():
+        yield
 
 
 @pytest.fixture
 def fixtures() -> pathlib.Path:
-    return FIXTURES
+    return pathlib.Path(__file__).parent / "fixtures"
