@@ -12,7 +12,6 @@ import random
 import resource
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,9 @@ from safetensors.torch import save
 import polyhead as ph
 from polyhead import config as configs
 from polyhead.models.build import build
+from polyhead.papers.recipes import RECIPES
 from polyhead.tasks import KINDS
-from polyhead.tasks.relational_games import original as relational_games_original
+from polyhead.tasks.relational_games import original
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.tokens import Bytes
 from polyhead.train import optimiser, read_config
@@ -47,8 +47,6 @@ FEW = ("demo", "fuzzy-original", "sraven-hyla", "lm-softmax", "lm-linear", "imag
 
 def seeds(recipes: Iterable[str] | None = None) -> list[Any]:
     """The configurations that are changed: of every recipe (or these) its first run."""
-    from polyhead.papers.recipes import RECIPES
-
     found = {}
     for name in recipes or RECIPES:
         runs = RECIPES[name]()
@@ -125,12 +123,8 @@ def garbled(data: bytes, dice: random.Random) -> bytes:
 
 
 # ------------------------------------------------------------------------------------------------------------- targets
-@dataclass(frozen=True)
-class Target:
-    """`draw(dice)` returns an input, which `read` must accept or refuse."""
-
-    draw: Callable[[random.Random], Any]
-    read: Callable[[Any], object]
+Target = tuple[Callable[[random.Random], Any], Callable[[Any], object]]
+"""What draws an input, and what must accept or refuse it."""
 
 
 def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = None) -> dict[str, Target]:
@@ -174,19 +168,25 @@ def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = N
 
     tokenizer = Bytes().to_json().encode()
     return {
-        "config": Target(lambda dice: changed(dice.choice(known), dice), made),
-        "config.json": Target(lambda dice: garbled(dice.choice(texts), dice), file("config.json", read_config)),
-        "run.yaml": Target(lambda dice: garbled(dice.choice(YAML), dice), file("run.yaml", read_config)),
-        "checkpoint": Target(
+        "config": (lambda dice: changed(dice.choice(known), dice), made),
+        "config.json": (lambda dice: garbled(dice.choice(texts), dice), file("config.json", read_config)),
+        "run.yaml": (lambda dice: garbled(dice.choice(YAML), dice), file("run.yaml", read_config)),
+        "checkpoint": (
             garble("checkpoint.safetensors"),
             file("checkpoint.safetensors", lambda path: read_checkpoint(path.parent, own)),
         ),
-        "vouched checkpoint": Target(vouched, file("checkpoint.safetensors", restored)),
-        "result.json": Target(garble("result.json"), file("result.json", lambda path: read_result(path.parent))),
-        "metrics.jsonl": Target(garble("metrics.jsonl"), file("metrics.jsonl", lambda path: read_metrics(path.parent))),
-        "tokenizer.json": Target(lambda dice: garbled(tokenizer, dice), file("tokenizer.json", text_tokens.read)),
-        "images.npz": Target(lambda dice: garbled(pictures(), dice), file("same_pentos.npz", pictured)),
-        "package": Target(lambda dice: garbled(package()[1], dice), packaged),
+        "vouched checkpoint": (vouched, file("checkpoint.safetensors", restored)),
+        "result.json": (garble("result.json"), file("result.json", lambda path: read_result(path.parent))),
+        "metrics.jsonl": (garble("metrics.jsonl"), file("metrics.jsonl", lambda path: read_metrics(path.parent))),
+        "tokenizer.json": (lambda dice: garbled(tokenizer, dice), file("tokenizer.json", text_tokens.read)),
+        "images.npz": (
+            lambda dice: garbled(pictures(), dice),
+            file("same_pentos.npz", lambda path: original.load.__wrapped__(str(path.parent), "same", "pentominoes")),
+        ),
+        "package": (
+            lambda dice: garbled(package()[1], dice),
+            lambda data: ph.compat.dual_attention.load(package()[0], json.loads(data.decode(errors="replace"))),
+        ),
     }
 
 
@@ -199,19 +199,11 @@ def package() -> tuple[dict[str, torch.Tensor], bytes]:
     return state, json.dumps(arguments).encode()
 
 
-def packaged(data: bytes) -> object:
-    return ph.compat.dual_attention.load(package()[0], json.loads(data.decode(errors="replace")))
-
-
 @functools.cache
 def pictures() -> bytes:
     file = io.BytesIO()
     np.savez(file, images=np.zeros((4, 36, 36, 3), np.uint8), labels=np.zeros((4, 1), np.int64))
     return file.getvalue()
-
-
-def pictured(path: pathlib.Path) -> object:
-    return relational_games_original.load.__wrapped__(str(path.parent), "same", "pentominoes")
 
 
 YAML = (
@@ -250,7 +242,7 @@ class Hung(Exception):
 
 def fuzz(target: Target, name: str, numbers: range) -> dict[str, Any]:
     """Inputs `numbers` of a target: how many were taken, how many refused, and `bad`, those that were neither."""
-    taken, refused, used, bad = 0, 0, most(), []
+    (draw, read), (taken, refused, used, bad) = target, (0, 0, most(), [])
 
     def hung(number: int, frame: object) -> None:
         raise Hung
@@ -258,10 +250,10 @@ def fuzz(target: Target, name: str, numbers: range) -> dict[str, Any]:
     before = signal.signal(signal.SIGPROF, hung)
     try:
         for number in numbers:
-            given = target.draw(random.Random(f"{name} {number}"))
+            given = draw(random.Random(f"{name} {number}"))
             signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
-                target.read(given)
+                read(given)
                 taken += 1
             except ValueError as error:
                 if "\n" in str(error) or len(str(error)) > 20_000 or not str(error):

@@ -186,10 +186,6 @@ def _same(name: str, wanted: str) -> bool:
 
 
 def _shown(path: pathlib.Path) -> str:
-    kept = path.name
-    for ending in ("train.bin", "validation.bin", "iid.bin", "tokenizer.json", "journal"):
-        if path.parent.parent.name == "tokens" and path.name.endswith(ending):
-            kept = f"STEM.{ending}"
-    if kept.startswith("checkpoint-"):
-        kept = "checkpoint-STEP.safetensors"
-    return kept
+    if path.parent.parent.name == "tokens":
+        return re.sub(r".*(train.bin|validation.bin|iid.bin|tokenizer.json|journal)$", r"STEM.\1", path.name)
+    return re.sub(r"^checkpoint-\d+", "checkpoint-STEP", path.name)

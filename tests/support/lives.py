@@ -24,18 +24,32 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import forked
+import torch
+from run_folders import rows
+from safetensors import safe_open
+from tiny_runs import tiny
+
+import polyhead as ph
+from polyhead.cli.train import failed
+from polyhead.scale.population import training as population
+from polyhead.scale.sweep import jobs as sweep
+from polyhead.scale.sweep.engines.local import Local
+from polyhead.tasks.text import data as text_data
+from polyhead.tasks.text.tokens import codec_of
+from polyhead.train.__main__ import main
 
 HANGS = 240.0  # seconds after which a life counts as hung
 DAMAGES = ("truncated", "flipped", "emptied", "zeroed", "missing")
-SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: orphans become children of the zygote
 Order = dict[str, Any]
 
 
 # ---------------------------------------------------------------------------------------------------- the caller's side
-class Zygote:
+class Zygote(contextlib.AbstractContextManager):
     """The process that lives are forked from.  A context: leaving it ends them all."""
 
     def __init__(self) -> None:
@@ -43,16 +57,11 @@ class Zygote:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen([sys.executable, __file__], env=settings, **pipes)
 
-    def __enter__(self) -> "Zygote":
-        return self
-
     def __exit__(self, *error: object) -> None:
         self.process.communicate()  # it ends when its input ends
 
     def live(self, order: Order, fault: Order | None = None) -> Order:
         """One life: its exit `code` (below 0: the signal), all it `said`, `moment` (where it was killed), `seconds`."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         print(json.dumps({**order, "fault": fault or {}}), file=self.process.stdin, flush=True)
         return dict(json.loads(self.process.stdout.readline()))
 
@@ -78,23 +87,11 @@ def damage(path: pathlib.Path, kind: str, dice: Any) -> None:
 
 def facts(folder: pathlib.Path) -> Order:
     """All that a finished run may be compared by, bit for bit: rows, scores, parameters, the optimiser's state."""
-    from run_folders import rows
-    from safetensors import safe_open
-
-    from polyhead.train.store.folder import read_result
-
     with safe_open(folder / "checkpoint.safetensors", "np") as file:
         tensors = {name: file.get_tensor(name).tobytes().hex() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    result = read_result(folder)
-    assert result is not None, folder
-    return {
-        "rows": rows(folder),
-        "scores": result.scores,
-        "steps": result.steps,
-        "digest": result.digest,
-        "parameters": result.parameters,
-        "tensors": tensors,
-    }
+    result = vars(ph.train.read_result(folder))
+    own = {name: result[name] for name in ("scores", "steps", "digest", "parameters")}
+    return {"rows": rows(folder), **own, "tensors": tensors}
 
 
 def difference(came: Order, wanted: Order) -> str | None:
@@ -118,7 +115,7 @@ def _rows(came: list[Order], wanted: list[Order]) -> str:
 # ---------------------------------------------------------------------------------------------------- the zygote's side
 def serve() -> None:
     """Read orders, a line each; answer each when its life has ended."""
-    ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of the zygote
     _warm()
     assert len(os.listdir("/proc/self/task")) == 1, "a fork copies one thread only"
     for line in sys.stdin:
@@ -127,23 +124,13 @@ def serve() -> None:
 
 
 def _warm() -> None:
-    """Import and compute once, so that no life has to."""
-    import torch
-
-    import polyhead as ph
-    import polyhead.cli.train
-    import polyhead.train.__main__
-    from polyhead.scale import population, sweep  # noqa: F401
-
+    """Compute once, so that no life has to."""
     with contextlib.suppress(ImportError):
         import tokenizers  # noqa: F401
     torch.set_num_threads(1)
-    task = ph.tasks.FuzzyLogic(length=6)
-    model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Softmax(2), ph.Hyla(2)), max_length=6)
-    train = ph.Train(steps=1, batch_size=2, eval_batches=1)
     with tempfile.TemporaryDirectory() as folder:
-        ph.train.run(ph.Run(task=task, model=model, train=train, folder=folder, device="cpu"), progress=False)
-        assert _use({"folder": folder}, pathlib.Path()) == 0
+        ph.train.run(tiny(folder, steps=1), progress=False)
+        _use(folder)
 
 
 def _life(order: Order) -> Order:
@@ -166,16 +153,10 @@ def _wait(pid: int, fault: Order) -> str:
     """Until the life has ended, by itself or by the fault's delay; whom the delay killed."""
     handle = os.pidfd_open(pid)
     try:
-        if "after" not in fault:
-            if not select.select([handle], [], [], HANGS)[0]:
-                os.kill(pid, signal.SIGKILL)
-                return "hung"
+        if select.select([handle], [], [], fault.get("after", HANGS))[0]:
             return ""
-        if select.select([handle], [], [], fault["after"])[0]:
-            return ""
-        workers = _children(pid)
-        who = fault.get("who", "life")
-        victims = {"life": [pid], "worker": workers[:1], "all": [pid, *workers]}[who]
+        workers, who = _children(pid), fault.get("who", "life") if "after" in fault else "hung"
+        victims = {"life": [pid], "hung": [pid], "worker": workers[:1], "all": [pid, *workers]}[who]
         for victim in victims:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
@@ -188,12 +169,9 @@ def _wait(pid: int, fault: Order) -> str:
 
 def _children(pid: int) -> list[int]:
     found = []
-    for entry in os.listdir("/proc"):
+    for entry in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if (
-                entry.isdigit()
-                and int(pathlib.Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1]) == pid
-            ):
+            if int(pathlib.Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(entry))
     return sorted(found)
 
@@ -215,12 +193,15 @@ def _child(order: Order, log: pathlib.Path, note: pathlib.Path) -> None:
         os.dup2(output, 2)
         if "point" in order["fault"] and (order["do"] != "sweep" or order["fault"].get("who") == "life"):
             arm(order["root"], order["fault"], note)
-        code = {"train": _train, "use": _use, "sweep": _sweep, "population": _population, "text": _text}[order["do"]](
-            order, note
-        )
+        runs = [ph.train.read_config(path) for path in order.get("runs", ())]
+        code = {
+            "train": lambda: main([order["folder"], "--quiet"]),
+            "use": lambda: _told(_use, order["folder"]),
+            "text": lambda: _told(_tokenise, order),
+            "sweep": lambda: _sweep(order, runs, note),
+            "population": lambda: failed(population.train(runs, order["folder"], progress=False)),
+        }[order["do"]]()
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -233,40 +214,33 @@ def note_points(note: pathlib.Path) -> None:
     note.with_name(f"points-{os.getpid()}").write_text(str(passed[0]))
 
 
-def _train(order: Order, note: pathlib.Path) -> int:
-    from polyhead.train.__main__ import main
-
-    return main([order["folder"], "--quiet"])
-
-
-def _use(order: Order, note: pathlib.Path) -> int:
+def _use(folder: str) -> None:
     """Read the files that `polyhead eval` and `generate` read, without computing floors."""
-    from polyhead.tasks.text.tokens import codec_of
-    from polyhead.train import evaluate, load_model
+    run, model = ph.train.load_model(folder)
+    for split in run.train.evaluate:
+        ph.train.evaluate(model, run.task, split, batches=1, batch_size=2, seed=0)
+    if hasattr(run.task, "codec"):
+        codec_of(run, folder)
 
+
+def _tokenise(order: Order) -> None:
+    """With a line of the journal for every few hundred bytes."""
+    text_data.STRETCH = order["stretch"]
+    ph.tasks.Text(**order["text"]).batch("train", 1, seed=0, step=0)
+
+
+def _told(work: Callable[[Any], None], given: Any) -> int:
+    """An error of the caller in one line, as the command line has it."""
     try:
-        run, model = load_model(order["folder"])
-        for split in run.train.evaluate:
-            evaluate(model, run.task, split, batches=1, batch_size=2, seed=0)
-        if hasattr(run.task, "codec"):
-            codec_of(run, order["folder"])
+        work(given)
     except ValueError as error:
         print(f"polyhead: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _runs(order: Order) -> list[Any]:
-    from polyhead.train import read_config
-
-    return [read_config(path) for path in order["runs"]]
-
-
-def _sweep(order: Order, note: pathlib.Path) -> int:
+def _sweep(order: Order, runs: list[ph.Run], note: pathlib.Path) -> int:
     """`polyhead sweep`, its workers forked instead of started."""
-    from polyhead.cli.train import failed
-    from polyhead.scale.sweep import jobs as sweep
-    from polyhead.scale.sweep.engines.local import Local
 
     class Worker(forked.Process):
         def begin(self) -> None:
@@ -279,28 +253,7 @@ def _sweep(order: Order, note: pathlib.Path) -> int:
 
     subprocess.Popen = Worker  # type: ignore[assignment,misc]
     Local.pause = 0.01
-    return failed(sweep.sweep(_runs(order), order["folder"], workers=2, threads=1, progress=False))
-
-
-def _population(order: Order, note: pathlib.Path) -> int:
-    from polyhead.cli.train import failed
-    from polyhead.scale.population import training as population
-
-    return failed(population.train(_runs(order), order["folder"], progress=False))
-
-
-def _text(order: Order, note: pathlib.Path) -> int:
-    """Tokenise, with a line of the journal for every few hundred bytes."""
-    from polyhead.tasks import Text
-    from polyhead.tasks.text import data as text_data
-
-    text_data.STRETCH = order["stretch"]
-    try:
-        Text(**order["text"]).batch("train", 1, seed=0, step=0)
-    except ValueError as error:
-        print(f"polyhead: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return failed(sweep.sweep(runs, order["folder"], workers=2, threads=1, progress=False))
 
 
 passed = [0]

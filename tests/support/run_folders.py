@@ -3,19 +3,16 @@
 import contextlib
 import dataclasses
 import json
-import pathlib
 import re
 import resource
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.train import Result, run
+from polyhead.train import run
 from polyhead.train.store.checkpoint import candidates, read_checkpoint
 from polyhead.train.store.folder import read_metrics
 
@@ -23,28 +20,28 @@ CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
 """Numbers in a row that differ between equal runs."""
 
 
-def names(folder: pathlib.Path) -> list[str]:
+def names(folder):
     return sorted(p.name for p in folder.iterdir())
 
 
-def rows(folder: pathlib.Path, kind: str | None = None) -> list[dict[str, Any]]:
+def rows(folder, kind=None):
     """metrics.jsonl without the clock."""
     found = [row for row in read_metrics(folder) if kind in (None, row["kind"])]
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in found]
 
 
-def steps(folder: pathlib.Path) -> list[int]:
+def steps(folder):
     """Of the checkpoints that are kept, newest first."""
     found = [read_checkpoint(folder, ph.digest(ph.train.read_config(folder)), path.name) for path in candidates(folder)]
     return [metadata["step"] for _, metadata in found]
 
 
-def copied(source: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+def copied(source, folder):
     shutil.copytree(source, folder, dirs_exist_ok=True)
     return folder
 
 
-def same(one: pathlib.Path, two: pathlib.Path, rel: float = 0.0) -> None:
+def same(one, two, rel=0.0):
     """Two folders hold the same training: rows, checkpoint and scores, to `rel`."""
     for a, b in zip(rows(one), rows(two), strict=True):
         assert a.keys() == b.keys()
@@ -62,32 +59,25 @@ def same(one: pathlib.Path, two: pathlib.Path, rel: float = 0.0) -> None:
         assert scores[1][split] == pytest.approx(own, rel=rel, abs=rel)
 
 
-def alone(runs: list[Any], folder: pathlib.Path) -> list[Result]:
+def alone(runs, folder):
     return [run(dataclasses.replace(r, folder=str(folder / r.name)), progress=False, resume=True) for r in runs]
 
 
-def losses(folder: pathlib.Path) -> list[float]:
+def losses(folder):
     return [row["loss"] for row in rows(folder, "train")]
 
 
-def damage(path: pathlib.Path, how: str) -> None:
+def damage(path, how):
     data = path.read_bytes()
     if how == "missing":
         path.unlink()
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    elif how == "flipped":
-        flip(path, -9)
-    else:
-        assert how == "flipped digit"  # step 11 becomes 10
-        found = re.search(rb'step\\": \d+', data)
-        assert found is not None
-        flip(path, found.end() - 1)
+    elif how in ("empty", "truncated"):
+        path.write_bytes(data[: len(data) // 2 if how == "truncated" else 0])
+    else:  # "flipped", or "flipped digit": step 11 becomes 10
+        flip(path, -9 if how == "flipped" else re.search(rb'step\\": \d+', data).end() - 1)
 
 
-def flip(path: pathlib.Path, place: int) -> None:
+def flip(path, place):
     """Flip the lowest bit of byte `place`."""
     data = bytearray(path.read_bytes())
     data[place] ^= 1
@@ -95,7 +85,7 @@ def flip(path: pathlib.Path, place: int) -> None:
 
 
 @contextlib.contextmanager
-def full_disk(after: int) -> Iterator[None]:
+def full_disk(after):
     """No file may grow beyond `after` bytes: the write fails half way, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))

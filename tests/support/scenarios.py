@@ -1,12 +1,12 @@
 """The training of a fault campaign: a run, a run on text, its tokens, a sweep, a population; all of them tiny."""
 
-import abc
 import contextlib
 import functools
 import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import tiny_runs
 from lives import Order, difference, facts
 
@@ -33,32 +33,17 @@ def corpus(root: pathlib.Path, count: int = 12) -> pathlib.Path:
     return place
 
 
-class Scenario(abc.ABC):
-    """A task for lives, and the facts by which its end is judged."""
+class Scenario:
+    """A task for lives, and the facts by which its end is judged.
 
-    name: str
-    durations: tuple[float, float] = (0.0, 1.0)
+    `prepare` makes the files that it needs, `order` is the order for a life, `found` are the facts at its end by name,
+    `files` those that may be damaged, `config_of` the run that lies in a folder; tokens have none.
+    """
 
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
         root.mkdir(parents=True)
         self.prepare()
-
-    @abc.abstractmethod
-    def prepare(self) -> None:
-        """Make the files that it needs."""
-
-    @abc.abstractmethod
-    def order(self) -> Order:
-        """The order for a life."""
-
-    @abc.abstractmethod
-    def found(self) -> Order:
-        """The facts at its end, by name."""
-
-    @abc.abstractmethod
-    def files(self) -> list[pathlib.Path]:
-        """The files that may be damaged."""
 
     def mend(self, path: pathlib.Path) -> None:
         """Repair a file that an error names, as a user would: write the configuration again, or delete the file;
@@ -72,10 +57,6 @@ class Scenario(abc.ABC):
     def user_of(self, path: pathlib.Path) -> pathlib.Path:
         """The run folder to which a file belongs."""
         return path.parent
-
-    def config_of(self, folder: pathlib.Path) -> ph.Run:
-        """The run that lies there; tokens have none."""
-        raise LookupError(f"{self.name}: no run lies in {folder}")
 
     def differs(self, wanted: Order) -> str | None:
         for name, value in wanted.items():
@@ -104,7 +85,7 @@ class OneRun(Scenario):
         return {"run": facts(self.folder)}
 
     def files(self) -> list[pathlib.Path]:
-        return sorted(path for path in self.folder.iterdir() if path.is_file() and path.name not in SPARED)
+        return files_in(self.folder)
 
     def user_of(self, path: pathlib.Path) -> pathlib.Path:
         return self.folder
@@ -119,19 +100,10 @@ class TextRun(OneRun):
     name = "text run"
 
     def made(self) -> ph.Run:
-        task = ph.tasks.Text(
-            str(corpus(self.root)), length=8, tokenizer="bpe:270", held_out=0.2, folder=str(self.root / "tokens")
-        )
-        model = ph.TransformerConfig(
-            *task.ends, dim=8, layers=1, heads=(ph.Softmax(2),), max_length=8, causal=True, positions=ph.Rotary()
-        )
-        train = ph.Train(
-            steps=20, batch_size=2, warmup=3, log_every=2, eval_every=10, save_every=5, eval_batches=1,
-            evaluate=("validation",),
-        )  # fmt: skip
-        return ph.Run(
-            name="text", task=task, model=model, train=train, device="cpu", threads=1, folder=str(self.folder)
-        )
+        where = {"data": str(corpus(self.root)), "folder": str(self.root / "tokens")}
+        task = ph.tasks.Text(length=8, tokenizer="bpe:270", held_out=0.2, **where)
+        model = {"inputs": task.ends[0], "outputs": task.ends[1], "causal": True, "positions": ph.Rotary()}
+        return tiny(self.folder, "text", 20, task=task, heads=(ph.Softmax(2),), evaluate=("validation",), **model)
 
     def found(self) -> Order:
         # The folder of the corpus is another for every case, and so are the digests that it enters.
@@ -139,7 +111,7 @@ class TextRun(OneRun):
         return {"run": run, "tokens": tokens(self.root / "tokens")}
 
     def files(self) -> list[pathlib.Path]:
-        return [*super().files(), *sorted(path for path in (self.root / "tokens").rglob("*") if _is_token_file(path))]
+        return [*super().files(), *files_in(self.root / "tokens")]
 
 
 class Tokens(Scenario):
@@ -159,11 +131,11 @@ class Tokens(Scenario):
         return {"tokens": tokens(self.root / "tokens")}
 
     def files(self) -> list[pathlib.Path]:
-        return sorted(path for path in (self.root / "tokens").rglob("*") if _is_token_file(path))
+        return files_in(self.root / "tokens")
 
 
-def _is_token_file(path: pathlib.Path) -> bool:
-    return path.is_file() and path.name not in SPARED
+def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SPARED)
 
 
 def tokens(folder: pathlib.Path) -> Order:
@@ -183,12 +155,9 @@ class Sweep(Scenario):
 
     def prepare(self) -> None:
         self.folder = self.root / "runs"
-        self.runs = self.made()
+        self.runs = [tiny(self.folder, f"seed{seed}", steps=20, seed=seed) for seed in range(3)]
         for run in self.runs:
             save(run, self.root / f"{run.name}.json")
-
-    def made(self) -> list[ph.Run]:
-        return [tiny(self.folder, f"seed{seed}", steps=20, seed=seed) for seed in range(3)]
 
     def order(self) -> Order:
         paths = [str(self.root / f"{run.name}.json") for run in self.runs]
@@ -204,8 +173,7 @@ class Sweep(Scenario):
         return {name: facts(place) for name, place in self.places().items()}
 
     def files(self) -> list[pathlib.Path]:
-        place = next(iter(self.places().values()))  # of one run: the others are like it
-        return sorted(path for path in place.iterdir() if path.is_file() and path.name not in SPARED)
+        return files_in(next(iter(self.places().values())))  # of one run: the others are like it
 
 
 class Population(Sweep):
@@ -215,8 +183,6 @@ class Population(Sweep):
     name, verb = "population", "population"
 
     def differs(self, wanted: Order) -> str | None:
-        import numpy as np
-
         close = functools.partial(np.allclose, rtol=2e-3, atol=2e-4)
         for name, came in self.found().items():
             value = wanted[name]
@@ -229,15 +195,11 @@ class Population(Sweep):
 
 def _near(one: Any, other: Any) -> bool:
     """In norm: where a gradient is 0 by the equation, AdamW makes a full step of the rounding error."""
-    import numpy as np
-
     return bool(np.linalg.norm(one - other) <= 2e-3 * np.linalg.norm(other))
 
 
 def _numbers(value: Any) -> Any:
     """All numbers in rows, scores or tensors."""
-    import numpy as np
-
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
