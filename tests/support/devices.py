@@ -8,11 +8,11 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-from tiny_runs import tiny
+from tiny_runs import before_batch, tiny
 
 import polyhead as ph
 from polyhead.models.build import build
@@ -21,10 +21,6 @@ from polyhead.train import evaluate, evaluation, run
 from polyhead.train.__main__ import main as worker
 from polyhead.train.parallel import let_go, placed
 from polyhead.train.world import World
-
-EVALUATED = {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}
-"""Batch size and parts of evaluations."""
-
 
 OFTEN = {"eval_batches": 2, "keep": 9, "log_every": 2, "eval_every": 13, "save_every": 10}
 
@@ -64,40 +60,20 @@ def worker_main(root: str, *cases: str) -> None:
     if cases[-1].startswith(("stop:", "kill:")):
         way, name = cases[-1].split(":")
         train(pathlib.Path(root), *cases[:-1])
-        fuzzy_to(pathlib.Path(root) / name)
-        if way == "stop":
-            at(13, stopped)
-        else:
+        folder = pathlib.Path(root) / name
+        folder.mkdir(exist_ok=True)
+        own = folder / f"{os.getpid()}.json"  # as every process writes the same, each has it when it reads it
+        ph.config.save(fuzzy(folder, parallel=name.split("-")[1]), own)
+        os.replace(own, folder / "config.json")
+        last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
+        before = functools.partial(before_batch, pytest.MonkeyPatch(), ph.tasks.FuzzyLogic)
+        if way == "kill":
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it is waited for
-            at(3, functools.partial(killed, waiting(pathlib.Path(root) / "waiting")))
-        sys.exit(worker([str(pathlib.Path(root) / name / "config.json"), "--quiet"]))
+            before(3, functools.partial(killed, waiting(pathlib.Path(root) / "waiting"), last))
+        elif last:
+            before(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        sys.exit(worker([str(folder / "config.json"), "--quiet"]))
     train(pathlib.Path(root), *cases)
-
-
-def fuzzy_to(folder: pathlib.Path) -> None:
-    """Write the run whose workers are to be stopped: as every process writes the same, each has it when it reads it."""
-    folder.mkdir(exist_ok=True)
-    own = folder / f"{os.getpid()}.json"
-    ph.config.save(fuzzy(folder, parallel=folder.name.split("-")[1]), own)
-    os.replace(own, folder / "config.json")
-
-
-def at(step: int, act: Callable[[bool], None]) -> None:
-    """Call `act` before the batch of a step, with whether this process is the last one."""
-    draw, steps = ph.tasks.FuzzyLogic.batch, {step}
-
-    def batch(task: Any, split: str, size: int, **where: Any) -> Any:
-        if split == "train" and where["step"] in steps:
-            steps.clear()  # a batch is drawn in parts
-            act(os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1))
-        return draw(task, split, size, **where)
-
-    ph.tasks.FuzzyLogic.batch = batch  # type: ignore[method-assign]
-
-
-def stopped(last: bool) -> None:
-    if last:
-        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def waiting(path: pathlib.Path) -> int:
@@ -134,13 +110,13 @@ def train(root: pathlib.Path, *cases: str) -> None:
 
 
 def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
-    """Scores of a fresh model."""
+    """Scores of a fresh model, by batch size and parts."""
     config = fuzzy("unused")
     torch.manual_seed(1)
     model = placed(build(config.model), world, how)
     found = {
         name: evaluate(model, config.task, "iid", batches=2, batch_size=size, accumulate=parts, world=world)
-        for name, (size, parts) in EVALUATED.items()
+        for name, (size, parts) in {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}.items()
     }
     let_go(model)
     return found

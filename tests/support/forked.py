@@ -19,7 +19,7 @@ from typing import IO, Any
 
 
 class Process(subprocess.Popen[bytes]):
-    _child_created = False  # read by the base class, which then leaves the child alone
+    _child_created, _sigint_wait_secs = False, 0.0  # read by the base class, which so leaves the child alone
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Process(subprocess.Popen[bytes]):
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
     ) -> None:
-        self.returncode: Any = None
+        self.args, self.returncode, self._waitpid_lock = command, None, threading.Lock()
         assert threading.current_thread() is threading.main_thread(), "a copy made beside another may never begin"
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # JAX warns of every fork
             self.pid = os.fork()
@@ -48,27 +48,6 @@ class Process(subprocess.Popen[bytes]):
 
     def end(self) -> None:
         """In the child, after its work."""
-
-    def poll(self) -> int | None:
-        return self._ended(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        assert timeout is None
-        return self._ended(0)
-
-    def _ended(self, how: int) -> Any:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, how)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def terminate(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
 
 
 def _live(command: Sequence[str], env: Mapping[str, str] | None, end: Callable[[], None]) -> None:

@@ -1,13 +1,12 @@
 """Twenty-four small runs, their undisturbed results, and their current owners."""
 
 import os
-import pathlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+
+from run_folders import losses
 
 import polyhead as ph
 from polyhead.scale.sweep.engines import settings
@@ -17,37 +16,30 @@ from polyhead.train.store.folder import read_metrics
 STEPS = 300
 
 
-def many_runs() -> list[Any]:
+def many_runs():
     """A grid of seeds and learning rates; a run takes about a second, and saves itself twenty times."""
     task = ph.tasks.FuzzyLogic(length=6)
     model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=6, dropout=0.1)
-    often: Any = {"log_every": 10, "save_every": 15, "eval_every": 100, "eval_batches": 1}
+    often = {"log_every": 10, "save_every": 15, "eval_every": 100, "eval_batches": 1}
     trains = [ph.Train(steps=STEPS, batch_size=2, warmup=1, lr=lr, **often) for lr in (1e-3, 3e-3, 1e-2)]
-    where: Any = {"device": "cpu", "threads": 1}
-    return [
-        ph.Run(name="small", task=task, model=model, train=train, seed=seed, **where)
-        for seed in range(8)
-        for train in trains
-    ]
+    same = {"name": "small", "task": task, "model": model, "device": "cpu", "threads": 1}
+    return [ph.Run(**same, train=train, seed=seed) for seed in range(8) for train in trains]
 
 
-def working(folder: pathlib.Path) -> list[pathlib.Path]:
+def working(folder):
     """Runs that a worker has in its hands, past their second checkpoint and far from their end."""
     found = [lock.parent for lock in folder.glob(f"*/{LOCK}")]
     found = [place for place in found if not (place / "result.json").exists() and claimed_by(place) is not None]
-    return [place for place in found if 30 <= last_step(place) <= STEPS // 2]
+    steps = {place: max((row["step"] for row in read_metrics(place)), default=0) for place in found}
+    return [place for place, step in steps.items() if 30 <= step <= STEPS // 2]
 
 
-def last_step(place: pathlib.Path) -> int:
-    return max((row["step"] for row in read_metrics(place)), default=0)
-
-
-def process(place: pathlib.Path) -> int:
+def process(place):
     """The worker of a run."""
     return int((place / LOCK).read_text().split()[1])
 
 
-def check_all(runs: Sequence[Any], outcomes: Sequence[Any], folder: pathlib.Path, plain: pathlib.Path) -> None:
+def check_all(runs, outcomes, folder, plain):
     """All runs have results, none was trained twice, and the numbers are those of undisturbed runs."""
     failures = [outcome for outcome in outcomes if not isinstance(outcome, ph.train.Result)]
     assert not failures
@@ -62,20 +54,10 @@ def check_all(runs: Sequence[Any], outcomes: Sequence[Any], folder: pathlib.Path
     subprocess.run([sys.executable, __file__, str(plain)], env=settings(1, os.environ), check=True)
     for outcome in outcomes:
         alone = ph.train.read_result(plain / outcome.folder.name)
-        assert alone is not None
         assert alone.scores == outcome.scores
         assert losses(alone.folder) == losses(outcome.folder)
 
 
-def train_plainly(plain: pathlib.Path) -> None:
-    """One after the other, in one process without run-time checks."""
+if __name__ == "__main__":  # one after the other, in one process without run-time checks
     for run in many_runs():
-        ph.train.run(replace(run, folder=str(plain / f"{run.name}-{ph.digest(run)}")), progress=False)
-
-
-def losses(place: pathlib.Path) -> list[float]:
-    return [row["loss"] for row in read_metrics(place) if row["kind"] == "train"]
-
-
-if __name__ == "__main__":
-    train_plainly(pathlib.Path(sys.argv[1]))
+        ph.train.run(replace(run, folder=f"{sys.argv[1]}/{run.name}-{ph.digest(run)}"), progress=False)

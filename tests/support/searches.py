@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from fake_workers import Fake, Handle
 
 import polyhead as ph
 from polyhead.scale.tune import search as tune
@@ -49,44 +50,22 @@ def finish(run: ph.Run, folder: pathlib.Path) -> int:
     return next(code for code in worked(run, folder) if code is not None)
 
 
-class Engine:
+class Engine(Fake):
     """`work`: what a worker does, to its exit code; or to the answers of its polls."""
 
-    pause, queues = 0.0, False
     work: Callable[[ph.Run, pathlib.Path], Any] = staticmethod(finish)
     started: list[str]
-    handles: list["Handle"]
-
-    def open(self, runs: Any, folder: Any, workers: int, threads: Any) -> int:
-        return workers
+    handles: list[Handle]
 
     def start(self, folders: Sequence[pathlib.Path]) -> list[Any]:
         Engine.started += [folder.name for folder in folders]
-        found = [Handle(Engine.work(read_config(folder), folder)) for folder in folders]
+        polls = [Engine.work(read_config(folder), folder) for folder in folders]
+        found = [Handle(iter([poll]) if isinstance(poll, int) else poll) for poll in polls]
         Engine.handles += found
         return found
 
     def stop(self, handles: Any) -> str:
         return "stopped and saved"
-
-    def close(self) -> None:
-        pass
-
-
-class Handle:
-    """It can be asked to end, as a worker of this machine can."""
-
-    def __init__(self, polls: int | Iterator[int | None]) -> None:
-        self.polls = iter([polls]) if isinstance(polls, int) else polls
-        self.ended: int | None = None
-
-    def code(self) -> int | None:
-        if self.ended is None:
-            self.ended = next(self.polls)
-        return self.ended
-
-    def terminate(self) -> None:
-        self.ended = 130
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:

@@ -2,12 +2,10 @@
 
 import contextlib
 import os
-import pathlib
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
 
 NEEDED = ("sbatch", "srun", "squeue", "scontrol", "slurmctld", "slurmd", "munged")
 
@@ -38,7 +36,7 @@ PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def missing() -> str:
+def missing():
     """Why no Slurm can be started here, or nothing."""
     absent = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     if absent:
@@ -47,7 +45,7 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def slurm(folder: pathlib.Path) -> Iterator[dict[str, str]]:
+def slurm(folder):
     """What must be in the environment of those who use it."""
     folder.mkdir(mode=0o755)
     for name in ("state", "spool"):
@@ -57,11 +55,11 @@ def slurm(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     config.write_text(CONFIG.format(host=host, control=control, worker=worker, folder=folder))
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o600)
-    variables = {"SLURM_CONF": str(config), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-    variables["MUNGE_SOCKET"] = str(folder / "munge.socket")
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    variables = {"SLURM_CONF": str(config), "PATH": path, "MUNGE_SOCKET": str(folder / "munge.socket")}
     munge = ["munged", "--foreground", "--force", f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"]
     munge += [f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"]
-    started: list[subprocess.Popen[bytes]] = []
+    started = []
     environment = {**os.environ, **variables}
     with open(folder / "said.log", "ab") as log:
         try:
@@ -77,21 +75,19 @@ def slurm(folder: pathlib.Path) -> Iterator[dict[str, str]]:
                 process.wait()
 
 
-def ports(count: int) -> list[int]:
+def ports(count):
     """Free ones."""
     with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
+        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in sockets]
 
 
-def _idle(environment: dict[str, str]) -> bool:
+def _idle(environment):
     asked = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
     return asked.stdout.strip() == "idle"
 
 
-def _until(done, started: list[subprocess.Popen[bytes]], folder: pathlib.Path) -> None:
+def _until(done, started, folder):
     while not done():
         for process in started:
             assert process.poll() is None, (process.args, (folder / "said.log").read_text()[-2000:])

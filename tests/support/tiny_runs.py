@@ -3,10 +3,7 @@
 import dataclasses
 import functools
 import os
-import pathlib
 import signal
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,41 +11,27 @@ import polyhead as ph
 from polyhead.train import Interrupted, run as train
 
 
-def tiny(folder: Any, **changes: Any) -> Any:
+def tiny(folder, **changes):
     """Twelve steps; saved after 5 and 10.  `changes`: fields of Train, of the model, or of the run."""
     task = ph.tasks.FuzzyLogic(length=8)
-    model = ph.TransformerConfig(
-        *task.ends,
-        dim=16,
-        layers=2,
-        heads=(ph.Softmax(2), ph.Hyla(2)),
-        feedforward=ph.Mlp(24),
-        positions=ph.RelativeBias(),
-        max_length=8,
-        bias=True,
-        dropout=0.2,
-        residual_dropout=0.1,
-        init="hyla",
-    )
+    parts = {"heads": (ph.Softmax(2), ph.Hyla(2)), "feedforward": ph.Mlp(24), "positions": ph.RelativeBias()}
+    parts |= {"bias": True, "dropout": 0.2, "residual_dropout": 0.1, "init": "hyla"}
+    model = ph.TransformerConfig(*task.ends, dim=16, layers=2, max_length=8, **parts)
     train = ph.Train(steps=12, batch_size=4, warmup=3, log_every=1, eval_every=6, save_every=5, eval_batches=2)
     run = ph.Run(name="tiny", task=task, model=model, train=train, seed=7, folder=str(folder), device="cpu", threads=1)
-    for name, value in changes.items():
-        for part in ("train", "model"):
-            if name in {f.name for f in dataclasses.fields(getattr(run, part))}:
-                run = dataclasses.replace(run, **{part: dataclasses.replace(getattr(run, part), **{name: value})})
-                break
-        else:
-            run = dataclasses.replace(run, **{name: value})
-    return run
+    for part, old in (("train", train), ("model", model)):
+        own = {f.name: changes.pop(f.name) for f in dataclasses.fields(old) if f.name in changes}
+        changes[part] = dataclasses.replace(old, **own)
+    return dataclasses.replace(run, **changes)
 
 
 @pytest.fixture(name="tiny", scope="session")
-def _tiny() -> Callable[..., Any]:
+def _tiny():
     return tiny
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def whole(tmp_path_factory):
     """The uninterrupted run that others are compared with."""
     folder = tmp_path_factory.mktemp("whole")
     train(tiny(folder), progress=False)
@@ -63,28 +46,22 @@ OWN = (  # settings that may differ between members
 
 
 @pytest.fixture
-def members() -> Callable[..., list[Any]]:
+def members():
     """Three runs that differ in all they may, small and without residual dropout."""
 
-    def make(**changes: Any) -> list[Any]:
-        common = {
-            "residual_dropout": 0.0,
-            "dim": 8,
-            "steps": 6,
-            "eval_every": 4,
-            "save_every": 3,
-            "feedforward": ph.Mlp(8),
-        }
+    def make(**changes):
+        common = {"residual_dropout": 0.0, "dim": 8, "feedforward": ph.Mlp(8)}
+        common |= {"steps": 6, "eval_every": 4, "save_every": 3}
         return [tiny(None, name=f"m{i}", **{**common, **own, **changes}) for i, own in enumerate(OWN)]
 
     return make
 
 
-def before_batch(patch: pytest.MonkeyPatch, kind: type, step: int, action: Callable[[], object]) -> None:
+def before_batch(patch, kind, step, action):
     """Call `action`, once, before training draws batch number `step` (from 0) of a task of this kind."""
-    draw, waiting = kind.batch, [action]  # type: ignore[attr-defined]
+    draw, waiting = kind.batch, [action]
 
-    def batch(task: Any, split: str, size: int, **where: Any) -> Any:
+    def batch(task, split, size, **where):
         if split == "train" and where["step"] == step and waiting:
             waiting.pop()()
         return draw(task, split, size, **where)
@@ -93,11 +70,11 @@ def before_batch(patch: pytest.MonkeyPatch, kind: type, step: int, action: Calla
 
 
 @pytest.fixture
-def at_step(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], object]], None]:
+def at_step(monkeypatch):
     return functools.partial(before_batch, monkeypatch, ph.tasks.FuzzyLogic)
 
 
-def interrupted(run: Any, step: int, number: int = signal.SIGINT) -> str:
+def interrupted(run, step, number=signal.SIGINT):
     """Train, or resume, until a signal in step `step` (from 1), after which it is saved; returns the message."""
     with pytest.MonkeyPatch.context() as patch:
         before_batch(patch, type(run.task), step - 1, lambda: os.kill(os.getpid(), number))
@@ -106,10 +83,10 @@ def interrupted(run: Any, step: int, number: int = signal.SIGINT) -> str:
     return str(error.value)
 
 
-def crashed(run: Any, step: int) -> None:
+def crashed(run, step):
     """Train until an error while batch number `step` (from 0) is drawn."""
 
-    def fail() -> None:
+    def fail():
         raise RuntimeError("power cut")
 
     with pytest.MonkeyPatch.context() as patch:
