@@ -1,9 +1,6 @@
 """Pages in Chromium without a network."""
 
-import pathlib
 import shutil
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ MARKS = [
 
 
 @pytest.fixture(name="browser", scope="module")
-def _browser() -> Iterator[Any]:
+def _browser():
     with sync_api.sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield chromium
@@ -26,11 +23,10 @@ def _browser() -> Iterator[Any]:
 class Opened:
     """A page open in Chromium, what it requested beyond itself, and what went wrong."""
 
-    def __init__(self, browser: Any, path: pathlib.Path, ready: str, width: int = 1280, scheme: str = "light") -> None:
+    def __init__(self, browser, path, ready, width=1280, scheme="light"):
         """`ready`: the attribute of the page that says that its script is done."""
         self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.requests: list[str] = []
-        self.errors: list[str] = []
+        self.requests, self.errors = [], []
         own = (path.as_uri(), "data:")
         self.page.on("request", lambda one: None if one.url.startswith(own) else self.requests.append(one.url))
         self.page.on("console", lambda one: self.errors.append(one.text) if one.type in ("error", "warning") else None)
@@ -39,5 +35,5 @@ class Opened:
         self.page.goto(path.as_uri())
         self.page.wait_for_selector(f"html[{ready}]", state="attached", timeout=120_000)
 
-    def fine(self) -> bool:
+    def fine(self):
         return self.errors == [] and self.requests == []

@@ -1,15 +1,13 @@
 """The command line in tests: a run of a moment, what a command prints, and the one line about a mistake."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import polyhead as ph
 from polyhead.cli.verbs import main
 
 
-def small(name: str = "small", **changes: Any) -> ph.Run:
+def small(name="small", **changes):
     """Four steps, saved after two."""
     task = ph.tasks.FuzzyLogic(length=6)
     model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=6)
@@ -17,7 +15,7 @@ def small(name: str = "small", **changes: Any) -> ph.Run:
     return replace(ph.Run(name=name, task=task, model=model, train=train), **changes)
 
 
-def ask(capsys: Any, command: str) -> str:
+def ask(capsys, command):
     """What a command prints; it must succeed."""
     code = main(shlex.split(command))
     said = capsys.readouterr()
@@ -25,7 +23,7 @@ def ask(capsys: Any, command: str) -> str:
     return said.out
 
 
-def mistake(capsys: Any, command: str | Sequence[str]) -> str:
+def mistake(capsys, command):
     """The one line that a command prints before it exits with 2."""
     assert main(shlex.split(command) if isinstance(command, str) else command) == 2
     said = capsys.readouterr()

@@ -3,6 +3,7 @@
 A door is a module with parameters; `call` and `steps` give the same numbers (b t ...) in two ways.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from polyhead.spec import MECHANISMS
 
 B, T, HEADS, D, V = 2, 7, 8, 4, 40
 SIZES = {"b": B, "t": T, "s": T, "h": HEADS, "g": 2, "d": D, "e": D, "r": 3, "p": 4}
-CUTS = (4, 5, T)
-"""Where the calls of `steps` end."""
+SPANS = (slice(0, 4), slice(4, 5), slice(5, T))
+"""What the calls of `steps` are given."""
 
 
 @dataclass(frozen=True)
@@ -42,26 +43,21 @@ KINDS = tuple(row.config for row in MECHANISMS)
 NAMES = ("polyhead_softmax", "polyhead_linear_rms", "polyhead_hyla")
 
 
-def _spans() -> list[slice]:
-    return [slice(first, last) for first, last in zip((0, *CUTS), CUTS, strict=False)]
-
-
 def op(name: str) -> Door:
     """The function alone, on tensors that are all there is; a relative bias stays in float32."""
     row = next(row for row in MECHANISMS if row.config == name)
     run, axes = getattr(ops, row.op), {**row.tensors, **row.optional}
     module = nn.ParameterDict()
     for tensor, letters in axes.items():
-        module[tensor] = nn.Parameter(torch.randn([SIZES[x] for x in letters.partition(",")[0].split()]))
+        module[tensor] = nn.Parameter(torch.randn([SIZES[x] for x in letters.split()]))
     bias = torch.randn(HEADS, 2 * T - 1)
-    optional = list(row.optional)
 
     def part(module: nn.Module, first: int, last: int) -> Tensor:
         given = {name: getattr(module, name) for name in axes}
         for tensor, letters in axes.items():
-            if "t" in letters.split() and tensor not in optional:
+            if "t" in letters.split():
                 given[tensor] = given[tensor][:, first:last]
-            elif "s" in letters.partition(",")[0].split():
+            elif "s" in letters.split():
                 given[tensor] = given[tensor][:, :last]
         # Column j - i + t - 1 for queries first to last: the offset 0 is column T - 1 of the whole.
         own = bias[:, T - last : T - first + last - 1]
@@ -70,7 +66,7 @@ def op(name: str) -> Door:
     return Door(
         module,
         lambda module: part(module, 0, T),
-        lambda module: torch.cat([part(module, s.start, s.stop) for s in _spans()], 1),
+        lambda module: torch.cat([part(module, s.start, s.stop) for s in SPANS], 1),
     )
 
 
@@ -86,7 +82,7 @@ def layer(name: str) -> Door:
 
     def steps(module: nn.Module) -> Tensor:
         cache = LayerCache()
-        return torch.cat([module(own(module)[:, span], cache=cache) for span in _spans()], 1)
+        return torch.cat([module(own(module)[:, span], cache=cache) for span in SPANS], 1)
 
     return Door(module, lambda module: module(own(module)), steps)
 
@@ -94,15 +90,9 @@ def layer(name: str) -> Door:
 def settings(name: str) -> config.TransformerConfig:
     """A language model of two layers."""
     heads = groups(name)
-    return config.TransformerConfig(
-        *(config.Tokens(V), config.Logits(V, tied=True)),
-        dim=sum(group.heads for group in heads) * D,
-        heads=heads,
-        positions=config.Rotary(),
-        feedforward=config.Swiglu(32),
-        max_length=T,
-        causal=True,
-    )
+    ends, parts = (ph.Tokens(V), ph.Logits(V, tied=True)), {"positions": ph.Rotary(), "feedforward": ph.Swiglu(32)}
+    dim = sum(group.heads for group in heads) * D
+    return ph.TransformerConfig(*ends, dim=dim, heads=heads, max_length=T, causal=True, **parts)
 
 
 def transformer(name: str) -> Door:
@@ -110,7 +100,7 @@ def transformer(name: str) -> Door:
 
     def steps(module: nn.Module) -> Tensor:
         cache = Cache(2)
-        return torch.cat([module(tokens_of()[:, span], cache=cache) for span in _spans()], 1)
+        return torch.cat([module(tokens_of()[:, span], cache=cache) for span in SPANS], 1)
 
     return Door(ph.Transformer(settings(name)), lambda module: module(tokens_of()), steps)
 
@@ -122,78 +112,43 @@ def tokens_of() -> Tensor:
 
 def _generated(module: nn.Module) -> Tensor:
     memory, parts = None, []
-    for span in _spans():
+    for span in SPANS:
         out = module(tokens_of()[:, span], past_key_values=memory, use_cache=True)
         memory = out.past_key_values
         parts.append(out.logits)
     return torch.cat(parts, 1)
 
 
-def _foreign(module: nn.Module) -> Door:
+def foreign(way: str, name: str) -> Door:
+    """Heads as the attention of a Llama, in its configuration, or put into one layer of it; or our model as theirs."""
+    import transformers
+
+    from polyhead.compat import huggingface as hf
+
+    transformers.logging.set_verbosity_error()
+    hf.register()
+    heads = groups(name)
+    count = sum(group.heads for group in heads) or HEADS
+    sizes = {"num_attention_heads": count, "num_key_value_heads": count // 2, "hidden_size": D * count}
+    sizes |= {"vocab_size": V, "intermediate_size": 32, "num_hidden_layers": 2, "max_position_embeddings": T}
+    llama = transformers.LlamaConfig(initializer_range=0.2, **sizes)
+    make = transformers.AutoModelForCausalLM.from_config
+    module = {
+        "name": lambda: make(llama, attn_implementation=name),
+        "with_heads": lambda: make(hf.with_heads(llama, heads)),
+        "swap_heads": lambda: hf.swap_heads(transformers.LlamaForCausalLM(llama), [1], heads),
+        "PolyheadForCausalLM": lambda: hf.PolyheadForCausalLM(hf.PolyheadConfig(settings(name))),
+    }[way]()
     return Door(module.eval(), lambda module: module(tokens_of()).logits, _generated)
 
 
-def _llama(heads: int):  # type: ignore[no-untyped-def]
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    return transformers.LlamaConfig(
-        vocab_size=V,
-        hidden_size=D * heads,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=heads,
-        num_key_value_heads=heads // 2,
-        max_position_embeddings=T,
-        initializer_range=0.2,
-    )
-
-
-def named(name: str) -> Door:
-    """`attn_implementation`."""
-    from transformers import AutoModelForCausalLM
-
-    from polyhead.compat import huggingface as hf
-
-    hf.register()
-    return _foreign(AutoModelForCausalLM.from_config(_llama(HEADS), attn_implementation=name))
-
-
-def held(name: str) -> Door:
-    """A configuration that holds heads."""
-    from transformers import AutoModelForCausalLM
-
-    from polyhead.compat import huggingface as hf
-
-    heads = groups(name)
-    return _foreign(AutoModelForCausalLM.from_config(hf.with_heads(_llama(sum(x.heads for x in heads)), heads)))
-
-
-def swapped(name: str) -> Door:
-    """Heads put into one layer of a model that is there."""
-    from transformers import LlamaForCausalLM
-
-    from polyhead.compat import huggingface as hf
-
-    heads = groups(name)
-    return _foreign(hf.swap_heads(LlamaForCausalLM(_llama(sum(x.heads for x in heads))), [1], heads))
-
-
-def ours(name: str) -> Door:
-    """Our model as one of transformers'."""
-    from polyhead.compat.huggingface.model import PolyheadConfig, PolyheadForCausalLM
-
-    return _foreign(PolyheadForCausalLM(PolyheadConfig(settings(name))))
-
-
+FOREIGN = ("with_heads", "swap_heads", "PolyheadForCausalLM")
 DOORS = {
     "op": (op, KINDS),
     "layer": (layer, ("mixture",)),
     "transformer": (transformer, ("mixture",)),
-    "name": (named, NAMES),
-    "with_heads": (held, ("mixture",)),
-    "swap_heads": (swapped, ("mixture",)),
-    "PolyheadForCausalLM": (ours, ("mixture",)),
+    "name": (functools.partial(foreign, "name"), NAMES),
+    **{way: (functools.partial(foreign, way), ("mixture",)) for way in FOREIGN},
 }
 """Name of the door -> what builds it, of which kinds of heads."""
 
@@ -221,13 +176,9 @@ def measured(module: nn.Module, call: Callable[[nn.Module], Tensor]) -> tuple[Te
     out = call(module)
     weights = weights_of(out)
     parameters = list(module.parameters())
-    grads = torch.autograd.grad((out.float() * weights).sum(), parameters, allow_unused=True)
-    for grad, parameter in zip(grads, parameters, strict=True):
-        assert grad is None or grad.dtype == parameter.dtype
-    vector = torch.cat(
-        [torch.zeros(x.numel()) if g is None else g.flatten().float() for g, x in zip(grads, parameters, strict=True)]
-    )
-    return out.detach(), vector
+    grads = torch.autograd.grad((out.float() * weights).sum(), parameters, materialize_grads=True)
+    assert [grad.dtype for grad in grads] == [parameter.dtype for parameter in parameters]
+    return out.detach(), torch.cat([grad.flatten().float() for grad in grads])
 
 
 class Rounding(TorchDispatchMode):

@@ -1,9 +1,6 @@
 """Draws a figure of a study with planted scores (tests/papers/conftest.py), quickly, and returns its texts."""
 
 import dataclasses
-import pathlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,14 +11,14 @@ from polyhead.papers.reproduce import FIGURES
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def quick(monkeypatch, request):
     """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
     monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
     if "picture" not in request.node.name:
         monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
 
 
-def draw(study: Any, folder: pathlib.Path) -> Any:
+def draw(study, folder):
     found = FIGURES[study.figure].draw(study, folder)
     for stem, caption in found.pictures:
         assert caption
@@ -30,15 +27,15 @@ def draw(study: Any, folder: pathlib.Path) -> Any:
     return found
 
 
-def outcomes(found: Any) -> dict[str, str]:
+def outcomes(found):
     return {verdict.claim: verdict.outcome for verdict in found.verdicts}
 
 
-def without(study: Any, lost: Callable[[Any], bool]) -> Any:
+def without(study, lost):
     """The study as if the runs that are `lost` had failed."""
     return dataclasses.replace(study, points=tuple(point for point in study.points if not lost(point.run)))
 
 
-def scores(ahead: dict[str, float]) -> Callable[..., float]:
+def scores(ahead):
     """Models ahead of the others (or behind) by so much, a little more on each further seed."""
     return lambda run, sign=1.0: 0.5 + sign * ahead.get(row_of(run), 0.0) * (1 + 0.01 * run.seed)

@@ -154,9 +154,7 @@ class Loops:
     def relational(self, q_rel, k_rel, weight, relation_act="identity"):
         """sum_j a symbols_j + W sum_j a rel_j."""
         a, out = self.dropped("softmax"), np.zeros((self.b, self.t, self.h, self.e))
-        rel = self.relations(
-            q_rel, k_rel, relation_act, lambda b, r, i, j: any(self.sees(b, h, i, j) for h in range(self.h))
-        )
+        rel = self.relations(q_rel, k_rel, relation_act, self.any_sees)
         weight = weight.detach().double().numpy()
         for b, i, h, j in np.ndindex(self.b, self.t, self.h, self.s):
             out[b, i, h] += a[b, h, i, j] * (self.symbol(b, h, i, j) + weight[h] @ rel[b, :, i, j])

@@ -1,12 +1,7 @@
 """For loops with assertions: raises if there is nothing to loop over, because such a test would always pass."""
 
-from collections.abc import Iterable
-from typing import TypeVar
 
-Item = TypeVar("Item")
-
-
-def some(items: Iterable[Item]) -> list[Item]:
+def some(items):
     """All of them, of which there is at least one."""
     found = list(items)
     assert found, "there is nothing to look at"

@@ -1,14 +1,10 @@
 """SRAVEN: do panels obey their rules?  In plain Python, cell by cell, independent of the generator."""
 
-from collections.abc import Sequence
-from typing import Any
-
-Grid = Sequence[Sequence[int]]
-"""The symbols of one feature, by row and column."""
+import numpy as np
 
 
-def obeys(grid: Grid, rule: int, *, values: int) -> bool:
-    """Whether one feature obeys rule number `rule` in all rows."""
+def obeys(grid, rule, *, values):
+    """Whether one feature, its symbols by row and column, obeys rule number `rule` in all rows."""
     if min(map(min, grid)) < 0 or max(map(max, grid)) >= values:
         return False
     if rule == 0:
@@ -25,14 +21,15 @@ def obeys(grid: Grid, rule: int, *, values: int) -> bool:
     return len(symbols) == len(grid[0]) and all(sorted(row) == sorted(symbols) for row in grid)
 
 
-def violations(panels: Any, rules: Any, permutations: Any, *, values: int) -> list[str]:
+def violations(panels, rules, permutations, *, values):
     """What is wrong with instances, in words; [] if nothing is.
 
     panels (b g g m), the answer included, rules (b m), permutations (b g m), as `Batch.latents` of `Sraven` has them:
     slot j of column c shows feature permutations[b, c, j], and feature i obeys rules[b, i].  Nested lists will do.
     """
     found = []
-    for number, (panel, rule, order) in enumerate(zip(*map(_list, (panels, rules, permutations)), strict=True)):
+    lists = (np.asarray(array).tolist() for array in (panels, rules, permutations))
+    for number, (panel, rule, order) in enumerate(zip(*lists, strict=True)):
         size, count = len(panel), len(rule)
         if any(sorted(column) != list(range(count)) for column in order):
             found.append(f"instance {number}: {order} are no permutations")
@@ -43,7 +40,3 @@ def violations(panels: Any, rules: Any, permutations: Any, *, values: int) -> li
             if not obeys(grid, rule[feature], values=values):
                 found.append(f"instance {number}: feature {feature} breaks rule {rule[feature]}: {grid}")
     return found
-
-
-def _list(array: Any) -> Any:
-    return array.tolist() if hasattr(array, "tolist") else array

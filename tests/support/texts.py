@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from unittest import mock
 
 from polyhead.tasks import Text
 from polyhead.tasks.text.sources import SPLITS
@@ -56,10 +57,5 @@ def killed_at(pieces=0):
         if writer.pieces > pieces:
             raise Killed
 
-    Writer.commit = commit_and_die
-    try:
+    with mock.patch.object(Writer, "commit", commit_and_die), contextlib.suppress(Killed):
         yield
-    except Killed:
-        pass
-    finally:
-        Writer.commit = commit

@@ -11,7 +11,7 @@ class Norm(nn.LayerNorm):
 class Attention(nn.Module):
     """softmax(q k^T / sqrt(d)) v, head by head, a norm, a gate, an output map."""
 
-    rotary = False
+    __module__, rotary = "timm.layers.attention", False
 
     def __init__(self, dim, num_heads=8, attn_head_dim=None, dim_out=None, qkv_bias=False, qk_norm=False, **more):
         super().__init__()
@@ -54,7 +54,7 @@ class Attention(nn.Module):
 class AttentionRope(Attention):
     """With rotary positions, of which the first tokens have none, and separate maps."""
 
-    rotary = True
+    __module__, rotary = "timm.layers.attention", True
 
     def project(self, dim, bias, more):
         self.num_prefix_tokens, self.rotate_half = more.get("num_prefix_tokens", 1), more.get("rotate_half", False)
@@ -91,6 +91,8 @@ class AttentionRope(Attention):
 class EvaAttention(AttentionRope):
     """With a joint map whose keys have no bias."""
 
+    __module__ = "timm.models.eva"
+
     def project(self, dim, bias, more):
         super().project(dim, False, more)
         del self.num_kv_heads, self.num_kv_groups, self.kv_dim
@@ -106,11 +108,3 @@ class EvaAttention(AttentionRope):
         if self.q_bias is None:
             return rows
         return [row + bias for row, bias in zip(rows, (self.q_bias, self.k_bias, self.v_bias), strict=True)]
-
-
-for _made, _where in (
-    (Attention, "layers.attention"),
-    (AttentionRope, "layers.attention"),
-    (EvaAttention, "models.eva"),
-):
-    _made.__module__ = f"timm.{_where}"

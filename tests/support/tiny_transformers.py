@@ -15,18 +15,9 @@ F64 = torch.float64
 COUNT = 50
 """Tokens that the models know; 0 is padding."""
 
-SMALL = {
-    "vocab_size": COUNT,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": None,
-}
+SMALL = {"vocab_size": COUNT, "hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 2}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+SMALL |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
 STEPS = [(0, 4), (4, 7), (7, 8), (8, 9)]
 """Tokens that are given one after the other to a model with a cache: several at once, and one by one."""

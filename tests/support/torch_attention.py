@@ -51,7 +51,7 @@ def masks(name, t):
     padding, pairs, each = torch.rand(B, S) > 0.6, torch.rand(t, S) > 0.6, torch.rand(B * HEADS, t, S) > 0.6
     padding[:, 0], pairs[:, 0], each[..., 0] = False, False, False
     added = torch.randn(t, S, dtype=F64).masked_fill(pairs, -torch.inf)
-    options = {
+    return {
         "none": {},
         "padding": {"key_padding_mask": padding},
         "added padding": {"key_padding_mask": torch.zeros(B, S, dtype=F64).masked_fill(padding, -torch.inf)},
@@ -60,8 +60,7 @@ def masks(name, t):
         "per head": {"attn_mask": torch.randn(B * HEADS, t, S, dtype=F64).masked_fill(each, -torch.inf)},
         "both": {"key_padding_mask": padding, "attn_mask": pairs},
         "bool and added": {"key_padding_mask": torch.randn(B, S, dtype=F64), "attn_mask": added},
-    }
-    return options[name]
+    }[name]
 
 
 def causal(t, first=0):

@@ -6,7 +6,6 @@ import pathlib
 import pickle
 import tarfile
 import zipfile
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +14,14 @@ import torch
 class Trap:
     """Unpickled, it makes the file `marker`."""
 
-    def __init__(self, marker: pathlib.Path) -> None:
+    def __init__(self, marker):
         self.marker = marker
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return pathlib.Path.touch, (self.marker,)
 
 
-def guises(marker: pathlib.Path) -> dict[str, bytes]:
+def guises(marker):
     """The same trap by each way of writing it."""
     trap = Trap(marker)
     whole = np.empty(1, dtype=object)
@@ -34,7 +33,7 @@ def guises(marker: pathlib.Path) -> dict[str, bytes]:
         "torch before 1.6": _written(lambda file: torch.save(trap, file, _use_new_zipfile_serialization=False)),
         "npy": _written(lambda file: np.save(file, whole, allow_pickle=True)),
         "npz": _written(lambda file: np.savez(file, images=whole, labels=whole)),
-        "zip": _zipped(pickle.dumps(trap)),
+        "zip": _written(lambda file: _zip(file, pickle.dumps(trap))),
         "gzip": gzip.compress(pickle.dumps(trap)),
         "tar": _written(lambda file: _tar(file, pickle.dumps(trap))),
         "safetensors and pickle": (2).to_bytes(8, "little") + b"{}" + pickle.dumps(trap),
@@ -43,29 +42,26 @@ def guises(marker: pathlib.Path) -> dict[str, bytes]:
     }
 
 
-def _written(write: Any) -> bytes:
+def _written(write):
     file = io.BytesIO()
     write(file)
     return file.getvalue()
 
 
-def _zipped(data: bytes) -> bytes:
-    def write(file: io.BytesIO) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            for name in ("archive/data.pkl", "data.pkl", "images.npy"):
-                archive.writestr(name, data)
-
-    return _written(write)
+def _zip(file, data):
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("archive/data.pkl", "data.pkl", "images.npy"):
+            archive.writestr(name, data)
 
 
-def _tar(file: io.BytesIO, data: bytes) -> None:
+def _tar(file, data):
     with tarfile.open(fileobj=file, mode="w") as archive:
         info = tarfile.TarInfo("pickle")
         info.size = len(data)
         archive.addfile(info, io.BytesIO(data))
 
 
-def spring(name: str, data: bytes) -> None:
+def spring(name, data):
     """Read the data as a careless reader does."""
     if name.startswith("torch"):
         torch.load(io.BytesIO(data), weights_only=False)
@@ -78,7 +74,7 @@ def spring(name: str, data: bytes) -> None:
         pickle.loads(gzip.decompress(data))
     elif name == "tar":
         with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            pickle.loads(archive.extractfile("pickle").read())  # type: ignore[union-attr]
+            pickle.loads(archive.extractfile("pickle").read())
     elif name.startswith("yaml"):
         import yaml
 

@@ -99,29 +99,22 @@ def models(heads: dict[str, list[Any]] = EVERY, **given: Any) -> dict[str, confi
     model."""
     forward = (config.Swiglu(24), config.Mlp(24), config.Experts(3, 2, hidden=8))
     tied = config.Logits(12, tied=True), config.Logits(12)
-    found = {}
+    found, same = {}, {"inputs": config.Tokens(12), "layers": 2, "causal": True, "max_length": 24}
     for i, (name, groups) in enumerate(heads.items()):
         fields = {"positions": [*POSITIONS.values()][i % 6], "feedforward": forward[i % 3], "outputs": tied[i % 2]}
         fields |= {"window": (None, None, 3)[i % 3], "qk_norm": i % 4 == 1, "norm_order": ("pre", "pre", "post")[i % 3]}
-        fields |= {
-            "inputs": config.Tokens(12),
-            "dim": width(groups),
-            "layers": 2,
-            "heads": groups,
-            "causal": True,
-            "max_length": 24,
-        }
+        fields |= {**same, "dim": width(groups), "heads": groups}
         found[name] = config.TransformerConfig(**{**fields, **given})
     return found
 
 
-def far(module: nn.Module, spread: float = 0.3) -> Any:
+def far(module: nn.Module) -> Any:
     """The module in evaluation, with all parameters moved far from their initial values: those make attention nearly
     uniform, and biases of 0 hide faults."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=spread if parameter.ndim > 1 else 0.1)
+            parameter.add_(torch.randn_like(parameter), alpha=0.3 if parameter.ndim > 1 else 0.1)
     return module.eval()
 
 
