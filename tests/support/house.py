@@ -37,14 +37,14 @@ def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(tree))
 
 
-def imports(trees: Mapping[str, ast.Module], door: Mapping[str, str] | None = None) -> dict[str, set[str]]:
-    """File -> the files of the package it imports anywhere; `door`: what names of the package itself stand for."""
+def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """File -> the files of the package it imports anywhere."""
     arrows: dict[str, set[str]] = defaultdict(set)
     package = min(trees, key=len)
     for name, tree in trees.items():
         if name == package:
             continue
-        for target in _targets(tree, package, door or {}):
+        for target in _targets(tree):
             while target not in trees and "." in target:
                 target = target.rpartition(".")[0]
             if target not in (name, package) and target in trees:
@@ -52,41 +52,27 @@ def imports(trees: Mapping[str, ast.Module], door: Mapping[str, str] | None = No
     return arrows
 
 
-def _targets(tree: ast.Module, package: str, door: Mapping[str, str]) -> Iterator[str]:
+def _targets(tree: ast.Module) -> Iterator[str]:
     for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield door.get(alias.name, whole) if node.module == package else whole
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components of more than one node (Tarjan)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
+    """Nodes that all lead to each other; an arrow from a node to itself is none."""
+    after = {node: _reached(arrows, node) for node in arrows}
+    both = ([node, *(n for n in after[node] - {node} if node in after.get(n, ()))] for node in after)
+    return sorted(map(list, {tuple(sorted(circle)) for circle in both if len(circle) > 1}))
 
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(arrows.get(node, ())):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            cut = stack.index(node)
-            if len(stack) - cut > 1:
-                found.append(sorted(stack[cut:]))
-            del stack[cut:]
 
-    for node in sorted(arrows):
-        if node not in index:
-            visit(node)
+def _reached(arrows: Mapping[str, set[str]], node: str) -> set[str]:
+    found, waiting = set(), [node]
+    while waiting:
+        new = arrows.get(waiting.pop(), set()) - found
+        found |= new
+        waiting += new
     return found
 
 
@@ -106,14 +92,12 @@ def chain(arrows: Mapping[str, set[str]]) -> int:
     for name, others in arrows.items():
         mine = one.get(name, name)
         merged[mine] |= {one.get(other, other) for other in others} - {mine}
-    length: dict[str, int] = {}
 
-    def reach(name: str) -> int:
-        if name not in length:
-            length[name] = 1 + max((reach(other) for other in merged.get(name, ())), default=0)
-        return length[name]
+    @functools.cache
+    def length(name: str) -> int:
+        return 1 + max((length(other) for other in merged.get(name, ())), default=0)
 
-    return max(map(reach, [*merged]), default=0)
+    return max(map(length, [*merged]), default=0)
 
 
 def anys(tree: ast.Module) -> int:
@@ -141,8 +125,8 @@ def figures(trees: Mapping[str, ast.Module]) -> dict[str, str]:
         for node in tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FIGURES" and ".papers." in module:
                 keys = node.value.keys if isinstance(node.value, ast.Dict) else []
-                found |= {key.value: module for key in keys if isinstance(key, ast.Constant)}
-    return {str(name): module for name, module in found.items()}
+                found |= {str(key.value): module for key in keys if isinstance(key, ast.Constant)}
+    return found
 
 
 def known_figures(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
@@ -151,12 +135,8 @@ def known_figures(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for module, tree in trees.items():
         for node in nodes(tree):
-            if (
-                isinstance(node, ast.Constant)
-                and isinstance(node.value, str)
-                and owners.get(node.value, module) != module
-            ):
-                found[node.value].append(f"{module}:{node.lineno}")
+            if isinstance(node, ast.Constant) and owners.get(str(node.value), module) != module:
+                found[str(node.value)].append(f"{module}:{node.lineno}")
     return found
 
 
