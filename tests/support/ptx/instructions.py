@@ -1,7 +1,6 @@
 """The effects of each instruction on registers and memory.  A handler gets machine, instruction, threads and place."""
 
 import functools
-import re
 
 import numpy as np
 
@@ -16,10 +15,6 @@ QUIET = (
 
 
 # ------------------------------------------------------------------------------------------------------------- rounding
-def from_bf16(x):
-    return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
 def to_bf16(x):
     """To the nearest, ties to even.
 
@@ -69,21 +64,12 @@ def upper(x, y):
     return ((x.astype(wide) * y.astype(wide)) >> wide(32)).astype(x.dtype)
 
 
-def smallest(x, y):
-    return np.fmin(x, y) if x.dtype.kind == "f" else np.minimum(x, y)
-
-
-def largest(x, y):
-    return np.fmax(x, y) if x.dtype.kind == "f" else np.maximum(x, y)
-
-
 ARITHMETIC = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": divided, "fma": fused, "mad": fused,
     "rem": lambda x, y: (x - divided(x, y) * y).astype(x.dtype),
-    "min": smallest, "max": largest, "neg": np.negative, "abs": np.abs,
-    "and": lambda x, y: x & y, "or": lambda x, y: x | y, "xor": lambda x, y: x ^ y, "not": lambda x: ~x,
+    "min": np.fmin, "max": np.fmax, "neg": np.negative, "abs": np.abs,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert, "tanh": np.tanh,
     "ex2": np.exp2, "lg2": np.log2, "sqrt": np.sqrt, "rcp": np.reciprocal, "sin": np.sin, "cos": np.cos,
-    "tanh": np.tanh,
     "rsqrt": lambda x: np.reciprocal(np.sqrt(x)), "copysign": lambda x, y: np.copysign(y, x),
 }  # fmt: skip
 
@@ -103,80 +89,60 @@ def compared(word, x, y):
     return COMPARE[word](x, y) & ~unordered
 
 
-def arithmetic(function, kind):
-    def step(m, x, on, at):
-        with np.errstate(all="ignore"):
-            m.put(x.operands[0], function(*(m.get(y, kind) for y in x.operands[1:])), on)
-
-    return step
+def arithmetic(function, kind, m, x, on, at):
+    with np.errstate(all="ignore"):
+        m.put(x.operands[0], function(*(m.get(y, kind) for y in x.operands[1:])), on)
 
 
-def shift(function, kind):
-    def step(m, x, on, at):
-        target, value, count = x.operands
-        m.put(target, function(m.get(value, kind), m.get(count, "u32")), on)
-
-    return step
+def shift(function, kind, m, x, on, at):
+    target, value, count = x.operands
+    m.put(target, function(m.get(value, kind), m.get(count, "u32")), on)
 
 
-def wide(name, kind):
+def wide(name, kind, m, x, on, at):
     """mul.wide and mad.wide: twice as many bits."""
     double = f"{kind[0]}{2 * int(kind[1:])}"
-
-    def step(m, x, on, at):
-        a, b = (m.get(y, kind).astype(TYPES[double]) for y in x.operands[1:3])
-        m.put(x.operands[0], a * b + m.get(x.operands[3], double) if name == "mad" else a * b, on)
-
-    return step
+    a, b = (m.get(y, kind).astype(TYPES[double]) for y in x.operands[1:3])
+    m.put(x.operands[0], a * b + m.get(x.operands[3], double) if name == "mad" else a * b, on)
 
 
-def choose_by_comparison(words, kind):
-    """setp, with another predicate combined or not; for pairs of 16-bit numbers, one predicate for each half."""
-    half = {"bf16x2": from_bf16, "f16x2": lambda x: x.view(np.float16)}.get(kind)
-
-    def both(m, x, on, at):
-        a, b = (m.get(y, "u32") for y in x.operands[1:3])
-        for target, shift in zip(x.operands[0].split("|"), (0, 16), strict=True):
-            low, other = ((y >> np.uint32(shift) & np.uint32(0xFFFF)).astype(np.uint16) for y in (a, b))
-            m.put(target, compared(words[1], half(low), half(other)), on)
-
-    def step(m, x, on, at):
-        with np.errstate(all="ignore"):
-            found = compared(words[1], *(m.get(y, kind) for y in x.operands[1:3]))
-        if words[2] in ("and", "or"):
-            other = m.get(x.operands[3], "pred")
-            found = found & other if words[2] == "and" else found | other
-        m.put(x.operands[0], found, on)
-
-    return both if half else step
+def choose_by_comparison(words, m, x, on, at):
+    """setp, with another predicate combined or not."""
+    with np.errstate(all="ignore"):
+        found = compared(words[1], *(m.get(y, words[-1]) for y in x.operands[1:3]))
+    if words[2] in ("and", "or"):
+        found = ARITHMETIC[words[2]](found, m.get(x.operands[3], "pred"))
+    m.put(x.operands[0], found, on)
 
 
-def select(kind):
-    def step(m, x, on, at):
-        target, a, b, p = x.operands
-        m.put(target, np.where(m.get(p, "pred"), m.get(a, kind), m.get(b, kind)), on)
+def both_halves(words, m, x, on, at):
+    """setp of pairs of 16-bit numbers, one predicate for each half."""
+    half = matrices.HALVES[words[-1].removesuffix("x2")]
+    a, b = (m.get(y, "u32") for y in x.operands[1:3])
+    for target, shift in zip(x.operands[0].split("|"), (0, 16), strict=True):
+        low, other = (half((y >> np.uint32(shift) & np.uint32(0xFFFF)).astype(np.uint16)) for y in (a, b))
+        m.put(target, compared(words[1], low, other), on)
 
-    return step
+
+def select(kind, m, x, on, at):
+    target, a, b, p = x.operands
+    m.put(target, np.where(m.get(p, "pred"), m.get(a, kind), m.get(b, kind)), on)
 
 
-def move(kind):
+def move(kind, m, x, on, at):
     """mov, which also packs and unpacks."""
-
-    def step(m, x, on, at):
-        target, source = x.operands
-        parts = listed(target if target.startswith("{") else source)
-        part = f"b{8 * TYPES[kind].itemsize // len(parts)}"
-        if source.startswith("{"):
-            whole = np.stack([m.get(y, part) for y in parts], 1).view(TYPES[kind])[:, 0]
-            m.put(target, whole, on)
-        elif target.startswith("{"):
-            cut = np.ascontiguousarray(m.get(source, kind)).view(TYPES[part]).reshape(m.threads, -1)
-            for n, y in enumerate(parts):
-                m.put(y, cut[:, n], on)
-        else:
-            m.put(target, m.get(source, kind), on)
-
-    return step
+    target, source = x.operands
+    parts = listed(target if target.startswith("{") else source)
+    part = f"b{8 * TYPES[kind].itemsize // len(parts)}"
+    if source.startswith("{"):
+        whole = np.stack([m.get(y, part) for y in parts], 1).view(TYPES[kind])[:, 0]
+        m.put(target, whole, on)
+    elif target.startswith("{"):
+        cut = np.ascontiguousarray(m.get(source, kind)).view(TYPES[part]).reshape(m.threads, -1)
+        for n, y in enumerate(parts):
+            m.put(y, cut[:, n], on)
+    else:
+        m.put(target, m.get(source, kind), on)
 
 
 PAIRS = {"bf16x2": to_bf16, "f16x2": lambda x: x.astype(np.float16).view(np.uint16)}
@@ -189,7 +155,7 @@ def convert(words):
     to, source = [word for word in words if word in TYPES or word in (*PAIRS, *NARROW)][:2]
 
     def value(m, operand):
-        x = from_bf16(m.get(operand, "b16")) if source == "bf16" else m.get(operand, source)
+        x = matrices.HALVES["bf16"](m.get(operand, "b16")) if source == "bf16" else m.get(operand, source)
         if to in NARROW:
             return NARROW[to](x)
         if x.dtype.kind == "f" and TYPES[to].kind != "f":
@@ -211,19 +177,15 @@ def convert(words):
     return step
 
 
-def bits(signed):
+def bits(signed, m, x, on, at):
     """bfe: some bits of a word."""
-
-    def step(m, x, on, at):
-        value, first, count = (m.get(y, "u32").astype(np.uint64) for y in x.operands[1:])
-        mask = (np.uint64(1) << count) - np.uint64(1)
-        found = (value >> first) & mask
-        if signed:
-            negative = (found >> (np.maximum(count, np.uint64(1)) - np.uint64(1))) & np.uint64(1)
-            found = np.where(negative == 1, found | ~mask, found)
-        m.put(x.operands[0], found.astype(np.uint32), on)
-
-    return step
+    value, first, count = (m.get(y, "u32").astype(np.uint64) for y in x.operands[1:])
+    mask = (np.uint64(1) << count) - np.uint64(1)
+    found = (value >> first) & mask
+    if signed:
+        negative = (found >> (np.maximum(count, np.uint64(1)) - np.uint64(1))) & np.uint64(1)
+        found = np.where(negative == 1, found | ~mask, found)
+    m.put(x.operands[0], found.astype(np.uint32), on)
 
 
 def permute(m, x, on, at):
@@ -236,64 +198,51 @@ def permute(m, x, on, at):
     m.put(x.operands[0], found.view(np.uint32)[:, 0], on)
 
 
-def shuffle(mode):
+def shuffle(mode, m, x, on, at):
     """shfl.sync: a register of another lane."""
-
-    def step(m, x, on, at):
-        value, other = m.by_warp(m.get(x.operands[1], "b32")), m.by_warp(m.get(x.operands[2], "u32")).astype(np.int64)
-        lane = np.arange(32)[None]
-        source = {"bfly": lane ^ other, "idx": other & 31, "up": lane - other, "down": lane + other}[mode]
-        source = np.where((source < 0) | (source > 31), lane, source)
-        here = m.by_warp(on)
-        if not np.take_along_axis(here, source, 1)[here].all():
-            raise Fault("from a lane that is not here")
-        m.put(x.operands[0], np.take_along_axis(value, source, 1).ravel(), on)
-
-    return step
+    value, other = (m.get(y, "u32").reshape(-1, 32) for y in x.operands[1:3])
+    other = other.astype(np.int64)
+    lane = np.arange(32)[None]
+    source = {"bfly": lane ^ other, "idx": other & 31, "up": lane - other, "down": lane + other}[mode]
+    source = np.where((source < 0) | (source > 31), lane, source)
+    here = on.reshape(-1, 32)
+    if not np.take_along_axis(here, source, 1)[here].all():
+        raise Fault("from a lane that is not here")
+    m.put(x.operands[0], np.take_along_axis(value, source, 1).ravel(), on)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
-def parameter(kind):
-    def step(m, x, on, at):
-        value, target = m.parameters[x.operands[1].strip("[] ")], TYPES[kind]
-        if target.kind == "f":
-            return m.put(x.operands[0], np.full(m.threads, value, target), on)
-        if isinstance(value, float):
-            value = int(np.array(value, f"f{target.itemsize}").view(f"u{target.itemsize}"))
-        number = np.array(value % 2 ** (8 * target.itemsize), f"u{target.itemsize}").view(target)
-        return m.put(x.operands[0], np.full(m.threads, number), on)
-
-    return step
+def parameter(kind, m, x, on, at):
+    value, target = m.parameters[x.operands[1].strip("[] ")], TYPES[kind]
+    if target.kind == "f":
+        return m.put(x.operands[0], np.full(m.threads, value, target), on)
+    if isinstance(value, float):
+        value = int(np.array(value, f"f{target.itemsize}").view(f"u{target.itemsize}"))
+    number = np.array(value % 2 ** (8 * target.itemsize), f"u{target.itemsize}").view(target)
+    return m.put(x.operands[0], np.full(m.threads, number), on)
 
 
-def load(space, count, kind):
-    size = count * TYPES[kind].itemsize
-
-    def step(m, x, on, at):
-        threads = np.flatnonzero(on)
-        if space == "shared":
-            found = m.shared.load(m.address(x.operands[1], "u32"), size, threads, at)
-        else:
-            found = m.memory.load(m.address(x.operands[1], "u64")[threads], size)
-        numbers = np.ascontiguousarray(found).view(TYPES[kind])
-        for n, register in enumerate(listed(x.operands[0])):
-            full = np.zeros(m.threads, TYPES[kind])
-            full[threads] = numbers[:, n]
-            m.put(register, full, on)
-
-    return step
+def load(space, kind, m, x, on, at):
+    registers, threads = listed(x.operands[0]), np.flatnonzero(on)
+    size = len(registers) * TYPES[kind].itemsize
+    if space == "shared":
+        found = m.shared.load(m.address(x.operands[1], "u32"), size, threads, at)
+    else:
+        found = m.memory.load(m.address(x.operands[1], "u64")[threads], size)
+    numbers = np.ascontiguousarray(found).view(TYPES[kind])
+    for n, register in enumerate(registers):
+        full = np.zeros(m.threads, TYPES[kind])
+        full[threads] = numbers[:, n]
+        m.put(register, full, on)
 
 
-def store(space, kind):
-    def step(m, x, on, at):
-        threads = np.flatnonzero(on)
-        data = np.stack([m.get(y, kind) for y in listed(x.operands[1])], 1).view(np.uint8).reshape(m.threads, -1)
-        if space == "shared":
-            m.shared.store(m.address(x.operands[0], "u32"), data, threads, at)
-        else:
-            m.memory.store(m.address(x.operands[0], "u64")[threads], data[threads])
-
-    return step
+def store(space, kind, m, x, on, at):
+    threads = np.flatnonzero(on)
+    data = np.stack([m.get(y, kind) for y in listed(x.operands[1])], 1).view(np.uint8).reshape(m.threads, -1)
+    if space == "shared":
+        m.shared.store(m.address(x.operands[0], "u32"), data, threads, at)
+    else:
+        m.memory.store(m.address(x.operands[0], "u64")[threads], data[threads])
 
 
 def copy(m, x, on, at):
@@ -340,39 +289,37 @@ NAMED = {
 @functools.cache
 def handler(name):
     """The handler of the instruction of that name."""
-    words, quiet = name.split("."), lambda m, x, on, at: None
+    words, by = name.split("."), functools.partial
     first, kind = words[0], words[-1]
     if name in NAMED:
         return NAMED[name]
     if name.startswith(QUIET) or name in ("ret", "exit") or first == "bra":
-        return quiet
+        return lambda m, x, on, at: None
     if name.startswith("cp.async.c"):
         return copy
     if first in ("mma", "wgmma", "ldmatrix", "stmatrix"):
         return matrices.handler(name)
     if first in ("ld", "st"):
         if words[1] == "param":
-            return parameter(kind)
-        count, space = (
-            re.search(r"\.v(\d)", name),
-            "shared" if "shared" in words or "shared::cta" in words else "global",
-        )
-        return load(space, int(count[1]) if count else 1, kind) if first == "ld" else store(space, kind)
+            return by(parameter, kind)
+        space = "shared" if {"shared", "shared::cta"} & {*words} else "global"
+        return by(load if first == "ld" else store, space, kind)
     if words[1] == "wide":
-        return wide(first, kind)
+        return by(wide, first, kind)
     if first in ("shl", "shr"):
-        return shift(shifted_left if first == "shl" else shifted_right, kind)
-    simple = {"mov": move, "selp": select, "bfe": lambda kind: bits(kind == "s32")}
-    if first in simple:
-        return simple[first](kind)
+        return by(shift, shifted_left if first == "shl" else shifted_right, kind)
+    if first in ("mov", "selp"):
+        return by(move if first == "mov" else select, kind)
+    if first == "bfe":
+        return by(bits, kind == "s32")
     if first == "setp":
-        return choose_by_comparison(words, kind)
+        return by(both_halves if kind in PAIRS else choose_by_comparison, words)
     if first == "cvt":
         return convert(words)
     if first == "shfl":
-        return shuffle(words[2])
+        return by(shuffle, words[2])
     if name == "max.relu.s32":
-        return arithmetic(lambda x, y: np.maximum(np.maximum(x, y), x.dtype.type(0)), kind)
+        return by(arithmetic, lambda x, y: np.maximum(np.maximum(x, y), x.dtype.type(0)), kind)
     if first in ARITHMETIC and kind in TYPES:
-        return arithmetic(upper if "hi" in words else ARITHMETIC[first], kind)
+        return by(arithmetic, upper if "hi" in words else ARITHMETIC[first], kind)
     raise Fault(f"no instruction {name} is known")

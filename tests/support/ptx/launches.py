@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import itertools
 from collections import Counter
+from unittest.mock import patch
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -41,10 +42,6 @@ class Emulator:
         self.capability, self.target = capability, GPUTarget("cuda", capability, 32)
         self.backend, self.binders, self.compiled = make_backend(self.target), {}, {}
         self.programs, self.races, self.change = {}, Counter(), lambda program: program
-
-    def launch_method(self):
-        """For the class of launches."""
-        return lambda launch: self.launch(launch)
 
     def launch(self, launch):
         """In place of `Launch.__call__`: bound as triton binds it, compiled, run."""
@@ -84,16 +81,11 @@ class Emulator:
 @contextlib.contextmanager
 def emulated(capability):
     """All launches within run on such a card; the op's tensors lie in the CPU's memory."""
-    from unittest.mock import patch
-
     emulator, limit = Emulator(capability), SHARED[capability]
-    places = [
-        importlib.import_module(f"polyhead.ops.{name}")
-        for name in ("hyla.triton", "relational.triton", "hyla.triton.kernels")
-    ]
-    tiles, cards = (importlib.import_module(f"polyhead.ops.{name}") for name in ("triton_tiles", "cards"))
+    names = ("triton_tiles", "cards", "hyla.triton", "relational.triton", "hyla.triton.kernels")
+    tiles, cards, *places = (importlib.import_module(f"polyhead.ops.{name}") for name in names)
     with contextlib.ExitStack() as held:
-        held.enter_context(patch.object(tiles.Launch, "__call__", emulator.launch_method()))
+        held.enter_context(patch.object(tiles.Launch, "__call__", lambda launch: emulator.launch(launch)))
         held.enter_context(patch.object(cards, "INTERPRETED", True))
         for place in places:
             held.enter_context(patch.object(place, "shared_memory", lambda device: limit))

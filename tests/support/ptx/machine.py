@@ -1,6 +1,5 @@
 """Registers, control flow of threads, and the loop over instructions."""
 
-import struct
 from collections import defaultdict
 
 import numpy as np
@@ -74,7 +73,7 @@ class Machine:
         kind = width(register)
         if kind.kind != "b":
             x = np.ascontiguousarray(x)
-            x = x.view(kind) if x.dtype.itemsize == kind.itemsize else _widened(x).astype(kind)
+            x = x.view(kind) if x.dtype.itemsize == kind.itemsize else x.astype(kind)
         if on is not self.everyone:
             x = np.where(on, x, self._register(register))
         self.registers[register] = np.ascontiguousarray(x)
@@ -84,9 +83,6 @@ class Machine:
         base, _, offset = operand.strip("[] ").partition("+")
         x = self.get(base.strip(), kind)
         return x + TYPES[kind].type(int(offset) % 2 ** (8 * TYPES[kind].itemsize)) if offset.strip() else x
-
-    def by_warp(self, x):
-        return x.reshape(-1, 32)
 
     def whole_warps(self, on, size=32):
         """A Fault unless all threads of a group do the same."""
@@ -145,18 +141,12 @@ class Machine:
         return meeting
 
 
-def _widened(x):
-    return x.astype(np.int64) if x.dtype.kind == "i" else x
-
-
 def constant(text, dtype):
     """A number that is written out, 0f and 0d as bits."""
     if text == "global_smem":
         return dtype.type(0)
-    if text.startswith("0f"):
-        return np.array(int(text[2:], 16), np.uint32).view(np.float32 if dtype.kind == "f" else dtype)[()]
-    if text.startswith("0d"):
-        return np.array(struct.unpack("<d", struct.pack("<Q", int(text[2:], 16)))[0]).view(dtype)[()]
+    if text.startswith(("0f", "0d")):
+        return np.array(int(text[2:], 16), f"u{len(text) // 2 - 1}").view(dtype)[()]
     if dtype.kind == "b":
         return text in ("1", "-1", "true")
     if dtype.kind == "f":

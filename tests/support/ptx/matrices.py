@@ -1,21 +1,24 @@
 """Fragments of the tensor cores: the elements of each lane, by the tables of the PTX manual."""
 
+import functools
 import re
 
 import numpy as np
 
-from ptx.machine import TYPES
+from ptx.memory import SEVERAL
 from ptx.program import Fault, listed
 
 LANE = np.arange(32)
 GROUP, PLACE = LANE >> 2, LANE & 3
+PAIRS = np.stack([GROUP, GROUP], 1), np.stack([2 * PLACE, 2 * PLACE + 1], 1)
+"""Rows and columns of the two numbers that each lane has of an 8 x 8 tile."""
 
 
-def halves(kind):
-    """16-bit numbers as float32."""
-    if kind == "bf16":
-        return lambda x: (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return lambda x: x.view(np.float16).astype(np.float32)
+HALVES = {
+    "bf16": lambda x: (x.astype(np.uint32) << np.uint32(16)).view(np.float32),
+    "f16": lambda x: x.view(np.float16).astype(np.float32),
+}
+"""From 16 bits to float32."""
 
 
 def cut(x):
@@ -25,15 +28,13 @@ def cut(x):
 
 def numbers(m, operand, kind, size):
     """(threads, numbers) of the registers of a fragment."""
-    if kind == "f64":
-        return np.stack([m.get(x, "f64") for x in listed(operand)], 1)
     bits = np.stack([m.get(x, "b32") for x in listed(operand)], 1)
-    return cut(bits) if size == 4 else halves(kind)(bits.view(np.uint16))
+    return cut(bits) if size == 4 else HALVES[kind](bits.view(np.uint16))
 
 
 def spots(k, kind):
     """(rows, columns) of a and (terms, columns) of b that each of a lane's numbers has, in a product of k terms."""
-    if kind == "f64" or kind == "tf32":
+    if kind == "tf32":
         a = [(GROUP + 8 * (n % 2), PLACE + 4 * (n // 2)) for n in range(k // 2)]
         b = [(PLACE + 4 * n, GROUP) for n in range(k // 4)]
     else:
@@ -47,63 +48,54 @@ RESULT = np.stack([GROUP, GROUP, GROUP + 8, GROUP + 8], 1), np.stack([2 * PLACE,
 
 def product(name):
     """mma.sync of 16 rows and 8 columns."""
-    k = int(re.search(r"m16n8k(\d+)", name)[1])
-    kind = "f64" if ".f64." in name else "tf32" if ".tf32." in name else "bf16" if ".bf16." in name else "f16"
-    total, size = ("f64", 8) if kind == "f64" else ("f32", 4 if kind == "tf32" else 2)
-    of_a, of_b = spots(k, kind)
+    known = re.search(r"m16n8k(\d+)\.row\.col\.f32\.(tf32|bf16|f16)\.", name)
+    if known is None:
+        raise Fault(f"no instruction {name} is known")
+    k, kind = int(known[1]), known[2]
+    size, (of_a, of_b) = 4 if kind == "tf32" else 2, spots(k, kind)
 
     def step(m, x, on, at):
         m.whole_warps(on)
         target, a, b, c = x.operands
-        warps, dtype = m.threads // 32, TYPES[total]
-        left, right = np.zeros((warps, 16, k), dtype), np.zeros((warps, k, 8), dtype)
-        left[:, of_a[0], of_a[1]] = numbers(m, a, kind, size).reshape(warps, 32, -1)
-        right[:, of_b[0], of_b[1]] = numbers(m, b, kind, size).reshape(warps, 32, -1)
-        before = np.stack([m.get(y, total) for y in listed(c)], 1)
+        warps = m.threads // 32
+        left, right = np.zeros((warps, 16, k), np.float32), np.zeros((warps, k, 8), np.float32)
+        left[:, *of_a] = numbers(m, a, kind, size).reshape(warps, 32, -1)
+        right[:, *of_b] = numbers(m, b, kind, size).reshape(warps, 32, -1)
+        before = np.stack([m.get(y, "f32") for y in listed(c)], 1)
         with np.errstate(all="ignore"):
-            found = (left @ right)[:, RESULT[0], RESULT[1]].reshape(m.threads, 4) + before
+            found = (left @ right)[:, *RESULT].reshape(m.threads, 4) + before
         for n, y in enumerate(listed(target)):
             m.put(y, found[:, n], on)
 
     return step
 
 
-def load_matrix(count, transposed):
+def load_matrix(count, transposed, m, x, on, at):
     """ldmatrix: 8 x 8 numbers of 16 bits, whose rows the lanes point at."""
-
-    def step(m, x, on, at):
-        m.whole_warps(on)
-        warps, pointing = m.threads // 32, np.tile(8 * count > LANE, m.threads // 32) & on
-        rows = np.zeros((m.threads, 16), np.uint8)
-        threads = np.flatnonzero(pointing)
-        rows[threads] = m.shared.load(m.address(x.operands[1], "u32"), 16, threads, at)
-        tiles = rows.reshape(warps, 32, 16)[:, : 8 * count].copy().view(np.uint16).reshape(warps, count, 8, 8)
-        tiles = tiles.swapaxes(2, 3) if transposed else tiles
-        pairs = np.stack([GROUP, GROUP], 1), np.stack([2 * PLACE, 2 * PLACE + 1], 1)
-        held = np.ascontiguousarray(tiles[:, :, pairs[0], pairs[1]]).view(np.uint32)[..., 0]
-        for n, y in enumerate(listed(x.operands[0])):
-            m.put(y, held[:, n].ravel(), on)
-
-    return step
+    m.whole_warps(on)
+    warps, pointing = m.threads // 32, np.tile(8 * count > LANE, m.threads // 32) & on
+    rows = np.zeros((m.threads, 16), np.uint8)
+    threads = np.flatnonzero(pointing)
+    rows[threads] = m.shared.load(m.address(x.operands[1], "u32"), 16, threads, at)
+    tiles = rows.reshape(warps, 32, 16)[:, : 8 * count].copy().view(np.uint16).reshape(warps, count, 8, 8)
+    tiles = tiles.swapaxes(2, 3) if transposed else tiles
+    held = np.ascontiguousarray(tiles[:, :, *PAIRS]).view(np.uint32)[..., 0]
+    for n, y in enumerate(listed(x.operands[0])):
+        m.put(y, held[:, n].ravel(), on)
 
 
-def store_matrix(count, transposed):
+def store_matrix(count, transposed, m, x, on, at):
     """stmatrix, the inverse."""
-
-    def step(m, x, on, at):
-        m.whole_warps(on)
-        warps = m.threads // 32
-        held = np.stack([m.get(y, "b32") for y in listed(x.operands[1])], 1).reshape(warps, 32, count).swapaxes(1, 2)
-        tiles = np.zeros((warps, count, 8, 8), np.uint16)
-        pairs = np.stack([GROUP, GROUP], 1), np.stack([2 * PLACE, 2 * PLACE + 1], 1)
-        tiles[:, :, pairs[0], pairs[1]] = np.ascontiguousarray(held).view(np.uint16).reshape(warps, count, 32, 2)
-        tiles = tiles.swapaxes(2, 3) if transposed else tiles
-        rows = np.zeros((warps, 32, 16), np.uint8)
-        rows[:, : 8 * count] = np.ascontiguousarray(tiles).view(np.uint8).reshape(warps, 8 * count, 16)
-        pointing = np.flatnonzero(np.tile(8 * count > LANE, warps) & on)
-        m.shared.store(m.address(x.operands[0], "u32"), rows.reshape(m.threads, 16), pointing, at)
-
-    return step
+    m.whole_warps(on)
+    warps = m.threads // 32
+    held = np.stack([m.get(y, "b32") for y in listed(x.operands[1])], 1).reshape(warps, 32, count).swapaxes(1, 2)
+    tiles = np.zeros((warps, count, 8, 8), np.uint16)
+    tiles[:, :, *PAIRS] = np.ascontiguousarray(held).view(np.uint16).reshape(warps, count, 32, 2)
+    tiles = tiles.swapaxes(2, 3) if transposed else tiles
+    rows = np.zeros((warps, 32, 16), np.uint8)
+    rows[:, : 8 * count] = np.ascontiguousarray(tiles).view(np.uint8).reshape(warps, 8 * count, 16)
+    pointing = np.flatnonzero(np.tile(8 * count > LANE, warps) & on)
+    m.shared.store(m.address(x.operands[0], "u32"), rows.reshape(m.threads, 16), pointing, at)
 
 
 # ------------------------------------------------------------------------------------------- four warps together: wgmma
@@ -144,17 +136,13 @@ def from_shared(m, operand, shape, size, across, at):
         raise Fault("beyond shared memory")
     now = m.shared.epoch[m.block_of[first]][:, None, None, None]
     m.shared.note("read after write", m.shared.written[where] == now, at)
-    m.shared.read[where], m.shared.reader[where] = np.broadcast_to(now, where.shape), -2
+    m.shared.read[where], m.shared.reader[where] = now, SEVERAL
     return m.shared.bytes[where]
 
 
 def group_product(name):
     """wgmma.mma_async of 64 rows; the right matrix lies in shared memory, the left one may."""
-    columns, k, kind = (
-        int(re.search(r"n(\d+)k", name)[1]),
-        int(re.search(r"k(\d+)\.", name)[1]),
-        name.rpartition(".")[2],
-    )
+    (columns, k), kind = map(int, re.search(r"n(\d+)k(\d+)\.", name).groups()), name.rpartition(".")[2]
     size, thread, n = 4 if kind == "tf32" else 2, np.arange(128), np.arange(columns // 2)
     row = 16 * (thread // 32) + (thread % 32 >> 2)
     to_row = row[:, None] + 8 * (n // 2 % 2)
@@ -164,7 +152,7 @@ def group_product(name):
 
     def value(raw):
         raw = np.ascontiguousarray(raw)
-        return cut(raw.view(np.uint32)[..., 0]) if size == 4 else halves(kind)(raw.view(np.uint16)[..., 0])
+        return cut(raw.view(np.uint32)[..., 0]) if size == 4 else HALVES[kind](raw.view(np.uint16)[..., 0])
 
     def step(m, x, on, at):
         m.whole_warps(on, 128)
@@ -194,8 +182,6 @@ def handler(name):
     if name.startswith("wgmma"):
         return group_product(name)
     if name.startswith("mma"):
-        if "m16n8" not in name:
-            raise Fault(f"no instruction {name} is known")
         return product(name)
-    count, transposed = int(re.search(r"\.x(\d)", name)[1]), ".trans" in name
-    return load_matrix(count, transposed) if name.startswith("ldmatrix") else store_matrix(count, transposed)
+    move = load_matrix if name.startswith("ldmatrix") else store_matrix
+    return functools.partial(move, int(re.search(r"\.x(\d)", name)[1]), ".trans" in name)

@@ -26,19 +26,14 @@ class Global:
         self.ends = np.array([x[1] for x in spans], np.uint64)
         self.bytes = [np.ctypeslib.as_array((ctypes.c_uint8 * (b - a)).from_address(a)) for a, b, _ in spans]
 
-    def _found(self, address, size):
-        """Which tensor each address lies in."""
+    def _pieces(self, address, size):
+        """(threads, bytes of a tensor, places in it), tensor by tensor."""
         at = np.searchsorted(self.starts, address, side="right").astype(np.int64) - 1
         outside = (at < 0) | (address + np.uint64(size) > self.ends[np.maximum(at, 0)])
         if outside.any():
             raise Fault(f"{outside.sum()} threads are outside of all tensors, the first at {address[outside][0]:#x}")
         if (address % np.uint64(size)).any():
             raise Fault(f"an address is no multiple of {size}")
-        return at
-
-    def _pieces(self, address, size):
-        """(threads, bytes of a tensor, places in it), tensor by tensor."""
-        at = self._found(address, size)
         for n in np.unique(at):
             own = at == n
             yield own, self.bytes[n], (address[own] - self.starts[n]).astype(np.int64)[:, None] + np.arange(size)
@@ -66,14 +61,16 @@ class Shared:
         self.writer, self.reader = (np.full(blocks * size, NOBODY, np.int64) for _ in range(2))
         self.races = Counter()
 
-    def places(self, address, size, threads, aligned=None):
-        """(threads, bytes) numbers of bytes, of some threads."""
+    def places(self, address, size, threads):
+        """(threads, bytes) numbers of bytes, of some threads; each one's warp, and how many barriers it has passed."""
         own = address[threads].astype(np.int64)
         if len(own) and (own.min() < 0 or own.max() + size > self.size):
             raise Fault(f"byte {own.max() + size} of {self.size} of shared memory")
-        if (own % (aligned or size)).any():
-            raise Fault(f"a shared address is no multiple of {aligned or size}")
-        return (own + self.block_of[threads] * self.size)[:, None] + np.arange(size)
+        if (own % size).any():
+            raise Fault(f"a shared address is no multiple of {size}")
+        block = self.block_of[threads]
+        where = (own + block * self.size)[:, None] + np.arange(size)
+        return where, self.warp_of[threads][:, None], self.epoch[block][:, None]
 
     def note(self, kind, clash, place):
         if clash.any():
@@ -81,38 +78,24 @@ class Shared:
 
     def load(self, address, size, threads, place):
         """(threads, bytes), noting who reads."""
-        where = self.places(address, size, threads)
-        self.reads(where, threads, place)
+        where, warp, now = self.places(address, size, threads)
+        self.note("read after write", (self.written[where] == now) & (self.writer[where] != warp), place)
+        shared = (self.read[where] == now) & (self.reader[where] != warp)
+        self.read[where], self.reader[where] = now, warp
+        self.reader[where[shared | (self.reader[where] != warp)]] = SEVERAL
         return self.bytes[where]
 
-    def reads(self, where, threads, place, warps=None):
-        warp, now = (
-            (self.warp_of if warps is None else warps)[threads][:, None],
-            self.epoch[self.block_of[threads]][:, None],
-        )
-        self.note("read after write", (self.written[where] == now) & (self.writer[where] != warp), place)
-        flat, warp, now = (
-            where.ravel(),
-            np.broadcast_to(warp, where.shape).ravel(),
-            np.broadcast_to(now, where.shape).ravel(),
-        )
-        shared = (self.read[flat] == now) & (self.reader[flat] != warp)
-        self.read[flat], self.reader[flat] = now, warp
-        self.reader[flat[shared | (self.reader[flat] != warp)]] = SEVERAL
-
-    def store(self, address, data, threads, place, aligned=None):
+    def store(self, address, data, threads, place):
         """Bytes of all threads, written for some, noting who writes."""
-        where, own = self.places(address, data.shape[1], threads, aligned), data[threads]
-        warp, now = self.warp_of[threads][:, None], self.epoch[self.block_of[threads]][:, None]
+        (where, warp, now), own = self.places(address, data.shape[1], threads), data[threads]
         self.note("write after write", (self.written[where] == now) & (self.writer[where] != warp), place)
         self.note("write after read", (self.read[where] == now) & (self.reader[where] != warp), place)
-        self.written[where], self.writer[where] = np.broadcast_to(now, where.shape), np.broadcast_to(warp, where.shape)
+        self.written[where], self.writer[where] = now, warp
         self.bytes[where] = own
         self.note("two warps, one instruction", (self.writer[where] != warp) & (self.bytes[where] != own), place)
 
     def announce(self, address, size, threads, place):
         """A copy is under way: it may land at once, and must not be read before it is waited for."""
-        where = self.places(address, size, threads)
-        warp, now = self.warp_of[threads][:, None], self.epoch[self.block_of[threads]][:, None]
+        where, warp, now = self.places(address, size, threads)
         self.note("copy into what others read", (self.read[where] == now) & (self.reader[where] != warp), place)
         self.bytes[where] = 0xFF

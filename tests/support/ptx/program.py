@@ -30,15 +30,7 @@ def operands(text: str) -> tuple[str, ...]:
     >>> operands("{%r1,%r2}, [%r3 + 4], 1")
     ('{%r1,%r2}', '[%r3 + 4]', '1')
     """
-    found, depth, word = [], 0, ""
-    for c in text + ",":
-        depth += (c in "{[") - (c in "}]")
-        if c == "," and depth == 0:
-            found.append(word.strip())
-            word = ""
-        else:
-            word += c
-    return tuple(x for x in found if x)
+    return tuple(x.strip() for x in re.findall(r"(?:[{\[][^}\]]*[}\]]|[^,])+", text) if x.strip())
 
 
 def listed(operand: str) -> list[str]:
@@ -80,24 +72,13 @@ class Program:
                 changed |= common != after[at]
                 after[at] = common
         branches = [at for at in range(n) if len(follow[at]) > 1]
-        return {at: _nearest(after, after[at] & ~(1 << at)) for at in branches}
+        return {at: after.index(after[at] & ~(1 << at)) for at in branches}
 
     def _next(self, at: int) -> list[int]:
         x = self.code[at]
         if x.name.startswith("bra"):
             return [self.labels[x.operands[0]], *([at + 1] if x.guard else [])]
         return [len(self.code) if x.name in ("ret", "exit") else at + 1]
-
-
-def _nearest(after: list[int], common: int) -> int:
-    """Of the places in `common`, the one that all others come after."""
-    rest = common
-    while rest:
-        at = (rest & -rest).bit_length() - 1
-        if after[at] & common == common:
-            return at
-        rest &= rest - 1
-    raise AssertionError
 
 
 def parse(text: str) -> Program:
