@@ -6,6 +6,7 @@ A door is a module with parameters; `call` and `steps` give the same numbers (b 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,18 @@ SPANS = (slice(0, 4), slice(4, 5), slice(5, T))
 
 @dataclass(frozen=True)
 class Door:
-    """What one computes with, and two ways to do so."""
+    """What one computes with, and two ways to do so.  `part(module, span, cache)`: the outputs at some places."""
 
     module: nn.Module
-    call: Callable[[nn.Module], Tensor]
-    steps: Callable[[nn.Module], Tensor]
+    part: Callable[[nn.Module, slice, Any], Tensor]
+    cache: Callable[[], Any]
+
+    def call(self, module: nn.Module) -> Tensor:
+        return self.part(module, slice(0, T), None)
+
+    def steps(self, module: nn.Module) -> Tensor:
+        cache = self.cache()
+        return torch.cat([self.part(module, span, cache) for span in SPANS], 1)
 
 
 def groups(name: str) -> list[config.Mechanism]:
@@ -52,7 +60,8 @@ def op(name: str) -> Door:
         module[tensor] = nn.Parameter(torch.randn([SIZES[x] for x in letters.split()]))
     bias = torch.randn(HEADS, 2 * T - 1)
 
-    def part(module: nn.Module, first: int, last: int) -> Tensor:
+    def part(module: nn.Module, span: slice, cache: None) -> Tensor:
+        first, last = span.start, span.stop
         given = {name: getattr(module, name) for name in axes}
         for tensor, letters in axes.items():
             if "t" in letters.split():
@@ -63,11 +72,7 @@ def op(name: str) -> Door:
         own = bias[:, T - last : T - first + last - 1]
         return run(**given, bias=own, causal=True)
 
-    return Door(
-        module,
-        lambda module: part(module, 0, T),
-        lambda module: torch.cat([part(module, s.start, s.stop) for s in SPANS], 1),
-    )
+    return Door(module, part, lambda: None)
 
 
 def layer(name: str) -> Door:
@@ -77,14 +82,10 @@ def layer(name: str) -> Door:
     module = ph.MultiHeadAttention(wide, heads, causal=True, positions=ph.Rotary(), qk_norm=True, max_length=T)
     x = torch.randn(B, T, wide)
 
-    def own(module: nn.Module) -> Tensor:
-        return x.to(next(module.parameters()).dtype)
+    def part(module: nn.Module, span: slice, cache: LayerCache | None) -> Tensor:
+        return module(x[:, span].to(next(module.parameters()).dtype), cache=cache)
 
-    def steps(module: nn.Module) -> Tensor:
-        cache = LayerCache()
-        return torch.cat([module(own(module)[:, span], cache=cache) for span in SPANS], 1)
-
-    return Door(module, lambda module: module(own(module)), steps)
+    return Door(module, part, LayerCache)
 
 
 def settings(name: str) -> config.TransformerConfig:
@@ -97,12 +98,8 @@ def settings(name: str) -> config.TransformerConfig:
 
 def transformer(name: str) -> Door:
     """Our own model."""
-
-    def steps(module: nn.Module) -> Tensor:
-        cache = Cache(2)
-        return torch.cat([module(tokens_of()[:, span], cache=cache) for span in SPANS], 1)
-
-    return Door(ph.Transformer(settings(name)), lambda module: module(tokens_of()), steps)
+    model = ph.Transformer(settings(name))
+    return Door(model, lambda model, span, cache: model(tokens_of()[:, span], cache=cache), lambda: Cache(2))
 
 
 # ------------------------------------------------------------------------------------------------------- transformers
@@ -110,13 +107,13 @@ def tokens_of() -> Tensor:
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(3))
 
 
-def _generated(module: nn.Module) -> Tensor:
-    memory, parts = None, []
-    for span in SPANS:
-        out = module(tokens_of()[:, span], past_key_values=memory, use_cache=True)
-        memory = out.past_key_values
-        parts.append(out.logits)
-    return torch.cat(parts, 1)
+def _generated(module: nn.Module, span: slice, cache: dict[str, Any] | None) -> Tensor:
+    """Logits; the cache is what the call before returned."""
+    if cache is None:
+        return module(tokens_of()).logits
+    out = module(tokens_of()[:, span], past_key_values=cache.get("last"), use_cache=True)
+    cache["last"] = out.past_key_values
+    return out.logits
 
 
 def foreign(way: str, name: str) -> Door:
@@ -139,7 +136,7 @@ def foreign(way: str, name: str) -> Door:
         "swap_heads": lambda: hf.swap_heads(transformers.LlamaForCausalLM(llama), [1], heads),
         "PolyheadForCausalLM": lambda: hf.PolyheadForCausalLM(hf.PolyheadConfig(settings(name))),
     }[way]()
-    return Door(module.eval(), lambda module: module(tokens_of()).logits, _generated)
+    return Door(module.eval(), _generated, dict)
 
 
 FOREIGN = ("with_heads", "swap_heads", "PolyheadForCausalLM")
