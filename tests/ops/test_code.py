@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 from some import some
 from torch.testing import assert_close
 
@@ -31,44 +32,12 @@ def test_the_code_equals_the_loops(problem, normalise, t, s):
         assert np.array_equal(code.detach().numpy() == 0, wanted == 0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_statistics_are_taken_in_float32(dtype):
-    """The square of a score of 1e3 overflows float16."""
-    q = torch.tensor([1e3, -500.0], dtype=dtype)[None, None, :, None]
-    k = torch.ones(1, 1, 2, 1, dtype=dtype)
-    code = ops.latent_code(q, k, normalise="rms_heads").flatten().double()
-    wanted = torch.tensor([1e3, -500.0], dtype=torch.float64) / (1.25e6 / 2) ** 0.5
-    assert_close(code, wanted, rtol=5e-3, atol=0)
-
-
-BAD = [
-    ({"normalise": "rms"}, "latent_code: unknown normalise 'rms'"),
-    ({"k": (2, 5, 2, 4)}, "latent_code: d = 3 in q but 4 in k (b s g d) = (2, 5, 2, 4)"),
-    ({"k": (2, 5, 3, 3)}, "latent_code: 4 heads in q but 3 in k (b s g d) = (2, 5, 3, 3)"),
-    ({"bias": (4, 7)}, "latent_code: t+s-1 = 8 but 7 in bias (h t+s-1) = (4, 7)"),
-    ({"bias": (3, 4, 5)}, "latent_code: bias must be (#b #h t s) or (h t+s-1) but has shape (3, 4, 5)"),
-    ({"mask": (3, 5)}, "latent_code: t = 4 in q but 3 in mask (#t #s) = (3, 5)"),
-    (
-        {"float_mask": (4, 5)},
-        "latent_code: mask must be boolean, True where attention is allowed, but is torch.float32",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "text"), BAD, ids=[text[13:45] for _, text in BAD])
-def test_mistakes_are_one_clear_line(change, text):
-    arguments = {"q": torch.zeros(2, 4, 4, 3), "k": torch.zeros(2, 5, 2, 3), "normalise": "softmax"}
-    for name, value in change.items():
-        if name == "float_mask":
-            arguments["mask"] = torch.ones(value)
-        elif name == "mask":
-            arguments["mask"] = torch.ones(value, dtype=torch.bool)
-        else:
-            arguments[name] = value if isinstance(value, str) else torch.zeros(value)
-    with pytest.raises(ValueError, match=r"^latent_code") as caught:
-        ops.latent_code(**arguments)
-    assert str(caught.value).startswith(text)
-    assert "\n" not in str(caught.value)
+def test_mistakes_are_one_clear_line():
+    q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 5, 2, 4)
+    with refusing("latent_code: d = 3 in q but 4 in k (b s g d) = (2, 5, 2, 4)"):
+        ops.latent_code(q, k, normalise="softmax")
+    with refusing("latent_code: unknown normalise 'rms'"):
+        ops.latent_code(q, q, normalise="rms")
 
 
 @pytest.mark.parametrize("normalise", [*NORMALISE, "relations", "of a layer", "textbook"])
