@@ -49,8 +49,9 @@ def test_forward_mode_of_the_other_ops(problem, t):
         (lambda x: ops.rms_norm(x, None), (q,)),
         (lambda x: ops.rope(x, torch.arange(t)[:, None]), (q,)),
     ]:
-        tangents = tuple(torch.randn_like(x) for x in leaves)
-        out, forward = jvp(run, leaves, tangents)
+        leaves = [x.detach().clone().requires_grad_() for x in leaves]
+        tangents = [torch.randn_like(x) for x in leaves]
+        out, forward = jvp(run, tuple(leaves), tuple(tangents))
         cotangent = torch.randn_like(out)
         backward = torch.autograd.grad(run(*leaves), leaves, cotangent)
         assert_close((cotangent * forward).sum(), sum((x * y).sum() for x, y in zip(backward, tangents, strict=True)))

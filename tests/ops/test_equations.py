@@ -13,8 +13,8 @@ from torch.testing import assert_close
 import polyhead as ph
 from loops import Loops, answer
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
-from polyhead.ops.latent_code import relations
-from polyhead.spec import RELATION_ACTS
+from polyhead.ops.latent_code import latent_code, relations
+from polyhead.spec import NORMALISE, RELATION_ACTS
 
 BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
 LIMITS = [((t, s), {}) for t, s in ((1, 4), (4, 4), (5, 3), (3, 5))]
@@ -63,6 +63,18 @@ def test_gradients_equal_finite_differences(problem, arguments, op):
 
     leaves = options["bias"], *arguments(op, qkv, **shape_of(variant))
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+
+
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_codes_equal_the_loops(problem, normalise):
+    torch.manual_seed(0)
+    for ((t, s), limits), bias, mask, causal, _ in some(CASES[::8]):
+        (q, k, v), options = problem(t, s, bias=bias, mask=mask, causal=causal, **limits)
+        del options["keep"]
+        code = latent_code(q, k, normalise=normalise, **options).detach()
+        wanted = torch.tensor(Loops(q, k, v, **options).code(normalise))
+        assert_close(code, wanted, rtol=1e-9, atol=1e-9)
+        assert torch.equal(code == 0, wanted == 0)
 
 
 @pytest.mark.parametrize("act", RELATION_ACTS)
@@ -124,6 +136,14 @@ def test_mistakes_are_one_clear_line(problem, arguments, op, wrong, told):
     tensors = dict(zip(TENSORS[op], arguments(op, problem(3, 4)[0]), strict=True))
     with refusing(f"{PUBLIC[op]}: {told}"):
         resolve(op)(**tensors | wrong)
+
+
+def test_mistakes_of_codes_are_one_clear_line():
+    q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 5, 2, 4)
+    with refusing("latent_code: d = 3 in q but 4 in k (b s g d) = (2, 5, 2, 4)"):
+        latent_code(q, k, normalise="softmax")
+    with refusing("latent_code: unknown normalise 'rms'"):
+        latent_code(q, q, normalise="rms")
 
 
 PLAIN = {"normalise": "identity", "act": "identity"}

@@ -15,8 +15,9 @@ from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
+from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, code_of, resolve
 from polyhead.ops.latent_code import dense
+from polyhead.spec import NORMALISE
 
 SENDERS = ("k", "v", "k_rel", "symbols")
 
@@ -146,6 +147,28 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
             assert name not in SENDERS or (grad[nobody] == 0).all()
         taken += 1
     assert taken
+
+
+@pytest.mark.parametrize("normalise", [*NORMALISE, "relations", "of a layer", "textbook"])
+@pytest.mark.parametrize("fill", [torch.nan, torch.inf])
+def test_a_key_that_no_query_sees_may_hold_anything(normalise, fill):
+    """Its code is 0, and so are the gradients that it gets and gives."""
+    mask = torch.tensor([True, True, False, True, False])
+    functions = {
+        "relations": lambda q, k: ops.relations(q, k, relation_act="softmax", mask=mask),
+        "of a layer": lambda q, k: code_of("hyla")(AttentionCall(q, k, k, mask=mask, normalise="rms_heads")),
+        "textbook": lambda q, k: ops.scaled_dot_product_attention(q, k, k, mask[None]),
+    }
+    run = functions.get(normalise, lambda q, k: ops.latent_code(q, k, normalise=normalise, mask=mask))
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 5, 5, 3, dtype=torch.float64) if normalise == "textbook" else torch.randn(2, 1, 5, 2, 3)
+    hidden = ~mask[:, None] if normalise == "textbook" else ~mask[:, None, None]
+    found = []
+    for value in (fill, 0.0):
+        leaves = q.clone().requires_grad_(), k.masked_fill(hidden, value).requires_grad_()
+        found.append([out := run(*leaves), *torch.autograd.grad(out.square().sum(), leaves)])
+    for came, wanted in zip(*found, strict=True):
+        assert_close(came, wanted)
 
 
 @pytest.mark.parametrize(("op", "impl"), [*ALL, *((op, "auto") for op in BACKENDS)])
