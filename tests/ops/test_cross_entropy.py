@@ -23,22 +23,16 @@ def whole(tensors, targets, factor=1.0):
     return F.cross_entropy(factor * F.linear(x, weight, *bias), targets.long(), reduction="none")
 
 
-def both(tensors, targets, *, factor=1.0, chunk=4):
-    """(losses, gradients) in tiles and as a whole, under an uneven gradient from above."""
+def equal(tensors, targets, *, factor=1.0, chunk=4, rtol=1e-12, atol=1e-13):
+    """In tiles and as a whole, losses and gradients are the same, and finite; the gradient from above is uneven."""
+    x, weight, *bias = tensors
     above = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
-    bias = tensors[2] if len(tensors) == 3 else None
-    for losses in (
-        chunked_cross_entropy(*tensors[:2], bias, targets, factor=factor, chunk=chunk),
-        whole(tensors, targets, factor),
-    ):
-        yield losses, torch.autograd.grad((losses * above.to(losses.dtype)).sum(), tensors)
-
-
-def equal(tensors, targets, *, rtol=1e-12, atol=1e-13, **how):
-    """In tiles and as a whole: losses and gradients are the same, and finite."""
-    (losses, grads), wanted = both(tensors, targets, **how)
-    assert losses.isfinite().all()
-    assert_close((losses, grads), wanted, rtol=rtol, atol=atol)
+    tiled = chunked_cross_entropy(x, weight, *(bias or [None]), targets, factor=factor, chunk=chunk)
+    assert tiled.isfinite().all()
+    both = tiled, whole(tensors, targets, factor)
+    assert_close(
+        *((losses, torch.autograd.grad((losses * above).sum(), tensors)) for losses in both), rtol=rtol, atol=atol
+    )
 
 
 SIZES = [(5, 12, 4, 8), (5, 13, 4, 8), (7, 1, 4, 2), (1, 9, 3, 3), (1, 1, 1, 1), (6, 5, 100, 10), (9, 20, 7, 7)]
@@ -142,8 +136,5 @@ def test_entries_that_a_bias_forbids_cost_nothing():
 
 
 def test_autocast_leaves_float64_alone():
-    tensors, targets = problem(5, 4, 12)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        (losses, _), (wanted, _) = both(tensors, targets)
-    assert losses.dtype == wanted.dtype == torch.float64
-    assert_close(losses, wanted)
+        equal(*problem(5, 4, 12))

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from loops import Loops, answer
+from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.ops.latent_code import latent_code, relations
 from polyhead.spec import NORMALISE, RELATION_ACTS
@@ -147,33 +148,50 @@ def test_mistakes_of_codes_are_one_clear_line():
 
 
 PLAIN = {"normalise": "identity", "act": "identity"}
+WEIGHT = {"value_weight": torch.zeros(4, 5, 5, dtype=torch.float64)}
+MASKS = ({"mask": "plane"}, {}, "takes masks of keys (b|1, 1, 1, s) only, not (4, 4)")
 SUMS = [
     ({"bias": "offset"}, {}, "takes no bias"),
     ({"keep": True}, {}, "takes no keep"),
-    ({"mask": "plane"}, {}, r"takes masks of keys \(b\|1, 1, 1, s\) only, not \(4, 4\)"),
+    MASKS,
     ({"window": 2}, {}, "takes no window"),
     ({}, {"normalise": "softmax"}, "takes normalise='identity' only, not 'softmax'"),
 ]
-STATES = [("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS]
-STATES += [("hyla", "state", *each) for each in SUMS]
+KERNELS = [
+    ({"keep": True}, {}, "takes no keep"),
+    ({"bias": "dense"}, {}, "takes biases by offset (h t+s-1) only, not (1, 4, 4, 4)"),
+    MASKS,
+]
+ROWS = "takes normalise='rms_heads', 'identity' or 'softmax' only, not 'softmax_heads'"
 REFUSED = [
-    *STATES,
+    *(("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS),
+    *(("hyla", "state", *each) for each in SUMS),
     ("hyla", "state", {}, {"act": "relu"}, "takes act='identity' only, not 'relu'"),
-    ("hyla", "state", {}, {"value_weight": torch.zeros(4, 5, 5, dtype=torch.float64)}, "takes no value_weight"),
+    ("hyla", "state", {}, WEIGHT, "takes no value_weight"),
     ("hyla", "state", {"edges": (0, 2, 4)}, {}, "takes no cu_seqlens"),
     ("softmax", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {}, {"relation_act": "tanh"}, "takes relation_act='identity' only, not 'tanh'"),
     ("relational", "native", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
     ("abstractor", "sdpa", {}, {"act": "relu"}, "takes act='softmax' only, not 'relu'"),
+    *((op, "triton", *each) for op in ("hyla", "relational") for each in KERNELS),
+    ("hyla", "triton", {}, {"normalise": "softmax_heads"}, ROWS),
+    ("hyla", "triton", {}, {"act": "gelu"}, "takes act='relu' or 'identity' only, not 'gelu'"),
+    ("hyla", "triton", {}, WEIGHT, "takes no value_weight"),
+    ("relational", "triton", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
+    ("linear", "triton", {}, {}, "takes causal=True only"),
+    ("linear", "triton", {"causal": True, "window": 2}, {}, "takes no window"),
+    ("linear", "triton", {"causal": True}, {"normalise": "softmax"}, SUMS[-1][-1]),
 ]
 
 
 @pytest.mark.parametrize(("op", "impl", "limits", "options", "told"), REFUSED)
 def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, op, impl, limits, options, told):
+    if impl == "triton" and not (TRITON and INTERPRETED):
+        pytest.skip("needs triton's interpreter")
     qkv, given = problem(4, 4, **limits)
     how = {**given, **(PLAIN if op in ("linear", "hyla") else {}), **options}
-    with pytest.raises(ValueError, match=rf"^{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'$"):
+    with refusing(f"{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'"):
         resolve(op, impl)(*arguments(op, qkv), **how)
 
 

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.custom_op_rules import packed
-from polyhead.ops.dispatch import PUBLIC, implementation, resolve
+from polyhead.ops.dispatch import implementation, resolve
 from polyhead.spec import RELATION_ACTS
 
 pytestmark = pytest.mark.skipif(
@@ -253,35 +253,6 @@ def test_a_weight_is_as_exact_as_its_score_where_all_scores_are_large(monkeypatc
     exact = run(op, "reference", [x.detach().double().requires_grad_() for x in tensors], options, cotangent.double())
     for n in (0, 3 if op == "hyla" else 5):  # the output and the gradient of values or symbols
         assert_close(came[n].double(), exact[n], rtol=2e-6, atol=2e-6)
-
-
-# ---------------------------------------------------------------------------------------------------------- refusals
-LIMITS = [
-    ({"keep": torch.ones(1, 1, 3, 6)}, "no keep"),
-    ({"bias": torch.zeros(1, 4, 3, 6)}, r"biases by offset \(h t\+s-1\) only, not \(1, 4, 3, 6\)"),
-    ({"mask": torch.ones(3, 6, dtype=torch.bool)}, r"masks of keys \(b\|1, 1, 1, s\) only, not \(3, 6\)"),
-]
-REFUSED = [(op, *each) for op in ("hyla", "relational") for each in LIMITS] + [
-    (
-        "hyla",
-        {"normalise": "softmax_heads"},
-        "normalise='rms_heads', 'identity' or 'softmax' only, not 'softmax_heads'",
-    ),
-    ("hyla", {"act": "gelu"}, "act='relu' or 'identity' only, not 'gelu'"),
-    ("hyla", {"value_weight": torch.zeros(4, 5, 5)}, "no value_weight"),
-    ("relational", {"relation_act": "softmax"}, "no relation_act='softmax'"),
-    ("linear", {}, "causal=True only"),
-    ("linear", {"causal": True, "window": 2}, "no window"),
-    ("linear", {"causal": True, "normalise": "softmax"}, "normalise='identity' only, not 'softmax'"),
-]
-
-
-@pytest.mark.parametrize(("op", "changes", "told"), REFUSED)
-def test_refused_in_one_line(op, changes, told):
-    tensors = make_arguments(op, make_problem(3, 6, dtype=torch.float32)[0])
-    who = PUBLIC[op]
-    with pytest.raises(ValueError, match=rf"^{who}: impl 'triton' takes {told}.*; use impl='auto' or 'reference'$"):
-        resolve(op, "triton")(*tensors, **changes)
 
 
 def test_never_chosen_without_a_gpu(monkeypatch):
