@@ -74,6 +74,8 @@ def test_attention_by_the_definition(q, k, v, mask, masked):
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
     single = scaled_dot_product_attention(q.float(), k.float(), v.float(), allowed if masked else None)
     torch.testing.assert_close(single.double(), expected, atol=1e-6, rtol=1e-4)
+    half = (x.bfloat16() for x in (q, k, v))
+    assert scaled_dot_product_attention(*half, allowed if masked else None).dtype == torch.bfloat16
 
 
 def test_no_kernel_ever_meets_a_row_without_keys(monkeypatch):
