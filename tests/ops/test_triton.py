@@ -24,6 +24,7 @@ OPS = ("hyla", "linear", "relational")
 
 SOFTMAX = {"normalise": "softmax"}
 ONE_PAIR = {"t": 1, "s": 1, "h": 1, "g": 1, "d": 1, "e": 1}
+LESS_MEMORY = {"shared_memory": lambda device: 163 << 10}
 HYLA = {
     "one pair": ONE_PAIR,
     "all keys of a sample hidden": {"t": 9, "s": 33, "h": 2, "g": 1, "e": 2, "hidden": True, "act": "identity"},
@@ -36,6 +37,7 @@ HYLA = {
         "t": 33, "s": 19, "h": 3, "g": 3, "tile": (16, 32), "hidden": True, "causal": True, "bias": True,
         "scale": -0.7,
     },
+    "tiles of two other sizes": {"t": 19, "s": 33, "g": 4, "window": 9, "tile": (32, 16)},
     "wide values, cut": {"t": 7, "s": 17, "h": 4, "g": 2, "e": 35, "bias": True},
     "halves of wide values": {"t": 18, "s": 17, "h": 3, "g": 1, "e": 35, "causal": True, "tile": "halves"},
     "few sums of biases at once": {"t": 18, "g": 4, "causal": True, "bias": True, "constants": {"PARTIAL": 1}},
@@ -43,6 +45,7 @@ HYLA = {
     "softmax": {"t": 17, "s": 19, "causal": True, "window": 9, "bias": True, "hidden": True} | SOFTMAX,
     "softmax, packed": {"t": 19, "edges": (0, 0, 1, 12, 19), "h": 3, "g": 1, "bias": True, "tile": (16, 16)} | SOFTMAX,
     "softmax, decoding": {"t": 1, "s": 49, "h": 8, "g": 8, "constants": {"SPLIT": 16}} | SOFTMAX,
+    "a card with less memory": {"t": 5, "s": 18, "g": 4, "bias": True, "constants": LESS_MEMORY},
     "other layouts": {"t": 17, "s": 18, "b": 3, "causal": True, "layouts": True},
     "the widest window": {"t": 3, "s": 17, "g": 4, "window": 2**31 - 1, "causal": True},
 }  # fmt: skip
