@@ -1,4 +1,4 @@
-"""Every op compiles as one graph for all lengths."""
+"""Every op compiles as one graph for all lengths; the custom ops keep the rules of torch.library."""
 
 import shutil
 
@@ -8,6 +8,8 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, PUBLIC
 
 pytestmark = pytest.mark.compile
@@ -72,3 +74,16 @@ def test_the_whole_way_through_the_compiler(problem):
     out, wanted = compiled(*qkv), ops.hyla(*qkv, causal=True, impl="reference").sin()
     assert_close(out, wanted)
     assert_close(torch.autograd.grad(out.sum(), qkv), torch.autograd.grad(wanted.sum(), qkv), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_custom_ops_keep_the_rules(problem, arguments, full):
+    (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
+    limits = {"bias": options["bias"], "mask": options["mask"], "keep": options["keep"]} if full else {}
+    weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True) if full else None
+    keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
+    check = torch.library.opcheck
+    check(torch.ops.polyhead.hyla_blocked, packed(AttentionCall(q, k, v, value_weight=weight, **limits)), keywords)
+    q, k, q_rel, k_rel, symbols, _ = arguments("relational", (q, k, v), offset=full)
+    call = AttentionCall(q, k, symbols, q_rel=q_rel, k_rel=k_rel, **limits)
+    check(torch.ops.polyhead.relational_blocked, packed(call), keywords | {"normalise": "softmax", "act": "tanh"})

@@ -1,0 +1,80 @@
+"""No query sees the future, keys beyond a window, or other packed sequences, in every op and impl.
+
+Two ways: through gradients, and by cutting the sequence.
+"""
+
+import itertools
+
+import pytest
+import torch
+from rules import small_tiles
+from some import some
+from torch.testing import assert_close
+
+from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
+
+ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in ("triton", "state")]
+"""Kernels have tests of their own, as their interpreter is slow."""
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch):
+    small_tiles(monkeypatch)
+
+
+def sides(op, tensors):
+    """Those of the receivers, those of the senders, and symbols (or values)."""
+    given = dict(zip(TENSORS[op], tensors, strict=True))
+    ours = [x for name, x in given.items() if name.startswith("q")]
+    theirs = [x for name, x in given.items() if name.startswith("k")]
+    return ours, [*theirs, given.get("symbols", given.get("v"))]
+
+
+def limited(op, impl, tensors, **options):
+    """The output, or a skipped test where the impl refuses."""
+    try:
+        return resolve(op, impl)(*tensors, **options)
+    except ValueError as error:
+        assert "takes no " in str(error)  # noqa: PT017
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+@pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 3), (True, 3)])
+def test_gradients_stop_at_what_a_query_sees(problem, arguments, op, impl, t, s, causal, window):
+    torch.manual_seed(2)
+    tensors = arguments(op, problem(t, s)[0])
+    ours, theirs = sides(op, tensors)
+    all_count = {"pool": "mean"} if op == "pooled" else {}  # a maximum has no gradient for most keys
+    out = limited(op, impl, tensors, causal=causal, window=window, **all_count)
+    for i in range(t):
+        grads = torch.autograd.grad(out[:, i].square().sum(), [*ours, *theirs], retain_graph=True)
+        place, far = i + s - t, s + t if window is None else window
+        seen = [abs(j - place) < far and (j <= place or not causal) for j in range(s)]
+        assert all((grad[:, [j for j in range(t) if j != i]] == 0).all() for grad in some(grads[: len(ours)]))
+        assert all((grad[:, [j for j in range(s) if not seen[j]]] == 0).all() for grad in some(grads[len(ours) :]))
+        # A softmax over a single key does not depend on that key, but its value counts.
+        assert (grads[-1].abs().sum((0, 2, 3)) > 0).tolist() == seen
+
+
+@pytest.mark.parametrize(("op", "impl"), ALL)
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("edges", [(0, 3, 3, 4, 9, 14), (2, 5, 12)], ids=["all", "rows before and after"])
+def test_packed_sequences_equal_each_alone(problem, arguments, op, impl, window, causal, edges):
+    """Output and gradients; the edges fall on those of tiles and between them."""
+    torch.manual_seed(3)
+    tensors = arguments(op, problem(14, 14, b=1)[0])
+    packed = torch.tensor(edges, dtype=torch.int32)
+    out = limited(op, impl, tensors, causal=causal, window=window, cu_seqlens=packed)
+    parts = [
+        [x if TENSORS[op][n] == "relation_weight" else x[:, a:b] for n, x in enumerate(tensors)]
+        for a, b in itertools.pairwise((0, *edges[1:], 14))  # rows before the first belong to the first sequence
+        if a < b
+    ]
+    alone = torch.cat([resolve(op, impl)(*part, causal=causal, window=window) for part in parts], 1)
+    assert_close(out, alone, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn_like(out)
+    for x, y in zip(*(torch.autograd.grad(o, tensors, cotangent) for o in (out, alone)), strict=True):
+        assert_close(x, y, rtol=1e-11, atol=1e-12)
