@@ -17,7 +17,6 @@ import pytest
 import torch
 from doors import DOORS, TIMES, Rounding, draws, measured, off
 from torch import nn
-from torch.nn import functional as F
 
 import polyhead as ph
 from polyhead import ops
@@ -96,8 +95,6 @@ def test_float64_stays_under_autocast_and_mixed_dtypes_do_not_pass_without():
                 run(q.double(), k, v)
         with pytest.raises(ValueError, match=r"must have one dtype but have torch\.float32, torch\.bfloat16"):
             run(q, k.bfloat16(), v)
-        with pytest.raises(ValueError, match=r"must have one dtype but have torch\.float32, torch\.bfloat16"):
-            run(q, k.bfloat16(), v, impl="reference")
 
 
 def test_states_and_biases_keep_their_dtype():
@@ -114,47 +111,23 @@ def test_states_and_biases_keep_their_dtype():
     assert torch.autograd.grad(out.float().square().sum(), bias)[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["prefill", "steps"])
-def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(before):
-    it, wanted = built("layer", "mixture"), exact("layer", "mixture")[0]
-    calls = iter((before, not before, not before))
-
-    def call(x, *, cache):
-        with torch.autocast("cpu", torch.bfloat16, enabled=next(calls)):
-            return it.module(x, cache=cache).float()
-
-    with torch.no_grad():
-        stepped = it.steps(Called(it.module, call))
-    assert off(stepped, wanted) <= TIMES * errors_of_rounding("layer", "mixture", torch.bfloat16)[0]
-
-
-class Called(torch.nn.Module):
-    """A module's parameters, called in another way."""
-
-    def __init__(self, module, call):
-        super().__init__()
-        self.inner, self.call = module, call
-
-    def forward(self, x, *, cache):
-        return self.call(x, cache=cache)
-
-
 @pytest.mark.parametrize("before", [True, False], ids=["filled under it", "read under it"])
-def test_autocast_may_begin_and_end_between_the_calls_of_a_cross_attention(before):
-    """Keys and values of the context are made once, and symbols of it, in the dtype of the first call."""
+@pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
+def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(cross, before):
+    """Keys and values of a context are made once, and symbols of it, in the dtype of the first call."""
     torch.manual_seed(0)
-    heads = [group for row in MECHANISMS for group in [getattr(ph, row.config)(8)]]
-    wide = 4 * sum(group.heads for group in heads)
-    layer = ph.MultiHeadAttention(wide, heads, qk_norm=True, max_length=16)
-    x, context = torch.randn(2, 5, wide), torch.randn(2, 9, wide)
-    parts, again = [], torch.randn(2, 9, wide)
+    heads = [getattr(ph, row.config)(8) for row in MECHANISMS]
+    wide, positions = 4 * sum(group.heads for group in heads), None if cross else ph.Rotary()
+    layer = ph.MultiHeadAttention(wide, heads, causal=not cross, positions=positions, qk_norm=True, max_length=16)
+    x, context, parts = torch.randn(2, 5, wide), [torch.randn(2, 9, wide)] if cross else [], []
     with torch.no_grad():
-        wanted, cache = layer(x, context), LayerCache()
+        wanted, cache = layer(x, *context), LayerCache()
+        with Rounding(torch.bfloat16):
+            rounded = layer(x, *context)
         for span, on in ((slice(0, 2), before), (slice(2, 4), not before), (slice(4, 5), before)):
             with torch.autocast("cpu", torch.bfloat16, enabled=on):
-                parts.append(layer(x[:, span], context if span.start == 0 else again, cache=cache).float())
-        with Rounding(torch.bfloat16):
-            rounded = layer(x, context)
+                parts.append(layer(x[:, span], *context, cache=cache).float())
+            context = [torch.randn_like(read) for read in context]
     assert off(torch.cat(parts, 1), wanted) <= TIMES * off(rounded, wanted)
 
 
@@ -205,47 +178,14 @@ def test_one_graph_under_autocast():
             torch.testing.assert_close(came, wanted)
 
 
-LANGUAGE = {
-    "transformer": "mixture",
-    "name": "polyhead_hyla",
-    "with_heads": "mixture",
-    "swap_heads": "mixture",
-    "PolyheadForCausalLM": "mixture",
-}
-"""Doors to language models."""
-
-
-@pytest.mark.parametrize("door", LANGUAGE)
-def test_a_plain_loop_under_autocast_learns(door):
-    it = built(door, LANGUAGE[door])
-    model = copy.deepcopy(it.module).train()
-    optimiser, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
-    targets = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(8))
-    for _ in range(6):
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = F.cross_entropy(it.call(model).flatten(0, 1), targets.flatten())
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_activation_checkpoints_and_lazy_logits_under_autocast(dtype):
-    """Blocks that are computed again, and a loss that never has all logits."""
+def test_activation_checkpoints_under_autocast(dtype):
+    """Blocks are computed again."""
     it = built("transformer", "mixture")
-    again, targets = copy.deepcopy(it.module), torch.randint(40, (2, 7))
+    again = copy.deepcopy(it.module)
     again.config = dataclasses.replace(again.config, checkpoint=True)
     with torch.autocast("cpu", dtype):
-        wanted, came = measured(it.module, it.call), measured(again, it.call)
-        torch.testing.assert_close(came, wanted)
-        tokens = torch.randint(40, (2, 7))
-        lazy = it.module(tokens, lazy=True).cross_entropy(targets)
-        whole = F.cross_entropy(it.module(tokens).float().flatten(0, 1), targets.flatten(), reduction="none")
-    assert lazy.dtype == torch.float32
-    torch.testing.assert_close(lazy.flatten(), whole, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(measured(again, it.call), measured(it.module, it.call))
 
 
 def test_vmap_under_autocast():
@@ -256,31 +196,3 @@ def test_vmap_under_autocast():
             assert came.dtype == torch.bfloat16
             wanted = torch.stack([run(*x) for x in zip(q, k, v, strict=True)])
             torch.testing.assert_close(came, wanted, rtol=0.02, atol=0.02)
-
-
-def test_trainer_and_accelerate_train_foreign_models(tmp_path):
-    """bf16 throughout."""
-    accelerate, transformers = pytest.importorskip("accelerate"), pytest.importorskip("transformers")
-    rows = (torch.arange(8)[:, None] + torch.arange(7)) % 40
-    data = [{"input_ids": row, "labels": row} for row in rows]
-    how = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
-    how |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "seed": 0}
-    model = copy.deepcopy(built("with_heads", "mixture").module).train()
-    trainer = transformers.Trainer(
-        model, transformers.TrainingArguments(output_dir=tmp_path, **how), train_dataset=data
-    )
-    trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert losses[-1] < 0.8 * losses[0]
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    model = copy.deepcopy(built("swap_heads", "mixture").module).train()
-    helper = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
-    model, optimiser = helper.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
-    losses = []
-    for _ in range(6):
-        loss = model(input_ids=rows, labels=rows).loss
-        helper.backward(loss)
-        optimiser.step()
-        optimiser.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0]

@@ -129,17 +129,11 @@ def test_one_configuration_of_each_kernel_stays_within_its_budget(compiled):
     assert all(row["registers"] > 0 and row["shared"] > 0 and row["tensor_cores"] > 0 for row in rows)
 
 
-def test_what_is_over_the_budget_is_found(compiled):
-    (broken,) = told(compiled[0], "over")
+def test_what_breaks_the_rules_of_today_is_found(compiled):
+    """Whether it is compiled now or was before."""
+    (broken,), (rows,) = (told(compiled[0], word) for word in ("over", "again"))
     assert broken.count("bytes of stack, -1 allowed") == broken.count("bytes of shared memory, 4000 allowed") == 1
-
-
-def test_what_was_compiled_before_is_held_to_the_budget_of_today(compiled):
-    (rows,) = told(compiled[0], "again")
     assert rows.startswith("[('old', '99 bytes of stack, 98 allowed'), ('new', '')")
-
-
-def test_a_product_with_a_single_column_is_found(compiled):
     assert told(compiled[0], "narrow") == ["['a product with a single column']"]
     assert told(compiled[0], "not narrow") == ["[]"]
 

@@ -78,28 +78,17 @@ def test_native_code_agrees_with_the_oracle(monkeypatch):
     assert sum(came.what == "right" for came in found) > 40
 
 
-SIZES = {"b": 1, "t": 64, "s": 64, "h": 1, "g": 1, "d": 2, "e": 8, "r": 1, "p": 8}
-ROUNDED_TWICE = (  # as the campaign found them; in words, as a draw changes with its tables
-    parity_cases.Case(
-        1286, "hyla", "native", "float32", SIZES, {"causal": False, "normalise": "softmax", "act": "gelu"},
+@needs_compiler
+def test_native_gradients_are_of_the_scores_that_were_computed():
+    """Large scores and few keys: were they rounded in another way than before, ds would not add up to 0 over keys."""
+    case = parity_cases.Case(  # as the campaign found it; in words, as a draw changes with its tables
+        1286, "hyla", "native", "float32",
+        {"b": 1, "t": 64, "s": 64, "h": 1, "g": 1, "d": 2, "e": 8, "r": 1, "p": 8},
+        {"causal": False, "normalise": "softmax", "act": "gelu"},
         bias=(1, 127), mask=(1, 1, 1, 64), keep=(1, 1, 64, 64), edges=(0, 26, 40, 64), tie="q is k",
         layouts={"q": ("stride", 2), "v": ("swap", 1, 2), "bias": ("plain",), "mask": ("plain",),
         "keep": ("swap", 1, 3), "dout": ("swap", 1, 2)}, learned=("q", "v", "bias"), sharp=3.0,
-    ),
-    parity_cases.Case(
-        3, "relational", "native", "float32", SIZES | {"b": 4, "t": 2, "s": 7, "h": 2, "d": 64, "r": 4, "p": 2},
-        {"causal": True, "window": 3, "scale": 0.6285811657937007, "relation_act": "tanh"}, by_offset=True,
-        layouts={"q": ("expand", 1), "dout": ("swap", 3, 3)} | dict.fromkeys(
-        ("k", "q_rel", "k_rel", "symbols", "relation_weight"), ("plain",)),
-        learned=("q", "k", "q_rel", "k_rel", "symbols", "relation_weight"), sharp=8.0,
-    ),
-)  # fmt: skip
-
-
-@needs_compiler
-@pytest.mark.parametrize("case", ROUNDED_TWICE, ids=lambda case: case.op)
-def test_native_gradients_are_of_the_scores_that_were_computed(case):
-    """Large scores and few keys: were they rounded in another way than before, ds would not add up to 0 over keys."""
+    )  # fmt: skip
     came = parity_ops.check(case, 0)
     assert came.what == "right", came.detail
 

@@ -3,17 +3,22 @@
 A custom op has no tangent, and PyTorch then takes it for 0; so whatever is asked must be right, or refused.
 """
 
+import functools
+
 import pytest
 import torch
+import torch.nn.functional as F
 from compilers import IMPLS
 from some import some
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from polyhead import ops
 from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, implementation, resolve
+from polyhead.ops.native import gelu
 
 pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a fused kernel takes row after row
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
@@ -29,36 +34,27 @@ def build(op, arguments, problem, t, s=None, p=1, **sizes):
     return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=p)]
 
 
-def entropy(x, weight, bias):
-    return ops.chunked_cross_entropy(x, weight, bias, torch.arange(len(x)) % len(weight), factor=0.5, chunk=5)
-
-
-def both(run, leaves, tangents):
-    """<cotangent, J tangents>, by forward mode and by a backward pass."""
-    out, forward = jvp(run, tuple(leaves), tuple(tangents))
-    cotangent = torch.randn_like(out)
-    learned = [x.clone().requires_grad_() for x in leaves]
-    backward = torch.autograd.grad(run(*learned), learned, cotangent)
-    return (cotangent * forward).sum(), sum((x * y).sum() for x, y in zip(backward, tangents, strict=True))
-
-
 @pytest.mark.parametrize("t", [3, 40])
 def test_forward_mode_of_the_other_ops(problem, t):
+    """<cotangent, J tangents>, by forward mode and by a backward pass."""
     torch.manual_seed(0)
     (q, k, v), options = problem(t, t, edges=(0, 1, t), h=2, g=1, d=2, e=2)
     packed = {"cu_seqlens": options["cu_seqlens"], "causal": True}
     for run, leaves in [
-        (entropy, [torch.randn(t, 3), torch.randn(12, 3), torch.randn(12)]),
-        (lambda *x: ops.linear_attention(*x, **packed), [q, k, v]),
-        (lambda *x: ops.linear_step(*x)[0], [k, k, v]),
-        (lambda *x: ops.hyla_step(*x)[0], [k, k, v]),
-        (ops.scaled_dot_product_attention, [q[..., 0, :], k[..., 0, :], v[..., 0, :]]),
-        (lambda q, k: ops.latent_code(q, k, normalise="rms_heads"), [q, k]),
-        (lambda x: ops.rms_norm(x, None), [q]),
-        (lambda x: ops.rope(x, torch.arange(t)[:, None]), [q]),
+        (lambda *x: ops.linear_attention(*x, **packed), (q, k, v)),
+        (lambda *x: ops.linear_step(*x)[0], (k, k, v)),
+        (lambda *x: ops.hyla_step(*x)[0], (k, k, v)),
+        (ops.scaled_dot_product_attention, (q[..., 0, :], k[..., 0, :], v[..., 0, :])),
+        (lambda q, k: ops.latent_code(q, k, normalise="rms_heads"), (q, k)),
+        (lambda x: ops.rms_norm(x, None), (q,)),
+        (lambda x: ops.rope(x, torch.arange(t)[:, None]), (q,)),
     ]:
-        leaves = [x.detach().double() for x in leaves]
-        assert_close(*both(run, leaves, [torch.randn_like(x) for x in leaves]))
+        leaves = [x.detach().clone().requires_grad_() for x in leaves]
+        tangents = [torch.randn_like(x) for x in leaves]
+        out, forward = jvp(run, tuple(leaves), tuple(tangents))
+        cotangent = torch.randn_like(out)
+        backward = torch.autograd.grad(run(*leaves), leaves, cotangent)
+        assert_close((cotangent * forward).sum(), sum((x * y).sum() for x, y in zip(backward, tangents, strict=True)))
 
 
 def ways(run, x):
@@ -87,6 +83,11 @@ def ways(run, x):
     yield "jvp of grad", lambda: jvp(grad(loss), (x,), (tangent,))
 
 
+def same_in_all_ways(mine, theirs, x):
+    for (name, came), (_, wanted) in zip(ways(mine, x), ways(theirs, x), strict=True):
+        assert_close(came(), wanted(), msg=lambda text, name=name: f"{name}: {text}")
+
+
 @pytest.fixture
 def _worth_it(monkeypatch):
     """ "auto" treats small calls as it treats large ones."""
@@ -102,8 +103,7 @@ def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, 
     torch.manual_seed(0)
     q, *rest = build(op, arguments, problem, 3)
     run, plain = (lambda q, impl=impl: resolve(op, impl)(q, *rest, causal=True) for impl in ("auto", "reference"))
-    for (name, came), (_, wanted) in some(zip(ways(run, q), ways(plain, q), strict=True)):
-        assert_close(came(), wanted(), msg=lambda text, name=name: f"{name}: {text}")
+    same_in_all_ways(run, plain, q)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_fused_kernels_know_one_derivative(problem):
     assert refused == ["jvp", "forward_ad", "jacfwd", "hessian", "vmap of grad", "grad of vmap", "jvp of grad"]
 
 
-def test_a_backward_pass_in_forward_mode_is_refused(problem, arguments):
+def test_a_backward_pass_in_forward_mode_is_refused(problem):
     """The call was made outside, so it went through tiles."""
     torch.manual_seed(0)
     (q, k, v), options = problem(5, 5, edges=(0, 2, 5))
@@ -197,24 +197,36 @@ def test_a_backward_pass_in_forward_mode_is_refused(problem, arguments):
         (ops.linear_attention(q, k, v, cu_seqlens=options["cu_seqlens"], impl="chunked"), k, "linear_attention: impl"),
         (ops.chunked_cross_entropy(x, weight, None, torch.arange(4)), x, "chunked_cross_entropy: it has no second"),
     ]
-    tensors = arguments("relational", (q, k, v))
-    outs.append((ops.relational_attention(*tensors, impl="blocked"), tensors[0], "relational_attention: impl"))
     for out, leaf, told in outs:
         with forward_ad.dual_level(), pytest.raises(RuntimeError, match=told):
             torch.autograd.grad(out, leaf, forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
 
 
-@pytest.mark.usefixtures("_worth_it")
+def test_gelu_has_all_derivatives(monkeypatch):
+    """With a bias that is made of the input, too."""
+    monkeypatch.setattr(gelu, "LEAST", 8)
+    torch.manual_seed(0)
+    x, plain = torch.randn(4, 3, dtype=torch.float64), functools.partial(F.gelu, approximate="tanh")
+    for mine, theirs in (
+        (gelu.gelu_tanh, plain),
+        (lambda x: gelu.gelu_tanh(x, 2 * x[0]), lambda x: plain(x + 2 * x[0])),
+    ):
+        same_in_all_ways(mine, theirs, x)
+        leaf = x.clone().requires_grad_()
+        assert_close(penalty(mine, [leaf]), penalty(theirs, [leaf]))
+        outs = checkpoint(mine, leaf, use_reentrant=False), theirs(leaf)
+        assert_close(*(torch.autograd.grad(out.sum(), leaf) for out in outs))
+
+
 def test_entropies_have_all_derivatives():
     torch.manual_seed(0)
     x, weight = torch.randn(4, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
     targets = torch.tensor([0, 6, 3, 3])
-    for (_, came), (_, wanted) in zip(
-        ways(lambda x: ops.chunked_cross_entropy(x, weight, None, targets, factor=0.5, chunk=2), x),
-        ways(lambda x: torch.nn.functional.cross_entropy(0.5 * x @ weight.T, targets, reduction="none"), x),
-        strict=True,
-    ):
-        assert_close(came(), wanted())
+    same_in_all_ways(
+        lambda x: ops.chunked_cross_entropy(x, weight, None, targets, factor=0.5, chunk=2),
+        lambda x: F.cross_entropy(0.5 * x @ weight.T, targets, reduction="none"),
+        x,
+    )
     with pytest.raises(RuntimeError, match="index 9 is out of bounds"):
         grad(lambda x: ops.chunked_cross_entropy(x, weight, None, targets + 3).sum())(x)
 

@@ -1,12 +1,10 @@
 """The table of backends: names, errors, and the choice that "auto" makes."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
 from compilers import IMPLS, READY
-from some import some
+from refusals import refusing
 
 from polyhead import ops
 from polyhead.ops import dispatch
@@ -41,18 +39,11 @@ def chosen(op, *, sizes=None, relations=(3, 2), **options):
     return name_of(op, choose(op, "auto", AttentionCall(q, k, v, **options)))
 
 
-def test_every_op_has_a_reference_and_every_impl_can_be_called(arguments):
-    for op, impls in some(IMPLS.items()):
-        assert "reference" in impls
-        for impl in ("auto", *impls):
-            assert resolve(op, impl)(*arguments(op, qkv()), causal=True, **PLAIN.get(impl, {})).shape == (1, 5, 2, 4)
-        assert resolve(op) is getattr(ops, PUBLIC[op])
-
-
 def test_unknown_names_are_one_line():
-    with pytest.raises(ValueError, match=r"^hyla: unknown impl 'bloked'; did you mean 'blocked'\? \(choose from auto,"):
+    assert resolve("hyla") is ops.hyla
+    with refusing("hyla: unknown impl 'bloked'; did you mean 'blocked'? (choose from auto,"):
         resolve("hyla", "bloked")
-    with pytest.raises(ValueError, match=r"^polyhead\.ops: unknown op 'hylla'; did you mean 'hyla'\?"):
+    with refusing("polyhead.ops: unknown op 'hylla'; did you mean 'hyla'?"):
         resolve("hylla")
 
 
@@ -132,24 +123,11 @@ def test_the_choice_imports_nothing(monkeypatch, arguments):
     call_all()
 
 
-@pytest.mark.parametrize("window", [True, False, 0, -1])
-def test_a_window_that_is_no_count_is_refused_by_every_impl(arguments, window):
-    line = f"window must be an integer of at least 1 but is {window}$"
-    for op, impls in IMPLS.items():
-        for impl in ("auto", *impls):
-            with pytest.raises(ValueError, match=f"^{PUBLIC[op]}: {line}"):
-                resolve(op, impl)(*arguments(op, qkv()), window=window, **PLAIN.get(impl, {}))
-    q, k, _ = qkv()
-    for who, call in (("latent_code", {"normalise": "softmax"}), ("relations", {"relation_act": "identity"})):
-        with pytest.raises(ValueError, match=f"^{who}: {line}"):
-            getattr(ops, who)(q, k, window=window, **call)
-
-
-@pytest.mark.parametrize("window", [2.5, 2.0, float("nan"), "3", torch.tensor(3), np.int64(0), np.bool_(1)], ids=repr)
-def test_what_annotations_refuse_is_refused_without_them(window):
-    with pytest.raises(
-        ValueError, match=rf"^op: window must be an integer of at least 1 but is {re.escape(repr(window))}$"
-    ):
+@pytest.mark.parametrize(
+    "window", [True, 0, 2.0, float("nan"), "3", torch.tensor(3), np.int64(0), np.bool_(1)], ids=repr
+)
+def test_a_window_that_is_no_count_is_refused(window):
+    with refusing(f"op: window must be an integer of at least 1 but is {window!r}"):
         check_window("op", window)
 
 

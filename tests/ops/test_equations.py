@@ -6,15 +6,16 @@ import random
 import pytest
 import torch
 from problems import VARIANTS, options_of, shape_of
+from refusals import refusing
 from some import some
 from torch.testing import assert_close
 
 import polyhead as ph
 from loops import Loops, answer
-from polyhead import ops
-from polyhead.ops.dispatch import BACKENDS, PUBLIC, resolve
-from polyhead.ops.latent_code import by_offset
-from polyhead.spec import RELATION_ACTS
+from polyhead.ops.cards import INTERPRETED, TRITON
+from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
+from polyhead.ops.latent_code import latent_code, relations
+from polyhead.spec import NORMALISE, RELATION_ACTS
 
 BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
 LIMITS = [((t, s), {}) for t, s in ((1, 4), (4, 4), (5, 3), (3, 5))]
@@ -65,21 +66,28 @@ def test_gradients_equal_finite_differences(problem, arguments, op):
     assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
 
 
+@pytest.mark.parametrize("normalise", NORMALISE)
+def test_codes_equal_the_loops(problem, normalise):
+    torch.manual_seed(0)
+    for ((t, s), limits), bias, mask, causal, _ in some(CASES[::8]):
+        (q, k, v), options = problem(t, s, bias=bias, mask=mask, causal=causal, **limits)
+        del options["keep"]
+        code = latent_code(q, k, normalise=normalise, **options).detach()
+        wanted = torch.tensor(Loops(q, k, v, **options).code(normalise))
+        assert_close(code, wanted, rtol=1e-9, atol=1e-9)
+        assert torch.equal(code == 0, wanted == 0)
+
+
 @pytest.mark.parametrize("act", RELATION_ACTS)
 def test_relations_equal_the_loops(problem, arguments, act):
     torch.manual_seed(1)
     qkv, options = problem(4, 5, mask="rows", causal=True)
     _, _, q_rel, k_rel, *_ = arguments("relational", qkv)
     limits = {"mask": options["mask"], "causal": True}
-    rel = ops.relations(q_rel, k_rel, relation_act=act, **limits).detach()
+    rel = relations(q_rel, k_rel, relation_act=act, **limits).detach()
     mine = Loops(*qkv, **limits)
     assert_close(rel, torch.tensor(mine.relations(q_rel, k_rel, act, mine.any_sees)), rtol=1e-9, atol=1e-9)
     assert act != "softmax" or (rel[0, :, 2] == 0).all()
-
-
-def test_codes_by_offset():
-    code = torch.arange(1.0, 7.0).view(1, 1, 2, 3)
-    assert by_offset(code)[0, 0].tolist() == [[0, 1, 2, 3], [4, 5, 6, 0]]
 
 
 @pytest.mark.parametrize("op", ["softmax", "abstractor"])
@@ -106,84 +114,85 @@ def test_what_all_keys_share_in_a_bias_is_not_rounded_with_it(problem, op, dtype
 def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, scale, mask):
     """The causal mask of PyTorch's kernel is -inf before it is scaled."""
     qkv, options = problem(33, 33, mask=mask, causal=True)
-    came, wanted = (ops.softmax_attention(*qkv, **options, scale=scale, impl=impl) for impl in ("sdpa", "reference"))
+    came, wanted = (resolve("softmax", impl)(*qkv, **options, scale=scale) for impl in ("sdpa", "reference"))
     assert_close(came, wanted, rtol=1e-9, atol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------- one line each
-def case(op, told, value=None, name=None, **options):
-    """An op, its error, and what is wrong: an argument by name that has another size, or an option."""
-    return pytest.param(op, told, {name: value} if name else {}, options, id=f"{op}: {told[:40]}")
-
-
 MISTAKES = [
-    case("softmax", r"s = 4 in k but 3 in v \(b s g e\) = \(2, 3, 2, 5\)$", (2, 3, 2, 5), "v"),
-    case("hyla", r"unknown act 'rleu'; did you mean 'relu'\?", act="rleu"),
-    case("hyla", r"unknown normalise 'rms_head'; did you mean 'rms_heads'\?", normalise="rms_head"),
-    case("hyla", r"unknown impl 'block'; did you mean 'blocked'\?", impl="block"),
-    case("hyla", r"e = 5 in v but 4 in value_weight \(h e e\) = \(4, 5, 4\)$", (4, 5, 4), "value_weight"),
-    case("relational", r"s = 4 in k but 3 in symbols \(b s g e\) = \(2, 3, 2, 5\)$", (2, 3, 2, 5), "symbols"),
-    case("relational", r"t\+s-1 = 6 but 7 in symbols \(t\+s-1 g e\) = \(7, 2, 5\)$", (7, 2, 5), "symbols"),
-    case("relational", r"symbols must be \(b s g e\) or \(t\+s-1 g e\) but has shape \(3, 4\)$", (3, 4), "symbols"),
-    case("relational", r"r = 3 in q_rel but 2 in relation_weight \(h e r\) =", (4, 5, 2), "relation_weight"),
-    case("relational", r"h = 4 in q but 3 in relation_weight \(h e r\) =", (3, 5, 3), "relation_weight"),
-    case("relational", r"p = 2 in q_rel but 1 in k_rel \(b s r p\) = \(2, 4, 3, 1\)$", (2, 4, 3, 1), "k_rel"),
-    case("relational", r"mask must be boolean, True where attention is allowed,", (3, 4), "mask"),
-    case("relational", r"unknown relation_act 'sigmiod'; did you mean 'sigmoid'", relation_act="sigmiod"),
-    case("disentangled", r"h = 4 in q but 3 in q_rel \(b t h p\) =", (2, 3, 3, 2), "q_rel"),
-    case("disentangled", r"g = 2 in k but 4 in k_rel \(b s g p\) =", (2, 4, 4, 2), "k_rel"),
-    case("disentangled", r"unknown relation_act 'sofmax'; did you mean 'softmax'", relation_act="sofmax"),
-    case("abstractor", r"s = 4 in k but 3 in symbols \(b s g e\) =", (2, 3, 2, 5), "symbols"),
-    case("abstractor", r"unknown act 'softmx'; did you mean 'softmax'\?", act="softmx"),
-    case("pooled", r"unknown pool 'maxx'; did you mean 'max'", pool="maxx"),
-    case("pooled", r"unknown network 'qury'; did you mean 'query'", network="qury"),
+    ("hyla", {"normalise": "rms_head"}, "unknown normalise 'rms_head'; did you mean 'rms_heads'?"),
+    ("hyla", {"act": "rleu"}, "unknown act 'rleu'; did you mean 'relu'?"),
+    ("hyla", {"value_weight": torch.zeros(4, 5, 4)}, "e = 5 in v but 4 in value_weight (h e e) = (4, 5, 4)"),
+    ("relational", {"symbols": torch.zeros(7, 2, 5)}, "t+s-1 = 6 but 7 in symbols (t+s-1 g e) = (7, 2, 5)"),
+    ("relational", {"relation_act": "sigmiod"}, "unknown relation_act 'sigmiod'; did you mean 'sigmoid'?"),
+    ("disentangled", {"relation_act": "sofmax"}, "unknown relation_act 'sofmax'; did you mean 'softmax'?"),
+    ("abstractor", {"act": "softmx"}, "unknown act 'softmx'; did you mean 'softmax'?"),
+    ("pooled", {"pool": "maxx"}, "unknown pool 'maxx'; did you mean 'max'?"),
+    ("pooled", {"network": "qury"}, "unknown network 'qury'; did you mean 'query'?"),
 ]
 
 
-@pytest.mark.parametrize(("op", "told", "wrong", "options"), MISTAKES)
-def test_mistakes_are_one_clear_line(problem, arguments, op, told, wrong, options):
-    tensors = dict(zip(ph.spec.mechanism(PUBLIC[op]).tensors, arguments(op, problem(3, 4)[0]), strict=True))
-    tensors |= {name: torch.zeros(size, dtype=torch.float64) for name, size in wrong.items()}
-    with pytest.raises(ValueError, match=f"^{PUBLIC[op]}: {told}") as caught:
-        getattr(ops, PUBLIC[op])(**tensors, **options)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("op", "wrong", "told"), MISTAKES)
+def test_mistakes_are_one_clear_line(problem, arguments, op, wrong, told):
+    tensors = dict(zip(TENSORS[op], arguments(op, problem(3, 4)[0]), strict=True))
+    with refusing(f"{PUBLIC[op]}: {told}"):
+        resolve(op)(**tensors | wrong)
+
+
+def test_mistakes_of_codes_are_one_clear_line():
+    q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 5, 2, 4)
+    with refusing("latent_code: d = 3 in q but 4 in k (b s g d) = (2, 5, 2, 4)"):
+        latent_code(q, k, normalise="softmax")
+    with refusing("latent_code: unknown normalise 'rms'"):
+        latent_code(q, q, normalise="rms")
 
 
 PLAIN = {"normalise": "identity", "act": "identity"}
+WEIGHT = {"value_weight": torch.zeros(4, 5, 5, dtype=torch.float64)}
+MASKS = ({"mask": "plane"}, {}, "takes masks of keys (b|1, 1, 1, s) only, not (4, 4)")
 SUMS = [
     ({"bias": "offset"}, {}, "takes no bias"),
     ({"keep": True}, {}, "takes no keep"),
-    ({"mask": "plane"}, {}, r"takes masks of keys \(b\|1, 1, 1, s\) only, not \(4, 4\)"),
+    MASKS,
     ({"window": 2}, {}, "takes no window"),
     ({}, {"normalise": "softmax"}, "takes normalise='identity' only, not 'softmax'"),
 ]
-STATES = [("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS]
-STATES += [("hyla", "state", *each) for each in SUMS]
+KERNELS = [
+    ({"keep": True}, {}, "takes no keep"),
+    ({"bias": "dense"}, {}, "takes biases by offset (h t+s-1) only, not (1, 4, 4, 4)"),
+    MASKS,
+]
+ROWS = "takes normalise='rms_heads', 'identity' or 'softmax' only, not 'softmax_heads'"
 REFUSED = [
-    *STATES,
+    *(("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS),
+    *(("hyla", "state", *each) for each in SUMS),
     ("hyla", "state", {}, {"act": "relu"}, "takes act='identity' only, not 'relu'"),
-    ("hyla", "state", {}, {"value_weight": torch.zeros(4, 5, 5, dtype=torch.float64)}, "takes no value_weight"),
+    ("hyla", "state", {}, WEIGHT, "takes no value_weight"),
     ("hyla", "state", {"edges": (0, 2, 4)}, {}, "takes no cu_seqlens"),
     ("softmax", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {}, {"relation_act": "tanh"}, "takes relation_act='identity' only, not 'tanh'"),
     ("relational", "native", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
     ("abstractor", "sdpa", {}, {"act": "relu"}, "takes act='softmax' only, not 'relu'"),
+    *((op, "triton", *each) for op in ("hyla", "relational") for each in KERNELS),
+    ("hyla", "triton", {}, {"normalise": "softmax_heads"}, ROWS),
+    ("hyla", "triton", {}, {"act": "gelu"}, "takes act='relu' or 'identity' only, not 'gelu'"),
+    ("hyla", "triton", {}, WEIGHT, "takes no value_weight"),
+    ("relational", "triton", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
+    ("linear", "triton", {}, {}, "takes causal=True only"),
+    ("linear", "triton", {"causal": True, "window": 2}, {}, "takes no window"),
+    ("linear", "triton", {"causal": True}, {"normalise": "softmax"}, SUMS[-1][-1]),
 ]
 
 
 @pytest.mark.parametrize(("op", "impl", "limits", "options", "told"), REFUSED)
 def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, op, impl, limits, options, told):
+    if impl == "triton" and not (TRITON and INTERPRETED):
+        pytest.skip("needs triton's interpreter")
     qkv, given = problem(4, 4, **limits)
     how = {**given, **(PLAIN if op in ("linear", "hyla") else {}), **options}
-    with pytest.raises(ValueError, match=rf"^{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'$"):
+    with refusing(f"{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'"):
         resolve(op, impl)(*arguments(op, qkv), **how)
-
-
-@pytest.mark.parametrize("op", ["relational", "abstractor"])
-def test_fused_kernels_refuse_symbols_by_offset(problem, arguments, op):
-    with pytest.raises(ValueError, match=r"impl 'sdpa' takes symbols by key only; use"):
-        resolve(op, "sdpa")(*arguments(op, problem(3, 4)[0], offset=True))
 
 
 def test_pooled_heads_have_codes_and_no_sum_of_codes():

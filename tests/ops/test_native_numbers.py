@@ -1,4 +1,4 @@
-"""The numbers of native code: at large scores, of every function of its own, by threads, as a custom op."""
+"""The numbers of native code: at large scores, of every function of its own, by threads."""
 
 import pytest
 import torch
@@ -7,9 +7,7 @@ from problems import make_problem
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import packed
-from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
+from polyhead.ops.dispatch import BACKENDS, resolve
 from polyhead.ops.native import library as native
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
@@ -72,10 +70,11 @@ def test_scores_may_be_large(arguments, op):
 
 
 @needs_compiler
+@pytest.mark.parametrize("t", [2, 18])
 @pytest.mark.parametrize("op", [op for op in OPS if op != "linear"])
-def test_a_softmax_over_one_key_has_no_gradient(arguments, op):
-    """Not even roundings, which would be all there is."""
-    (q, k, v), _ = make_problem(18, 18, dtype=torch.float32, d=4)
+def test_a_softmax_over_one_key_has_no_gradient(arguments, op, t):
+    """Not even roundings, which would be all there is: both passes round a score alike, for few queries, too."""
+    (q, k, v), _ = make_problem(t, t, dtype=torch.float32, d=64)
     how = {"window": 1} | ({"normalise": "softmax", "act": "relu"} if op == "hyla" else {})
     tensors = arguments(op, (q, k, v))
     out = resolve(op, "native")(*tensors, **how)
@@ -160,31 +159,3 @@ def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bia
         torch.set_num_threads(1)
     assert_close(two, one, rtol=1e-12, atol=1e-12)
     assert all((x == y).all() for x, y in zip(two, again, strict=True))
-
-
-@needs_compiler
-@pytest.mark.parametrize("op", OPS)
-def test_it_is_an_op_like_others(arguments, op):
-    qkv, options = make_problem(9, 9, bias="offset", b=1)
-    q, *rest = arguments(op, qkv)
-    named = dict(zip((*TENSORS[op][:-2], "v", "relation_weight") if rest[2:] else TENSORS[op], (q, *rest), strict=True))
-    ways = {"normalise": "rms_heads", "act": "relu"}
-    ways, bias = ({"normalise": "identity", "act": "identity"}, None) if op == "linear" else (ways, options["bias"])
-    keywords = {"causal": True, "scale": 0.5, **ways}
-    call = packed(AttentionCall(**named, bias=bias))
-    torch.library.opcheck(getattr(torch.ops.polyhead, f"{op}_native"), call, keywords)
-    mapped = torch.func.vmap(lambda q: resolve(op, "native")(q, *rest))(torch.stack([q, q * 2]))
-    assert_close(mapped[1], resolve(op, "reference")(q * 2, *rest))
-
-
-@needs_compiler
-@pytest.mark.compile
-@pytest.mark.parametrize("op", OPS)
-def test_it_compiles_whole(arguments, op):
-    torch._dynamo.reset()
-    size = 70 if op == "hyla" else 260
-    leaves = [x.detach().requires_grad_() for x in arguments(op, make_problem(size, size, b=1)[0])]
-    compiled = torch.compile(lambda *x: resolve(op)(*x, causal=True).sin(), fullgraph=True, backend="aot_eager")
-    outs = compiled(*leaves), resolve(op, "reference")(*leaves, causal=True).sin()
-    assert_close(*outs, rtol=1e-9, atol=1e-9)
-    assert_close(*(torch.autograd.grad(out.square().sum(), leaves) for out in outs), rtol=1e-9, atol=1e-9)

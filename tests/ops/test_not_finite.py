@@ -7,12 +7,10 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from problems import make_arguments, make_problem
 from rules import ALL, NEEDED, choices, grads, small_tiles
 from some import some
 
-import polyhead as ph
 from polyhead.ops import softmax_attention
 from polyhead.ops.cross_entropy import chunked_cross_entropy
 from polyhead.ops.dispatch import TENSORS, resolve
@@ -146,9 +144,3 @@ def test_other_functions_lose_none_either(value):
     hidden[2, 3] = value
     losses = chunked_cross_entropy(hidden, weight, None, torch.arange(4), chunk=100)
     assert losses.isnan().tolist() == [False, False, True, False]
-    assert F.relu(torch.tensor([value])).isnan().all()
-    layer = ph.MultiHeadAttention(16, ph.Hyla(4))
-    x = torch.randn(2, 40, 16)
-    x[1, 39] = value
-    with torch.no_grad():
-        assert layer(x).isnan().flatten(1).any(1).tolist() == [False, True]

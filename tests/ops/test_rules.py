@@ -3,8 +3,11 @@
 Kernels run in Triton's interpreter.  See "What every op promises" in docs/conventions.md.
 """
 
+import functools
+
 import pytest
 import torch
+from refusals import refusing
 from rules import ALL, NEEDED, choices, grads, samples, small_tiles
 from some import some
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -12,8 +15,9 @@ from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, resolve
+from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, code_of, resolve
 from polyhead.ops.latent_code import dense
+from polyhead.spec import NORMALISE
 
 SENDERS = ("k", "v", "k_rel", "symbols")
 
@@ -36,38 +40,24 @@ NO_BIAS, NO_PAIRS = ("takes no bias", "takes biases by offset"), ("takes masks o
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
-def test_nothing_comes_of_nothing(problem, arguments, op, impl):
+@pytest.mark.parametrize("kind", [None, "offset", "dense", "symbols by offset"])
+def test_nothing_comes_of_nothing(problem, arguments, op, impl, kind):
     """No sample, no query or no key: outputs and gradients are empty or 0."""
-    for n, (b, t, s) in some(enumerate([(1, 3, 0), (1, 0, 3), (0, 3, 4), (2, 0, 0)][: samples(impl, 1, 4)])):
-        options = {"causal": n % 2 == 0, **NEEDED.get(impl, {})}
-        tensors = arguments(op, problem(t, s, b=b)[0])
-        came = grads(op, impl, tensors, options, torch.ones(b, t, 4, 5, dtype=torch.float64))
-        assert came[0].shape == (b, t, 4, 5)
-        for x, like in zip(came, [came[0], *tensors], strict=True):
+    by_offset = kind == "symbols by offset"
+    if by_offset and ("symbols" not in TENSORS[op] or impl == "sdpa"):
+        pytest.skip("takes none")
+    sizes = [(1, 3, 0), (1, 0, 3), (0, 3, 4), (2, 0, 0)]
+    most = 4 if kind is None else 3  # without queries and keys there are -1 offsets
+    for n, (b, t, s) in some(enumerate(sizes[: samples(impl, 1, most)])):
+        qkv, options = problem(t, s, b=b, bias=None if by_offset else kind, causal=n % 2 == 0)
+        more = [x for x in (options["bias"],) if x is not None]
+        tensors, cotangent = arguments(op, qkv, offset=by_offset), torch.ones(b, t, 4, 5, dtype=torch.float64)
+        options |= NEEDED.get(impl, {})
+        if (came := unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, more)) is None:
+            continue
+        for x, like in zip(came, [cotangent, *tensors, *more], strict=True):
             assert x.shape == like.shape
             assert (x == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("op", "impl"), [(op, impl) for op, impl in ALL if "symbols" in TENSORS[op] and impl != "sdpa"]
-)
-def test_symbols_by_offset_are_read_by_no_query(problem, arguments, op, impl):
-    for t, s in ((0, 4), (3, 0)):
-        tensors = arguments(op, problem(t, s)[0], offset=True)
-        came = grads(op, impl, tensors, NEEDED.get(impl, {}), torch.ones(2, t, 4, 5, dtype=torch.float64))
-        assert came[0].shape == (2, t, 4, 5)
-        assert all((x == 0).all() for x in came)
-
-
-@pytest.mark.parametrize(("op", "impl"), ALL)
-@pytest.mark.parametrize("kind", ["offset", "dense"])
-def test_a_bias_of_nothing_has_a_gradient_of_zeros(problem, arguments, op, impl, kind):
-    for b, t, s in some([(1, 3, 0), (1, 0, 3), (0, 3, 4)][: samples(impl, 1)]):
-        qkv, options = problem(t, s, bias=kind, b=b)
-        options |= NEEDED.get(impl, {})
-        bias, cotangent = options["bias"], torch.ones(b, t, 4, 5, dtype=torch.float64)
-        came = unless_refused(NO_BIAS, op, impl, arguments(op, qkv), options, cotangent, [bias])
-        assert came is None or (came[-1].shape == bias.shape and (came[-1] == 0).all())
 
 
 @pytest.mark.parametrize(("op", "impl"), ALL)
@@ -160,13 +150,26 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
     assert taken
 
 
-@pytest.mark.parametrize("size", [(), (6,), (1, 6), (4, 6), (1, 4, 6), (4, 1, 6), (3, 1, 1, 6), (3, 1, 4, 1)])
-def test_masks_of_all_shapes_hide_alike(problem, size):
-    torch.manual_seed(2)
-    (q, k, v), _ = problem(4, 6, b=3)
-    mask = torch.rand(size or (1,)) > 0.4
-    whole = mask.expand(3, 4, 4, 6)
-    assert_close(ops.hyla(q, k, v, mask=mask), ops.hyla(q, k, v, mask=whole), rtol=0, atol=0)
+@pytest.mark.parametrize("normalise", [*NORMALISE, "relations", "of a layer", "textbook"])
+@pytest.mark.parametrize("fill", [torch.nan, torch.inf])
+def test_a_key_that_no_query_sees_may_hold_anything(normalise, fill):
+    """Its code is 0, and so are the gradients that it gets and gives."""
+    mask = torch.tensor([True, True, False, True, False])
+    functions = {
+        "relations": lambda q, k: ops.relations(q, k, relation_act="softmax", mask=mask),
+        "of a layer": lambda q, k: code_of("hyla")(AttentionCall(q, k, k, mask=mask, normalise="rms_heads")),
+        "textbook": lambda q, k: ops.scaled_dot_product_attention(q, k, k, mask[None]),
+    }
+    run = functions.get(normalise, lambda q, k: ops.latent_code(q, k, normalise=normalise, mask=mask))
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 5, 5, 3, dtype=torch.float64) if normalise == "textbook" else torch.randn(2, 1, 5, 2, 3)
+    hidden = ~mask[:, None] if normalise == "textbook" else ~mask[:, None, None]
+    found = []
+    for value in (fill, 0.0):
+        leaves = q.clone().requires_grad_(), k.masked_fill(hidden, value).requires_grad_()
+        found.append([out := run(*leaves), *torch.autograd.grad(out.square().sum(), leaves)])
+    for came, wanted in zip(*found, strict=True):
+        assert_close(came, wanted)
 
 
 @pytest.mark.parametrize(("op", "impl"), [*ALL, *((op, "auto") for op in BACKENDS)])
@@ -204,19 +207,23 @@ def test_a_scale_is_a_number(op):
         choose(op, "auto", scaled)
 
 
-def test_packed_sequences_of_two_samples_are_refused(problem):
-    (q, k, v), options = problem(4, 4, edges=(0, 1, 4))
-    packed, rel = {"cu_seqlens": options["cu_seqlens"]}, torch.zeros(1, 4, 1, 1)
-    for b, t in (2, 4), (1, 3):
-        q_b, k_b, v_b, q_rel, k_rel = (x.expand(b, -1, -1, -1) for x in (q[:, :t], k, v, rel[:, :t], rel))
-        told = rf"with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = 4$"
-        for impl in ("auto", "blocked", "reference"):
-            with pytest.raises(ValueError, match=f"^hyla: {told}"):
-                resolve("hyla", impl)(q_b, k_b, v_b, **packed)
-        with pytest.raises(ValueError, match=f"^latent_code: {told}"):
-            ops.latent_code(q_b, k_b, normalise="softmax", **packed)
-        with pytest.raises(ValueError, match=f"^relations: {told}"):
-            ops.relations(q_rel, k_rel, relation_act="tanh", **packed)
+LIMITED = {
+    "hyla": lambda q, k, **limits: ops.hyla(q, k, k, **limits),
+    "latent_code": functools.partial(ops.latent_code, normalise="softmax"),
+    "relations": functools.partial(ops.relations, relation_act="tanh"),
+}
+
+
+@pytest.mark.parametrize("who", LIMITED)
+def test_limits_that_cannot_be_are_refused(who):
+    packed = {"cu_seqlens": torch.tensor([0, 1, 4], dtype=torch.int32)}
+    for b, t, limits, told in [
+        (1, 4, {"window": 0}, "window must be an integer of at least 1 but is 0"),
+        (2, 4, packed, "with cu_seqlens b must be 1 and t = s but b = 2, t = 4, s = 4"),
+        (1, 3, packed, "with cu_seqlens b must be 1 and t = s but b = 1, t = 3, s = 4"),
+    ]:
+        with refusing(f"{who}: {told}"):
+            LIMITED[who](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blocked"])
@@ -235,7 +242,7 @@ def test_a_bias_is_added_in_float32(impl):
 def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
     torch.manual_seed(0)
     t, s, taken = 4, 5, 0
-    for n, shape in some(enumerate([(2, 1, 1, 1), (2, 1, t, 1), (4, 1, s), (4, 1, 1), (t, 1), (1,)])):
+    for n, shape in some(enumerate([(2, 1, 1, 1), (2, 1, t, 1), (4, 1, s), (4, 1, 1), (t, 1), (s,), (1,)])):
         options = {"mask": (torch.arange(shape[0]) % 2 == 0).view(-1, *(1,) * (len(shape) - 1)).expand(shape)}
         options |= {"causal": n % 2 == 0} | NEEDED.get(impl, {})
         tensors, cotangent = arguments(op, problem(t, s)[0]), torch.randn(2, t, 4, 5, dtype=torch.float64)

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from some import some
+from refusals import refusing
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
@@ -14,37 +14,12 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.hyla.state import preferred
 
-PLAIN = {"normalise": "identity", "act": "identity"}
-
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 4)
     for constant in ("SMALL", "LARGE"):
         monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), constant, 4)
-
-
-CASES = {
-    "one pair": {"t": 1, "s": 1, "h": 1, "g": 1, "d": 1, "e": 1},
-    "chunks and a bit, groups": {"t": 23, "s": 23, "causal": True},
-    "more keys than queries": {"t": 7, "s": 20, "causal": True, "mask": "keys", "h": 3, "g": 1},
-    "more queries than keys": {"t": 20, "s": 7, "causal": True, "h": 2},
-    "full": {"t": 9, "s": 11, "mask": "keys"},
-    "one query": {"t": 1, "s": 6, "causal": True, "h": 2},
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("scale", [None, -0.7])
-def test_hyla_by_its_state_equals_the_reference(problem, name, scale):
-    torch.manual_seed(len(name))
-    qkv, options = problem(**CASES[name])
-    came, wanted = (ops.hyla(*qkv, **options, **PLAIN, scale=scale, impl=impl) for impl in ("state", "reference"))
-    assert_close(came, wanted, rtol=1e-9, atol=1e-9)
-    cotangent = torch.randn_like(wanted)
-    grads = (torch.autograd.grad(out, qkv, cotangent) for out in (came, wanted))
-    assert_close(*grads, rtol=1e-9, atol=1e-9)
-    assert name != "more queries than keys" or (came[:, :13] == 0).all()
 
 
 @pytest.mark.parametrize("cuts", [(0, 23), (0, 1, 2, 9, 23), tuple(range(24)), (0, 0, 8, 8, 23)])
@@ -65,26 +40,20 @@ def test_steps_are_the_whole_call_in_pieces(problem, op, cuts):
     assert_close(*(torch.autograd.grad(out, qkv, cotangent) for out in (came, wanted)), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("step", "whole"), [(ops.hyla_step, ops.hyla), (ops.linear_step, ops.linear_attention)])
-def test_steps_refuse_what_does_not_fit(step, whole):
-    """Two dtypes or devices as the whole call does."""
+@pytest.mark.parametrize("step", [ops.hyla_step, ops.linear_step])
+def test_steps_refuse_what_does_not_fit(step):
     q, k, v = torch.zeros(3, 1, 2, 2, 4)
     _, state = step(q, k, v)
-    for place in range(3):
-        given = [x.double() if i == place else x for i, x in enumerate((q, k, v))]
-        line = f"q, k and v must have one dtype but have {', '.join(str(x.dtype) for x in given)}$"
-        for function in (step, whole):
-            with pytest.raises(ValueError, match=f"^{function.__name__}: {line}"):
-                function(*given)
     for given, told in (
-        ((q, k, v.to("meta")), "q, k and v must have one device but have cpu, cpu, meta$"),
-        ((q, k, v, state.double()), r"the state of torch.float32 tokens must be torch.float32 but is torch.float64$"),
+        ((q, k.double(), v), "q, k and v must have one dtype but have torch.float32, torch.float64, torch.float32"),
+        ((q, k, v.to("meta")), "q, k and v must have one device but have cpu, cpu, meta"),
+        ((q, k, v, state.double()), "the state of torch.float32 tokens must be torch.float32 but is torch.float64"),
         ((q, k, v, state[:, :1]), "g = 2 in k but 1 in state"),
     ):
-        with pytest.raises(ValueError, match=f"^{step.__name__}: {told}"):
+        with refusing(f"{step.__name__}: {told}"):
             step(*given)
     assert step(*(x.half() for x in (q, k, v)), state)[1].dtype == torch.float32
-    with pytest.raises(ValueError, match=r"^linear_step: mask must be one of keys \(b\|1, 1, 1, t\) but is \(2, 2\)"):
+    with refusing("linear_step: mask must be one of keys (b|1, 1, 1, t) but is (2, 2)"):
         ops.linear_step(q, k, v, mask=torch.ones(2, 2, dtype=torch.bool))
 
 
@@ -94,16 +63,6 @@ def test_the_state_of_half_precision_tokens_is_wider():
     assert state.item() == 2.0**17 + 64**2
     assert out.dtype == torch.float16
     assert out.item() == 64 * 2.0**-9 * (2.0**17 + 64**2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, dtype):
-    torch.manual_seed(0)
-    qkv, options = problem(19, 19, causal=True, dtype=dtype)
-    exact = ops.hyla(*(x.double() for x in qkv), **options, **PLAIN, impl="reference")
-    came, naive = (ops.hyla(*qkv, **options, **PLAIN, impl=impl) for impl in ("state", "reference"))
-    assert came.dtype == dtype
-    assert (came.double() - exact).norm() <= 2 * (naive.double() - exact).norm()
 
 
 @pytest.mark.parametrize(
@@ -144,45 +103,35 @@ def test_vmap_is_a_call_for_each(problem, impl, edges):
     assert_close(torch.vmap(run)(*whole), torch.stack([run(*qkv) for qkv in each]))
 
 
-@pytest.fixture
-def _fresh():
+def state(impl, q, k, v, edges):
+    impl = "state" if impl == "compiled" else impl
+    return ops.hyla(q * 1.5, k, v, causal=True, normalise="identity", act="identity", impl=impl)
+
+
+def packs(impl, q, k, v, edges):
+    impl = "chunked" if impl == "compiled" else impl
+    return ops.linear_attention(q * 1.5, k, v, causal=True, cu_seqlens=edges, impl=impl).sin()
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(("run", "cases"), [(state, [(0, 9), (0, 17)]), (packs, [(0, 3, 9), (0, 8, 17), (0, 1, 17)])])
+def test_one_graph_for_all_lengths(problem, run, cases):
+    """Of packed sequences, too: they are data."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
-
-
-def compiled(run, problem, cases):
-    """`run` of q, k, v and the edges of packed sequences, compiled once for all lengths, equals the reference."""
-    once, reference = torch.compile(lambda *x: run("compiled", *x), fullgraph=True, backend="eager"), []
-    for edges in some(cases):
+    once, graphs = torch.compile(lambda *x: run("compiled", *x), fullgraph=True, backend="eager"), set()
+    for edges in cases:
         qkv, options = problem(edges[-1], edges[-1], edges=edges if len(edges) > 2 else None)
         for x in qkv:  # of all sizes only this one, which is enough to reason about
             torch._dynamo.mark_dynamic(x, 1)
         assert_close(once(*qkv, options["cu_seqlens"]), run("reference", *qkv, options["cu_seqlens"]))
-        reference.append(counters["stats"]["unique_graphs"])
-    assert len(set(reference)) == 1
+        graphs.add(counters["stats"]["unique_graphs"])
+    assert len(graphs) == 1
     assert not counters["graph_break"]
 
 
 @pytest.mark.compile
-@pytest.mark.usefixtures("_fresh")
-def test_one_graph_of_a_state_for_all_lengths(problem):
-    def run(impl, q, k, v, edges):
-        impl = "state" if impl == "compiled" else impl
-        return ops.hyla(q * 1.5, k, v, causal=True, **PLAIN, impl=impl)
-
-    compiled(run, problem, [(0, 9), (0, 17)])
-
-
-@pytest.mark.compile
-@pytest.mark.usefixtures("_fresh")
-def test_packs_compile_for_all_lengths(problem):
-    """The lengths of the sequences are data: other ones compile nothing new."""
-
-    def run(impl, q, k, v, edges):
-        impl = "chunked" if impl == "compiled" else impl
-        return ops.linear_attention(q * 1.5, k, v, causal=True, cu_seqlens=edges, impl=impl).sin()
-
-    compiled(run, problem, [(0, 3, 3, 9), (0, 8, 10, 17), (0, 1, 2, 17)])
+def test_the_sums_of_packs_keep_the_rules_of_custom_ops():
     given = torch.randn(1, 2, 3, 2, 2).requires_grad_(), torch.rand(3) > 0.5
     torch.library.opcheck(torch.ops.polyhead.sums_before, given)

@@ -83,40 +83,29 @@ def test_states_of_half_precision_are_read_to_more_than_ten_bits(dtype):
 
 
 # ---------------------------------------------------------------------------------------------------- what a card holds
-def reason(op, *widths, dtype=torch.float32):
-    """Why the kernels do not take heads of such widths."""
-    q, v, rel = (torch.zeros(1, 1, *size, dtype=dtype) for size in (widths * 3)[:3])
-    call = AttentionCall(q, q, v, q_rel=rel if op == "relational" else None, normalise="rms_heads", act="relu")
-    return implementation(op, "triton").unsupported_reason(call)
+HYLA = "takes at most 32 heads and heads x width up to 1024 (padded, torch.float32), not {} x {}"
+LITTLE = "takes heads x width up to {} on a card with 99 KB of shared memory, not 8 x {} (padded, {})"
+RELATIONAL = "takes widths of heads, symbols and relations up to 128 only, not 129"
+FITS = [
+    *(("hyla", 227, torch.float32, [(h, d), (h, 4096)], None) for h, d in ((16, 64), (17, 32), (32, 1))),
+    *(("hyla", 227, torch.float32, [(h, d)] * 2, HYLA.format(h, d)) for h, d in ((16, 65), (33, 1))),
+    ("hyla", 99, torch.bfloat16, [(8, 32)] * 2, None),
+    ("hyla", 99, torch.bfloat16, [(8, 33)] * 2, LITTLE.format(512, 33, "torch.bfloat16")),
+    ("hyla", 99, torch.float32, [(8, 17)] * 2, LITTLE.format(256, 17, "torch.float32")),
+    ("relational", 227, torch.float32, [(2, 128)] * 3, None),
+    *(("relational", 227, torch.float32, [(2, 128 + (n == wide)) for n in range(3)], RELATIONAL) for wide in range(3)),
+]
+"""Op, KB of shared memory, dtype, heads and widths of queries, values and relations, why the kernels do not take them:
+so that "auto" passes them over on a card where they could not start."""
 
 
 @pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
-@pytest.mark.parametrize(
-    ("h", "d", "taken"), [(16, 64, True), (17, 32, True), (16, 65, False), (32, 1, True), (33, 1, False)]
-)
-def test_more_than_a_program_holds_is_refused(h, d, taken):
-    told = f"takes at most 32 heads and heads x width up to 1024 (padded, torch.float32), not {h} x {d}"
-    assert reason("hyla", (h, d), (h, 4096)) == (None if taken else told)
-
-
-@pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
-@pytest.mark.parametrize(
-    ("dtype", "d", "taken"), [(torch.bfloat16, 32, True), (torch.bfloat16, 33, False), (torch.float32, 17, False)]
-)
-def test_a_card_with_too_little_memory_is_refused_before_it_is_asked(monkeypatch, dtype, d, taken):
-    """So that "auto" passes the kernels over on a card where they could not start."""
-    monkeypatch.setattr(module("hyla.triton"), "shared_memory", lambda device: 99 << 10)
-    most = 512 if dtype == torch.bfloat16 else 256
-    told = f"takes heads x width up to {most} on a card with 99 KB of shared memory, not 8 x {d} (padded, {dtype})"
-    assert reason("hyla", (8, d), dtype=dtype) == (None if taken else told)
-
-
-@pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
-@pytest.mark.parametrize("wide", [None, 0, 1, 2])
-def test_wide_heads_symbols_and_relations_are_refused(wide):
-    widths = [(2, 129 if n == wide else 128) for n in range(3)]
-    told = "takes widths of heads, symbols and relations up to 128 only, not 129"
-    assert reason("relational", *widths) == (None if wide is None else told)
+@pytest.mark.parametrize(("op", "kb", "dtype", "widths", "told"), FITS)
+def test_more_than_a_card_holds_is_refused_before_it_is_asked(monkeypatch, op, kb, dtype, widths, told):
+    monkeypatch.setattr(module("hyla.triton"), "shared_memory", lambda device: kb << 10)
+    q, v, *rel = (torch.zeros(1, 1, *size, dtype=dtype) for size in widths)
+    call = AttentionCall(q, q, v, q_rel=rel[0] if rel else None, normalise="rms_heads", act="relu")
+    assert implementation(op, "triton").unsupported_reason(call) == told
 
 
 def test_tf32_is_refused_where_it_does_not_fit(monkeypatch):

@@ -74,7 +74,6 @@ for name, ask in {
     "tensorboard": lambda: tracking.check(["tensorboard"]),
     "huggingface": lambda: ph.compat.huggingface.register(),
     "nnx": lambda: __import__("polyhead.jaxside.nnx"),
-    "convert": lambda: __import__("polyhead.jaxside.convert"),
     "jaxside": jax,
 }.items():
     try:
@@ -102,7 +101,6 @@ LINES = {
     "tensorboard": "tracking: tensorboard is not installed: pip install 'polyhead[track]', or leave it out of track",
     "huggingface": "polyhead.compat.huggingface needs transformers: pip install 'polyhead[hf]'",
     "nnx": "polyhead.jaxside.nnx needs flax: pip install 'polyhead[flax]'",
-    "convert": "polyhead.jaxside.nnx needs flax: pip install 'polyhead[flax]'",
     "jaxside": "polyhead.jaxside needs jax: pip install 'polyhead[jax]'",
 }
 
