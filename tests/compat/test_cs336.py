@@ -131,35 +131,18 @@ def test_attention(weights, x):
     state = {name: weights[f"layers.0.attn.{name}"] for name in names}
     ws = [f64(w) for w in state.values()]
     plain = fill(cs336.MultiHeadSelfAttention(D, H), state)
-    actual = plain(x)
-    close(actual, mha(f64(x), *ws, H))
-    changed = x.clone()
-    changed[:, 7:] += 1.0
-    assert torch.equal(plain(changed)[:, :7], actual[:, :7])
+    close(plain(x), mha(f64(x), *ws, H))
     rotary = fill(cs336.MultiHeadSelfAttention(D, H, CONTEXT, THETA), state)
     where = torch.stack([torch.randperm(CONTEXT, generator=torch.Generator().manual_seed(i))[:T] for i in range(B)])
     rows = [mha(f64(x[i]), *ws, H, where[i].tolist(), THETA) for i in range(B)]
     close(rotary(x, where), np.stack(rows))
     close(rotary(x.view(2, 2, T, D), where.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
     close(rotary(x[0], where[0]), rows[0])
-    assert (rotary(x)[:, 1] - actual[:, 1]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("eps", [1e-5, 1e-6])
-def test_rmsnorm(weights, x, eps):
-    gain = weights["layers.1.ln1.weight"]
-    for scale in (1.0, 1e-3):  # at 1e-3 eps shows
-        close(fill(cs336.RMSNorm(D, eps), {"weight": gain})(x * scale), rms(f64(x * scale), f64(gain), eps))
-    assert cs336.RMSNorm(D).eps == 1e-5
-
-
-@pytest.mark.parametrize("shape", [(B, T, D), (T, D), (2, 3, T, D)])
-def test_rope(shape):
-    x, positions = draw(4, *shape), torch.arange(T)
-    expected, rope = turn(f64(x), range(T), THETA), cs336.RotaryPositionalEmbedding(THETA, D, T)
-    close(rope(x, positions), expected)
-    if len(shape) > 2:
-        close(rope(x, positions.expand(1, T)), expected)
+def test_eps_of_rmsnorm(x):
+    x = x * 1e-3  # where eps shows
+    close(cs336.RMSNorm(D, 1e-6)(x), rms(f64(x), 1.0, 1e-6))
 
 
 def test_theta_and_positions():
@@ -175,7 +158,6 @@ def test_theta_and_positions():
     block, x, where = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
     y = x + block.attn(block.ln1(x), where)
     torch.testing.assert_close(block(x, where), y + block.ffn(block.ln2(y)))
-    assert not torch.allclose(block(x, where), block(x))
 
 
 def test_functions_of_the_ops():
@@ -188,14 +170,17 @@ def small():
     return state_dict(vocab=50, layers=2, dim=16, ff=64)
 
 
-def test_load_infers_the_sizes_and_saves_the_same_bits():
-    course = small()
-    model = cs336.load(course, heads=4, theta=500.0, context=20)
-    c = model.config
-    assert (c.inputs, c.outputs, c.dim, c.layers) == (ph.Tokens(50), ph.Logits(50), 16, 2)
-    assert (c.heads, c.feedforward, c.max_length) == ((ph.Softmax(4),), ph.Swiglu(64), 20)
-    assert c.positions == ph.Rotary(theta=500.0)
-    assert (c.norm, c.norm_eps, c.norm_order, c.causal) == ("rms", 1e-5, "pre", True)
+COMPILED = {"no": str, "whole": "_orig_mod.{}".format, "in part": lambda key: key.replace("attn.", "attn._orig_mod.")}
+
+
+@pytest.mark.parametrize("compiled", COMPILED)
+def test_load_infers_the_sizes_and_saves_the_same_bits(compiled):
+    """Without the prefix of compiled models, and without a random draw."""
+    course, draws = small(), torch.get_rng_state()
+    given = {COMPILED[compiled](key): value for key, value in course.items()}
+    model = cs336.load(given, heads=4, theta=500.0, context=20)
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert (model.config.positions, model.config.max_length) == (ph.Rotary(theta=500.0), 20)
     saved = cs336.save(model)
     assert set(saved) == set(course)
     for key, value in course.items():
@@ -205,47 +190,21 @@ def test_load_infers_the_sizes_and_saves_the_same_bits():
     assert torch.equal(saved["layers.0.attn.q_proj.weight"], course["layers.0.attn.q_proj.weight"])
 
 
-def test_load_strips_the_prefix_of_compiled_models():
-    course = small()
-    for name in (lambda k: f"_orig_mod.{k}", lambda k: k.replace("attn.", "attn._orig_mod.")):
-        model = cs336.load({name(k): v for k, v in course.items()}, heads=4, theta=1e4, context=20)
-        assert torch.equal(model.inputs.table.weight, course["token_embeddings.weight"])
-        assert torch.equal(cs336.save(model)["layers.1.attn.v_proj.weight"], course["layers.1.attn.v_proj.weight"])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_load_keeps_the_dtype_and_the_global_generator(dtype):
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    model = cs336.load({k: v.to(dtype) for k, v in small().items()}, heads=4, theta=1e4, context=20)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert {p.dtype for p in model.parameters()} == {dtype}
-    logits = model(torch.arange(12).view(2, 6))
-    assert logits.dtype == dtype
-    assert logits.isfinite().all()
-
-
-def loading(heads=4, drop=(), **changes):
-    """Load the course's state dict with some tensors dropped or, by their names with __ for dots, changed."""
+def loading(changed=None, heads=4, drop=()):
+    """Load the course's state dict with some tensors changed and some dropped."""
     course = {key: value for key, value in small().items() if key not in drop}
-    changed = {key.replace("__", "."): value for key, value in changes.items()}
-    return cs336.load(course | changed, heads=heads, theta=1e4, context=8)
+    return cs336.load(course | (changed or {}), heads=heads, theta=1e4, context=8)
 
 
 MISTAKES = {
-    "cs336.load: missing layers.1.ffn.w2.weight, lm_head.weight": lambda: loading(
-        drop=("layers.1.ffn.w2.weight", "lm_head.weight")
+    "cs336.load: missing layers.1.ffn.w2.weight, lm_head.weight; unknown head.weight": lambda: loading(
+        {"head.weight": torch.zeros(50, 16)}, drop=("layers.1.ffn.w2.weight", "lm_head.weight")
     ),
-    "cs336.load: unknown layers.0.attn.q_proj.bias": lambda: loading(layers__0__attn__q_proj__bias=torch.zeros(16)),
-    "cs336.load: missing lm_head.weight; unknown head.weight": lambda: loading(
-        drop=("lm_head.weight",), head__weight=torch.zeros(50, 16)
+    "cs336.load: lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading(
+        {"lm_head.weight": torch.zeros(51, 16)}
     ),
-    "cs336.load: layers.1.ffn.w2.weight must be (16, 64) but is (64, 16)": lambda: loading(
-        layers__1__ffn__w2__weight=torch.zeros(64, 16)
-    ),
-    "cs336.load: lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading(lm_head__weight=torch.zeros(51, 16)),
     "cs336.load: tables must be (c m) and (f m) but are (50,) and (64, 16)": lambda: loading(
-        token_embeddings__weight=torch.zeros(50)
+        {"token_embeddings.weight": torch.zeros(50)}
     ),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
     "cs336.load: missing layers.0.attn.k_proj.weight": lambda: cs336.load({}, heads=4, theta=1e4, context=8),
@@ -257,7 +216,6 @@ MISTAKES = {
     "TransformerLM: at most 8 tokens (context_length) but 9 came": lambda: cs336.TransformerLM(20, 8, 16, 1, 2, 64)(
         torch.zeros(1, 9, dtype=torch.long)
     ),
-    "Linear: m = 3 but x (... m) = (2, 4)": lambda: cs336.Linear(3, 2)(torch.zeros(2, 4)),
 }
 
 
@@ -296,12 +254,8 @@ def test_save_ignores_which_code_computes_the_heads():
 
 
 # -------------------------------------------------------------------------------------- the parts
-def test_default_width_of_swiglu():
-    assert cs336.SwiGLU(64).w1.weight.shape == (128, 64)
+def test_sizes_and_initialisation_of_the_handout():
     assert cs336.SwiGLU(512).w1.weight.shape == (1344, 512)
-
-
-def test_initialisation_of_the_handout():
     torch.manual_seed(0)
     linear, embedding = cs336.Linear(300, 500), cs336.Embedding(400, 300)
     std = (2 / 800) ** 0.5
@@ -317,12 +271,3 @@ def test_one_table_for_all_layers_and_none_in_the_state_dict():
     assert len({id(layer.attn.rope) for layer in model.layers}) == 1
     assert not [key for key in model.state_dict() if "rope" in key]
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-
-
-@pytest.mark.compile
-def test_compiles_whole():
-    model = cs336.load(state_dict(vocab=50, layers=1, dim=16, ff=64), heads=4, theta=1e4, context=20)
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
-    for t in (5, 9):
-        ids = torch.arange(2 * t).view(2, t)
-        torch.testing.assert_close(compiled(ids), model(ids), atol=1e-5, rtol=1e-5)

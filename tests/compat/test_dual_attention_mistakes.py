@@ -44,11 +44,9 @@ def shared(**changes):
 
 OFFSETS = {"symbol_retrieval": "position_relative", "symbol_retrieval_kwargs": {"symbol_dim": D, "max_rel_pos": 2}}
 BAD_CONFIG = {
-    "arguments: unknown name 'n_head_sa'; did you mean 'n_heads_sa'? (choose from": changed(n_head_sa=2),
     "ra_kwargs: arguments: unknown name 'n_relation'; did you": related(n_relation=2),
     "dff, norm_first missing": without("dff", "norm_first"),
     "vocab_size, image_shape or input_spec missing: no model of the package": without("vocab_size"),
-    "symbol_retrieval_kwargs: d_model, n_symbols missing": changed(symbol_retrieval_kwargs={"n_heads": 2}),
     "symbol_retrieval_kwargs: dropout must be 0 (the package applies it in": symbolic(dropout=0.1),
     "symbol_retrieval_kwargs: d_model must be 16, the model's width": symbolic(d_model=8),
     "symbol_retrieval_kwargs: its heads must divide 16 but are 5": symbolic(n_heads=5),
@@ -60,7 +58,6 @@ BAD_CONFIG = {
     "d_model must be a multiple of the heads, 5, but is 16": changed(n_heads_ra=3),
     "d_model must be a multiple of the heads, 0, but is 16": changed(n_heads_sa=0, n_heads_ra=0),
     "ra_kwargs: n_relations x rel_proj_dim must be 8, the heads' width, not 3 x 2": related(n_relations=3),
-    "ra_kwargs: n_relations x rel_proj_dim must be 8, the heads' width, not 2 x 3": related(rel_proj_dim=3),
     "ra_kwargs: the package's softmax of relations sees later": related(rel_activation="softmax"),
     "ra_kwargs: use_relative_positional_symbols belongs": related(use_relative_positional_symbols=True),
     "ra_kwargs: use_relative_positional_symbols must be true with position-relative symbols": changed(**OFFSETS),
@@ -69,7 +66,6 @@ BAD_CONFIG = {
     "share_attn_params needs n_heads_sa = n_heads_ra but": shared(n_heads_sa=3, n_heads_ra=1),
     "share_attn_params: the package has it for relation": shared(ra_type="rca", ra_kwargs={}),
     "ra_kwargs: add_bias_kv of disrca gives": changed(ra_type="disrca", ra_kwargs={"add_bias_kv": True}),
-    "n_layers must be an integer of at least 1 but is '2'": changed(n_layers="2"),
     "n_layers must be an integer of at least 1 but is True": changed(n_layers=True),
     "n_heads_ra must be an integer of at least 0 but is -1": changed(n_heads_ra=-1),
     "norm_first must be true or false but is 1": changed(norm_first=1),
@@ -138,36 +134,23 @@ BAD_MODEL = {
     "each at most once, but are Relational, Softmax": language(ph.Relational(2), ph.Softmax(2)),
     "heads[1] must be": language([ph.Softmax(4)], [ph.Softmax(2), ph.Relational(2)]),
     "the package has no activation 'gelu' there (it has relu": with_relations(relation_act="gelu"),
-    "ra_kwargs: n_relations x rel_proj_dim must be 8, the heads' width": with_relations(relations=3),
-    "heads[0][1].hidden must be None but is 8": with_relations(hidden=8),
     "heads[0][1].symbols.once must be False": with_relations(symbols=ph.SymbolicAttention(once=True)),
     "heads[0][1].symbols.dim must be 16 but is 8": with_relations(symbols=ph.PositionSymbols(dim=8)),
-    "heads[0][0].value_dim must be 4 but is 3": language(ph.Softmax(2, value_dim=3), ph.Relational(2)),
-    "heads[0][1].symmetric must be False but is True": language(ph.Softmax(2), ph.Disentangled(2, symmetric=True)),
-    "the package has no activation 'gelu' there (it has relu, gelu_tanh, silu, identity, s": language(
-        ph.Abstractor(4, act="gelu")
-    ),
-    "ra_kwargs: the package's softmax of relations sees la": with_relations(relation_act="softmax"),
     "feedforward must be Mlp or Swiglu but is Experts": language(feedforward=ph.Experts()),
     "'gelu' there (it has relu, gelu_tanh, silu, identity)": language(feedforward=ph.Mlp()),
     "positions must be Rotary(theta=10000.0, layout='interleaved') but is Alibi()": language(positions=ph.Alibi()),
-    "positions.theta must be 10000.0 but is 500000.0": language(positions=ph.Rotary(theta=5e5)),
     "qk_norm must be False but is True": language(qk_norm=True),
-    "norm_eps must be 1e-05 but is 1e-06": language(norm_eps=1e-6),
-    "causal must be True but is False": language(causal=False),
     "final_norm must be True but is False": language(norm_order="post"),
     "outputs.tied must be True but is False": language(outputs=ph.Logits(VOCAB)),
     "the package has no model from Vectors to ": language(inputs=ph.Vectors(3), outputs=ph.Values(2)),
     "final_norm must be False but is True": replace(IMAGES, final_norm=None),
     "max_length must be 5 but is 9": replace(IMAGES, max_length=9),
-    "inputs.norm must be True but is False": replace(IMAGES, inputs=ph.Patches((1, 8, 8), (4, 4))),
     f"{WITHOUT} have no n_kv_heads, but it is 2": replace(IMAGES, heads=ph.Softmax(4, kv_heads=2)),
     "inputs.scaled must be True but is False": pair(inputs=ph.Tokens(7)),
     f"{WITHOUT} have no n_kv_heads, but it is 1": pair(heads=ph.Softmax(4, kv_heads=1)),
     "cross_heads[0].heads must be 4 but is 2": pair(cross_heads=ph.Softmax(2)),
     "cross_heads must be one group, Softmax": pair(cross_heads=[ph.Softmax(2), ph.Softmax(2)]),
     "encoder_symbols must be": pair(heads=OFFSET, encoder=replace(pair().encoder, heads=OFFSET)),
-    "layers must be 2 but is 3": pair(heads=OFFSET, layers=3),
 }
 
 
@@ -199,7 +182,6 @@ def test_values_without_a_place_in_the_package(settings, name, line):
 
 
 PARTS = {
-    "load_block: d_model must be an integer": lambda: dual_attention.load_block({}, {"n_heads": 2}),
     "load_attention: d_model must be an integer": lambda: dual_attention.load_attention({}, {"n_heads": 2}),
     "load_attention: arguments: unknown cls 'Dualattention'; did": lambda: dual_attention.load_attention(
         {}, {"d_model": 4}, cls="Dualattention"

@@ -44,7 +44,7 @@ def test_without_positions_symbols_are_counted_from_the_first_token_that_came():
 
 @pytest.mark.parametrize("name", ["softmax", "cut"])
 def test_softmax_for_softmax_leaves_the_logits(name):
-    model, (ids, mask, _) = llama(), padded("left")
+    model, (ids, mask, _) = llama(head_dim=4), padded("left")  # narrower than their share
     with torch.no_grad():
         before = model(ids, attention_mask=mask).logits[mask.bool()]
         kept = {key: id(p) for key, p in model.named_parameters()}
@@ -118,9 +118,7 @@ def test_new_parameters_begin_with_the_rows_of_the_values():
     assert torch.equal(group.value.weight, attention.v_proj.weight[:6])
     assert torch.equal(group.value.bias, attention.v_proj.bias[:6])
     assert group.q_rel.weight.dtype == group.relation_weight.dtype == F64
-    table = attention.polyhead.symbols[0].table
-    assert table.shape == (32, 24)
-    assert 0.8 < table.std() < 1.2
+    assert 0.8 < attention.polyhead.symbols[0].table.std() < 1.2
 
 
 @pytest.mark.parametrize("name", ["hyla", "positions"])
@@ -193,13 +191,6 @@ def test_new_heads_have_the_mode_of_their_layer_and_a_floating_dtype():
         heads = model.model.layers[layer].self_attn.polyhead
         assert {module.training for module in heads.modules()} == {train}
         assert {parameter.dtype for parameter in heads.parameters()} == {dtype}
-
-
-def test_heads_may_have_another_width_than_their_share():
-    model = llama(head_dim=4)
-    with refusing("dim of Hyla must be 4 but is 8"):
-        hf.swap_heads(model, None, ph.Hyla(4, dim=8))
-    assert hf.swap_heads(model, None, ph.Hyla(4, dim=4))(tokens()).logits.shape == (2, 7, 50)
 
 
 def test_swapped_again():

@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import math
-import os
 import runpy
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,25 +70,18 @@ def test_shards_and_half_precision(tmp_path):
     assert AUTO.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("where", ["cpu", "auto"])
-def test_device_map(where, tmp_path):
-    pytest.importorskip("accelerate")
-    model = make()
-    model.save_pretrained(tmp_path)
-    again = AUTO.from_pretrained(tmp_path, device_map=where)
-    assert_close(logits(again, tokens(2, 7).to(again.device)).cpu(), logits(model))
-
-
 def test_blocks_on_disk(tmp_path):
+    """Where the caller says so, and where accelerate would have them."""
     pytest.importorskip("accelerate")
     model = make("learned", layers=3)
     model.save_pretrained(tmp_path / "model")
     parts = [f"model.{name}" for name, _ in model.model.named_children()]
     places = dict.fromkeys((p for p in parts if p != "model.blocks"), "cpu")
     places |= {f"model.blocks.{i}": ("cpu", "disk", "cpu")[i] for i in range(3)}
-    again = AUTO.from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk")
+    for where in ("auto", places):
+        again = AUTO.from_pretrained(tmp_path / "model", device_map=where, offload_folder=tmp_path / "disk")
+        assert_close(logits(again, tokens(2, 7).to(again.device)).cpu(), logits(model))
     assert again.model.blocks[1].attention.out.weight.is_meta
-    assert_close(logits(again), logits(model))
 
 
 def test_parameters_missing_in_a_file_are_initialised_by_our_rules(tmp_path):
@@ -148,36 +139,17 @@ def logits_of(model):
     return model.model.inputs.table if model.config.tie_word_embeddings else model.model.outputs.linear
 
 
-def test_images(tmp_path):
+def test_images():
     ends = (ph.Patches((3, 8, 8), (4, 4), class_token=True), ph.Classes(5, pool="class"))
     config = hf.PolyheadConfig(ph.TransformerConfig(*ends, dim=16, heads=ph.Hyla(2), positions=ph.Learned()))
     model = hf.PolyheadForImageClassification(config).eval()
-    assert config.num_labels == 5
-    model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
     images, labels = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
-    out = again(images, labels=labels)
-    assert out.logits.shape == (2, 5)
+    out = model(images, labels=labels)
     assert torch.equal(out.logits, model.model(images)[:, 0])
     assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits, labels))
-    assert torch.equal(again(images, return_dict=False)[0], out.logits)
+    assert torch.equal(model(images, labels=labels, return_dict=False)[1], out.logits)
     with refusing("PolyheadConfig: 3 labels but the model has 5 classes"):
         hf.PolyheadConfig(config.transformer, num_labels=3)
-
-
-def test_it_can_be_pushed_to_the_hub(monkeypatch):
-    """The library's own method uploads the folder that `save_pretrained` writes."""
-    sent = []
-    hub = transformers.utils.hub
-    monkeypatch.setattr(
-        hub, "hf_api", lambda: SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="a/b"))
-    )
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: SimpleNamespace(save=lambda _: None))
-    monkeypatch.setattr(
-        hf.PolyheadForCausalLM, "_upload_modified_files", lambda _, path, *__, **___: sent.extend(os.listdir(path))
-    )
-    make().push_to_hub("a/b")
-    assert set(sent) == {"config.json", "generation_config.json", "model.safetensors", "modeling_polyhead.py"}
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -194,14 +166,9 @@ def written(folder, change):
 MISTAKES = {
     "PolyheadConfig: `transformer`, the JSON of a TransformerConfig, was wanted but there is none: this is no "
     "configuration of a polyhead model": lambda data: data.pop("transformer"),
-    "PolyheadConfig: transformer: an object with fields was wanted but 'os.system' came": lambda data: data.update(
-        transformer="os.system"
-    ),
-    "transformer: unknown field 'code'": lambda data: data["transformer"].update(code="import os"),
-    "transformer: heads: unknown kind 'os.system'": lambda data: data["transformer"]["heads"][0].update(
+    "PolyheadConfig: transformer: heads: unknown kind 'os.system'": lambda data: data["transformer"]["heads"][0].update(
         kind="os.system"
     ),
-    "transformer: dim: int was wanted but 'sixteen' came": lambda data: data["transformer"].update(dim="sixteen"),
     "PolyheadConfig: transformer: unknown field": lambda data: data["transformer"].update(kind="Train"),
     "vocab_size is 50 by its `transformer` but 60 came": lambda data: data.update(vocab_size=60),
     "PolyheadForCausalLM: a causal model between Tokens and Logits, without an": lambda data: data[
@@ -243,13 +210,9 @@ def test_inputs_that_are_refused():
         ({"past_key_values": transformers.DynamicCache()}, "past_key_values must be a PolyheadCache but is a DynamicC"),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
         ({"token_type_ids": ids}, "PolyheadForCausalLM: it takes no token_type_ids"),
-        ({"input_ids": torch.tensor([[50]])}, "Transformer: tokens must be 0 to 49 but 50 came"),
-        ({"input_ids": tokens(1, 25)}, "MultiHeadAttention: 25 positions but max_length is 24"),
     ):
         with refusing(line):
-            model(**{"input_ids": ids, **given})
-    with refusing("MultiHeadAttention: 25 positions but max_length is 24"):
-        model.generate(tokens(1, 20), max_new_tokens=6, do_sample=False)
+            model(ids, **given)
 
 
 def test_another_version_of_the_library_is_one_clear_line(monkeypatch):

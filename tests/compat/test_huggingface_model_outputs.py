@@ -162,16 +162,13 @@ def test_the_loss_of_classes():
     assert_close(loss, balanced.eval()(ids, ones, labels=labels).loss + balanced.model.auxiliary_loss())
 
 
-def test_a_model_with_classes_of_its_own_keeps_its_map():
+def test_a_model_with_classes_of_its_own_keeps_its_map(tmp_path):
+    """Also with more tokens."""
     model = make(CLASSES, outputs=ph.Classes(4), causal=False)
     ids, mask = tokens(2, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert (model.score, model.num_labels) == (None, 4)
     with torch.no_grad():
         assert_close(model(ids, mask).logits[0], model.model(ids[:1, :3])[0, 0])
-
-
-def test_a_model_with_classes_of_its_own_and_more_tokens(tmp_path):
-    model, ids = make(CLASSES, outputs=ph.Classes(4), causal=False), tokens(2, 5)
     model.resize_token_embeddings(model.config.vocab_size + 3)
     model.save_pretrained(tmp_path)
     again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)

@@ -226,7 +226,6 @@ TALKING = foreign("timm.models.cait", "TalkingHeadAttn")
 ELSEWHERE = [foreign(f"{place}.some", "Attention") for place in ("x_transformers", "diffusers", "transformers")]
 MISTAKES = {
     "replace: Attention has 4 heads but 8 came": lambda: drop_in(module(), ph.Hyla()),
-    "but 3, 3 and kv_heads 2 came": lambda: drop_in(module(), ph.Hyla(4, kv_heads=2)),
     "keys of their own but 3, 3": lambda: drop_in(module(), [ph.Softmax(2), ph.Hyla(2, share=True)]),
     "of a known timm was wanted but one with temperature came": lambda: drop_in(changed(temperature=2.0)),
     "of a known timm was wanted but one with mix came": lambda: drop_in(changed(mix=nn.Linear(2, 2))),
