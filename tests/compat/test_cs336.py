@@ -1,163 +1,82 @@
-"""The course's model, whole and in parts, at the shapes and tolerances of its tests, against NumPy in float64.
+"""The course's model, whole and in parts, with its names of tensors.
 
-The oracle is written from the handout: explicit loops over heads and positions, no code of ours.
+The oracle is our own layers, which have oracles of their own: the course's parts share the ops with them, no more.
 """
 
 import dataclasses
-import math
 
-import numpy as np
 import pytest
 import torch
 from refusals import refusing
+from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import cs336
 
-B, T, S, H, D, FF, V, L, CONTEXT, THETA = 4, 12, 16, 4, 64, 128, 10_000, 3, 16, 1e4
+B, T, H, D, FF, V, L, CONTEXT = 4, 12, 4, 16, 64, 50, 2, 20
+F64 = torch.float64
 
 
 def draw(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def state_dict(vocab=V, layers=L, dim=D, ff=FF):
+def state_dict():
     """The course's tensors, random: gains too, so that a forgotten one shows."""
-    shapes = {"token_embeddings.weight": (vocab, dim)}
-    for i in range(layers):
-        shapes |= {f"layers.{i}.attn.{x}_proj.weight": (dim, dim) for x in ("q", "k", "v", "output")}
-        shapes |= {f"layers.{i}.ln{n}.weight": (dim,) for n in "12"}
-        shapes |= {f"layers.{i}.ffn.w1.weight": (ff, dim), f"layers.{i}.ffn.w3.weight": (ff, dim)}
-        shapes |= {f"layers.{i}.ffn.w2.weight": (dim, ff)}
-    shapes |= {"ln_final.weight": (dim,), "lm_head.weight": (vocab, dim)}
+    shapes = {"token_embeddings.weight": (V, D)}
+    for i in range(L):
+        shapes |= {f"layers.{i}.attn.{x}_proj.weight": (D, D) for x in ("q", "k", "v", "output")}
+        shapes |= {f"layers.{i}.ln{n}.weight": (D,) for n in "12"}
+        shapes |= {f"layers.{i}.ffn.w1.weight": (FF, D), f"layers.{i}.ffn.w3.weight": (FF, D)}
+        shapes |= {f"layers.{i}.ffn.w2.weight": (D, FF)}
+    shapes |= {"ln_final.weight": (D,), "lm_head.weight": (V, D)}
     sizes = {k: 1.0 if "token" in k else s[-1] ** -0.5 for k, s in shapes.items()}
     return {k: draw(i, *s) * sizes[k] + ("ln" in k) for i, (k, s) in enumerate(shapes.items())}
 
 
-# -------------------------------------------------------------------------------------------------------------- oracle
-def f64(x):
-    return x.double().numpy()
-
-
-def rms(x, gain, eps=1e-5):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
-
-
-def turn(x, positions, theta):
-    """x (..., t, d): interleaved pairs, position from 0."""
-    out = np.empty_like(x)
-    for t, position in enumerate(positions):
-        for j in range(x.shape[-1] // 2):
-            angle = position * theta ** (-2 * j / x.shape[-1])
-            a, b = x[..., t, 2 * j], x[..., t, 2 * j + 1]
-            out[..., t, 2 * j] = a * math.cos(angle) - b * math.sin(angle)
-            out[..., t, 2 * j + 1] = a * math.sin(angle) + b * math.cos(angle)
-    return out
-
-
-def attend(q, k, v, mask):
-    scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
-    parts = np.where(mask, np.exp(scores - np.where(mask, scores, -np.inf).max(-1, keepdims=True)), 0)
-    return parts / parts.sum(-1, keepdims=True) @ v
-
-
-def mha(x, wq, wk, wv, wo, heads, positions=None, theta=None):
-    """Head after head: head i owns rows i * d to (i + 1) * d."""
-    d, outs = x.shape[-1] // heads, []
-    causal = np.arange(x.shape[-2])[:, None] >= np.arange(x.shape[-2])
-    for i in range(heads):
-        q, k, v = (x @ w[i * d : (i + 1) * d].T for w in (wq, wk, wv))
-        if positions is not None:
-            q, k = turn(q, positions, theta), turn(k, positions, theta)
-        outs.append(attend(q, k, v, causal))
-    return np.concatenate(outs, -1) @ wo.T
-
-
-def swiglu(x, w1, w2, w3):
-    gate = x @ w1.T
-    return (gate / (1 + np.exp(-gate)) * (x @ w3.T)) @ w2.T
-
-
-def block(x, weights, prefix):
-    w = {k.removeprefix(prefix): f64(v) for k, v in weights.items() if k.startswith(prefix)}
-    projections = [w[f"attn.{name}_proj.weight"] for name in ("q", "k", "v", "output")]
-    x = x + mha(rms(x, w["ln1.weight"]), *projections, H, range(x.shape[-2]), THETA)
-    return x + swiglu(rms(x, w["ln2.weight"]), *(w[f"ffn.w{n}.weight"] for n in "123"))
-
-
-def lm(tokens, weights, layers=L):
-    x = f64(weights["token_embeddings.weight"])[tokens.numpy()]
-    for i in range(layers):
-        x = block(x, weights, f"layers.{i}.")
-    return rms(x, f64(weights["ln_final.weight"])) @ f64(weights["lm_head.weight"]).T
-
-
-def close(actual, expected, atol=1e-6, rtol=1e-4):
-    np.testing.assert_allclose(actual.detach().numpy(), expected, atol=atol, rtol=rtol)
-
-
-@pytest.fixture(scope="module")
-def weights():
-    return state_dict()
-
-
-@pytest.fixture
-def x():
-    return draw(4, B, T, D)
-
-
-def fill(module, weights):
-    """Strictly: every key of the course is there and no other."""
-    module = module.to(next(iter(weights.values())).dtype)
-    module.load_state_dict(weights)
-    return module
-
-
 # ------------------------------------------------------------------------------------------ the model and its parts
-@pytest.mark.parametrize("length", [12, 6, 16, 1])
-def test_transformer_lm(weights, length):
-    """In float64 within 1e-9: only rounding is left in float32."""
-    ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
-    wanted = lm(ids, weights)
-    for dtype, near in ((torch.float32, {"atol": 1e-4}), (torch.float64, {"atol": 1e-9, "rtol": 0})):
-        given = {key: value.to(dtype) for key, value in weights.items()}
-        close(fill(cs336.TransformerLM(V, CONTEXT, D, L, H, FF, THETA), given)(ids), wanted, **near)
-        close(cs336.load(given, heads=H, theta=THETA, context=CONTEXT)(ids), wanted, **near)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+@pytest.mark.parametrize(
+    ("theta", "place", "named"), [(500.0, [500.0], {}), (50.0, [], {"rope_theta": 50.0}), (1e4, [], {})]
+)
+def test_transformer_lm(theta, place, named, dtype):
+    """All keys of the course are there, and no others.  The seventh argument may be theta."""
+    state = {key: value.to(dtype) for key, value in state_dict().items()}
+    model = cs336.TransformerLM(V, CONTEXT, D, L, H, FF, *place, **named, dtype=dtype)
+    model.load_state_dict(state)
+    loaded = cs336.load(state, heads=H, theta=theta, context=CONTEXT)
+    for length in (CONTEXT, 1):
+        ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
+        assert_close(model(ids), loaded(ids))
+        assert_close(model(ids[0]), loaded(ids)[0])
 
 
-def test_attention(weights, x):
+def test_attention():
     """Without rotary positions; with positions of each sequence in any order, and any number of batch dimensions."""
+    x, order = draw(4, B, T, D), torch.stack([torch.randperm(CONTEXT)[:T] for _ in range(B)])
     names = [f"{name}_proj.weight" for name in ("q", "k", "v", "output")]
-    state = {name: weights[f"layers.0.attn.{name}"] for name in names}
-    ws = [f64(w) for w in state.values()]
-    plain = fill(cs336.MultiHeadSelfAttention(D, H), state)
-    close(plain(x), mha(f64(x), *ws, H))
-    rotary = fill(cs336.MultiHeadSelfAttention(D, H, CONTEXT, THETA), state)
-    where = torch.stack([torch.randperm(CONTEXT, generator=torch.Generator().manual_seed(i))[:T] for i in range(B)])
-    rows = [mha(f64(x[i]), *ws, H, where[i].tolist(), THETA) for i in range(B)]
-    close(rotary(x, where), np.stack(rows))
-    close(rotary(x.view(2, 2, T, D), where.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
-    close(rotary(x[0], where[0]), rows[0])
+    state = {name: state_dict()[f"layers.0.attn.{name}"] for name in names}
+    q, k, v, out = state.values()
+    plain, rotary = cs336.MultiHeadSelfAttention(D, H), cs336.MultiHeadSelfAttention(D, H, CONTEXT, 50.0)
+    for module, where, positions in ((plain, None, None), (rotary, order, ph.Rotary(theta=50.0))):
+        module.load_state_dict(state)
+        layer = ph.MultiHeadAttention(D, ph.Softmax(H), causal=True, positions=positions, max_length=CONTEXT)
+        layer.load_state_dict({"qkv.weight": torch.cat((q, k, v)), "out.weight": out})
+        wanted = layer(x, positions=where)
+        assert_close(module(x, where), wanted)
+    assert_close(rotary(x.view(2, 2, T, D), order.view(2, 2, T)), wanted.view(2, 2, T, D))
+    assert_close(rotary(x[0], order[0]), wanted[0])
 
 
-def test_eps_of_rmsnorm(x):
-    x = x * 1e-3  # where eps shows
-    close(cs336.RMSNorm(D, 1e-6)(x), rms(f64(x), 1.0, 1e-6))
+def test_eps_of_rmsnorm():
+    x = draw(4, B, D) * 1e-3  # where eps shows
+    assert_close(cs336.RMSNorm(D, 1e-6)(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt())
 
 
-def test_theta_and_positions():
-    """The seventh argument is theta; a block gives token positions to its attention."""
-    torch.manual_seed(0)
-    models = [cs336.TransformerLM(11, 8, 8, 1, 2, 16, *last) for last in ((50.0,), ())]
-    models += [cs336.TransformerLM(11, 8, 8, 1, 2, 16, rope_theta=50.0)]
-    for model in models[1:]:
-        model.load_state_dict(models[0].state_dict())
-    given, usual, named = (model(torch.arange(8)[None]) for model in models)
-    assert torch.equal(given, named)
-    assert not torch.allclose(given, usual)
-    block, x, where = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
+def test_a_block_gives_token_positions_to_its_attention():
+    block, x, where = cs336.TransformerBlock(8, 2, 16, 8, 1e4), draw(4, 1, 4, 8), torch.tensor([0, 2, 3, 7])
     y = x + block.attn(block.ln1(x), where)
-    torch.testing.assert_close(block(x, where), y + block.ffn(block.ln2(y)))
+    assert_close(block(x, where), y + block.ffn(block.ln2(y)))
 
 
 def test_functions_of_the_ops():
@@ -166,17 +85,13 @@ def test_functions_of_the_ops():
 
 
 # ------------------------------------------------------------------------------------- checkpoints
-def small():
-    return state_dict(vocab=50, layers=2, dim=16, ff=64)
-
-
 COMPILED = {"no": str, "whole": "_orig_mod.{}".format, "in part": lambda key: key.replace("attn.", "attn._orig_mod.")}
 
 
 @pytest.mark.parametrize("compiled", COMPILED)
 def test_load_infers_the_sizes_and_saves_the_same_bits(compiled):
     """Without the prefix of compiled models, and without a random draw."""
-    course, draws = small(), torch.get_rng_state()
+    course, draws = state_dict(), torch.get_rng_state()
     given = {COMPILED[compiled](key): value for key, value in course.items()}
     model = cs336.load(given, heads=4, theta=500.0, context=20)
     assert torch.equal(torch.get_rng_state(), draws)
@@ -190,22 +105,16 @@ def test_load_infers_the_sizes_and_saves_the_same_bits(compiled):
     assert torch.equal(saved["layers.0.attn.q_proj.weight"], course["layers.0.attn.q_proj.weight"])
 
 
-def loading(changed=None, heads=4, drop=()):
-    """Load the course's state dict with some tensors changed and some dropped."""
-    course = {key: value for key, value in small().items() if key not in drop}
-    return cs336.load(course | (changed or {}), heads=heads, theta=1e4, context=8)
+def loading(changed=(), heads=4):
+    """Load the course's state dict with some tensors changed, or dropped (None)."""
+    course = {key: value for key, value in {**state_dict(), **dict(changed)}.items() if value is not None}
+    return cs336.load(course, heads=heads, theta=1e4, context=8)
 
 
 MISTAKES = {
-    "cs336.load: missing layers.1.ffn.w2.weight, lm_head.weight; unknown head.weight": lambda: loading(
-        {"head.weight": torch.zeros(50, 16)}, drop=("layers.1.ffn.w2.weight", "lm_head.weight")
-    ),
-    "cs336.load: lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading(
-        {"lm_head.weight": torch.zeros(51, 16)}
-    ),
-    "cs336.load: tables must be (c m) and (f m) but are (50,) and (64, 16)": lambda: loading(
-        {"token_embeddings.weight": torch.zeros(50)}
-    ),
+    "cs336.load: missing lm_head.weight; unknown x": lambda: loading({"lm_head.weight": None, "x": torch.ones(1)}),
+    "lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading({"lm_head.weight": torch.zeros(51, 16)}),
+    "(c m) and (f m) but are (50,) and (64, 16)": lambda: loading({"token_embeddings.weight": torch.zeros(50)}),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
     "cs336.load: missing layers.0.attn.k_proj.weight": lambda: cs336.load({}, heads=4, theta=1e4, context=8),
     "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),

@@ -1,7 +1,7 @@
-"""Models of the package `dual-attention` 0.0.7 as ours, and back: outputs, state dicts, what is trained.
+"""Models of the package `dual-attention` 0.0.7 as ours, and back: outputs, all gradients, state dicts.
 
 All weights are drawn anew (norms and relation weights, too), in float64; what the package computes in float32 there
-(RMSNorm, rotary) keeps the bounds at 1e-5.  Gradients of its modules are compared in tests/layers/test_dual_package.py.
+(RMSNorm, rotary) keeps the bounds at 1e-5.
 """
 
 import json
@@ -79,9 +79,8 @@ def outputs(model, inputs):
     return y[0] if isinstance(y, tuple) else y[:, None]
 
 
-@torch.no_grad()
 def compare(config, *, like=True):
-    """Ours computes and trains the same, and so does the model written back; `like`: its tensors are the same, too."""
+    """Ours computes the same, and so does the model written back; `like`: its tensors are the same, too."""
     theirs, inputs = model_of(config), inputs_of(config)
     state, draws = theirs.state_dict(), torch.get_rng_state()
     ours = dual_attention.load(state, config)
@@ -89,10 +88,10 @@ def compare(config, *, like=True):
     y, wanted = outputs(ours, inputs), outputs(theirs, inputs)
     assert_close(y, wanted, **NEAR)
     assert wanted.std() > 0.1, "constant outputs prove nothing"
-    mine, its = (dict(model.named_parameters(remove_duplicate=False)) for model in (ours, theirs))
-    for place in of_model(ours, plan(config)):
-        frozen = [not its[key].requires_grad for key in place.keys if key in its]
-        assert all((place.names[0] not in mine) == each for each in frozen), place.keys
+    cotangent = torch.randn_like(y) / 10
+    for each in (y, wanted):
+        (each * cotangent).sum().backward()
+    compare_gradients(ours, theirs, config)
     written, arguments = dual_attention.save(ours)
     again = model_of(arguments)
     again.load_state_dict(written)
@@ -102,6 +101,20 @@ def compare(config, *, like=True):
         for key, value in written.items():
             assert_close(value, state[key], atol=1e-6, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
     return ours
+
+
+def compare_gradients(ours, theirs, config):
+    """Of every parameter that the package trains; what it does not train is none of ours."""
+    mine, its = (dict(model.named_parameters(remove_duplicate=False)) for model in (ours, theirs))
+    for place in of_model(ours, plan(config)):
+        for key in its.keys() & set(place.keys):
+            wanted = its[key].grad
+            if its[key].requires_grad:
+                gradient = mine[place.names[0]].grad[place.where] * place.factor
+                rows = wanted[: len(gradient)] if wanted.ndim == gradient.ndim else wanted.reshape(gradient.shape)
+                assert_close(gradient, rows, **NEAR, msg=lambda text, key=key: f"{key}: {text}")
+            else:
+                assert place.names[0] not in mine
 
 
 # ------------------------------------------------------------------------------------------------------------- language

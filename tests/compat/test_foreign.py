@@ -13,3 +13,4 @@ def test_a_bias_of_zeros_and_a_mask_of_true_are_none():
     bias, mask = limits([torch.tensor([[[[0.0, -torch.inf]]]])], 1, 2, torch.float32)
     assert bias is None
     assert mask.flatten().tolist() == [True, False]
+    assert limits([torch.tensor([[[[-1e4]]]])], 1, 1, torch.float32) == (torch.tensor(-1e4), None)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from refusals import refusing
-from safetensors.torch import load_file
 from tiny_transformers import F64, GREEDY, SMALL, drawn, hf, llama, padded, positions, stepwise, tokens, transformers
 from torch import nn
 from torch.testing import assert_close
@@ -122,25 +121,15 @@ def test_new_parameters_begin_with_the_rows_of_the_values():
 
 
 @pytest.mark.parametrize("name", ["hyla", "positions"])
-def test_a_swapped_model_can_be_trained_saved_and_loaded(tmp_path, name):
-    model, ids = llama(torch.float32, std=0.05), tokens(4, 8)
-    hf.swap_heads(model, [1], MIXED[name]).train()
-    optimiser, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
-    begin = {key: p.detach().clone() for key, p in model.named_parameters() if "polyhead" in key}
-    for _ in range(15):
-        optimiser.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.9 * losses[0]
-    assert all(not torch.equal(model.get_parameter(key), before) for key, before in begin.items())
-    model.eval().save_pretrained(tmp_path)
+def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
+    """That it can be trained is in test_wrapped.py."""
+    model = swapped(llama(torch.float32), name)
+    assert all(p.requires_grad for p in model.parameters())
+    model.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
     with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-    assert set(load_file(tmp_path / "model.safetensors")) >= set(begin)
+        assert torch.equal(again(tokens()).logits, model(tokens()).logits)
 
 
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):

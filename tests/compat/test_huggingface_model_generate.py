@@ -125,8 +125,6 @@ def test_the_cache():
         cache.batch_select_indices(torch.tensor([3]))
         wanted = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
         assert_close(model(ids[1:, :1], past_key_values=cache).logits, wanted)
-    with refusing("Cache: the cache of one sequence cannot become that of 2: "):
-        cache.batch_repeat_interleave(2)
     with refusing("PolyheadCache: crop takes minus the number of tokens to forget but 1 came"):
         cache.crop(1)
     with refusing("PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not 'static'"):

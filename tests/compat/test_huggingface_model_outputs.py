@@ -19,7 +19,7 @@ MIXED = {"heads": (ph.Softmax(1), ph.Linear(1), ph.Hyla(2))}
 DUAL = {"heads": (ph.Softmax(2), ph.Relational(2)), "positions": ph.Learned(), "norm_order": "post"}
 SCALED = {"inputs": ph.Tokens(COUNT, scaled=True), "outputs": ph.Logits(COUNT, tied=True)}
 WINDOW = {"heads": (ph.Hyla(4),), "window": 2, **SCALED}
-CLASSES = "PolyheadForSequenceClassification"
+CLASSES, IMAGES = "PolyheadForSequenceClassification", "PolyheadForImageClassification"
 
 
 def make(kind="PolyheadForCausalLM", **changes):
@@ -106,18 +106,24 @@ def test_embeddings_in_place_of_tokens():
             model(**wrong)
 
 
-def test_the_backbone_of_images():
-    patches = {"inputs": ph.Patches((3, 8, 8), (4, 4)), "outputs": ph.Classes(5), "causal": False, "positions": None}
-    model, images = make("PolyheadForImageClassification", **patches), torch.randn(2, 3, 8, 8)
+def test_images():
+    """Their classes, and the backbone."""
+    ends = {"inputs": ph.Patches((3, 8, 8), (4, 4), class_token=True), "outputs": ph.Classes(5, pool="class")}
+    patches = {**ends, "causal": False, "positions": ph.Learned()}
+    model, images, labels = make(IMAGES, **patches), torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
     backbone = make("PolyheadModel", **patches)
     backbone.load_state_dict(model.state_dict(), strict=False)
     with torch.no_grad():
-        out, classified = backbone(pixel_values=images, **LOOK), model(images, **LOOK)
-    assert out.last_hidden_state.shape == (2, 4, 16)
+        out, classified = backbone(pixel_values=images, **LOOK), model(images, labels=labels, **LOOK)
+        assert torch.equal(model(images, return_dict=False)[0], classified.logits)
+    assert out.last_hidden_state.shape == (2, 5, 16)
     assert_close(model.model.outputs(out.last_hidden_state)[:, 0], classified.logits)
+    assert_close(classified.loss, F.cross_entropy(classified.logits, labels))
     assert_close(classified.attentions, out.attentions)
     assert_close(classified.hidden_states[-1], out.last_hidden_state)
     assert model.get_input_embeddings() is model.model.inputs.linear
+    with refusing("PolyheadConfig: 3 labels but the model has 5 classes"):
+        hf.PolyheadConfig(model.config.transformer, num_labels=3)
 
 
 # --------------------------------------------------------------------------------------------------- texts and labels
@@ -183,7 +189,7 @@ def test_a_model_with_classes_of_its_own_keeps_its_map(tmp_path):
         ("PolyheadModel", "a model of Tokens or Patches, without an encoder, was wanted but it reads Vectors(size=3"),
         (CLASSES, "a model of Tokens, without an encoder, was wanted but it reads Vectors(size=3"),
         ("PolyheadForCausalLM", "a causal model between Tokens and Logits, without an encoder, was wanted but it is"),
-        ("PolyheadForImageClassification", "a model between Patches and Classes was wanted but it is between Vectors("),
+        (IMAGES, "a model between Patches and Classes was wanted but it is between Vectors("),
     ],
 )
 def test_models_that_cannot_be_made(kind, line):
