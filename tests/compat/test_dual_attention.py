@@ -130,32 +130,23 @@ def plain_language(**changes):
 
 FROZEN = {**SYMBOLIC, "symbol_retrieval_kwargs": {**SYMBOLIC["symbol_retrieval_kwargs"], "trainable_symbols": False}}
 SCALED = {**SYMBOLIC, "symbol_retrieval_kwargs": {**SYMBOLIC["symbol_retrieval_kwargs"], "scale": 0.3}}
+KV, SHARED_KEYS = {"n_kv_heads": 1}, {"share_attn_params": True, "sa_kwargs": {"key_dim": 6}}
 SHORT = {**POSITION, "symbol_retrieval_kwargs": {"symbol_dim": D, "max_length": 6}}
 LANGUAGE = {
-    "published": language(
-        **FROZEN,
-        dff=None,
-        sa_kwargs={"n_kv_heads": 1},
-        ra_kwargs={"n_kv_heads": 1, "n_relations": 8, "rel_proj_dim": 1},
-    ),
+    "published": language(**FROZEN, dff=None, sa_kwargs=KV, ra_kwargs={**KV, "n_relations": 8, "rel_proj_dim": 1}),
     "learned positions": language(**POSITION, pos_enc_type="pos_emb", activation="relu"),
     "relative": language(**RELATIVE, ra_kwargs={**BY_OFFSET, "symmetric_rels": True, "n_relations": 1}),
     "swiglu rms": language(activation="swiglu", norm_type="rmsnorm", dff=None, ra_kwargs={"symmetric_rels": True}),
     "post": language(norm_first=False, activation="silu", ra_kwargs={"rel_activation": "gelu", "n_relations": 4}),
     "post rms": language(norm_first=False, norm_type="rmsnorm", activation="identity", **RELATIVE, ra_kwargs=BY_OFFSET),
     "wide keys": language(pos_enc_type="pos_emb", sa_kwargs={"key_dim": 6}, ra_kwargs={"key_dim": 3}),
-    "shared": language(share_attn_params=True, sa_kwargs={"n_kv_heads": 1}, ra_kwargs={"n_kv_heads": 1}),
-    "shared keys": language(
-        pos_enc_type="pos_emb",
-        share_attn_params=True,
-        sa_kwargs={"key_dim": 6},
-        ra_kwargs={"key_dim": 6, "add_bias_kv": True},
-    ),
+    "shared": language(share_attn_params=True, sa_kwargs=KV, ra_kwargs=KV),
+    "shared keys": language(**SHARED_KEYS, pos_enc_type="pos_emb", ra_kwargs={"key_dim": 6, "add_bias_kv": True}),
     "own": language(**OWN),
     "own positions": language(**POSITION, **OWN),
     "own offsets": language(**RELATIVE, **OWN, ra_kwargs=BY_OFFSET),
     "tied": language(**TIED, n_layers=3),
-    "tied, frozen": language(**TIED, **{k: v for k, v in FROZEN.items() if k != "symbol_retriever_config"}),
+    "tied, frozen": language(**TIED, **FROZEN),
     "biases": language(sa_kwargs={"add_bias_kv": True}, ra_kwargs={"add_bias_out": True}),
     "biases of relational heads": language(ra_kwargs={"add_bias_kv": True}, pos_enc_type="pos_emb"),
     "three to one": language(n_heads_sa=3, n_heads_ra=1, ra_kwargs={"rel_activation": "tanh", "n_relations": 4}),

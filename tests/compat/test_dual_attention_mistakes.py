@@ -26,27 +26,15 @@ def changed(**changes):
     return {**CONFIG, **changes}
 
 
-def without(*names):
-    return {name: value for name, value in CONFIG.items() if name not in names}
-
-
 def symbolic(**changes):
     return changed(symbol_retrieval_kwargs={**SYMBOLS, **changes})
 
 
-def related(**changes):
-    return changed(ra_kwargs=changes)
-
-
-def shared(**changes):
-    return changed(share_attn_params=True, **changes)
-
-
 OFFSETS = {"symbol_retrieval": "position_relative", "symbol_retrieval_kwargs": {"symbol_dim": D, "max_rel_pos": 2}}
 BAD_CONFIG = {
-    "ra_kwargs: arguments: unknown name 'n_relation'; did you": related(n_relation=2),
-    "dff, norm_first missing": without("dff", "norm_first"),
-    "vocab_size, image_shape or input_spec missing: no model of the package": without("vocab_size"),
+    "ra_kwargs: arguments: unknown name 'n_relation'; did you": changed(ra_kwargs={"n_relation": 2}),
+    "dff, norm_first missing": {name: CONFIG[name] for name in CONFIG.keys() - {"dff", "norm_first"}},
+    "vocab_size, image_shape or input_spec missing: no model of the package": {},
     "symbol_retrieval_kwargs: dropout must be 0 (the package applies it in": symbolic(dropout=0.1),
     "symbol_retrieval_kwargs: d_model must be 16, the model's width": symbolic(d_model=8),
     "symbol_retrieval_kwargs: its heads must divide 16 but are 5": symbolic(n_heads=5),
@@ -57,14 +45,14 @@ BAD_CONFIG = {
     "arguments: unknown ra_type 'ra'": changed(ra_type="ra"),
     "d_model must be a multiple of the heads, 5, but is 16": changed(n_heads_ra=3),
     "d_model must be a multiple of the heads, 0, but is 16": changed(n_heads_sa=0, n_heads_ra=0),
-    "ra_kwargs: n_relations x rel_proj_dim must be 8, the heads' width, not 3 x 2": related(n_relations=3),
-    "ra_kwargs: the package's softmax of relations sees later": related(rel_activation="softmax"),
-    "ra_kwargs: use_relative_positional_symbols belongs": related(use_relative_positional_symbols=True),
+    "ra_kwargs: n_relations x rel_proj_dim must be 8, the heads' width": changed(ra_kwargs={"n_relations": 3}),
+    "ra_kwargs: the package's softmax of relations sees later": changed(ra_kwargs={"rel_activation": "softmax"}),
+    "ra_kwargs: use_relative_positional_symbols belongs": changed(ra_kwargs={"use_relative_positional_symbols": True}),
     "ra_kwargs: use_relative_positional_symbols must be true with position-relative symbols": changed(**OFFSETS),
     "with RoPE the package has no key_dim other than d_model / heads": changed(sa_kwargs={"key_dim": 6}),
     "Softmax: kv_heads must divide 2 heads but is 3": changed(sa_kwargs={"n_kv_heads": 3}),
-    "share_attn_params needs n_heads_sa = n_heads_ra but": shared(n_heads_sa=3, n_heads_ra=1),
-    "share_attn_params: the package has it for relation": shared(ra_type="rca", ra_kwargs={}),
+    "share_attn_params needs n_heads_sa = n_heads_ra but": changed(share_attn_params=True, n_heads_sa=3, n_heads_ra=1),
+    "share_attn_params: the package has it for relation": changed(share_attn_params=True, ra_type="rca", ra_kwargs={}),
     "ra_kwargs: add_bias_kv of disrca gives": changed(ra_type="disrca", ra_kwargs={"add_bias_kv": True}),
     "n_layers must be an integer of at least 1 but is True": changed(n_layers=True),
     "n_heads_ra must be an integer of at least 0 but is -1": changed(n_heads_ra=-1),
@@ -180,7 +168,7 @@ def test_values_without_a_place_in_the_package(settings, name, line):
 
 PARTS = {
     "load_attention: d_model must be an integer": lambda: dual_attention.load_attention({}, {"n_heads": 2}),
-    "unknown cls 'Attn' (choose": lambda: dual_attention.load_attention({}, {"d_model": 4}, cls="Attn"),
+    "unknown cls 'Attn'": lambda: dual_attention.load_attention({}, {"d_model": 4}, cls="Attn"),
     "load_block: n_heads, dff, activation": lambda: dual_attention.load_block({}, {"d_model": 4}),
     "missing wq.weight, wk.weight, wv": lambda: dual_attention.load_attention(
         {"wo": torch.ones(1)}, {"d_model": 4, "n_heads": 2}, cls="Attention"

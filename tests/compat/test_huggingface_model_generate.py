@@ -111,7 +111,7 @@ def test_guessed_tokens_are_removed_from_the_cache():
 
 
 def test_the_cache():
-    model, cache = make("softmax"), PolyheadCache(2)
+    model, cache, sums = make("softmax"), PolyheadCache(2), PolyheadCache(2)
     cache.batch_repeat_interleave(2)  # nothing yet
     ids = tokens(2, 6)
     with torch.no_grad():
@@ -125,27 +125,14 @@ def test_the_cache():
         cache.batch_select_indices(torch.tensor([3]))
         wanted = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
         assert_close(model(ids[1:, :1], past_key_values=cache).logits, wanted)
+        make("sums")(ids[:1, :2], past_key_values=sums)
+    assert not sums.is_croppable  # although there are as many heads as tokens
     with refusing("PolyheadCache: crop takes minus the number of tokens to forget but 1 came"):
         cache.crop(1)
     with refusing("PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not 'static'"):
         generate(model, ids, cache_implementation="static")
     cache.reset()
     assert cache.get_seq_length() == 0
-
-
-def test_rows_of_a_cache_take_their_padding_along():
-    model, cache = make("softmax"), PolyheadCache(2)
-    _, ids, mask = ragged()
-    more, full = tokens(3, 1, seed=8), torch.cat((mask, torch.ones(3, 1, dtype=torch.long)), 1)
-    rows = torch.tensor([2, 0, 0])
-    with torch.no_grad():
-        model(ids, attention_mask=mask, past_key_values=cache)
-        cache.batch_select_indices(rows)
-        said = model(more, attention_mask=full[rows], past_key_values=cache).logits
-        assert_close(said, model(torch.cat((ids[rows], more), 1), attention_mask=full[rows]).logits[:, -1:])
-        sums = PolyheadCache(2)
-        make("sums")(tokens(1, 2), past_key_values=sums)
-    assert not sums.is_croppable  # although there are as many heads as tokens
 
 
 def test_several_sequences_in_one_row():

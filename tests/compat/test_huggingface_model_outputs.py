@@ -202,7 +202,7 @@ CODE = """
 import json, sys, torch, transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaForCausalLM
 transformers.logging.set_verbosity_error()
-ours, swapped, held, again = sys.argv[1:]
+ours, held, again = sys.argv[1:]
 ids, said = torch.tensor([[3, 4, 5]]), {}
 
 def refused(make, *given, **options):
@@ -214,14 +214,13 @@ def refused(make, *given, **options):
 said["refused"] = refused(AutoModelForCausalLM.from_pretrained, ours, trust_remote_code=False)
 kinds = AutoModelForCausalLM, LlamaForCausalLM, AutoConfig
 said["unknown"] = [refused(kind.from_pretrained, held, trust_remote_code=False) for kind in kinds]
-for folder in (ours, swapped):
+for folder in (ours, held):
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     said[type(model).__name__] = model.generate(ids, max_new_tokens=4, do_sample=False).tolist()
 model = AutoModel.from_pretrained(ours, trust_remote_code=True)
 said[type(model).__name__] = list(model(ids).last_hidden_state.shape)
 model.save_pretrained(again)  # no copy of our source
 said["plain"] = refused(LlamaForCausalLM.from_pretrained(held), ids)  # now we are imported
-torch.save(AutoModelForCausalLM.from_pretrained(held)(ids).logits, held + "/logits.pt")
 print(json.dumps(said))
 """
 
@@ -233,21 +232,19 @@ def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_pa
     model = make()
     model.save_pretrained(tmp_path / "ours")
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    swapped, config = (transformers.LlamaConfig(vocab_size=COUNT, **small) for _ in range(2))
-    swapped = hf.swap_heads(transformers.LlamaForCausalLM(swapped), None, ph.Hyla(2))
-    swapped.save_pretrained(tmp_path / "swapped")
+    config = transformers.LlamaConfig(vocab_size=COUNT, initializer_range=0.5, **small)
     holding = hf.with_heads(config, [None, [ph.Relational(1), ph.Hyla(1)]])
     assert (config.model_type, type(config)) == ("llama", transformers.LlamaConfig)
     held = transformers.AutoModelForCausalLM.from_config(holding).eval()
     assert [hasattr(layer.self_attn, "polyhead") for layer in held.model.layers] == [False, True]
     held.save_pretrained(tmp_path / "held")
-    folders = [tmp_path / name for name in ("ours", "swapped", "held", "again")]
+    folders = [tmp_path / name for name in ("ours", "held", "again")]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     command = [sys.executable, "-c", CODE, *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     ids = torch.tensor([[3, 4, 5]])
-    wanted = {type(m).__name__: m.generate(ids, max_new_tokens=4, do_sample=False).tolist() for m in (model, swapped)}
+    wanted = {type(m).__name__: m.generate(ids, max_new_tokens=4, do_sample=False).tolist() for m in (model, held)}
     said = json.loads(done.stdout.splitlines()[-1])
     assert "pass the argument `trust_remote_code=True`" in said.pop("refused").splitlines()[-1]
     unknown = said.pop("unknown")
@@ -255,8 +252,6 @@ def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_pa
     assert said.pop("plain") == (
         "polyhead: LlamaAttention must belong to a model whose configuration holds heads: use AutoModel"
     )
-    with torch.no_grad():
-        assert torch.equal(held(ids).logits, torch.load(tmp_path / "held" / "logits.pt"))
     assert said == {**wanted, "PolyheadModel": [1, 3, 16]}
     files = {path.name for path in (tmp_path / "again").iterdir()}
     assert files == {"config.json", "model.safetensors", "modeling_polyhead.py"}

@@ -255,9 +255,3 @@ def test_a_model_with_attention_of_both_kinds():
     assert isinstance(model["a"], timm.Attention)
     assert model["d"] is model["a"]
     assert model["c"] is other
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
-def test_torchscript_is_refused_in_one_line():
-    with refusing("Attention: TorchScript cannot compile it; use torch.compile or torch.export"):
-        torch.jit.script(drop_in(module()))

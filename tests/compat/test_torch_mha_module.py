@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -34,17 +35,11 @@ def _seed():
 
 
 @pytest.fixture
-def ran(monkeypatch):
-    """Modules whose forward of ours was called: a hook would switch PyTorch's fast path off by itself."""
-    called = []
+def ran():
+    """Calls of our modules: a hook would switch PyTorch's fast path off by itself."""
     forward = MultiheadAttention.forward
-
-    def counted(self, *args, **kwargs):
-        called.append(self)
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(MultiheadAttention, "forward", counted)
-    return called
+    with mock.patch.object(MultiheadAttention, "forward", autospec=True, side_effect=forward) as called:
+        yield called
 
 
 def layer(**options):
@@ -71,9 +66,9 @@ def test_an_encoder_layer_runs_our_forward(ran, mask, training):
     x = torch.randn(2, 5, 16)
     with torch.no_grad():
         wanted = theirs(x, **LIMITS[mask])
-        assert not ran
+        assert not ran.called
         assert_close(ours(x, **LIMITS[mask]), wanted, rtol=1e-6, atol=1e-6)
-        assert ran == [ours.self_attn]
+        assert ran.call_count == 1
     y, want = ours(x, **LIMITS[mask]), theirs(x, **LIMITS[mask])
     grads = [torch.autograd.grad(out.sin().sum(), list(m.parameters())) for out, m in ((y, ours), (want, theirs))]
     assert_close(*grads, rtol=1e-5, atol=1e-6)
@@ -87,7 +82,7 @@ def test_an_encoder_with_padding_runs_our_forward_in_all_layers(ran):
         warnings.filterwarnings("ignore", ".*nested tensors")  # said once in a process, here or before
         wanted = theirs(x, src_key_padding_mask=PADDING)
         y = ours(x, src_key_padding_mask=PADDING)
-        assert len(ran) == 2
+        assert ran.call_count == 2
         assert_close(y[~PADDING], wanted[~PADDING], rtol=1e-5, atol=1e-6)
         ours.use_nested_tensor = True  # as where layers are put in by hand
         with refusing("a nested one came: set enable_nested_tensor=False"):
@@ -106,7 +101,7 @@ def test_encoder_and_decoder(ran, batch_first):
     how = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(T, dtype=F64), "tgt_is_causal": True}
     how |= {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
     assert_close(ours(*given, **how), theirs(*given, **how), rtol=1e-10, atol=1e-10)
-    assert len(ran) == 3
+    assert ran.call_count == 3
     before, after = capture(theirs, *given, **how), capture(ours, *given, **how)
     names = [taps.name.rpartition("layers.0.")[2] for taps in before]
     assert names == ["self_attn", "self_attn", "multihead_attn"]
