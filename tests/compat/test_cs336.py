@@ -134,21 +134,13 @@ def test_mistakes_are_one_line(line):
         MISTAKES[line]()
 
 
+OTHERS = {"norm": "layer", "norm_eps": 1e-6, "causal": False, "bias": True, "feedforward": ph.Mlp()}
+OTHERS |= {"positions": ph.Rotary(layout="half"), "inputs": ph.Vectors(3), "outputs": ph.Logits(50, tied=True)}
+HEADS = [(ph.Softmax(2), ph.Hyla(2)), (ph.Softmax(4, kv_heads=2),)]
+
+
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("norm", "layer"),
-        ("norm_eps", 1e-6),
-        ("causal", False),
-        ("bias", True),
-        ("heads", (ph.Softmax(2), ph.Hyla(2))),
-        ("heads", (ph.Softmax(4, kv_heads=2),)),
-        ("feedforward", ph.Mlp()),
-        ("positions", None),
-        ("positions", ph.Rotary(layout="half")),
-        ("inputs", ph.Vectors(3)),
-        ("outputs", ph.Logits(50, tied=True)),
-    ],
+    ("field", "value"), [*OTHERS.items(), ("positions", None), *(("heads", heads) for heads in HEADS)]
 )
 def test_save_refuses_other_architectures(field, value):
     settings = dataclasses.replace(loading().config, **{field: value})

@@ -9,29 +9,13 @@ import torch
 from refusals import refusing
 from torch import nn
 from torch.testing import assert_close
-from torch_attention import (
-    DIM,
-    F64,
-    HEADS,
-    KINDS,
-    MASKS,
-    MIXED,
-    B,
-    S,
-    T,
-    causal,
-    inputs,
-    masks,
-    own_layer,
-    pair,
-    rebuilt,
-    scrambled,
-)
+from torch_attention import DIM, HEADS, KINDS, MASKS, MIXED, B, S, T, inputs, masks, own_layer, pair, rebuilt, scrambled
 
 import polyhead as ph
 from polyhead.analysis import codes
 from polyhead.compat.torch_mha import MultiheadAttention, capture
 
+F64 = torch.float64
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 NEAR = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -92,9 +76,9 @@ def test_arguments_by_position():
     theirs, ours = nn.MultiheadAttention(*settings).eval(), MultiheadAttention(*settings).eval()
     ours.load_state_dict(theirs.state_dict())
     assert ours.dropout == 0.25
-    qkv = [x[:, :T] for x in inputs("widths")]
+    qkv, causal = [x[:, :T] for x in inputs("widths")], torch.ones(T, T, dtype=torch.bool).triu(1)
     for average in (True, False):
-        given = (None, True, causal(T), average, True)
+        given = (None, True, causal, average, True)
         assert_close(ours(*qkv, *given), theirs(*qkv, *given), **EXACT)
     with pytest.raises(TypeError, match=r"^MultiheadAttention: only 11 arguments may come without their names"):
         MultiheadAttention(*settings, ph.Hyla(4))
