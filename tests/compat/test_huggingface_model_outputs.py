@@ -183,17 +183,17 @@ def test_a_model_with_classes_of_its_own_keeps_its_map(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
-@pytest.mark.parametrize(
-    ("kind", "line"),
-    [
-        ("PolyheadModel", "a model of Tokens or Patches, without an encoder, was wanted but it reads Vectors(size=3"),
-        (CLASSES, "a model of Tokens, without an encoder, was wanted but it reads Vectors(size=3"),
-        ("PolyheadForCausalLM", "a causal model between Tokens and Logits, without an encoder, was wanted but it is"),
-        (IMAGES, "a model between Patches and Classes was wanted but it is between Vectors("),
-    ],
-)
-def test_models_that_cannot_be_made(kind, line):
-    with refusing(f"{kind}: {line}"):
+NOT_OF_VECTORS = {
+    "PolyheadModel": "a model of Tokens or Patches, without an encoder, was wanted but it reads Vectors(size=3",
+    CLASSES: "a model of Tokens, without an encoder, was wanted but it reads Vectors(size=3",
+    "PolyheadForCausalLM": "a causal model between Tokens and Logits, without an encoder, was wanted but it is",
+    IMAGES: "a model between Patches and Classes was wanted but it is between Vectors(",
+}
+
+
+@pytest.mark.parametrize("kind", NOT_OF_VECTORS)
+def test_models_that_cannot_be_made(kind):
+    with refusing(f"{kind}: {NOT_OF_VECTORS[kind]}"):
         make(kind, inputs=ph.Vectors(3))
 
 
@@ -249,12 +249,9 @@ def test_a_folder_finds_its_classes_in_a_process_that_has_not_imported_us(tmp_pa
     assert "pass the argument `trust_remote_code=True`" in said.pop("refused").splitlines()[-1]
     unknown = said.pop("unknown")
     assert [("trust_remote_code" in line or "polyhead_heads" in line) for line in unknown] == [True] * 3
-    assert said.pop("plain") == (
-        "polyhead: LlamaAttention must belong to a model whose configuration holds heads: use AutoModel"
-    )
+    assert "LlamaAttention must belong to a model whose configuration holds heads" in said.pop("plain")
     assert said == {**wanted, "PolyheadModel": [1, 3, 16]}
     files = {path.name for path in (tmp_path / "again").iterdir()}
     assert files == {"config.json", "model.safetensors", "modeling_polyhead.py"}
-    assert json.loads((tmp_path / "again" / "config.json").read_text())["auto_map"]["AutoConfig"] == (
-        "modeling_polyhead.PolyheadConfig"
-    )
+    found = json.loads((tmp_path / "again" / "config.json").read_text())["auto_map"]
+    assert found["AutoConfig"] == "modeling_polyhead.PolyheadConfig"
