@@ -146,15 +146,6 @@ def test_views_and_copies_of_one_tensor_are_self_attention(way, steps):
     assert_close(y, wanted, rtol=1e-9, atol=1e-9)
 
 
-def asked(first, then):
-    """Two calls of one module, whose query, key and value are these functions of its two tokens."""
-    model, x = attention(), torch.randn(B, 2, DIM, dtype=F64)
-    with cached(model):
-        for call, token in ((first, x[:, :1]), (then, x[:, 1:])):
-            query, *context = call(token)
-            model["one"](query, context[0], context[-1])
-
-
 NOISE = 1 + torch.arange(DIM, dtype=F64)
 CALLS = {
     "self": lambda x: (x, x),
@@ -171,9 +162,11 @@ CONFUSED = {
 
 @pytest.mark.parametrize("line", CONFUSED)
 def test_attention_that_changes_its_kind_or_its_keys_is_refused(line):
-    first, then = (CALLS[name] for name in CONFUSED[line])
-    with refusing(f"MultiheadAttention: {line}"):
-        asked(first, then)
+    model, x = attention(), torch.randn(B, 2, DIM, dtype=F64)
+    with refusing(f"MultiheadAttention: {line}"), cached(model):
+        for name, token in zip(CONFUSED[line], x.split(1, dim=1), strict=True):
+            query, *context = CALLS[name](token)
+            model["one"](query, context[0], context[-1])
 
 
 def test_a_context_may_be_computed_in_each_call():
@@ -187,26 +180,15 @@ def test_a_context_may_be_computed_in_each_call():
     assert_close(y, wanted[:, 4:], rtol=1e-9, atol=1e-9)
 
 
-class Twice(nn.Module):
-    """One layer at two depths."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True, dtype=F64)
-
-    def forward(self, x):
-        return self.layer(self.layer(x))
-
-
 def test_a_module_that_one_call_asks_twice_is_refused():
-    model = Twice()
+    layer = nn.TransformerEncoderLayer(DIM, HEADS, 16, batch_first=True, dtype=F64)
+    model, x = nn.Sequential(layer, layer), torch.randn(B, 3, DIM, dtype=F64)
     replace(model)
-    x = torch.randn(B, 3, DIM, dtype=F64)
     with refusing("must call it once in each pass but called it twice"), cached(model.eval()) as cache:
         model(x)
     assert cache.length == 0
-    with cached(model.layer) as cache:  # as before, although there was an error
-        model.layer(x)
+    with cached(layer) as cache:  # as before, although there was an error
+        layer(x)
     assert cache.length == 3
 
 
