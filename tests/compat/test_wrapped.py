@@ -205,7 +205,7 @@ class Other(nn.Module):
 LAYER = [ph.Softmax(1), ph.Linear(1), ph.Hyla(2)]
 
 
-@pytest.mark.parametrize("how", ["lora", "hooked"])
+@pytest.mark.parametrize("how", ["lora", "normed", "hooked"])
 def test_a_wrapped_projection_of_our_own_layer_is_called(how):
     """In self- and cross-attention, and in what taps say of it."""
     torch.manual_seed(0)
@@ -217,6 +217,9 @@ def test_a_wrapped_projection_of_our_own_layer_is_called(how):
             mine, own = getattr(layer, name), getattr(want, name)
             own.weight.data += mine.get_delta_weight("default")
             own.bias.data += 4 * mine.lora_B["default"].bias.data  # alpha over rank
+    elif how == "normed":
+        for linear in (layer.qkv, layer.out):
+            parametrizations.weight_norm(linear)
     else:
         layer.qkv.register_forward_hook(lambda module, args, y: 2 * y)
         for parameter in want.qkv.parameters():
@@ -225,7 +228,7 @@ def test_a_wrapped_projection_of_our_own_layer_is_called(how):
     with torch.no_grad():
         assert_close(layer(x), want(x), rtol=1e-5, atol=1e-5)
         assert_close(layer(x, context, taps=mine), want(x, context, taps=own), rtol=1e-5, atol=1e-5)
-    if how == "lora":  # of a hook, taps cannot tell
+    if how != "hooked":  # of a hook, taps cannot tell
         assert_close(mine[0].b_out, own[0].b_out, rtol=1e-5, atol=1e-5)
         for a, b in zip(mine[0].groups, own[0].groups, strict=True):
             assert_close((a.w_value, a.b_value, a.w_out), (b.w_value, b.b_value, b.w_out), rtol=1e-5, atol=1e-5)
