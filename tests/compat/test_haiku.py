@@ -114,26 +114,18 @@ def test_mistakes_are_one_line(params, heads, line):
 
 
 WITHOUT = "no positions, q/k norms, window or causal mask but this one has not"
-ONE = "one group of softmax heads that share the width 16 but this one has not"
+OTHERS = [{"causal": True}, {"positions": ph.Alibi()}, {"positions": ph.Rotary()}, {"qk_norm": True}, {"window": 3}]
 
 
-@pytest.mark.parametrize(
-    ("heads", "settings", "line"),
-    [
-        ([ph.Softmax(2), ph.Hyla(2)], {}, ONE),
-        ([ph.Hyla(4)], {}, ONE),
-        ([ph.Softmax(4, kv_heads=2)], {}, ONE),
-        ([ph.Softmax(4)], {"bias": False}, "biases but this one has not"),
-        ([ph.Softmax(4)], {"causal": True}, WITHOUT),
-        ([ph.Softmax(4)], {"positions": ph.Alibi()}, WITHOUT),
-        ([ph.Softmax(4)], {"positions": ph.Rotary()}, WITHOUT),
-        ([ph.Softmax(4)], {"qk_norm": True}, WITHOUT),
-        ([ph.Softmax(4)], {"window": 3}, WITHOUT),
-    ],
-)
-def test_layers_without_an_equivalent_in_the_tutorial(heads, settings, line):
-    with refusing(f"to_haiku: the tutorial's module has {line}"):
-        to_haiku(ph.MultiHeadAttention(16, heads, **{"bias": True, **settings}))
+def test_layers_without_an_equivalent_in_the_tutorial():
+    for settings in OTHERS:
+        with refusing(f"to_haiku: the tutorial's module has {WITHOUT}"):
+            to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4), bias=True, **settings))
+    for heads in ([ph.Softmax(2), ph.Hyla(2)], ph.Hyla(4), ph.Softmax(4, kv_heads=2)):
+        with refusing("one group of softmax heads that share the width 16 but this one has not"):
+            to_haiku(ph.MultiHeadAttention(16, heads, bias=True))
+    with refusing("biases but this one has not"):
+        to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4)))
 
 
 def test_a_window_in_flax():
