@@ -79,17 +79,11 @@ def test_incomplete_folders(tmp_path):
 
 def test_a_model_of_ours_can_be_saved():
     """With our defaults as far as the package has them; the output projection is made block-diagonal here."""
-    settings = ph.TransformerConfig(
-        *(ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)),
-        dim=D,
-        heads=[ph.Softmax(2), ph.Relational(2, relations=8, symbols=ph.SymbolicAttention(count=5))],
-        feedforward=ph.Mlp(act="relu", bias=False),
-        positions=ph.Learned(),
-        max_length=12,
-        causal=True,
-    )
+    heads = [ph.Softmax(2), ph.Relational(2, relations=8, symbols=ph.SymbolicAttention(count=5))]
+    how = {"feedforward": ph.Mlp(act="relu", bias=False), "positions": ph.Learned(), "max_length": 12, "causal": True}
+    ends = ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)
     torch.manual_seed(0)
-    ours = ph.Transformer(settings)
+    ours = ph.Transformer(ph.TransformerConfig(*ends, dim=D, heads=heads, **how))
     with torch.no_grad():
         for block in ours.blocks:
             block.attention.out.weight[: D // 2, D // 2 :] = block.attention.out.weight[D // 2 :, : D // 2] = 0.0
