@@ -1,82 +1,181 @@
-"""The course's model, whole and in parts, with its names of tensors.
+"""The course's model, whole and in parts, at the shapes and tolerances of its tests, against NumPy in float64.
 
-The oracle is our own layers, which have oracles of their own: the course's parts share the ops with them, no more.
+The oracle is written from the handout: explicit loops over heads and positions, no code of ours.
 """
 
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 import torch
 from refusals import refusing
-from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.compat import cs336
 
-B, T, H, D, FF, V, L, CONTEXT = 4, 12, 4, 16, 64, 50, 2, 20
-F64 = torch.float64
+B, T, S, H, D, FF, V, L, CONTEXT, THETA = 4, 12, 16, 4, 64, 128, 10_000, 3, 16, 1e4
 
 
 def draw(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def state_dict():
+def state_dict(vocab=V, layers=L, dim=D, ff=FF):
     """The course's tensors, random: gains too, so that a forgotten one shows."""
-    shapes = {"token_embeddings.weight": (V, D)}
-    for i in range(L):
-        shapes |= {f"layers.{i}.attn.{x}_proj.weight": (D, D) for x in ("q", "k", "v", "output")}
-        shapes |= {f"layers.{i}.ln{n}.weight": (D,) for n in "12"}
-        shapes |= {f"layers.{i}.ffn.w1.weight": (FF, D), f"layers.{i}.ffn.w3.weight": (FF, D)}
-        shapes |= {f"layers.{i}.ffn.w2.weight": (D, FF)}
-    shapes |= {"ln_final.weight": (D,), "lm_head.weight": (V, D)}
+    shapes = {"token_embeddings.weight": (vocab, dim)}
+    for i in range(layers):
+        shapes |= {f"layers.{i}.attn.{x}_proj.weight": (dim, dim) for x in ("q", "k", "v", "output")}
+        shapes |= {f"layers.{i}.ln{n}.weight": (dim,) for n in "12"}
+        shapes |= {f"layers.{i}.ffn.w1.weight": (ff, dim), f"layers.{i}.ffn.w3.weight": (ff, dim)}
+        shapes |= {f"layers.{i}.ffn.w2.weight": (dim, ff)}
+    shapes |= {"ln_final.weight": (dim,), "lm_head.weight": (vocab, dim)}
     sizes = {k: 1.0 if "token" in k else s[-1] ** -0.5 for k, s in shapes.items()}
     return {k: draw(i, *s) * sizes[k] + ("ln" in k) for i, (k, s) in enumerate(shapes.items())}
 
 
+# -------------------------------------------------------------------------------------------------------------- oracle
+def f64(x):
+    return x.double().numpy()
+
+
+def rms(x, gain, eps=1e-5):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
+
+
+def turn(x, positions, theta):
+    """x (..., t, d): interleaved pairs, position from 0."""
+    out = np.empty_like(x)
+    for t, position in enumerate(positions):
+        for j in range(x.shape[-1] // 2):
+            angle = position * theta ** (-2 * j / x.shape[-1])
+            a, b = x[..., t, 2 * j], x[..., t, 2 * j + 1]
+            out[..., t, 2 * j] = a * math.cos(angle) - b * math.sin(angle)
+            out[..., t, 2 * j + 1] = a * math.sin(angle) + b * math.cos(angle)
+    return out
+
+
+def attend(q, k, v, mask):
+    scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
+    parts = np.where(mask, np.exp(scores - np.where(mask, scores, -np.inf).max(-1, keepdims=True)), 0)
+    return parts / parts.sum(-1, keepdims=True) @ v
+
+
+def mha(x, wq, wk, wv, wo, heads, positions=None, theta=None):
+    """Head after head: head i owns rows i * d to (i + 1) * d."""
+    d, outs = x.shape[-1] // heads, []
+    causal = np.arange(x.shape[-2])[:, None] >= np.arange(x.shape[-2])
+    for i in range(heads):
+        q, k, v = (x @ w[i * d : (i + 1) * d].T for w in (wq, wk, wv))
+        if positions is not None:
+            q, k = turn(q, positions, theta), turn(k, positions, theta)
+        outs.append(attend(q, k, v, causal))
+    return np.concatenate(outs, -1) @ wo.T
+
+
+def swiglu(x, w1, w2, w3):
+    gate = x @ w1.T
+    return (gate / (1 + np.exp(-gate)) * (x @ w3.T)) @ w2.T
+
+
+def block(x, weights, prefix):
+    w = {k.removeprefix(prefix): f64(v) for k, v in weights.items() if k.startswith(prefix)}
+    projections = [w[f"attn.{name}_proj.weight"] for name in ("q", "k", "v", "output")]
+    x = x + mha(rms(x, w["ln1.weight"]), *projections, H, range(x.shape[-2]), THETA)
+    return x + swiglu(rms(x, w["ln2.weight"]), *(w[f"ffn.w{n}.weight"] for n in "123"))
+
+
+def lm(tokens, weights, layers=L):
+    x = f64(weights["token_embeddings.weight"])[tokens.numpy()]
+    for i in range(layers):
+        x = block(x, weights, f"layers.{i}.")
+    return rms(x, f64(weights["ln_final.weight"])) @ f64(weights["lm_head.weight"]).T
+
+
+def close(actual, expected, atol=1e-6, rtol=1e-4):
+    np.testing.assert_allclose(actual.detach().numpy(), expected, atol=atol, rtol=rtol)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return state_dict()
+
+
+@pytest.fixture
+def x():
+    return draw(4, B, T, D)
+
+
+def fill(module, weights):
+    """Strictly: every key of the course is there and no other."""
+    module = module.to(next(iter(weights.values())).dtype)
+    module.load_state_dict(weights)
+    return module
+
+
 # ------------------------------------------------------------------------------------------ the model and its parts
-@pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize(
-    ("theta", "place", "named"), [(500.0, [500.0], {}), (50.0, [], {"rope_theta": 50.0}), (1e4, [], {})]
-)
-def test_transformer_lm(theta, place, named, dtype):
-    """All keys of the course are there, and no others.  The seventh argument may be theta."""
-    state = {key: value.to(dtype) for key, value in state_dict().items()}
-    model = cs336.TransformerLM(V, CONTEXT, D, L, H, FF, *place, **named, dtype=dtype)
-    model.load_state_dict(state)
-    loaded = cs336.load(state, heads=H, theta=theta, context=CONTEXT)
-    for length in (CONTEXT, 1):
-        ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
-        assert_close(model(ids), loaded(ids))
-        assert_close(model(ids[0]), loaded(ids)[0])
+@pytest.mark.parametrize("length", [12, 6, 16, 1])
+def test_transformer_lm(weights, length):
+    """In float64 within 1e-9: only rounding is left in float32."""
+    ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
+    wanted = lm(ids, weights)
+    for dtype, near in ((torch.float32, {"atol": 1e-4}), (torch.float64, {"atol": 1e-9, "rtol": 0})):
+        given = {key: value.to(dtype) for key, value in weights.items()}
+        close(fill(cs336.TransformerLM(V, CONTEXT, D, L, H, FF, THETA), given)(ids), wanted, **near)
+        close(cs336.load(given, heads=H, theta=THETA, context=CONTEXT)(ids), wanted, **near)
 
 
-def test_attention():
+def test_attention(weights, x):
     """Without rotary positions; with positions of each sequence in any order, and any number of batch dimensions."""
-    x, order = draw(4, B, T, D), torch.stack([torch.randperm(CONTEXT)[:T] for _ in range(B)])
     names = [f"{name}_proj.weight" for name in ("q", "k", "v", "output")]
-    state = {name: state_dict()[f"layers.0.attn.{name}"] for name in names}
-    q, k, v, out = state.values()
-    plain, rotary = cs336.MultiHeadSelfAttention(D, H), cs336.MultiHeadSelfAttention(D, H, CONTEXT, 50.0)
-    for module, where, positions in ((plain, None, None), (rotary, order, ph.Rotary(theta=50.0))):
-        module.load_state_dict(state)
-        layer = ph.MultiHeadAttention(D, ph.Softmax(H), causal=True, positions=positions, max_length=CONTEXT)
-        layer.load_state_dict({"qkv.weight": torch.cat((q, k, v)), "out.weight": out})
-        wanted = layer(x, positions=where)
-        assert_close(module(x, where), wanted)
-    assert_close(rotary(x.view(2, 2, T, D), order.view(2, 2, T)), wanted.view(2, 2, T, D))
-    assert_close(rotary(x[0], order[0]), wanted[0])
+    state = {name: weights[f"layers.0.attn.{name}"] for name in names}
+    ws = [f64(w) for w in state.values()]
+    plain = fill(cs336.MultiHeadSelfAttention(D, H), state)
+    actual = plain(x)
+    close(actual, mha(f64(x), *ws, H))
+    changed = x.clone()
+    changed[:, 7:] += 1.0
+    assert torch.equal(plain(changed)[:, :7], actual[:, :7])
+    rotary = fill(cs336.MultiHeadSelfAttention(D, H, CONTEXT, THETA), state)
+    where = torch.stack([torch.randperm(CONTEXT, generator=torch.Generator().manual_seed(i))[:T] for i in range(B)])
+    rows = [mha(f64(x[i]), *ws, H, where[i].tolist(), THETA) for i in range(B)]
+    close(rotary(x, where), np.stack(rows))
+    close(rotary(x.view(2, 2, T, D), where.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
+    close(rotary(x[0], where[0]), rows[0])
+    assert (rotary(x)[:, 1] - actual[:, 1]).abs().max() > 1e-2
 
 
-def test_eps_of_rmsnorm():
-    x = draw(4, B, D) * 1e-3  # where eps shows
-    assert_close(cs336.RMSNorm(D, 1e-6)(x), x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt())
+@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+def test_rmsnorm(weights, x, eps):
+    gain = weights["layers.1.ln1.weight"]
+    for scale in (1.0, 1e-3):  # at 1e-3 eps shows
+        close(fill(cs336.RMSNorm(D, eps), {"weight": gain})(x * scale), rms(f64(x * scale), f64(gain), eps))
+    assert cs336.RMSNorm(D).eps == 1e-5
 
 
-def test_a_block_gives_token_positions_to_its_attention():
-    block, x, where = cs336.TransformerBlock(8, 2, 16, 8, 1e4), draw(4, 1, 4, 8), torch.tensor([0, 2, 3, 7])
+@pytest.mark.parametrize("shape", [(B, T, D), (T, D), (2, 3, T, D)])
+def test_rope(shape):
+    x, positions = draw(4, *shape), torch.arange(T)
+    expected, rope = turn(f64(x), range(T), THETA), cs336.RotaryPositionalEmbedding(THETA, D, T)
+    close(rope(x, positions), expected)
+    if len(shape) > 2:
+        close(rope(x, positions.expand(1, T)), expected)
+
+
+def test_theta_and_positions():
+    """The seventh argument is theta; a block gives token positions to its attention."""
+    torch.manual_seed(0)
+    models = [cs336.TransformerLM(11, 8, 8, 1, 2, 16, *last) for last in ((50.0,), ())]
+    models += [cs336.TransformerLM(11, 8, 8, 1, 2, 16, rope_theta=50.0)]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    given, usual, named = (model(torch.arange(8)[None]) for model in models)
+    assert torch.equal(given, named)
+    assert not torch.allclose(given, usual)
+    block, x, where = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
     y = x + block.attn(block.ln1(x), where)
-    assert_close(block(x, where), y + block.ffn(block.ln2(y)))
+    torch.testing.assert_close(block(x, where), y + block.ffn(block.ln2(y)))
+    assert not torch.allclose(block(x, where), block(x))
 
 
 def test_functions_of_the_ops():
@@ -85,17 +184,18 @@ def test_functions_of_the_ops():
 
 
 # ------------------------------------------------------------------------------------- checkpoints
-COMPILED = {"no": str, "whole": "_orig_mod.{}".format, "in part": lambda key: key.replace("attn.", "attn._orig_mod.")}
+def small():
+    return state_dict(vocab=50, layers=2, dim=16, ff=64)
 
 
-@pytest.mark.parametrize("compiled", COMPILED)
-def test_load_infers_the_sizes_and_saves_the_same_bits(compiled):
-    """Without the prefix of compiled models, and without a random draw."""
-    course, draws = state_dict(), torch.get_rng_state()
-    given = {COMPILED[compiled](key): value for key, value in course.items()}
-    model = cs336.load(given, heads=4, theta=500.0, context=20)
-    assert torch.equal(torch.get_rng_state(), draws)
-    assert (model.config.positions, model.config.max_length) == (ph.Rotary(theta=500.0), 20)
+def test_load_infers_the_sizes_and_saves_the_same_bits():
+    course = small()
+    model = cs336.load(course, heads=4, theta=500.0, context=20)
+    c = model.config
+    assert (c.inputs, c.outputs, c.dim, c.layers) == (ph.Tokens(50), ph.Logits(50), 16, 2)
+    assert (c.heads, c.feedforward, c.max_length) == ((ph.Softmax(4),), ph.Swiglu(64), 20)
+    assert c.positions == ph.Rotary(theta=500.0)
+    assert (c.norm, c.norm_eps, c.norm_order, c.causal) == ("rms", 1e-5, "pre", True)
     saved = cs336.save(model)
     assert set(saved) == set(course)
     for key, value in course.items():
@@ -105,16 +205,48 @@ def test_load_infers_the_sizes_and_saves_the_same_bits(compiled):
     assert torch.equal(saved["layers.0.attn.q_proj.weight"], course["layers.0.attn.q_proj.weight"])
 
 
-def loading(changed=(), heads=4):
-    """Load the course's state dict with some tensors changed, or dropped (None)."""
-    course = {key: value for key, value in {**state_dict(), **dict(changed)}.items() if value is not None}
-    return cs336.load(course, heads=heads, theta=1e4, context=8)
+def test_load_strips_the_prefix_of_compiled_models():
+    course = small()
+    for name in (lambda k: f"_orig_mod.{k}", lambda k: k.replace("attn.", "attn._orig_mod.")):
+        model = cs336.load({name(k): v for k, v in course.items()}, heads=4, theta=1e4, context=20)
+        assert torch.equal(model.inputs.table.weight, course["token_embeddings.weight"])
+        assert torch.equal(cs336.save(model)["layers.1.attn.v_proj.weight"], course["layers.1.attn.v_proj.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_load_keeps_the_dtype_and_the_global_generator(dtype):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    model = cs336.load({k: v.to(dtype) for k, v in small().items()}, heads=4, theta=1e4, context=20)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    logits = model(torch.arange(12).view(2, 6))
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+
+
+def loading(heads=4, drop=(), **changes):
+    """Load the course's state dict with some tensors dropped or, by their names with __ for dots, changed."""
+    course = {key: value for key, value in small().items() if key not in drop}
+    changed = {key.replace("__", "."): value for key, value in changes.items()}
+    return cs336.load(course | changed, heads=heads, theta=1e4, context=8)
 
 
 MISTAKES = {
-    "cs336.load: missing lm_head.weight; unknown x": lambda: loading({"lm_head.weight": None, "x": torch.ones(1)}),
-    "lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading({"lm_head.weight": torch.zeros(51, 16)}),
-    "(c m) and (f m) but are (50,) and (64, 16)": lambda: loading({"token_embeddings.weight": torch.zeros(50)}),
+    "cs336.load: missing layers.1.ffn.w2.weight, lm_head.weight": lambda: loading(
+        drop=("layers.1.ffn.w2.weight", "lm_head.weight")
+    ),
+    "cs336.load: unknown layers.0.attn.q_proj.bias": lambda: loading(layers__0__attn__q_proj__bias=torch.zeros(16)),
+    "cs336.load: missing lm_head.weight; unknown head.weight": lambda: loading(
+        drop=("lm_head.weight",), head__weight=torch.zeros(50, 16)
+    ),
+    "cs336.load: layers.1.ffn.w2.weight must be (16, 64) but is (64, 16)": lambda: loading(
+        layers__1__ffn__w2__weight=torch.zeros(64, 16)
+    ),
+    "cs336.load: lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading(lm_head__weight=torch.zeros(51, 16)),
+    "cs336.load: tables must be (c m) and (f m) but are (50,) and (64, 16)": lambda: loading(
+        token_embeddings__weight=torch.zeros(50)
+    ),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
     "cs336.load: missing layers.0.attn.k_proj.weight": lambda: cs336.load({}, heads=4, theta=1e4, context=8),
     "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
@@ -125,6 +257,7 @@ MISTAKES = {
     "TransformerLM: at most 8 tokens (context_length) but 9 came": lambda: cs336.TransformerLM(20, 8, 16, 1, 2, 64)(
         torch.zeros(1, 9, dtype=torch.long)
     ),
+    "Linear: m = 3 but x (... m) = (2, 4)": lambda: cs336.Linear(3, 2)(torch.zeros(2, 4)),
 }
 
 
@@ -134,13 +267,21 @@ def test_mistakes_are_one_line(line):
         MISTAKES[line]()
 
 
-OTHERS = {"norm": "layer", "norm_eps": 1e-6, "causal": False, "bias": True, "feedforward": ph.Mlp()}
-OTHERS |= {"positions": ph.Rotary(layout="half"), "inputs": ph.Vectors(3), "outputs": ph.Logits(50, tied=True)}
-HEADS = [(ph.Softmax(2), ph.Hyla(2)), (ph.Softmax(4, kv_heads=2),)]
-
-
 @pytest.mark.parametrize(
-    ("field", "value"), [*OTHERS.items(), ("positions", None), *(("heads", heads) for heads in HEADS)]
+    ("field", "value"),
+    [
+        ("norm", "layer"),
+        ("norm_eps", 1e-6),
+        ("causal", False),
+        ("bias", True),
+        ("heads", (ph.Softmax(2), ph.Hyla(2))),
+        ("heads", (ph.Softmax(4, kv_heads=2),)),
+        ("feedforward", ph.Mlp()),
+        ("positions", None),
+        ("positions", ph.Rotary(layout="half")),
+        ("inputs", ph.Vectors(3)),
+        ("outputs", ph.Logits(50, tied=True)),
+    ],
 )
 def test_save_refuses_other_architectures(field, value):
     settings = dataclasses.replace(loading().config, **{field: value})
@@ -155,8 +296,12 @@ def test_save_ignores_which_code_computes_the_heads():
 
 
 # -------------------------------------------------------------------------------------- the parts
-def test_sizes_and_initialisation_of_the_handout():
+def test_default_width_of_swiglu():
+    assert cs336.SwiGLU(64).w1.weight.shape == (128, 64)
     assert cs336.SwiGLU(512).w1.weight.shape == (1344, 512)
+
+
+def test_initialisation_of_the_handout():
     torch.manual_seed(0)
     linear, embedding = cs336.Linear(300, 500), cs336.Embedding(400, 300)
     std = (2 / 800) ** 0.5
@@ -172,3 +317,12 @@ def test_one_table_for_all_layers_and_none_in_the_state_dict():
     assert len({id(layer.attn.rope) for layer in model.layers}) == 1
     assert not [key for key in model.state_dict() if "rope" in key]
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.compile
+def test_compiles_whole():
+    model = cs336.load(state_dict(vocab=50, layers=1, dim=16, ff=64), heads=4, theta=1e4, context=20)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
+    for t in (5, 9):
+        ids = torch.arange(2 * t).view(2, t)
+        torch.testing.assert_close(compiled(ids), model(ids), atol=1e-5, rtol=1e-5)
