@@ -90,17 +90,6 @@ def test_the_function_is_the_op(name):
         assert_close(y, OPS[name](q, k, v, impl="reference", **wanted), msg=lambda text, what=what: f"{what}: {text}")
 
 
-def test_a_prefill_of_a_fixed_cache_is_aligned_with_its_first_place():
-    function = named("polyhead_hyla")
-    q, k, v = (torch.randn(1, n, 2, 4, dtype=F64) for n in (3, 3, 3))
-    rest = torch.randn(2, 1, 5, 2, 4, dtype=F64)  # of a cache with places for 8
-    longer = [torch.cat((x, more), 1).transpose(1, 2) for x, more in zip((k, v), rest, strict=True)]
-    y, _ = function(q.transpose(1, 2), *longer, None)
-    assert_close(y, ph.ops.hyla(q, k, v, causal=True))
-    one, _ = function(q[:, :1].transpose(1, 2), *longer, None)  # a step sees all that is there
-    assert_close(one, ph.ops.hyla(q[:, :1], *(x.transpose(1, 2) for x in longer)))
-
-
 @pytest.mark.parametrize("name", OPS)
 def test_dropout_is_of_the_code(name):
     """With unit vectors as values, the output of softmax and linear heads is the code itself."""

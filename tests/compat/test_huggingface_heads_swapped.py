@@ -3,7 +3,6 @@
 import pytest
 import torch
 from refusals import refusing
-from safetensors.torch import load_file
 from tiny_transformers import F64, GREEDY, SMALL, drawn, hf, llama, padded, positions, stepwise, tokens, transformers
 from torch import nn
 from torch.testing import assert_close
@@ -15,13 +14,12 @@ MIXED = {
     "softmax": ph.Softmax(4),
     "cut": [ph.Softmax(1), ph.Softmax(3)],  # through heads that share their keys
     "hyla": [ph.Softmax(2), ph.Hyla(2)],
-    "deep": [ph.Linear(1, normalise="rms_heads"), ph.Hyla(3, value_depth=2)],
     "positions": [ph.Relational(2), ph.Softmax(2)],
     "relative": [ph.Relational(2, symbols=ph.RelativeSymbols(3), relations=3, relation_dim=5), ph.Softmax(2)],
     "library": ph.Relational(4, symbols=ph.SymbolicAttention(5, trainable=False), symmetric=True),
     "two sources": [ph.Disentangled(2), ph.Abstractor(2, symbols=ph.SymbolicAttention(5))],
 }
-RELATIONAL = list(MIXED)[4:]
+RELATIONAL = list(MIXED)[3:]
 
 
 def swapped(model, name, layers=(1,)):
@@ -53,7 +51,7 @@ def test_softmax_for_softmax_leaves_the_logits(name):
     assert {key: id(p) for key, p in model.named_parameters()} == kept
 
 
-@pytest.mark.parametrize("name", [n for n in MIXED if n not in ("softmax", "cut", "deep")])
+@pytest.mark.parametrize("name", ["hyla", *RELATIONAL])
 def test_a_swapped_layer_is_our_own_with_its_weights(name):
     """Our layer, with rotary positions of its own, has no part of transformers in it."""
     model, heads = swapped(llama(), name), MIXED[name]
@@ -118,31 +116,19 @@ def test_new_parameters_begin_with_the_rows_of_the_values():
     assert torch.equal(group.value.weight, attention.v_proj.weight[:6])
     assert torch.equal(group.value.bias, attention.v_proj.bias[:6])
     assert group.q_rel.weight.dtype == group.relation_weight.dtype == F64
-    table = attention.polyhead.symbols[0].table
-    assert table.shape == (32, 24)
-    assert 0.8 < table.std() < 1.2
+    assert attention.polyhead.symbols[0].table.shape == (32, 24)
 
 
 @pytest.mark.parametrize("name", ["hyla", "positions"])
-def test_a_swapped_model_can_be_trained_saved_and_loaded(tmp_path, name):
-    model, ids = llama(torch.float32, std=0.05), tokens(4, 8)
-    hf.swap_heads(model, [1], MIXED[name]).train()
-    optimiser, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
-    begin = {key: p.detach().clone() for key, p in model.named_parameters() if "polyhead" in key}
-    for _ in range(15):
-        optimiser.zero_grad()
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimiser.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.9 * losses[0]
-    assert all(not torch.equal(model.get_parameter(key), before) for key, before in begin.items())
-    model.eval().save_pretrained(tmp_path)
+def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
+    """That it can be trained is in test_wrapped.py."""
+    model = swapped(llama(torch.float32), name)
+    assert all(p.requires_grad for p in model.parameters())
+    model.save_pretrained(tmp_path)
     again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(again).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
     with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
-    assert set(load_file(tmp_path / "model.safetensors")) >= set(begin)
+        assert torch.equal(again(tokens()).logits, model(tokens()).logits)
 
 
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
@@ -195,13 +181,6 @@ def test_new_heads_have_the_mode_of_their_layer_and_a_floating_dtype():
         assert {parameter.dtype for parameter in heads.parameters()} == {dtype}
 
 
-def test_heads_may_have_another_width_than_their_share():
-    model = llama(head_dim=4)
-    with refusing("dim of Hyla must be 4 but is 8"):
-        hf.swap_heads(model, None, ph.Hyla(4, dim=8))
-    assert hf.swap_heads(model, None, ph.Hyla(4, dim=4))(tokens()).logits.shape == (2, 7, 50)
-
-
 def test_swapped_again():
     model, ids = llama(), tokens()
     hf.swap_heads(model, [0], MIXED["hyla"])
@@ -223,7 +202,7 @@ def gpt():
 
 MISTAKES = {
     "swap_heads: 4 heads were wanted but 8 came": swap(ph.Hyla()),
-    "swap_heads: dim of Hyla must be 6 but is 5": swap(ph.Hyla(4, dim=5)),
+    "swap_heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
     "swap_heads: kv_heads of Softmax must be 2 but is 4": swap(ph.Softmax(4, kv_heads=4)),
     "swap_heads: Relational must be a multiple of 2 heads, which share": swap(ph.Softmax(3), ph.Relational(1)),
     "swap_heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),

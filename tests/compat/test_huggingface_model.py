@@ -2,11 +2,8 @@
 
 import dataclasses
 import json
-import math
-import os
 import runpy
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,25 +69,18 @@ def test_shards_and_half_precision(tmp_path):
     assert AUTO.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("where", ["cpu", "auto"])
-def test_device_map(where, tmp_path):
-    pytest.importorskip("accelerate")
-    model = make()
-    model.save_pretrained(tmp_path)
-    again = AUTO.from_pretrained(tmp_path, device_map=where)
-    assert_close(logits(again, tokens(2, 7).to(again.device)).cpu(), logits(model))
-
-
 def test_blocks_on_disk(tmp_path):
+    """Where the caller says so, and where accelerate would have them."""
     pytest.importorskip("accelerate")
     model = make("learned", layers=3)
     model.save_pretrained(tmp_path / "model")
     parts = [f"model.{name}" for name, _ in model.model.named_children()]
     places = dict.fromkeys((p for p in parts if p != "model.blocks"), "cpu")
     places |= {f"model.blocks.{i}": ("cpu", "disk", "cpu")[i] for i in range(3)}
-    again = AUTO.from_pretrained(tmp_path / "model", device_map=places, offload_folder=tmp_path / "disk")
+    for where in ("auto", places):
+        again = AUTO.from_pretrained(tmp_path / "model", device_map=where, offload_folder=tmp_path / "disk")
+        assert_close(logits(again, tokens(2, 7).to(again.device)).cpu(), logits(model))
     assert again.model.blocks[1].attention.out.weight.is_meta
-    assert_close(logits(again), logits(model))
 
 
 def test_parameters_missing_in_a_file_are_initialised_by_our_rules(tmp_path):
@@ -125,59 +115,18 @@ def test_another_number_of_tokens(name, count, tmp_path):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("preset", ["hyla", "cs336"])
-def test_the_first_loss_is_near_that_of_uniform_logits(preset, tied):
-    """Also after `resize_token_embeddings`, whose new rows are as wide as the preset makes them."""
+def test_rows_of_new_tokens_are_as_wide_as_the_preset_makes_them(preset, tied):
     ends = {"inputs": ph.Tokens(256), "outputs": ph.Logits(256, tied=tied)}
-    config = make(dim=64, heads=(ph.Softmax(8),), init=preset, **ends).config
     torch.manual_seed(0)
-    model = AUTO.from_config(config).eval()
-    old = [x.weight.std().item() for x in (model.model.inputs.table, logits_of(model))]
-    for count in (256, 512):
-        model.resize_token_embeddings(count, mean_resizing=False)
-        out = logits(model, torch.randint(count, (4, 16)))
-        assert (out.logsumexp(-1) - out.mean(-1)).mean().item() == pytest.approx(math.log(count), rel=0.05)
+    model = AUTO.from_config(make(dim=64, heads=(ph.Softmax(8),), init=preset, **ends).config)
+    tables = [lambda: model.get_input_embeddings().weight, lambda: model.get_output_embeddings().weight]
+    old = [table().std().item() for table in tables]
+    model.resize_token_embeddings(512, mean_resizing=False)
     # Of cs336 an untied map is of variance 2 / (in + out).
     wanted = [1.0, (320 / 576) ** 0.5 if (preset, tied) == ("cs336", False) else 1.0]
-    for table, before, factor in zip((model.model.inputs.table, logits_of(model)), old, wanted, strict=True):
-        assert table.weight[256:].std().item() == pytest.approx(before * factor, rel=0.05)
-        assert table.weight[:256].std().item() == before
-
-
-def logits_of(model):
-    """The map to the logits."""
-    return model.model.inputs.table if model.config.tie_word_embeddings else model.model.outputs.linear
-
-
-def test_images(tmp_path):
-    ends = (ph.Patches((3, 8, 8), (4, 4), class_token=True), ph.Classes(5, pool="class"))
-    config = hf.PolyheadConfig(ph.TransformerConfig(*ends, dim=16, heads=ph.Hyla(2), positions=ph.Learned()))
-    model = hf.PolyheadForImageClassification(config).eval()
-    assert config.num_labels == 5
-    model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path)
-    images, labels = torch.randn(2, 3, 8, 8), torch.tensor([1, 4])
-    out = again(images, labels=labels)
-    assert out.logits.shape == (2, 5)
-    assert torch.equal(out.logits, model.model(images)[:, 0])
-    assert_close(out.loss, torch.nn.functional.cross_entropy(out.logits, labels))
-    assert torch.equal(again(images, return_dict=False)[0], out.logits)
-    with refusing("PolyheadConfig: 3 labels but the model has 5 classes"):
-        hf.PolyheadConfig(config.transformer, num_labels=3)
-
-
-def test_it_can_be_pushed_to_the_hub(monkeypatch):
-    """The library's own method uploads the folder that `save_pretrained` writes."""
-    sent = []
-    hub = transformers.utils.hub
-    monkeypatch.setattr(
-        hub, "hf_api", lambda: SimpleNamespace(create_repo=lambda *_, **__: SimpleNamespace(repo_id="a/b"))
-    )
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *_, **__: SimpleNamespace(save=lambda _: None))
-    monkeypatch.setattr(
-        hf.PolyheadForCausalLM, "_upload_modified_files", lambda _, path, *__, **___: sent.extend(os.listdir(path))
-    )
-    make().push_to_hub("a/b")
-    assert set(sent) == {"config.json", "generation_config.json", "model.safetensors", "modeling_polyhead.py"}
+    for table, before, factor in zip(tables, old, wanted, strict=True):
+        assert table()[256:].std().item() == pytest.approx(before * factor, rel=0.05)
+        assert table()[:256].std().item() == before
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -192,21 +141,11 @@ def written(folder, change):
 
 
 MISTAKES = {
-    "PolyheadConfig: `transformer`, the JSON of a TransformerConfig, was wanted but there is none: this is no "
-    "configuration of a polyhead model": lambda data: data.pop("transformer"),
-    "PolyheadConfig: transformer: an object with fields was wanted but 'os.system' came": lambda data: data.update(
-        transformer="os.system"
-    ),
-    "transformer: unknown field 'code'": lambda data: data["transformer"].update(code="import os"),
-    "transformer: heads: unknown kind 'os.system'": lambda data: data["transformer"]["heads"][0].update(
-        kind="os.system"
-    ),
-    "transformer: dim: int was wanted but 'sixteen' came": lambda data: data["transformer"].update(dim="sixteen"),
+    "the JSON of a TransformerConfig, was wanted but there is none": lambda data: data.pop("transformer"),
+    "heads: unknown kind 'Os'": lambda data: data["transformer"]["heads"][0].update(kind="Os"),
     "PolyheadConfig: transformer: unknown field": lambda data: data["transformer"].update(kind="Train"),
     "vocab_size is 50 by its `transformer` but 60 came": lambda data: data.update(vocab_size=60),
-    "PolyheadForCausalLM: a causal model between Tokens and Logits, without an": lambda data: data[
-        "transformer"
-    ].update(causal=False),
+    "a causal model between Tokens and Logits": lambda data: data["transformer"].update(causal=False),
 }
 
 
@@ -243,13 +182,9 @@ def test_inputs_that_are_refused():
         ({"past_key_values": transformers.DynamicCache()}, "past_key_values must be a PolyheadCache but is a DynamicC"),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
         ({"token_type_ids": ids}, "PolyheadForCausalLM: it takes no token_type_ids"),
-        ({"input_ids": torch.tensor([[50]])}, "Transformer: tokens must be 0 to 49 but 50 came"),
-        ({"input_ids": tokens(1, 25)}, "MultiHeadAttention: 25 positions but max_length is 24"),
     ):
         with refusing(line):
-            model(**{"input_ids": ids, **given})
-    with refusing("MultiHeadAttention: 25 positions but max_length is 24"):
-        model.generate(tokens(1, 20), max_new_tokens=6, do_sample=False)
+            model(ids, **given)
 
 
 def test_another_version_of_the_library_is_one_clear_line(monkeypatch):

@@ -99,29 +99,25 @@ def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
         assert {"position_ids", "attention_mask", "labels"} <= set(trainer._signature_columns)
 
 
-def gradients(model, ids):
+def saved(model, ids):
+    """Bytes that are kept for the backward pass."""
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.nbytes) or x, lambda x: x):
-        loss = model(ids, labels=ids).loss
-    loss.backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    return found, sum(kept)
+        model(ids, labels=ids)
+    return sum(kept)
 
 
 def test_gradient_checkpointing():
+    """That it changes no gradient is in tests/models/test_callers.py."""
     model, ids = make(), tokens(2, 12)
-    plain, kept = gradients(model, ids)
+    plain = saved(model, ids)
     with pytest.warns(FutureWarning, match="activation_checkpointing_enable"):
         model.gradient_checkpointing_enable()
-    assert model.model.config.checkpoint
     assert model.is_activation_checkpointing
-    again, less = gradients(model, ids)
-    assert_close(again, plain)
-    assert less < 0.4 * kept
+    assert saved(model, ids) < 0.4 * plain
     model.activation_checkpointing_disable()
     assert not model.is_activation_checkpointing
-    assert gradients(model, ids)[1] == kept
+    assert saved(model, ids) == plain
     with refusing("PolyheadForCausalLM: every block is checkpointed or none, not each 2th"):
         model.activation_checkpointing_enable(every_n_layers=2)
     assert make(checkpoint=True).is_activation_checkpointing

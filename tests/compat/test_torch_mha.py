@@ -6,31 +6,16 @@ import itertools
 
 import pytest
 import torch
+from refusals import refusing
 from torch import nn
 from torch.testing import assert_close
-from torch_attention import (
-    DIM,
-    F64,
-    HEADS,
-    KINDS,
-    MASKS,
-    MIXED,
-    B,
-    S,
-    T,
-    causal,
-    inputs,
-    masks,
-    own_layer,
-    pair,
-    rebuilt,
-    scrambled,
-)
+from torch_attention import DIM, HEADS, KINDS, MASKS, MIXED, B, S, T, inputs, masks, own_layer, pair, rebuilt, scrambled
 
 import polyhead as ph
 from polyhead.analysis import codes
 from polyhead.compat.torch_mha import MultiheadAttention, capture
 
+F64 = torch.float64
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 NEAR = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -91,9 +76,9 @@ def test_arguments_by_position():
     theirs, ours = nn.MultiheadAttention(*settings).eval(), MultiheadAttention(*settings).eval()
     ours.load_state_dict(theirs.state_dict())
     assert ours.dropout == 0.25
-    qkv = [x[:, :T] for x in inputs("widths")]
+    qkv, causal = [x[:, :T] for x in inputs("widths")], torch.ones(T, T, dtype=torch.bool).triu(1)
     for average in (True, False):
-        given = (None, True, causal(T), average, True)
+        given = (None, True, causal, average, True)
         assert_close(ours(*qkv, *given), theirs(*qkv, *given), **EXACT)
     with pytest.raises(TypeError, match=r"^MultiheadAttention: only 11 arguments may come without their names"):
         MultiheadAttention(*settings, ph.Hyla(4))
@@ -155,8 +140,6 @@ def test_dropout_is_of_the_code_and_is_returned():
     v = nn.functional.linear(x[2], *(part.chunk(3)[2] for part in (ours.in_proj_weight, ours.in_proj_bias)))
     read = torch.einsum("bhts,bshe->bthe", dropped, v.unflatten(-1, (HEADS, -1)))
     assert_close(y, ours.out_proj(read.flatten(2)), **EXACT)
-    theirs, ours = pair(dropout=1.0)
-    assert_close(ours(*x), theirs(*x))
 
 
 @pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask"])
@@ -173,9 +156,8 @@ def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
     """For them -1e9 is a score like others: their code at the key to be hidden would be the largest."""
     x, padding = inputs("self"), torch.zeros(B, S, dtype=F64)
     padding[:, -1] = -1e9
-    line = r"^MultiheadAttention: -inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e\+09 came$"
     mixed = MultiheadAttention(DIM, HEADS, batch_first=True, heads=[ph.Softmax(2), ph.Hyla(2)], dtype=F64)
-    with pytest.raises(ValueError, match=line):
+    with refusing("-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"):
         mixed(*x, key_padding_mask=padding)
     for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
         soft = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
@@ -209,20 +191,16 @@ def test_other_heads_are_those_of_our_layer(name, batch_first):
 
 
 def assert_same_taps(found, wanted):
-    for field in ("x", "context", "output", "b_out"):
-        assert_close(getattr(found, field), getattr(wanted, field).detach(), **NEAR)
-    for mine, theirs in zip(found.groups, wanted.groups, strict=True):
-        assert_close(mine.code(), theirs.code().detach(), **NEAR)
-        for field in dataclasses.fields(mine):
-            one, other = getattr(mine, field.name), getattr(theirs, field.name)
-            if field.name == "coder":
-                one, other = (one.func, one.keywords), (other.func, other.keywords)  # partial functions have no ==
-            assert type(one) is type(other) or isinstance(one, torch.Tensor), field.name
-            if field.name not in ("bias", "mask") and isinstance(one, torch.Tensor):
+    for mine, theirs in ((found, wanted), *zip(found.groups, wanted.groups, strict=True)):
+        for name in {field.name for field in dataclasses.fields(mine)} - {"groups", "name", "coder", "bias", "mask"}:
+            one, other = getattr(mine, name), getattr(theirs, name)
+            if isinstance(other, torch.Tensor):
                 assert not one.requires_grad
                 assert_close(one, other.detach(), **NEAR)
-            elif field.name not in ("bias", "mask"):
-                assert one == other
+            else:
+                assert one == other, name
+    for mine, theirs in zip(found.groups, wanted.groups, strict=True):
+        assert_close(mine.code(), theirs.code().detach(), **NEAR)
 
 
 def test_neighbours_are_no_padding():
