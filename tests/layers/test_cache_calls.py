@@ -147,11 +147,12 @@ def test_an_interrupted_block_adds_nothing(part):
     """Its self-attention was done when its attention to a context or its feed-forward layer was interrupted."""
     cross = make([ph.Softmax(2), ph.Relational(2)])
     block = ph.TransformerBlock(make([ph.Softmax(4)], causal=True), ph.MlpLayer(M), cross=cross).double().eval()
-    x, context, cache = tokens(5), tokens(3), LayerCache()
-    hook = block.get_submodule(part).register_forward_pre_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
-        block(x[:, :3], torch.zeros_like(context), cache=cache)
-    hook.remove()
-    assert (cache.cross.length, cache.nbytes) == (0, 0)
-    y = [block(x[:, :3], context, cache=cache), block(x[:, 3:], context, cache=cache)]
+    x, context, cache, y = tokens(5), tokens(3), LayerCache(), []
+    for first, last in ((0, 3), (3, 5)):
+        hook = block.get_submodule(part).register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            block(x[:, first:last], torch.zeros_like(context), cache=cache)
+        hook.remove()
+        assert (cache.length, cache.cross.length) == (first, first)
+        y.append(block(x[:, first:last], context, cache=cache))
     assert_close(torch.cat(y, 1), block(x, context), atol=1e-10, rtol=1e-10)

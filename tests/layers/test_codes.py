@@ -7,6 +7,7 @@ mask, window, norm or rotation that one of the two lacks is found.  A new row of
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import referee
 import torch
@@ -116,7 +117,8 @@ def test_to_another_sequence_and_with_a_cache(row):
     x, context = torch.randn(B, T, M, dtype=torch.float64), torch.randn(B, S, M, dtype=torch.float64)
     check(row, options, make(heads), (x, context), {}, {})
     check(row, options, make(heads, causal=True, window=4), (x, context), {}, {"causal": True, "window": 4})
-    layer, cache, taps = make(heads, causal=True, positions=ph.Rotary(), qk_norm=True), LayerCache(), []
+    plain, _ = heads_of(row, 0)  # of which linear heads may keep a sum in place of all keys
+    layer, cache, taps = make(plain, causal=True, positions=ph.Rotary(), qk_norm=True), LayerCache(), []
     code = layer(x, return_code=True)[1]
     layer(x[:, :4], cache=cache, return_code=True)
     assert_close(layer(x[:, 4:], cache=cache, return_code=True, taps=taps)[1], code[:, :, 4:])

@@ -62,6 +62,8 @@ def test_streams_of_rows():
     assert torch.equal(draws[:1, :7], row_draws(1, 7, torch.Generator().manual_seed(0)))
     assert len(draws.unique()) == 120
     assert ((draws >= 0) & (draws < 1)).all()
+    shares = row_draws(1, 20000, torch.Generator().manual_seed(0)).histc(10, 0, 1) / 20000
+    assert_close(shares, torch.full((10,), 0.1, dtype=F64), atol=0.011, rtol=0.0)  # 5 deviations
     generator = torch.Generator().manual_seed(0)
     assert not torch.equal(row_draws(1, 7, generator), row_draws(1, 7, generator))
     torch.manual_seed(5)

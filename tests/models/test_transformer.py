@@ -51,6 +51,7 @@ def test_copies_compute_the_same(name):
     loaded = ph.Transformer(settings, device="meta", dtype=torch.float64).to_empty(device="cpu")
     loaded.load_state_dict(model.state_dict())
     assigned = ph.Transformer(settings, device="meta", dtype=torch.float64)
+    assert all(p.is_meta and p.dtype == torch.float64 for p in assigned.parameters())
     assigned.load_state_dict(model.state_dict(), assign=True)
     for each in (model, copied, loaded, assigned):
         assert torch.equal(each.eval()(x), model(x))
