@@ -15,7 +15,7 @@ from polyhead import analysis, spec
 from polyhead.analysis import codes, value_network
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
-from polyhead.layers.heads.groups import SoftmaxHeads
+from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.ops import dispatch
 from polyhead.ops.call import AttentionCall
 from polyhead.pages.explore import writer as explore
@@ -301,6 +301,12 @@ def test_other_ways_to_swallow_it(way):
     attention(x)
     setattr(attention.groups[0], "attend" if way == "a method" else "forward", swallowing)
     refused(lambda: attention(x), "swallowing must multiply its code by keep")
+
+
+@pytest.mark.parametrize("kind", [SoftmaxHeads, LinearHeads, HylaHeads])
+def test_every_group_takes_a_device_and_a_dtype(kind):
+    q = torch.randn(2, 5, 4, 8, dtype=F64)
+    assert kind(4, 8, device="cpu", dtype=F64)(q, q, q).dtype == F64
 
 
 @pytest.mark.compile
