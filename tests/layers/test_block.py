@@ -19,10 +19,10 @@ class Double(nn.Module):
         return 2 * x
 
 
-def make(norm_order):
+def make(**options):
     torch.manual_seed(0)
-    attention = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], dtype=F64)
-    block = ph.TransformerBlock(attention, ph.MlpLayer(16, dtype=F64), norm_order=norm_order, dropout=0.5, dtype=F64)
+    attention = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], causal=True, dtype=F64)
+    block = ph.TransformerBlock(attention, ph.MlpLayer(16, dtype=F64), dtype=F64, **options).eval()
     for parameter in block.parameters():
         nn.init.normal_(parameter, std=0.5)
     return block
@@ -32,19 +32,14 @@ def make(norm_order):
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 def test_a_block_is_its_equation(norm_order, norm):
     """With cross-attention between the two, which has a norm of its own; the masks are each for its own sequence."""
-    torch.manual_seed(0)
-    attention = ph.MultiHeadAttention(16, [ph.Softmax(2), ph.Hyla(2)], causal=True, dtype=F64)
     cross = ph.MultiHeadAttention(16, [ph.Softmax(1), ph.Relational(1)], own_symbols=False, dtype=F64)
-    options = {"norm": norm, "norm_order": norm_order, "dropout": 0.5, "dtype": F64}
-    block = ph.TransformerBlock(attention, ph.MlpLayer(16, dtype=F64), cross=cross, **options)
-    for parameter in block.parameters():
-        nn.init.normal_(parameter, std=0.5)
+    block = make(cross=cross, norm=norm, norm_order=norm_order)
     block.dropout = Double()
     x, context, symbols = (torch.randn(2, t, 16, dtype=F64) for t in (5, 7, 7))
     mask, context_mask = torch.rand(5, 5) > 0.3, torch.rand(2, 1, 1, 7) > 0.3
     y = x
     for norm, part in (
-        (block.norm1, lambda z: attention(z, mask=mask)),
+        (block.norm1, lambda z: block.attention(z, mask=mask)),
         (block.norm_cross, lambda z: cross(z, context, mask=context_mask, symbols=symbols)),
         (block.norm2, block.feedforward),
     ):
@@ -54,43 +49,24 @@ def test_a_block_is_its_equation(norm_order, norm):
     assert_close(block(x, context, mask=mask, tail=2, **given), y[:, -2:])
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_tail_of_relative_symbols_counts_from_where_it_is(causal):
-    torch.manual_seed(0)
-    attention = ph.MultiHeadAttention(16, ph.Relational(4), causal=causal, own_symbols=False, dtype=F64)
-    block = ph.TransformerBlock(attention, ph.MlpLayer(16, dtype=F64), dtype=F64)
-    x, table = torch.randn(2, 6, 16, dtype=F64), torch.randn(7, 16, dtype=F64)
-    assert_close(block(x, symbols=table, tail=2), block(x, symbols=table)[:, -2:])
-
-
-@pytest.mark.parametrize("norm_order", ["pre", "post"])
-def test_the_tail_keeps_the_rows_of_its_mask(norm_order):
-    block, x = make(norm_order).eval(), torch.randn(2, 6, 16, dtype=F64)
-    for mask in (torch.rand(6, 6) > 0.4, torch.rand(2, 4, 6, 6) > 0.4, torch.rand(6) > 0.4):
-        assert_close(block(x, mask=mask, tail=2), block(x, mask=mask)[:, -2:])
-
-
-def test_the_tail_keeps_the_rows_of_its_dropout():
+def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
     """`keep` may have the rows of all positions or those of the tail."""
-    block, x = make("pre").eval(), torch.randn(2, 6, 16, dtype=F64)
-    keep = torch.rand(2, 4, 6, 6, dtype=F64)
-    wanted = block(x, keep=keep)[:, -2:]
-    assert_close(block(x, tail=2, keep=keep), wanted)
+    block, x, keep = make(), torch.randn(2, 6, 16, dtype=F64), torch.rand(2, 4, 6, 6, dtype=F64)
+    for given in ({"mask": torch.rand(2, 4, 6, 6) > 0.4}, {"mask": torch.rand(6) > 0.4}, {"keep": keep}):
+        wanted = block(x, **given)[:, -2:]
+        assert_close(block(x, tail=2, **given), wanted)
     assert_close(block(x, tail=2, keep=keep[:, :, -2:]), wanted)
     assert not torch.allclose(block(x)[:, -2:], wanted)
 
 
 def test_mistakes_are_one_line():
-    block, x = make("pre"), torch.randn(2, 6, 16, dtype=F64)
+    block, x, counts = make(), torch.randn(2, 6, 16, dtype=F64), "tail counts positions from 0, so"
     decoder = ph.TransformerBlock(block.attention, block.feedforward, cross=block.attention)
     for call, text in (
-        (
-            lambda: block(x, positions=torch.arange(6)[None], tail=2),
-            "tail counts positions from 0, so positions cannot",
-        ),
-        (lambda: block(x, cache=LayerCache(), tail=2), "tail counts positions from 0, so a cache cannot"),
+        (lambda: block(x, positions=torch.arange(6)[None], tail=2), f"{counts} positions cannot"),
+        (lambda: block(x, cache=LayerCache(), tail=2), f"{counts} a cache cannot"),
         (lambda: block(x, x), "no context was wanted but one came"),
         (lambda: decoder(x), "a context was wanted but none came"),
-        (lambda: make("prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),
+        (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),
     ):
         refused(call, f"^TransformerBlock: {text}")

@@ -12,7 +12,6 @@ from zoo import make_layer as make
 
 import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
-from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
 T, M = 9, 48
@@ -45,36 +44,18 @@ def test_token_by_token_and_in_chunks(mixture, positions):
 
 
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
-def test_a_window_and_positions_that_are_given(mixture, positions):
-    layer = make(zoo.EVERY[mixture], causal=True, window=3, positions=zoo.POSITIONS[positions])
-    x, cache = tokens(T), LayerCache()
-    assert_close(in_pieces(layer, x, [2, 1, 5, 1]), layer(x), atol=1e-10, rtol=1e-10)
-    where = torch.tensor([[0, 1, 3, 4, 5, 8, 9, 10, 12], [2, 3, 4, 5, 6, 7, 8, 9, 10]])
-    pieces = in_pieces(layer, x, [4, 1, 4], lambda a, b: {"positions": where[:, a:b]}, cache)
-    assert_close(pieces, layer(x, positions=where), atol=1e-10, rtol=1e-10)
-    refused(lambda: layer(x[:, :1], cache=cache), "with a cache, positions must be given in every call or in none")
-
-
-@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_cross_attention_reads_its_context_once(mixture, positions):
     layer, cache = make(zoo.EVERY[mixture], positions=zoo.POSITIONS[positions]), LayerCache()
-    x, context, pieces = tokens(6), tokens(4), []
+    x, context, pieces, asked = tokens(6), tokens(4), [], []
+    for source in layer.symbols:
+        source.register_forward_hook(lambda source, *_: asked.append(source))
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])[:, None, None]
     for i in range(0, 6, 2):
         seen = context if i == 0 else torch.full_like(context, float("nan"))
         pieces.append(layer(x[:, i : i + 2], seen, mask=mask, cache=cache))
+    assert asked == [*layer.symbols]
     assert_close(torch.cat(pieces, 1), layer(x, context, mask=mask), atol=1e-10, rtol=1e-10)
     assert (cache.length, cache.cross.length) == (0, 6)
-
-
-def test_symbols_of_a_context_are_made_once():
-    layer, asked, cache = make(DUAL), [], LayerCache()
-    for module in (layer.symbols[0], layer.groups[1].value, layer.groups[1].k_rel):
-        module.register_forward_hook(lambda module, *_: asked.append(module))
-    x = tokens(3)
-    for i in range(3):
-        layer(x[:, i : i + 1], x, cache=cache)
-    assert asked == [layer.symbols[0], layer.groups[1].k_rel, layer.groups[1].value]
 
 
 def test_symbols_that_are_given_are_those_of_the_new_tokens():
@@ -101,44 +82,17 @@ def test_masks_biases_and_dropout_cover_all_keys(window):
     refused(call, r"mask must broadcast to \(b h t s\) = \(2, 6, 1, 10\) but is \(1, 1, 1, 3\)")
 
 
-@pytest.mark.parametrize(
-    "source",
-    [ph.SymbolicAttention(), ph.PositionSymbols(), ph.RelativeSymbols(distance=2), ph.RelationalSymbols(neighbours=3)],
-)
-def test_sources_of_symbols_continue_from_a_cache(source):
-    torch.manual_seed(0)
-    module = build_symbols(source, 16, causal=True, max_length=16)
-    x, cache = torch.randn(2, T, 16), LayerCache()
-    pieces = [module(x[:, i : i + 1], first=i, cache=cache) for i in range(T)]
-    together = pieces[0] if pieces[0].ndim == 2 else torch.cat(pieces, 1)
-    assert_close(together, module(x))
-
-
-def test_one_memory_for_each_layer():
-    cache = Cache(3)
-    assert (len(cache), cache.length, len(set(cache))) == (3, 0, 3)
-    assert cache[1].cross is cache[1].cross is not cache[2].cross
-    cache[0].length += 4
-    assert cache.length == 4
-    refused(lambda: Cache(0), "layers must be at least 1 but is 0")
-
-
-def test_only_the_last_tokens_stay_stored():
-    cache = LayerCache()
-    for i in range(5):
-        assert cache.last("x", torch.full((1, 2, 3), float(i)), 3).shape[1] == min(2 * i, 3) + 2
-    assert cache.last("x", torch.zeros(1, 1, 3), 3)[0, :, 0].tolist() == [3, 4, 4, 0]
-    cache.extend("k", torch.zeros(2, 3, 4))
-    call = functools.partial(cache.extend, "k", torch.zeros(1, 1, 4))
-    refused(call, r"stored k is \(b s \.\.\.\) = \(2, 3, 4\) but new k is \(1, 1, 4\)")
-
-
 def test_attention_that_cannot_be_cached_is_refused():
-    x, cache, full = tokens(3), LayerCache(), LayerCache()
+    x, cache, full, kept = tokens(3), LayerCache(), LayerCache(), LayerCache()
     plain, causal = make(DUAL), make(DUAL, causal=True, positions=ph.Rotary())
     causal(tokens(16), cache=full)
     plain(x, x[:, :2], cache=cache)
+    kept.extend("k", torch.zeros(2, 3, 4))
+    where = torch.arange(3)[None]
     for call, text in (
+        (lambda: Cache(0), "layers must be at least 1 but is 0"),
+        (lambda: kept.extend("k", torch.zeros(1, 1, 4)), r"stored k is .* = \(2, 3, 4\) but new k is \(1, 1, 4\)"),
+        (lambda: causal(x, positions=where, cache=full), "positions must be given in every call or in none"),
         (lambda: plain(x, cache=LayerCache()), "attention with a cache must be causal"),
         (lambda: causal(x, x, cache=LayerCache()), "attention with a cache must not be causal, to another sequence"),
         (lambda: causal(x[:, :1], cache=full), "17 positions but max_length is 16"),
@@ -162,10 +116,7 @@ def test_linear_heads_keep_a_sum_that_does_not_grow(positions):
 def test_heads_whose_codes_need_every_key_keep_them():
     x = tokens(4)
     for heads, options in (
-        ([ph.Linear(4, normalise="rms_heads")], {}),
         ([ph.Linear(4)], {"window": 2}),
-        ([ph.Linear(4)], {"positions": ph.Alibi()}),
-        ([ph.Softmax(4)], {}),
         ([ph.Linear(2), ph.Softmax(2, share=True)], {}),
         ([ph.Softmax(2), ph.Linear(2, share=True)], {}),
     ):
@@ -196,39 +147,21 @@ def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on(name):
     refused(call, "linear heads keep the sum of earlier tokens, not each of them, so bias, mas")
 
 
-def test_codes_and_taps_need_every_key():
-    layer, x = make([ph.Linear(4)], causal=True), tokens(5)
-    cache, taps, whole = LayerCache(), [], layer(x, return_code=True)[1]
-    for a, b in ((0, 3), (3, 5)):
-        code = layer(x[:, a:b], cache=cache, return_code=True, taps=taps)[1]
-    for found in (code, taps[1].groups[0].code()):
-        assert_close(found, whole[:, :, 3:])
-
-
 # ---------------------------------------------------------------------- padding, other orders
-def test_padding_stays_hidden():
-    """Padding that one call announces stays masked in all later calls; tokens without a mask are real."""
+def test_padding_stays_hidden_under_a_mask_of_the_caller_and_where_it_comes_later():
+    """Padding that one call announces, with or after the first; that models pass it on is in tests/models."""
     heads = [ph.Linear(2), ph.Softmax(2), ph.Linear(2, normalise="rms_heads"), ph.Hyla(2)]
     layer, x = make(heads, causal=True, positions=ph.Rotary()), tokens(8)
     mask, more = torch.ones(2, 8, dtype=torch.bool), torch.rand(2, 1, 8, 8) > 0.3
-    mask[0, :2] = mask[1, 4:6] = False
-
-    def expect(cache, a, b):
-        cache.expect(None if mask[:, a:b].all() else mask[:, a:b], x[:, a:b])
-        return {}
-
-    for sizes in ([3, 3, 2], [6, 1, 1]):
-        cache = Cache(1)
-        pieces = in_pieces(layer, x, sizes, functools.partial(expect, cache), cache[0])
-        assert_close(pieces, layer(x, mask=mask[:, None, None]), atol=1e-10, rtol=1e-10)
+    mask[1, 4:6] = False
+    for given in (lambda a, b: {}, lambda a, b: {"mask": more[:, :, a:b, :b]}):
+        cache, pieces = Cache(1), []
+        for a, b in ((0, 3), (3, 6), (6, 8)):
+            cache.expect(None if mask[:, a:b].all() else mask[:, a:b], x[:, a:b])
+            pieces.append(layer(x[:, a:b], cache=cache[0], **given(a, b)))
+        whole = mask[:, None, None] & given(0, 8).get("mask", torch.tensor(True))
+        assert_close(torch.cat(pieces, 1), layer(x, mask=whole), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
-    cache = Cache(1)  # a mask of the caller hides more
-    pieces = in_pieces(layer, x, sizes, lambda a, b: expect(cache, a, b) | {"mask": more[:, :, a:b, :b]}, cache[0])
-    assert_close(pieces, layer(x, mask=more & mask[:, None, None]), atol=1e-10, rtol=1e-10)
-    cache = Cache(1)
-    layer(x[:, :4], cache=cache[0])
-    cache.expect(mask[:, 4:], x[:, 4:])  # padding only later
-    assert_close(layer(x[:, 4:], cache=cache[0])[1:], layer(x, mask=mask[:, None, None])[1:, 4:])
     refused(lambda: cache.expect(None, x[:1]), "Cache: 2 sequences were wanted but 1 came")
 
 

@@ -53,23 +53,14 @@ def test_another_layer_is_refused_and_adds_nothing(heads, copied):
 
 @pytest.mark.parametrize("way", COPIES)
 def test_a_copied_cache_belongs_to_the_layer_that_continues_it(way):
+    """Perhaps to that of a model that was built anew; in one process equal weights may as well be another depth."""
     first, second, x = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)], causal=True), tokens(6)
     cache = LayerCache()
     first(x[:, :3], cache=cache)
-    same = COPIES[way](cache)
-    assert_close(first(x[:, 3:5], cache=same), first(x[:, :5])[:, 3:], atol=1e-10, rtol=1e-10)
-    refused(lambda: second(x[:, 5:], cache=same), OTHER)
-
-
-@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_a_rebuilt_model_continues_a_stored_cache(way):
-    first, second, x = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)], causal=True), tokens(5)
-    second.load_state_dict(first.state_dict())
-    cache = LayerCache()
-    first(x[:, :3], cache=cache)
-    # in one process it may as well be another depth
     refused(lambda: second(x[:, 3:], cache=cache), OTHER)
-    assert_close(second(x[:, 3:], cache=COPIES[way](cache)), first(x)[:, 3:], atol=1e-10, rtol=1e-10)
+    same, (owner, other) = COPIES[way](cache), (first, second) if way == "copied" else (second, first)
+    assert_close(owner(x[:, 3:5], cache=same), first(x[:, :5])[:, 3:], atol=1e-10, rtol=1e-10)
+    refused(lambda: other(x[:, 5:], cache=same), OTHER)
 
 
 def test_cross_attention_has_an_owner_of_its_own():
@@ -115,21 +106,6 @@ def test_a_cache_keeps_no_model_alive():
     assert gone() is None
 
 
-def language_model():
-    torch.manual_seed(0)
-    ends = ph.Tokens(9), ph.Logits(9)
-    return ph.Transformer(ph.TransformerConfig(*ends, dim=16, heads=[ph.Softmax(2)], causal=True, max_length=8)).eval()
-
-
-def test_another_model_is_refused_and_adds_nothing():
-    one, two, cache = language_model(), language_model(), Cache(2)
-    x = torch.tensor([[1, 2, 3, 4]])
-    one(x[:, :3], cache=cache)
-    refused(lambda: two(x[:, 3:], cache=cache), OTHER)
-    assert cache.length == 3
-    assert_close(one(x[:, 3:], cache=cache), one(x)[:, 3:])
-
-
 @pytest.mark.compile
 def test_compiled_and_plain_calls_share_a_cache():
     torch.compiler.reset()
@@ -166,28 +142,17 @@ def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
     assert_close(torch.cat(pieces, 1), layer(x, positions=where), atol=1e-10, rtol=1e-10)
 
 
-def test_an_interrupted_call_to_a_context_adds_nothing():
-    layer, x, context, cache = make([ph.Softmax(2), ph.Relational(2)]), tokens(4), tokens(3), LayerCache()
-    hook = layer.out.register_forward_pre_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
-        layer(x[:, :2], torch.zeros_like(context), cache=cache)
-    hook.remove()
-    assert (cache.cross.length, cache.nbytes) == (0, 0)
-    y = torch.cat([layer(x[:, i : i + 2], context, cache=cache) for i in (0, 2)], 1)
-    assert_close(y, layer(x, context), atol=1e-10, rtol=1e-10)
-
-
-def test_an_interrupted_block_adds_nothing():
-    """Its attention was done when its feed-forward layer was interrupted."""
-    symbols = ph.RelationalSymbols(neighbours=2)
-    block = ph.TransformerBlock(
-        make([ph.Softmax(2), ph.Relational(2, symbols=symbols)], causal=True), ph.MlpLayer(M), dtype=F64
-    )
-    block, x, cache = block.double().eval(), tokens(5), LayerCache()
-    y = [block(x[:, :3], cache=cache)]
-    hook = block.feedforward.register_forward_pre_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
-        block(x[:, 3:], cache=cache)
-    hook.remove()
-    y.append(block(x[:, 3:], cache=cache))
-    assert_close(torch.cat(y, 1), block(x), atol=1e-10, rtol=1e-10)
+@pytest.mark.parametrize("part", ["cross.out", "feedforward"])
+def test_an_interrupted_block_adds_nothing(part):
+    """Its self-attention was done when its attention to a context or its feed-forward layer was interrupted."""
+    cross = make([ph.Softmax(2), ph.Relational(2)])
+    block = ph.TransformerBlock(make([ph.Softmax(4)], causal=True), ph.MlpLayer(M), cross=cross).double().eval()
+    x, context, cache, y = tokens(5), tokens(3), LayerCache(), []
+    for first, last in ((0, 3), (3, 5)):
+        hook = block.get_submodule(part).register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            block(x[:, first:last], torch.zeros_like(context), cache=cache)
+        hook.remove()
+        assert (cache.length, cache.cross.length) == (first, first)
+        y.append(block(x[:, first:last], context, cache=cache))
+    assert_close(torch.cat(y, 1), block(x, context), atol=1e-10, rtol=1e-10)

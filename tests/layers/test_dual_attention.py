@@ -1,4 +1,4 @@
-"""Relational heads in a layer: positions and biases, symbols from everywhere, autocast, errors."""
+"""Heads whose values are symbols: biases, sources of symbols, autocast, errors; widths and initial values."""
 
 import functools
 import re
@@ -11,6 +11,9 @@ from torch.testing import assert_close
 from zoo import make_layer as make
 
 import polyhead as ph
+from polyhead.config.sizes import Sizes
+from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
+from polyhead.models.initialise import initialise
 
 F64 = torch.float64
 M = 48
@@ -19,16 +22,6 @@ DUAL = [ph.Softmax(2), ph.Relational(2)]
 
 def tokens(t, b=2):
     return torch.randn(b, t, M, dtype=F64)
-
-
-def test_rotary_turns_attention_and_not_relations():
-    layer, x = make(DUAL, positions=ph.Rotary()), tokens(5)
-    seen = [[], []]
-    for i, where in enumerate((torch.arange(5), torch.arange(5) * 3)):
-        layer(x, positions=where[None], taps=seen[i])
-    near, far = (taps[0].groups[1] for taps in seen)
-    assert_close(near.relations(), far.relations(), atol=0, rtol=0)
-    assert not torch.allclose(near.code(), far.code())
 
 
 def test_a_bias_is_of_the_scores_and_not_of_relations():
@@ -43,17 +36,6 @@ def test_a_bias_is_of_the_scores_and_not_of_relations():
 
 
 # --------------------------------------------------------------------------------------------------------- symbols
-def test_a_table_of_relative_symbols_is_a_symbol_for_each_pair():
-    """Beside one query at a time, with the symbols of its own keys; offsets beyond the table are clipped."""
-    heads = [ph.Softmax(2), ph.Relational(2, kv_heads=1), ph.Disentangled(2)]
-    single, x, table = make(heads, own_symbols=False), tokens(6), torch.randn(5, M, dtype=F64)
-    for causal, t, first in ((False, 6, 0), (True, 6, 0), (True, 2, 4), (False, 2, 3)):
-        layer, queries, rows = make(heads, causal=causal, own_symbols=False), x[:, 6 - t :], []
-        for i in range(t):
-            symbols = table[(torch.arange(6) - first - i).clamp(-2, 2) + 2][None]
-            mask = torch.arange(6) <= 6 - t + i if causal else None
-            rows.append(single(queries[:, i : i + 1], x, symbols=symbols, mask=mask))
-        assert_close(layer(queries, x, symbols=table, first=first), torch.cat(rows, 1))
 
 
 def test_relative_symbols_count_tokens():
@@ -78,61 +60,35 @@ def test_own_sources_are_those_that_groups_name():
     assert_close(bare(x, symbols=[first, second, first, None]), layer(x))
 
 
-def test_symbols_of_cross_attention_are_those_of_the_senders():
-    layer = make([ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols())])
-    x, context = tokens(3), tokens(5)
-    assert_close(layer(x, context), layer(x, context, symbols=layer.symbols[0](context)))
-    one = tokens(5, b=1)
-    assert_close(layer(x, context, symbols=one), layer(x, context, symbols=one.expand(2, -1, -1)))
-
-
-ERRORS = {
-    "symbols of the wrong length": (
-        lambda a, x: a(x, symbols=x[:, :4]),
-        "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table (2 distance + 1, m) but are (2, 4, 48)",
+MISTAKES = {
+    "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table (2 distance + 1, m) but are (2, 4, 48)": (
+        lambda x: make(DUAL)(x, symbols=x[:, :4])
     ),
-    "symbols of the wrong width": (lambda a, x: a(x, symbols=x[..., :7]), "but are (2, 5, 7)"),
-    "symbols of another batch": (lambda a, x: a(x, symbols=x.repeat(2, 1, 1)), "but are (4, 5, 48)"),
-    "a symbol for each pair": (lambda a, x: a(x, symbols=torch.zeros(5, 5, M, dtype=F64)), "but are (5, 5, 48)"),
-    "an even table": (lambda a, x: a(x, symbols=x[0, :4]), "2 distance + 1 rows, an odd number, not 4"),
-    "integers": (lambda a, x: a(x, symbols=x.long()), "must have x's dtype, torch.float64, but are torch.int64"),
-    "another dtype": (lambda a, x: a(x, symbols=[None, x.float()]), "torch.float64, but are torch.float32"),
-    "too few": (lambda a, x: a(x, symbols=[x]), "one tensor or one (or None) a group: 2, not 1"),
-    "none for a group": (
-        lambda a, x: a(x, symbols=[x, None]),
-        "group 1 takes symbols, of width 48, but there are none",
+    "but are (4, 5, 48)": lambda x: make(DUAL)(x, symbols=x.repeat(2, 1, 1)),
+    "but are (5, 7)": lambda x: make(DUAL)(x, symbols=x[0, :, :7]),
+    "2 distance + 1 rows, an odd number, not 4": lambda x: make(DUAL)(x, symbols=x[0, :4]),
+    "must have x's dtype, torch.float64, but are torch.int64": lambda x: make(DUAL)(x, symbols=x.long()),
+    "one tensor or one (or None) a group: 2, not 1": lambda x: make(DUAL)(x, symbols=[x]),
+    "group 1 takes symbols, of width 48, but there are none": lambda x: make(DUAL)(x, symbols=[x, None]),
+    "own_symbols=False its relational heads need symbols=": lambda x: make(DUAL, own_symbols=False)(x),
+    "(share=True) needs a group before it of 2 heads, dim 24 and kv_heads 2 but there is none": (
+        lambda x: make([ph.Relational(2, share=True)])
     ),
-    "no source": (
-        lambda a, x: make(DUAL, own_symbols=False)(x),
-        "own_symbols=False its relational heads need symbols=",
+    "dim 12 and kv_heads 2 but it has 2, 12 and 1": (
+        lambda x: make([ph.Softmax(2, kv_heads=1), ph.Relational(2, share=True)])
     ),
-    "shared with none": (
-        lambda a, x: make([ph.Relational(2, share=True)]),
-        "Relational(share=True) needs a group before it of 2 heads, dim 24 and kv_heads 2 but there is none",
+    "Softmax: 5 heads in all (2 of them here) do not divide the model width 48: give dim= and value_dim=": (
+        lambda x: make([ph.Softmax(2), ph.Relational(3)])
     ),
-    "shared with others": (
-        lambda a, x: make([ph.Softmax(4, dim=6), ph.Relational(2, dim=6, share=True)]),
-        "Relational(share=True) needs a group before it of 2 heads, dim 6 and kv_heads 2 but it has 4, 6 and 4",
-    ),
-    "shared with other groups of keys": (
-        lambda a, x: make([ph.Softmax(2, kv_heads=1), ph.Relational(2, share=True)]),
-        "dim 12 and kv_heads 2 but it has 2, 12 and 1",
-    ),
-    "heads that do not fill the width": (
-        lambda a, x: make([ph.Softmax(2), ph.Relational(3)]),
-        "Softmax: 5 heads in all (2 of them here) do not divide the model width 48: give dim= and value_dim=",
-    ),
-    "heads of which one width is given": (
-        lambda a, x: make([ph.Softmax(2, dim=8, value_dim=8), ph.Relational(3, dim=8)]),
-        "Relational: 5 heads in all (3 of them here) do not divide the model width 48: give value_dim= (per head)",
+    "Relational: 5 heads in all (3 of them here) do not divide the model width 48: give value_dim= (per head)": (
+        lambda x: make([ph.Softmax(2, dim=8, value_dim=8), ph.Relational(3, dim=8)])
     ),
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_mistakes_are_one_line(name):
-    call, text = ERRORS[name]
-    refused(lambda: call(make(DUAL), tokens(5)), re.escape(text))
+@pytest.mark.parametrize("line", MISTAKES)
+def test_mistakes_are_one_line(line):
+    refused(lambda: MISTAKES[line](tokens(5)), re.escape(line))
 
 
 @pytest.mark.compile  # without annotation checks, as users have it
@@ -151,3 +107,99 @@ def test_given_symbols_may_have_the_dtype_of_autocast():
     layer, x = make(DUAL).float(), torch.randn(2, 5, M)
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(layer(x, symbols=x.bfloat16()), layer(x, symbols=x))
+
+
+# --------------------------------------------------------------------------------------------- widths, initial values
+def test_heads_without_relations_say_so():
+    taps: list = []
+    ph.MultiHeadAttention(16, ph.Abstractor(4))(torch.randn(1, 4, 16), taps=taps)
+    refused(lambda: taps[0].groups[0].relations(), "abstractor heads have no relations beside their code")
+
+
+def test_default_sizes():
+    """As many relations as heads, together as wide as the heads' values; too many are one wide."""
+    size = Sizes(4, 8, 6, 4)
+    for relations, wanted in ((None, 6), (2, 12), (5, 4), (24, 1), (50, 1)):
+        assert RelationalHeads(16, size, relations=relations).relation_dim == wanted
+    assert RelationalHeads(16, size, relations=3, relation_dim=9).q_rel.weight.shape == (27, 16)
+    assert DisentangledHeads(16, size).relation_dim == 6
+    assert AbstractorHeads(16, size, symbol_dim=5).value.weight.shape == (24, 5)
+
+
+def shares(layer, x):
+    """What relations and symbols contribute to a layer's second group of heads; what its first group returns."""
+    taps: list = []
+    with torch.no_grad():
+        layer(x, taps=taps)
+        first, group = taps[0].groups
+        relations = torch.einsum("her,bhts,brts->bthe", group.relation_weight, group.code(), group.relations())
+    return relations, group.output - relations, first.output
+
+
+OPTIONS = [
+    {},
+    {"relations": 2},
+    {"relations": 32},
+    {"relations": 3, "relation_dim": 40},
+    {"symmetric": True},
+    {"hidden": 48},
+    {"relation_act": "tanh"},
+    {"kv_heads": 2},
+    {"symbols": ph.RelativeSymbols()},
+]
+
+
+@pytest.mark.parametrize("preset", [None, "hyla", "cs336"])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_relations_and_symbols_begin_alike(preset, options):
+    """Of one standard deviation to a factor of two, however the maps around them are initialised.
+
+    Relative symbols, and so their relations, begin far below the values of other heads.
+    """
+    torch.manual_seed(0)
+    layer = ph.MultiHeadAttention(64, [ph.Softmax(4), ph.Relational(4, **{"symbols": ph.PositionSymbols(), **options})])
+    if preset is not None:
+        initialise(layer, preset)
+    relations, symbols, values = shares(layer, torch.randn(8, 32, 64))
+    assert 0.5 < relations.std() / symbols.std() < 2
+    assert 0.4 < relations.std() / values.std() < 2.5 or "symbols" in options
+
+
+def test_relation_weights_of_the_paper_and_of_the_package():
+    size = Sizes(4, 16, 16, 4)
+    for name, bound in (("paper", 8**-0.5), ("package", (16 * 8) ** -0.5)):
+        weight = RelationalHeads(64, size, relations=8, relation_init=name).relation_weight
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
+        initialise(layer := torch.nn.Sequential(RelationalHeads(64, size, relations=8, relation_init=name)), "hyla")
+        assert layer[0].relation_weight.abs().max() <= bound
+
+
+@pytest.mark.parametrize(
+    "source", [ph.RelativeSymbols(), ph.RelativeSymbols(distance=40, dim=24), ph.PositionSymbols()]
+)
+def test_symbols_begin_with_the_spread_that_relations_are_balanced_on(source):
+    """For relative symbols 1 over the root of the mean of rows and width: here 127 rows of 32, or 81 of 24."""
+    torch.manual_seed(0)
+    layer = ph.MultiHeadAttention(32, ph.Relational(4, symbols=source), max_length=64)
+    wanted = {None: (2 / (127 + 32)) ** 0.5, 40: (2 / (81 + 24)) ** 0.5}.get(getattr(source, "distance", 0), 1.0)
+    assert layer.groups[0].symbol_std == source.start_std(32, 64) == pytest.approx(wanted)
+    assert layer.symbols[0].table.std().item() == pytest.approx(wanted, rel=0.05)
+
+
+def test_balancing_draws_nothing_but_the_weight():
+    """Later draws are those after any other initialisation of as many numbers."""
+    size, drawn = Sizes(2, 4, 4, 2), []
+    for name in ("balanced", "paper"):
+        torch.manual_seed(0)
+        group = RelationalHeads(8, size, relation_init=name)
+        drawn.append((group.value.weight, torch.rand(1) if name == "balanced" else None))
+    assert_close(drawn[0][0], drawn[1][0], atol=0, rtol=0)
+    torch.manual_seed(0)
+    RelationalHeads(8, size)
+    assert_close(torch.rand(1), drawn[0][1], atol=0, rtol=0)
+
+
+def test_symmetric_relations_in_groups_of_keys_are_one_clear_line():
+    with pytest.raises(ValueError, match="Disentangled: symmetric relations need kv_heads = heads = 4 but it is 2"):
+        ph.MultiHeadAttention(16, ph.Disentangled(4, kv_heads=2, symmetric=True))

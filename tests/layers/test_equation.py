@@ -84,18 +84,20 @@ def test_a_layer_is_its_equation(mixture, cross):
     layer = zoo.make_layer(heads, positions=ph.Rotary(), qk_norm=True)
     x, context = torch.randn(B, T, M, dtype=F64), torch.randn(B, T + 1, M, dtype=F64) if cross else None
     source = x if context is None else context
-    mask, taps = torch.rand(B, layer.total_heads, T, source.shape[1]) > 0.3, []
-    mask[:, :, 1] = False
-    y, code = layer(x, context, mask=mask, return_code=True, taps=taps)
+    mask, keep = (torch.rand(B, layer.total_heads, T, source.shape[1], dtype=F64) > share for share in (0.3, 0.4))
+    mask[:, :, 1], keep, taps = False, keep.double() * 2, []
+    y, code = layer(x, context, mask=mask, keep=keep, return_code=True, taps=taps)
     assert_close(y[:, 1], layer.out.bias.expand(B, -1), rtol=0, atol=0)
     assert code[~mask].eq(0).all()
+    assert_close(layer(x, context, mask=mask, return_code=True)[1], code)  # before dropout
 
     outputs = []
     for made, own, (first, last) in zip(arguments(layer, x, source), heads, layer.heads_of, strict=True):
         row = next(row for row in spec.MECHANISMS if row.config == type(own).__name__)
         arrays = {name: tensor.detach().numpy() for name, tensor in made.items()}
+        limits = {"mask": mask[:, first:last].numpy(), "keep": keep[:, first:last].numpy()}
         options = {name: getattr(own, name) for name in row.options}
-        outputs.append(torch.from_numpy(referee.run(row.op, arrays, options=options, mask=mask[:, first:last].numpy())))
+        outputs.append(torch.from_numpy(referee.run(row.op, arrays, options=options, **limits)))
     joint = torch.cat([output.flatten(2) for output in outputs], -1)
     assert_close(y, joint @ layer.out.weight.T + layer.out.bias, rtol=1e-9, atol=1e-9)
 

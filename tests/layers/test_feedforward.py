@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from gradients import same_with_gradients
 from refusals import refused
 
 from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer
@@ -96,34 +97,13 @@ def balance_oracle(moe, x):
 )
 def test_experts_by_the_definition(experts, top_k, act, bias):
     moe = randomise(MixtureOfExperts(6, experts, top_k, 10, act, bias, dtype=torch.float64))
-    x = draw(11, 6, seed=9)
-    torch.testing.assert_close(moe(x), experts_oracle(moe, x), atol=1e-12, rtol=0)
+    x = draw(11, 6, seed=9).requires_grad_()
+    same_with_gradients(moe(x), experts_oracle(moe, x), [x, *moe.parameters()])
     assert abs(moe.balance_loss.item() - balance_oracle(moe, x)) < 1e-12
     folded = draw(2, 5, 3, 6, seed=8)
     torch.testing.assert_close(moe(folded).view(-1, 6), experts_oracle(moe, folded.view(-1, 6)), atol=1e-12, rtol=0)
-
-
-def test_expert_gradients_equal_the_loop():
-    moe = randomise(MixtureOfExperts(6, 4, 2, 10, dtype=torch.float64))
-    x = draw(11, 6, seed=9).requires_grad_()
-    probe = draw(11, 6, seed=10)
-    inputs = (x, *moe.parameters())
-    fast = torch.autograd.grad((moe(x) * probe).sum(), inputs)
-    slow = torch.autograd.grad((experts_oracle(moe, x) * probe).sum(), inputs)
-    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=0)
-
-
-def test_balance_loss_is_one_when_even_and_has_a_gradient():
-    moe = MixtureOfExperts(4, 4, 1, 8, dtype=torch.float64)
-    with torch.no_grad():
-        moe.gate.weight.copy_(50 * torch.eye(4))
-    moe(torch.eye(4, dtype=torch.float64))
-    assert abs(moe.balance_loss.item() - 1) < 1e-12
-    moe(torch.eye(4, dtype=torch.float64)[:1].expand(7, 4))
-    assert abs(moe.balance_loss.item() - 4) < 1e-12
-    moe.balance_loss.backward()
-    assert moe.gate.weight.grad is not None
-    assert all(p.grad is None for n, p in moe.named_parameters() if n != "gate.weight")
+    (towards_even,) = torch.autograd.grad(moe.balance_loss, moe.gate.weight)
+    assert towards_even.any() == (experts > 1)
 
 
 def test_twice_the_same_bits_and_copyable_after_a_forward_pass():
@@ -147,19 +127,7 @@ def test_half_precision_gates_in_float32(dtype):
     torch.testing.assert_close(low(x.to(dtype)).double(), moe(x), atol=0.05, rtol=0.05)
 
 
-def test_autocast():
-    moe, x = MixtureOfExperts(8, 4, 2), draw(2, 5, 8, dtype=torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = moe(x)
-    torch.testing.assert_close(y.float(), moe(x), atol=0.05, rtol=0.05)
-
-
 # ----------------------------------------------------------------------------------------- common
-@pytest.mark.parametrize("make", [MlpLayer, SwigluLayer, MixtureOfExperts])
-def test_meta_device_and_dtype(make):
-    module = make(8, device="meta", dtype=torch.bfloat16)
-    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in module.parameters())
-    assert module(torch.zeros(2, 3, 8, device="meta", dtype=torch.bfloat16)).shape == (2, 3, 8)
 
 
 def test_mistakes_are_one_line():
@@ -168,12 +136,3 @@ def test_mistakes_are_one_line():
     for kind in (MlpLayer, SwigluLayer, MixtureOfExperts):
         call = functools.partial(kind(16), torch.randn(3, 8))
         refused(call, rf"^{kind.__name__}: m = 16 but x \(\.\.\. m\) = \(3, 8\)$")
-
-
-@pytest.mark.compile
-def test_compiles_whole():
-    moe, mlp, swiglu = MixtureOfExperts(8, 4, 2), MlpLayer(8), SwigluLayer(8)
-    compiled = torch.compile(lambda x: moe(mlp(swiglu(x))), fullgraph=True, dynamic=True, backend="eager")
-    for t in (3, 6):
-        x = draw(2, t, 8, dtype=torch.float32)
-        torch.testing.assert_close(compiled(x), moe(mlp(swiglu(x))))

@@ -15,7 +15,7 @@ from polyhead import analysis, spec
 from polyhead.analysis import codes, value_network
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
-from polyhead.layers.heads.groups import LinearHeads, SoftmaxHeads
+from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.ops import dispatch
 from polyhead.ops.call import AttentionCall
 from polyhead.pages.explore import writer as explore
@@ -245,30 +245,16 @@ def test_taps_keep_the_function_of_their_call():
     assert_close(taps.groups[0].code(), code)
 
 
-def test_probes_and_pictures_refuse_and_go_right():
+def test_probes_and_pictures_refuse_it():
     task, network = ph.tasks.FuzzyLogic(length=6), model([ph.Softmax(2), ph.Hyla(2)])
     batch = task.batch("iid", 4, seed=0, step=0)
-    group = network.blocks[0].attention.groups[0]
-    group.attend = cosine_attention
+    network.blocks[0].attention.groups[0].attend = cosine_attention
     for ask in (
         lambda: analysis.query_codes(network, task, "compositional", 4),
         lambda: analysis.probe_model(network, task, sequences=8, queries=0),
         lambda: analysis.look(network, batch),
     ):
         refused(ask, "the code of cosine_attention is not known")
-    group.use(cosine_attention, code=cosine_code)
-    found, seen = analysis.query_codes(network, task, "compositional", 4)
-    taps = analysis.capture(network, seen)
-    assert_close(torch.from_numpy(found[0])[:, :2], taps[0].groups[0].code()[:, :, -1, -1])
-    (first, *_), image = analysis.look(network, batch), analysis.capture(network, batch)
-    assert_close(torch.from_numpy(first.groups[0].attention), image[0].groups[0].code()[0])
-
-
-def test_a_value_network_is_right_or_refused():
-    attention, x = layer(ph.Softmax(4)), inputs()
-    attention.groups[0].use(squares, code=cosine_code)
-    with pytest.raises(ValueError, match=r"^value_network: the output of these heads must be the sum of code"):
-        value_network(tapped(attention, x)[1], 0, 0)
 
 
 # -------------------------------------------------------------------------------------------------- caches and dropout
@@ -286,22 +272,6 @@ def test_linear_heads_with_a_function_keep_every_token(code):
     attention(x[:, :3], cache=cache)
     attention.groups[0].attend = cosine_attention
     refused(lambda: attention(x[:, 3:], cache=cache), "but attend is not the op's")
-
-
-class Doubled(LinearHeads):
-    def forward(self, q, k, v, **seen):
-        return 2 * super().forward(q, k, v, **seen)
-
-
-def test_a_subclass_of_linear_heads_decodes_as_it_computes():
-    attention, x, cache = layer(ph.Linear(4), causal=True), inputs(), LayerCache()
-    attention.groups[0] = Doubled(4, 6)
-    assert_close(torch.cat([attention(x[:, :4], cache=cache), attention(x[:, 4:], cache=cache)], 1), attention(x))
-
-
-def test_a_normalised_code_is_no_sum():
-    with pytest.raises(ValueError, match=r"^LinearHeads: step needs .* but normalise is 'rms_heads'$"):
-        LinearHeads(4, 6, normalise="rms_heads").step(*torch.randn(3, 2, 1, 4, 6), None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -333,16 +303,10 @@ def test_other_ways_to_swallow_it(way):
     refused(lambda: attention(x), "swallowing must multiply its code by keep")
 
 
-def test_taking_heads_away_from_a_function():
-    task, network = ph.tasks.FuzzyLogic(length=6), model(ph.Softmax(2), layers=1)
-    group = network.blocks[0].attention.groups[0]
-    group.use(swallowing, code=cosine_code)
-    refused(lambda: analysis.zero_heads(network, task, sequences=4), "swallowing must multiply its code by keep")
-    group.use(cosine_attention, code=cosine_code)
-    rows = analysis.zero_heads(network, task, sequences=4)
-    with torch.no_grad():
-        network.blocks[0].attention.out.weight[:, :8] = 0
-    assert analysis.zero_heads(network, task, sequences=4)[0]["score"] == pytest.approx(rows[1]["score"], abs=1e-6)
+@pytest.mark.parametrize("kind", [SoftmaxHeads, LinearHeads, HylaHeads])
+def test_every_group_takes_a_device_and_a_dtype(kind):
+    q = torch.randn(2, 5, 4, 8, dtype=F64)
+    assert kind(4, 8, device="cpu", dtype=F64)(q, q, q).dtype == F64
 
 
 @pytest.mark.compile

@@ -1,6 +1,5 @@
-"""Packed sequences equal separate ones, and ops get the windows: all kinds of heads, positions and symbols."""
+"""Packed sequences in a layer, and what ops get of a window; that they equal single ones, is in tests/models."""
 
-import pytest
 import torch
 import zoo
 from gradients import same_with_gradients
@@ -21,16 +20,6 @@ def make(heads, *, max_length=8, **options):
     return zoo.make_layer(heads, max_length=max_length, **options)
 
 
-@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 2)])
-@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
-def test_packed_sequences_equal_single_ones(mixture, positions, causal, window):
-    """All together longer than max_length, which only each of them must keep to."""
-    layer = make(zoo.EVERY[mixture], causal=causal, positions=zoo.POSITIONS[positions], window=window)
-    x = torch.randn(1, 12, M, dtype=F64, requires_grad=True)
-    alone = torch.cat([layer(part) for part in x.split(LENGTHS, 1) if part.shape[1]], 1)
-    same_with_gradients(layer(x, cu_seqlens=CU), alone, [x, *layer.parameters()])
-
-
 def test_a_mask_and_positions_of_packed_sequences():
     layer = make(PLAIN, positions=ph.Rotary(), window=3)
     x, mask = torch.randn(1, 12, M, dtype=F64, requires_grad=True), torch.rand(1, 1, 1, 12) > 0.4
@@ -39,24 +28,6 @@ def test_a_mask_and_positions_of_packed_sequences():
     alone = torch.cat([layer(p, mask=m, positions=w) for p, m, w in parts if p.shape[1]], 1)
     together = layer(x, mask=mask, positions=where, cu_seqlens=CU)
     same_with_gradients(together, alone, [x, *layer.parameters()])
-
-
-def test_codes_and_taps_show_nothing_of_other_sequences():
-    layer = make([ph.Linear(2), ph.Hyla(2), ph.Relational(2, relation_act="softmax")], causal=True, window=2)
-    x, taps = torch.randn(1, 12, M, dtype=F64), []
-    y, code = layer(x, cu_seqlens=CU, return_code=True, taps=taps)
-    assert_close(y, layer(x, cu_seqlens=CU))
-    assert_close(torch.cat([group.code() for group in taps[0].groups], 1), code)
-    a, related = 0, taps[0].groups[-1].relations()
-    for part in x.split(LENGTHS, 1):
-        b = a + part.shape[1]
-        if b > a:
-            its = []
-            assert_close(code[:, :, a:b, a:b], layer(part, return_code=True, taps=its)[1])
-            assert_close(related[:, :, a:b, a:b], its[0].groups[-1].relations())
-        assert code[:, :, a:b, :a].eq(0).all()
-        assert code[:, :, a:b, b:].eq(0).all()
-        a = b
 
 
 def test_places_count_in_each_sequence():
@@ -109,7 +80,6 @@ def test_mistakes_are_one_line():
         (lambda: block.attention(x, x, cu_seqlens=CU), r"but x \(b t m\) = \(1, 12, 48\) and a context came"),
         (lambda: layer(x, cache=LayerCache(), cu_seqlens=CU), "without a context or a cache, but .* and a cache came"),
         (lambda: layer(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 12, 48\) and no"),
-        (lambda: layer(x, cu_seqlens=CU.float()), "cu_seqlens must be int32 but is torch.float32"),
         (lambda: block(x, cu_seqlens=CU, tail=2), "x is several sequences, so tail must be None"),
         (lambda: layer(x, cu_seqlens=CU), "positions must be below max_length = 5 but reach 5"),
         (lambda: near(x, cu_seqlens=CU), "PositionSymbols: positions must be below max_length = 5 but reach 5"),

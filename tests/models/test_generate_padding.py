@@ -1,6 +1,6 @@
-"""Left-padded rows of several lengths get the logits of each row alone: in one pass, and step by step."""
+"""Left-padded rows of several lengths get the logits of each row alone: in one pass, and step by step.  A layer with a
+window stores only keys that later tokens can see, and decoding is still exact."""
 
-import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,19 +9,11 @@ import zoo
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.layers.cache import Cache, LayerCache
-from polyhead.layers.symbols import build_symbols
+from polyhead.layers.cache import Cache
 
-F64 = torch.float64
-NEAR = ph.RelationalSymbols(count=5, neighbours=3)
-HEADS = {
-    "neighbours": [ph.Relational(4, symbols=NEAR)],
-    "neighbours once": [ph.Disentangled(4, symbols=ph.RelationalSymbols(count=5, once=True, include_self=True))],
-    "mixture": [ph.Softmax(1), ph.Hyla(1), ph.Relational(1, symbols=ph.PositionSymbols()), ph.Linear(1, dim=4)],
-} | zoo.MIXTURES
-MODELS = zoo.models(HEADS, max_length=16)
+MIXTURE = [ph.Softmax(1), ph.Hyla(1), ph.Relational(1, symbols=ph.PositionSymbols()), ph.Linear(1, dim=4)]
+MODELS = zoo.models({"mixture": MIXTURE} | zoo.MIXTURES, max_length=16)
 LENGTHS = (9, 1, 4)
-T = max(LENGTHS)
 
 
 def make(name, **options):
@@ -68,26 +60,67 @@ def test_without_positions_padding_counts():
     assert_close(shifted[1, 2:], model(x[1:, 2:], positions=torch.tensor([[2, 3]]))[0])
 
 
-def test_tokens_at_padding_have_no_influence():
-    """Neither the tokens at padding nor their positions."""
-    for name in ("neighbours", "mixture", "neighbours once"):
-        model = make(name, positions=ph.Learned())
-        x, real, places = padded()
-        wanted = model(x, mask=real, positions=places)[real]
-        other = torch.where(real, x, 11 - x), torch.where(real, places, 7)
-        assert_close(model(other[0], mask=real, positions=other[1])[real], wanted, atol=0.0, rtol=0.0)
+# ---------------------------------------------------------------------------------------------------------- windows
+WINDOWS = zoo.models(zoo.FEW, max_length=40)
+ENDS = ph.Tokens(12), ph.Logits(12)
+GROUPED = ph.TransformerConfig(
+    *ENDS, dim=16, heads=ph.Softmax(4, kv_heads=2), positions=ph.Rotary(), max_length=40, causal=True, window=4
+)
 
 
-def test_neighbours_in_pieces_meet_no_padding():
-    """Padding in front and within, in any division into calls: as in one call."""
-    source = build_symbols(ph.RelationalSymbols(count=5, neighbours=2, relations=2), 6, causal=True).double()
-    x, real = torch.randn(3, 9, 6, dtype=F64), torch.ones(3, 9, dtype=torch.bool)
-    real[0, :4] = real[1, 3:7] = False
-    whole = source(x, mask=real)
-    for cuts in ((0, 9), (0, 1, 2, 3, 4, 5, 6, 7, 8, 9), (0, 3, 5, 8, 9)):
-        cache, parts = LayerCache(), []
-        for a, b in itertools.pairwise(cuts):
-            mask = None if real[:, a:b].all() else real[:, a:b]
-            parts.append(source(x[:, a:b], mask=mask, cache=cache, first=a))
-        assert_close(torch.cat(parts, 1)[real], whole[real])
-    assert_close(whole[:1, 4:], source(x[:1, 4:]))
+@pytest.mark.parametrize(("name", "window"), [(name, window) for name in zoo.FEW for window in (1, 4)])
+@torch.no_grad()
+def test_decoding_is_exact_and_its_memory_bounded(name, window):
+    model, x = zoo.make_model(replace(WINDOWS[name], window=window)), torch.randint(12, (2, 24))
+    whole, cache, parts, sizes = model(x), Cache(2), [], []
+    for first, last in ((0, 9), *((i, i + 1) for i in range(9, 20)), (20, 24)):
+        parts.append(model(x[:, first:last], cache=cache))
+        sizes.append(cache.nbytes)
+        assert cache.length == last
+    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    assert len(set(sizes)) == 1
+    held = {cache[0].length - cache[0].gone, cache[1].length - cache[1].gone}
+    assert held == {window - 1}
+
+
+@torch.no_grad()
+def test_dropped_keys_free_their_memory():
+    """A view would keep the whole tensor; each stored tensor has a storage of its own size."""
+    model, cache = zoo.make_model(GROUPED), Cache(2)
+    model(torch.randint(12, (1, 30)), cache=cache)
+    kept = list(cache[0]._kept.values())
+    assert [tuple(tensor.shape) for tensor in kept] == [(1, 3, 2, 4)] * 2
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept)
+
+
+@pytest.mark.parametrize("gap", [False, True])
+@torch.no_grad()
+def test_padding_in_front_is_dropped_too_but_no_key_behind_a_gap(gap):
+    """A row of two tokens and four of padding continues at position 2: a window of 4 contains both."""
+    model, x = zoo.make_model(GROUPED), torch.randint(12, (2, 12))
+    real = torch.ones(2, 12, dtype=torch.bool)
+    real[1, 2 : 6 if gap else 2] = False
+    real[1, : 0 if gap else 4] = False
+    places = (real.cumsum(1) - 1).clamp(min=0)
+    cache, parts = Cache(2), []
+    for first, last in ((0, 6), (6, 7), (7, 8), (8, 12)):
+        mask = real[:, first:last] if first == 0 else None
+        parts.append(model(x[:, first:last], mask=mask, positions=places[:, first:last], cache=cache))
+    for row, tokens, here in zip(torch.cat(parts, 1), x, real, strict=True):
+        assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
+    assert cache[1].length - cache[1].gone == (12 if gap else 3)
+    assert cache[1].real.shape == (2, 12 if gap else 3)
+
+
+@torch.no_grad()
+def test_a_gap_may_come_later():
+    """Keys dropped before it are none that matter; after it none is dropped."""
+    model, x = zoo.make_model(GROUPED), torch.randint(12, (1, 12))
+    real = torch.ones(1, 12, dtype=torch.bool)
+    real[0, 5:9] = False
+    places, cache, parts = (real.cumsum(1) - 1).clamp(min=0), Cache(2), []
+    for first, last in ((0, 5), (5, 9), (9, 10), (10, 12)):
+        here = slice(first, last)
+        parts.append(model(x[:, here], mask=real[:, here], positions=places[:, here], cache=cache))
+    assert_close(torch.cat(parts, 1)[real], model(x[real][None])[0], atol=1e-10, rtol=1e-10)
+    assert cache[0].gone == 2

@@ -8,7 +8,6 @@ import pytest
 import torch
 from refusals import refused
 from torch import nn
-from torch.nn.utils import parametrizations
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -84,24 +83,6 @@ def test_lora_everywhere_equals_its_merged_weights(name):
     y = wrapped(**given(name))
     assert (y - plain(**given(name))).abs().max() > 1e-2
     assert_close(wrapped.merge_and_unload()(**given(name)), y, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_parametrised_maps_are_read_as_they_are(name):
-    wrapped, want = model(name), model(name)
-    for part in wrapped.modules():
-        if type(part) is nn.Linear:
-            parametrizations.weight_norm(part)
-            part.parametrizations.weight.original0.data.mul_(1.3)
-    for part in want.modules():
-        if type(part) is nn.Linear:
-            part.weight.data.mul_(1.3)
-    for made in (wrapped, want):
-        loss(made, name).backward()
-    assert_close(wrapped(**given(name)), want(**given(name)), rtol=1e-6, atol=1e-6)
-    grads = [p.grad for key, p in wrapped.named_parameters() if "original1" in key]
-    assert len(grads) > 5
-    assert all(grad is not None and grad.abs().max() > 0 for grad in grads)
 
 
 @pytest.mark.parametrize("name", MODELS)
