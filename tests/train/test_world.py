@@ -6,7 +6,6 @@ import torch
 import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train.__main__ import main as worker
-from polyhead.train.checks import check
 from polyhead.train.parallel import units
 from polyhead.train.world import StopBroadcast, World, find_first, first_host, place
 
@@ -88,14 +87,6 @@ def test_alone_nothing_is_started(monkeypatch):
     with one.joined():
         assert not torch.distributed.is_initialized()
         assert [StopBroadcast(one).exchange(15), one.on_rank_zero(lambda: 4)] == [15, 4]
-
-
-def test_a_batch_that_devices_cannot_share(tiny):
-    with pytest.raises(ValueError, match=r"batch_size must be divisible by 6 \(3 devices x accumulate 2\) but is 4$"):
-        check(tiny("unused", accumulate=2), 3)
-    check(tiny("unused", accumulate=2), 2)
-    with pytest.raises(ValueError, match=r"Run: unknown parallel 'sharde'"):
-        tiny("unused", parallel="sharde")
 
 
 @pytest.mark.parametrize("given", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])
