@@ -63,6 +63,7 @@ def test_the_digest_changes_with_what_changes_results_only():
         assert digest(other) != base
     assert digest(Softmax(4, impl="reference")) == digest(Softmax(4)) != digest(Softmax(4, share=True))  # added later
     assert digest(Train(accumulate=2)) != digest(Train())
+    assert config.to_dict(Softmax(4))["share"] is False  # in files it is spelled out
 
 
 def test_streams_never_meet():

@@ -4,10 +4,11 @@ import contextlib
 import io
 import json
 import pathlib
-import shutil
 import struct
 
 import pytest
+from run_folders import copied
+from scenarios import corpus
 from traps import guises, spring
 
 import polyhead as ph
@@ -16,13 +17,11 @@ from polyhead.papers import reproduce as reproduce_module
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.relational_games import original as games_original
-from polyhead.tasks.text import data as text_data, tokens as text_tokens
+from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config
 from polyhead.train.store.bad_batch import read_batch, write_batch
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.folder import read_metrics, read_result
-
-SOURCE = pathlib.Path(ph.__file__).parent
 
 
 # ---------------------------------------------------------------------------------------------- files and their readers
@@ -30,10 +29,7 @@ SOURCE = pathlib.Path(ph.__file__).parent
 def model_files(tmp_path_factory):
     """A run on text that was trained, with all that a run folder may hold; its tokens; models for other libraries."""
     root = tmp_path_factory.mktemp("hostile")
-    (root / "documents").mkdir()
-    for i in range(12):
-        (root / "documents" / f"{i}.txt").write_text(f"def f{i}(x):\n    return x + {i}\n" * 8)
-    task = ph.tasks.Text(str(root / "documents"), length=8, held_out=0.2, folder=str(root / "tokens"))
+    task = ph.tasks.Text(str(corpus(root)), length=8, held_out=0.2, folder=str(root / "tokens"))
     small = {"dim": 8, "layers": 1, "heads": ph.Softmax(2), "positions": ph.Rotary(), "causal": True}
     model = ph.TransformerConfig(*task.ends, max_length=8, norm="rms", **small)
     train = ph.Train(steps=4, batch_size=2, warmup=1, save_every=2, eval_every=2, evaluate=("iid",), eval_batches=1)
@@ -49,21 +45,7 @@ def model_files(tmp_path_factory):
 @pytest.fixture
 def folder(model_files, tmp_path):
     """A copy of it, which a test may spoil."""
-    shutil.copytree(model_files, tmp_path / "files")
-    path = tmp_path / "files" / "run" / "config.json"
-    values = json.loads(path.read_text())
-    values.pop("digest")
-    values["task"]["folder"] = str(tmp_path / "files" / "tokens")
-    path.write_text(json.dumps(values))
-    return tmp_path / "files"
-
-
-@pytest.fixture(autouse=True)
-def _nothing_remembered():
-    text_data._open.cache_clear()
-    text_data._CHECKED.clear()
-    yield
-    text_data._open.cache_clear()
+    return copied(model_files, tmp_path)
 
 
 def verb(*words):

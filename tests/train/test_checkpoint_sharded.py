@@ -7,6 +7,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 import pytest
 import tiny_runs
@@ -165,18 +166,13 @@ def test_nothing_is_unpickled(saved, tmp_path):
     assert not marker.exists()
 
 
-def test_an_unfinished_folder_is_no_checkpoint(saved, monkeypatch):
+def test_an_unfinished_folder_is_no_checkpoint(saved):
     """Of a full disk, or of a process that was killed: the one before is whole, and saving goes on."""
     path, config, wanted = saved
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    full = mock.patch("polyhead.train.store.sharded.write", side_effect=OSError(28, "No space left on device"))
     model, found = trained(config, steps=1, sharded=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("polyhead.train.store.sharded.write", full)
-        with pytest.raises(OSError, match="No space left") as error:
-            save_sharded(path.parent, model, found, METADATA)
+    with full, pytest.raises(OSError, match="No space left") as error:
+        save_sharded(path.parent, model, found, METADATA)
     assert error.value.errno == 28
     assert path.with_name(path.name + ".partial").is_dir()
     assert candidates(path.parent) == [path]

@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import signal
+from unittest import mock
 
 import pytest
 from run_folders import full_disk, names, same, steps
@@ -99,9 +100,7 @@ def test_lost_rows_take_no_others_with_them(tmp_path, capsys):
 
 
 def test_permanent_errors_are_raised(tiny, tmp_path, at_step, monkeypatch):
-    def refused(*args):
-        raise OSError(errno.EACCES, "Permission denied")
-
+    refused = mock.Mock(side_effect=OSError(errno.EACCES, "Permission denied"))
     at_step(7, lambda: monkeypatch.setattr(os, "replace", refused))
     Rest(monkeypatch, 0, lambda: None)
     with pytest.raises(OSError, match=r"checkpoint\S+: cannot be written \(Permission denied\)$"):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import signal
+from unittest import mock
 
 import pytest
 import torch
@@ -55,15 +56,6 @@ def test_other_fields_do_not_change_the_losses(tiny, tmp_path, whole):
     assert rows(tmp_path, "train") == rows(whole, "train")
 
 
-def test_clipping_clips_and_reports_the_norm_before(tiny, tmp_path, whole):
-    run(tiny(tmp_path, clip=1e-3, steps=1, warmup=0), progress=False)
-    first, wanted = rows(tmp_path, "train")[0], rows(whole, "train")[0]
-    assert first["grad_norm"] == pytest.approx(wanted["grad_norm"])
-    state = parameters(tmp_path)
-    total = sum(value.square().sum() for name, value in state.items() if name.endswith("/exp_avg")) ** 0.5
-    assert total.item() == pytest.approx(0.1 * 1e-3, rel=1e-3)  # one step of the first moment
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision(tiny, tmp_path, whole, precision):
     run(tiny(tmp_path, precision=precision, clip=100.0), progress=False)
@@ -75,13 +67,6 @@ def test_mixed_precision(tiny, tmp_path, whole, precision):
     assert norms[first] == pytest.approx(rows(whole, "train")[0]["grad_norm"], rel=0.9)  # and not 65536 times that
     stored = parameters(tmp_path)
     assert {value.dtype for name, value in stored.items() if name.startswith("model/")} == {torch.float32}
-
-
-def test_balance_loss_is_trained(tiny, tmp_path):
-    for weight in (0.0, 10.0):
-        experts = ph.Experts(experts=3, top_k=1, hidden=8, balance=weight)
-        run(tiny(tmp_path / str(weight), feedforward=experts, steps=2), progress=False)
-    assert losses(tmp_path / "10.0")[0] > losses(tmp_path / "0.0")[0] + 1
 
 
 def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, at_step, monkeypatch):
@@ -115,17 +100,13 @@ def test_rows_and_result(whole):
     assert "folder" not in result
 
 
-def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path, monkeypatch):
+def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path):
     """It may lie in a read-only folder."""
     config, path = tiny(tmp_path, steps=3), tmp_path / "config.json"
     first = run(config, progress=False)
     written = (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns
-
-    def refused(*args):
-        raise PermissionError(13, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("polyhead.train.store.claims.write", refused)
+    refused = PermissionError(13, "Permission denied")
+    with mock.patch("polyhead.train.store.claims.write", side_effect=refused):
         assert run(config, progress=False) == first
         path.write_text(path.read_text().replace('"save_every": 5,', ""))  # of a version that had no such field
         assert run(config, progress=False, resume=True) == first
