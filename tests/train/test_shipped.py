@@ -110,7 +110,7 @@ def test_they_are_listed(capsys):
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        ("eval fuzzy-softmax --splits iid --batches 1 --batch-size 8", "fuzzy-softmax"),
+        ("eval fuzzy-softmax --splits iid --batches 1 --batch-size 8", "fuzzy_logic"),
         ("compare fuzzy-hyla fuzzy-softmax-2", "softmax"),
         ("table fuzzy-hyla games-xoccurs-1000-corelnet", "corelnet"),
         ("explore lm-bytes-softmax --text def --out page.html", "page.html"),
