@@ -7,6 +7,7 @@ import pytest
 
 import polyhead as ph
 from polyhead import cli
+from polyhead.scale.records import records
 from polyhead.train import evaluate
 from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged
@@ -123,4 +124,4 @@ def test_what_takes_a_run_takes_a_name(command, wanted, tmp_path, monkeypatch, c
     assert wanted in capsys.readouterr().out
     assert ph.train.read_result("lm-bytes-softmax").steps == 1275
     with pytest.raises(ValueError, match=r"compare: fuzzi-hyla does not exist \(did you mean .*fuzzy-hyla"):
-        ph.scale.records.records("fuzzi-hyla", who="compare")
+        records("fuzzi-hyla", who="compare")
