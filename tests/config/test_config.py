@@ -43,13 +43,6 @@ def run_of(**changes):
     return replace(Run(task=task, model=model, train=Train(clip=1.0)), **changes)
 
 
-@pytest.mark.parametrize("suffix", ["json", "yaml"])
-def test_written_and_read_it_is_the_same(tmp_path, suffix):
-    path = tmp_path / f"run.{suffix}"
-    config.save(run_of(), path)  # JSON is YAML
-    assert config.load(path, KINDS) == run_of()
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_survives_a_round_trip(name):
     runs = RECIPES[name]()
@@ -61,15 +54,16 @@ def test_every_recipe_survives_a_round_trip(name):
 
 def test_the_digest_changes_with_what_changes_results_only():
     base = digest(run_of())
-    assert base == digest(run_of())
-    for same in (run_of(name="x"), run_of(device="cuda"), run_of(compile=True), run_of(folder="y"), run_of(threads=2)):
-        assert digest(same) == base
+    unseen = {"name": "x", "device": "cuda", "compile": True, "folder": "y", "threads": 2, "deterministic": True}
+    unseen |= {"parallel": "sharded", "track": ("wandb",), "fast_products": False}
+    for name, value in unseen.items():
+        assert digest(run_of(**{name: value})) == base, name
     assert digest(run_of(train=Train(clip=1.0, log_every=7, eval_every=9, save_every=3))) == base
-    assert digest(run_of(model=replace(run_of().model, heads=[Softmax(4, impl="reference")]))) == digest(
-        run_of(model=replace(run_of().model, heads=[Softmax(4)]))
-    )
     for other in (run_of(seed=1), run_of(train=Train(lr=0.1)), run_of(task=FuzzyLogic(held_out=0.3))):
         assert digest(other) != base
+    assert digest(Softmax(4, impl="reference")) == digest(Softmax(4)) != digest(Softmax(4, share=True))  # added later
+    assert digest(Train(accumulate=2)) != digest(Train())
+    assert config.to_dict(Softmax(4))["share"] is False  # in files it is spelled out
 
 
 def test_streams_never_meet():
@@ -85,17 +79,16 @@ MISTAKES = [
     ({"kind": "Hyla", "head": 3}, "unknown field 'head'; did you mean 'heads'"),
     ({"kind": "Hyla", "heads": "x"}, "heads: int was wanted but 'x' came"),
     ({"kind": "Hyla", "heads": 4, "kv_heads": 3}, "kv_heads must divide 4 heads but is 3"),
-    ({"kind": "Hyla", "act": "rulu"}, "unknown act 'rulu'; did you mean 'relu'"),
     ({"kind": "Hyla", "value_depth": 3}, "value_depth must be 1 or 2 but is 3"),
     ({"kind": "RelationalSymbols", "neighbours": 4097}, "neighbours must be at most 4096 but is 4097"),
-    ({"kind": "Train", "steps": 2.5}, "steps: int was wanted but 2.5 came"),
-    ({"kind": "Train", "steps": True}, "steps: int was wanted but True came"),
     ({"kind": "Train", "lr": True}, "lr: float was wanted but True came"),
+    ({"kind": "Train", "batch_size": 8, "accumulate": 3}, "accumulate must divide batch_size 8 but is 3"),
     ({"kind": "Experts", "top_k": 0}, "top_k must be 1 to 4 (experts) but is 0"),
     ({"kind": "Train", "betas": [0.9]}, "betas: 2 values were wanted but [0.9] came"),
     ({"kind": "Train", "betas": [0.9, 1]}, "betas must be two numbers in [0, 1) but are (0.9, 1.0)"),
     ({"kind": "Train", "clip": 0}, "clip must be above 0, or None, but is 0.0"),
     ({"kind": "Rotary", "theta": 0}, "theta must be above 0 but is 0.0"),
+    ({"task": {"kind": "FuzyLogic"}}, "task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'? (choose from Fuzzy"),
     ({"kind": "Run"}, "Run needs task, model"),
     ([1], "an object with fields was wanted but [1] came"),
     (
@@ -119,7 +112,6 @@ def test_a_wrong_file_gives_one_clear_line(tmp_path, data, text):
         ("nowhere.json", None, r"cannot be read \(No such file"),
         ("run.json", "{", "not valid JSON"),
         ("run.yaml", "a: [1,\n- b: }", "not valid YAML"),
-        ("code.yaml", "!!python/object/apply:os.system ['true']", "not valid YAML"),
         # The first of two would have no effect.
         ("run.yaml", "train: {lr: 0.5}\nseed: 1\ntrain: {steps: 7}\n", r"not valid YAML \('train' is given twice\)$"),
         ("run.json", '{"train": {"lr": 0.5}, "train": {"steps": 7}}', r"not valid JSON \('train' is given twice\)$"),
@@ -147,28 +139,13 @@ def test_yaml_reads_numbers_and_none_as_people_write_them(tmp_path):
 
 
 def test_whole_numbers_and_fractions_are_one_run(tmp_path):
-    run = RECIPES["fuzzy-hyla"]()
-    same = replace(run, train=replace(run.train, weight_decay=0.0, clip=1.0, betas=(0.0, 0.9)))
-    whole = replace(run, train=replace(same.train))
+    same = run_of(train=Train(weight_decay=0.0, clip=1.0, betas=(0.0, 0.9)))
+    whole = replace(same, train=replace(same.train))
     for name, value in {"weight_decay": 0, "clip": 1, "betas": (0, 0.9)}.items():
         object.__setattr__(whole.train, name, value)  # as where annotations are not checked: everywhere but here
     config.save(whole, tmp_path / "run.json")
-    assert config.digest(whole) == config.digest(same) == config.digest(config.load(tmp_path / "run.json", KINDS))
-
-
-def test_lists_of_heads_become_tuples():
-    one, other = (TransformerConfig(Tokens(3), Logits(3), heads=heads) for heads in ([Softmax(2)], Softmax(2)))
-    assert one.heads == (Softmax(2),)
-    assert one.layer_heads(1) == (Softmax(2),)
-    assert one == other
-
-
-def test_a_late_field_leaves_old_digests_alone():
-    old = config.Softmax(4)
-    assert "share" not in config.to_dict(old, semantic=True)
-    assert config.to_dict(config.Softmax(4, share=True), semantic=True)["share"] is True
-    assert config.digest(old) != config.digest(config.Softmax(4, share=True))
-    assert "share" in config.to_dict(old)  # in the file it is spelled out
+    assert config.load(tmp_path / "run.json", KINDS) == same
+    assert config.digest(whole) == config.digest(same)
 
 
 PARTS = (

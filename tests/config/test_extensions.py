@@ -34,42 +34,35 @@ def theirs(monkeypatch):
             del sys.modules[name]
 
 
-def short(run, folder=None):
+def short(run, folder):
     """One that is over in a moment."""
     train = dataclasses.replace(run.train, steps=2, batch_size=4, eval_batches=1, warmup=0)
-    return dataclasses.replace(run, train=train, folder=None if folder is None else str(folder))
+    return dataclasses.replace(run, train=train, folder=str(folder))
 
 
-def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path):
-    run = short(theirs.recipes.parity_hyla(), tmp_path / "run")
+def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path, monkeypatch):
+    """Where its module is not imported, this is said, and nothing is called damaged."""
+    run, path = short(theirs.recipes.parity_hyla(), tmp_path), tmp_path / "config.json"
     result = ph.train.run(run, progress=False)
-    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    written = json.loads(path.read_text())
     assert written["task"]["kind"] == "parity_heads.task:Parity"
     assert written["model"]["kind"] == "TransformerConfig"  # ours as before
-    again = read_config(tmp_path / "run")
-    assert again.task == run.task
-    assert ph.digest(again) == ph.digest(run) == result.digest
-    assert isinstance(ph.load(tmp_path / "run")[1], ph.Transformer)
+    assert ph.digest(read_config(tmp_path)) == ph.digest(run) == result.digest
+    assert isinstance(ph.load(tmp_path)[1], ph.Transformer)
     assert ph.train.run(run, progress=False) == result  # finished
-
-
-def test_what_is_not_imported_is_said_and_not_called_damaged(theirs, tmp_path, monkeypatch):
-    run = short(theirs.recipes.parity_hyla(), tmp_path / "run")
-    ph.train.run(run, progress=False)
-    path = tmp_path / "run" / "config.json"
     for name in [name for name in sys.modules if name.startswith("parity_heads")]:
         monkeypatch.delitem(sys.modules, name)
     wanted = "config.json: task: parity_heads.task:Parity is not of this package; import parity_heads.task first"
     with pytest.raises(extensions.UnknownKind, match=wanted):
-        read_config(tmp_path / "run")
+        read_config(tmp_path)
     monkeypatch.setenv("POLYHEAD_IMPORT", "parity_heads.task")
-    run = read_config(tmp_path / "run")
+    run = read_config(tmp_path)
     assert run.task.bits == 8
     path.write_text(before := path.read_text().replace("task:Parity", "task:Parities"))
     with pytest.raises(extensions.UnknownKind, match=r"parity_heads.task:Parities is not of this package"):
         ph.train.run(run, progress=False)
     assert path.read_text() == before
-    assert not list((tmp_path / "run").glob("*.damaged*"))
+    assert not list(tmp_path.glob("*.damaged*"))
 
 
 def test_a_file_imports_nothing(tmp_path, monkeypatch):
@@ -81,14 +74,6 @@ def test_a_file_imports_nothing(tmp_path, monkeypatch):
     for kind in ("json:JSONDecoder", "os:system", "dataclasses:Field"):  # imported already, and no configuration
         with pytest.raises(ValueError, match="not of this package"):
             ph.config.from_dict({**data, "task": {"kind": kind}})
-
-
-def test_an_unknown_kind_is_named_with_those_of_its_sort(tmp_path):
-    data = {"task": {"kind": "FuzyLogic"}, "model": {}, "name": "x"}
-    with pytest.raises(ValueError, match=r"task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'") as caught:
-        ph.config.from_dict(data, ph.tasks.KINDS)
-    assert "Sraven" in str(caught.value)
-    assert "Hyla" not in str(caught.value)
 
 
 @pytest.mark.parametrize("where", ["function", "main", "replaced"])
@@ -162,7 +147,7 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
 
 @pytest.mark.slow
 def test_an_installed_package_needs_no_import(tmp_path, monkeypatch):
-    """The project in examples/: installed, trained, swept by a worker of its own, scored, reported."""
+    """The project in examples/: installed, trained, swept by a worker of its own."""
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
     subprocess.run([*pip, str(tmp_path / "site"), str(EXAMPLE)], check=True, capture_output=True)
     program = (
@@ -173,16 +158,12 @@ def test_an_installed_package_needs_no_import(tmp_path, monkeypatch):
         "assert main(['train', 'parity-hyla', *few, 'one']) == 0\n"
         "assert len(RECIPES['parity-heads']()) == 3\n"
         "assert main(['sweep', 'parity-hyla', *few, 'all']) == 0\n"
-        "assert main(['eval', 'one', '--splits', 'compositional']) == 0\n"
-        "assert main(['report', 'one', '--out', 'page.html']) == 0\n"
     )
     paths = os.pathsep.join([str(tmp_path / "site"), str(ROOT / "src")])
     monkeypatch.setenv("PYTHONPATH", paths)  # of the worker, which is a process of its own
     code, said = forked.run(program, tmp_path, tmp_path / "site")
     assert code == 0, said[-2000:]
     assert len(list((tmp_path / "all").glob("*/result.json"))) == 1
-    assert "compositional" in said
-    assert (tmp_path / "page.html").exists()
 
 
 @pytest.mark.compile  # where annotations are not checked

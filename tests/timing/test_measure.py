@@ -12,28 +12,26 @@ from typing import Any
 
 import pytest
 import torch
+from commands import mistake
 from compilers import IMPLS
 
 from polyhead.cli import verbs as cli
 from polyhead.ops.dispatch import BACKENDS, resolve
 from polyhead.timing import measure as bench, sides as bench_sides
 from polyhead.timing.options import Options
+from polyhead.timing.sides import PASSES
 
+DRAW = bench.draw
 SMALL = "--heads 2 --dim 4 --relations 2 --repeats 2"
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
-    """Parity and the probe of memory at a few tokens, in an empty folder, without an interpreter of kernels."""
+    """Parity and the probe of memory at a few tokens, in an empty folder; no figures, no interpreter of kernels."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(bench, "SMALL", 9)
     monkeypatch.setattr(bench, "PROBE", 4)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take a second."""
     monkeypatch.setattr(bench, "draw", lambda *given: None)
 
 
@@ -54,8 +52,8 @@ def rows(result: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------ the whole
 @pytest.mark.parametrize("op", BACKENDS)
 def test_the_whole_command(op: str, capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    if op != "relational":
-        monkeypatch.setattr(bench, "draw", lambda *given: None)
+    if op == "relational":
+        monkeypatch.setattr(bench, "draw", DRAW)
     result = measured(op, f"--lengths 16 8 {SMALL}")
     said = capsys.readouterr().out
     taking = {side for _, side, _ in rows(result)}
@@ -86,16 +84,11 @@ def test_the_whole_command(op: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
     assert r"10^{" in pathlib.Path(f"runs/bench/{op}-time.svg").read_text()  # logarithmic
 
 
-PASSES = ("forward", "forward+backward")
-
-
 def names(result: dict[str, Any]) -> list[str]:
     return list(dict.fromkeys(row["side"] for row in result["rows"]))
 
 
-def test_the_authors_package_takes_part_where_it_is_installed(
-    undrawn: None, capsys: Any, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_authors_package_takes_part_where_it_is_installed(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("dual_attention")
     result = measured("relational", f"--lengths 8 {SMALL} --no-causal")
     assert result["parity"]["errors"]["dual-attention"] < 1e-5
@@ -113,24 +106,18 @@ def test_every_side_computes_what_was_asked_for():
         assert [side.name for side in found] == ["reference", *IMPLS["softmax"][:-1], "stock"]
         assert not absent
         for side in found if "window" not in limits else found[:3]:  # stock attention has no window
-            out, *gradients = side.both(given)
-            torch.testing.assert_close(out, wanted)
             torch.testing.assert_close(side.forward(given), wanted)
-            leaves = [given[name] for name in "qkv"]
-            torch.testing.assert_close(
-                gradients, list(torch.autograd.grad(wanted, leaves, given["cotangent"], retain_graph=True))
-            )
 
 
-def test_what_an_impl_refuses_leaves_it_out(undrawn: None, capsys: Any):
+def test_what_an_impl_refuses_leaves_it_out(capsys: Any):
     result = measured("relational", f"--lengths 8 {SMALL} --window 3")
     assert result["left_out"]["dual-attention"] == "takes no window"
     assert "window 3" in capsys.readouterr().out
-    assert ask(f"relational --lengths 8 {SMALL} --window 3 --sides dual-attention") == 2
-    assert capsys.readouterr().err == "polyhead: bench: relational dual-attention takes no window\n"
+    said = mistake(capsys, f"bench relational --lengths 8 {SMALL} --window 3 --sides dual-attention")
+    assert said == "bench: relational dual-attention takes no window"
 
 
-def test_only_chosen_sides(undrawn: None, capsys: Any):
+def test_only_chosen_sides(capsys: Any):
     result = measured("linear", f"--lengths 8 {SMALL} --sides chunked stock")
     assert names(result) == ["chunked", "stock"]
     assert all("reference_over" not in row and "stock_over" in row for row in result["rows"])
@@ -138,7 +125,7 @@ def test_only_chosen_sides(undrawn: None, capsys: Any):
 
 
 @pytest.mark.compile
-def test_the_compiled_reference(undrawn: None, capsys: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_compiled_reference(capsys: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     result = measured("softmax", f"--lengths 8 9 {SMALL} --compile True")
     assert names(result)[-1] == "compiled"
@@ -168,10 +155,9 @@ def test_a_side_that_fails_is_left_out_with_its_reason_or_raises(side: str, erro
 
 
 def test_python_dash_m():
-    done = subprocess.run([sys.executable, "-m", "polyhead", "bench", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: polyhead bench ")
-    assert subprocess.run([sys.executable, "-m", "polyhead", "bunch"], capture_output=True).returncode == 2
+    done = subprocess.run([sys.executable, "-m", "polyhead", "bunch"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("polyhead: unknown command 'bunch'; did you mean 'bench'")
 
 
 # -------------------------------------------------------------------------------------------------------------- refusal
@@ -213,29 +199,24 @@ def test_parity_in_half_precision_allows_twice_the_error_of_the_reference(monkey
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("hyla --lengths 256 0", "polyhead: bench: lengths must be at least 1 but one is 0"),
-        ("hyla --dtype float23", "polyhead: bench: unknown dtype 'float23'; did you mean 'float32'? (choose from "),
-        ("hyla --device cuda", "polyhead: device: this machine has no cuda (choose from auto, cpu)"),
-        ("hyla --heads 0", "polyhead: bench: heads must be at least 1 but is 0"),
-        ("hyla --window 0", "polyhead: bench: window must be at least 1 but is 0"),
-        ("hyla --repeats 0", "polyhead: bench: repeats must be at least 1 but is 0"),
-        ("hyla --memory 0", "polyhead: bench: memory must be above 0 GiB but is 0.0"),
-        ("relational --relations 7", "polyhead: bench: relations must divide heads x dim = 512 but are 7"),
-        ("hyla --sides xyz", "polyhead: bench: unknown side 'xyz' (choose from reference, "),
-        ("hylo", "polyhead: bench: unknown op 'hylo'; did you mean 'hyla'? (choose from softmax, "),
+        ("hyla --lengths 256 0", "bench: lengths must be at least 1 but one is 0"),
+        ("hyla --dtype float23", "bench: unknown dtype 'float23'; did you mean 'float32'? (choose from "),
+        ("hyla --heads 0", "bench: heads must be at least 1 but is 0"),
+        ("hyla --window 0", "bench: window must be at least 1 but is 0"),
+        ("hyla --repeats 0", "bench: repeats must be at least 1 but is 0"),
+        ("hyla --memory 0", "bench: memory must be above 0 GiB but is 0.0"),
+        ("relational --relations 7", "bench: relations must divide heads x dim = 512 but are 7"),
+        ("hyla --sides xyz", "bench: unknown side 'xyz' (choose from reference, "),
+        ("hylo", "bench: unknown op 'hylo'; did you mean 'hyla'? (choose from softmax, "),
         ("", "polyhead bench: OP is missing"),
     ],
 )
-def test_bad_input_is_one_line(command: str, said: str, capsys: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert ask(command) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(said)
-    assert len(error.splitlines()) == 1
+def test_bad_input_is_one_line(command: str, said: str, capsys: Any):
+    assert mistake(capsys, f"bench {command}").startswith(said)
 
 
 # --------------------------------------------------------------------------------------------------------------- memory
-def test_a_reference_that_would_not_fit_is_skipped(undrawn: None, capsys: Any):
+def test_a_reference_that_would_not_fit_is_skipped(capsys: Any):
     result = measured("hyla", f"--lengths 8 256 {SMALL} --memory 0.001")
     skipped = {at: row["skipped"] for at, row in rows(result).items() if "skipped" in row}
     assert list(skipped) == [(256, "reference", which) for which in PASSES]
@@ -245,7 +226,7 @@ def test_a_reference_that_would_not_fit_is_skipped(undrawn: None, capsys: Any):
     assert "reference_over" not in rows(result)[256, "blocked", "forward"]
 
 
-def test_one_thread_is_timed_in_cpu_time_and_several_in_elapsed_time(undrawn: None, capsys: Any):
+def test_one_thread_is_timed_in_cpu_time_and_several_in_elapsed_time(capsys: Any):
     cpu, told = torch.device("cpu"), []
     assert [bench.Clock(cpu, threads).now for threads in (1, 2)] == [time.process_time, time.perf_counter]
     for threads in (1, 2):

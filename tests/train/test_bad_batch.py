@@ -1,8 +1,8 @@
 """The batch at which a run diverged can be read again; other files are refused."""
 
 import pytest
-import torch
 from torch import nn
+from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.train import read_batch, run
@@ -21,21 +21,8 @@ def test_the_batch_of_the_first_bad_step_is_kept(tiny, tmp_path, at_step, monkey
     with pytest.raises(ValueError, match=told):
         run(config, progress=False)
     batch, about = read_batch(tmp_path)
-    assert about == {
-        "digest": ph.digest(config),
-        "split": "train",
-        "seed": 7,
-        "step": 7,
-        "seen": seen,
-        "what": what,
-    }
-    wanted = config.task.batch("train", 4, seed=7, step=6)
-    for name in ("inputs", "targets", "scored"):
-        assert torch.equal(getattr(batch, name), getattr(wanted, name))
-    assert batch.mask is None
-    assert batch.source is None
-    assert batch.latents.keys() == wanted.latents.keys()
-    assert all(torch.equal(batch.latents[name], wanted.latents[name]) for name in wanted.latents)
+    assert about == {"digest": ph.digest(config), "split": "train", "seed": 7, "step": 7, "seen": seen, "what": what}
+    assert_close(vars(batch), vars(config.task.batch("train", 4, seed=7, step=6)), rtol=0, atol=0)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -43,12 +30,9 @@ def test_the_batch_of_the_first_bad_step_is_kept(tiny, tmp_path, at_step, monkey
         read_batch(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"PK\x03\x04", None])
-def test_other_files_are_no_batch(tmp_path, whole, content):
-    path = tmp_path / "x"
-    path.write_bytes((whole / "checkpoint.safetensors").read_bytes() if content is None else content)
+def test_a_checkpoint_is_no_batch(whole):
     with pytest.raises(ValueError, match=r"^batch: \S+ is damaged or holds no batch \([^\n]+\)$"):
-        read_batch(path)
+        read_batch(whole / "checkpoint.safetensors")
 
 
 def test_a_full_disk_hides_no_divergence(tiny, tmp_path):

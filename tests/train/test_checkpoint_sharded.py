@@ -7,6 +7,7 @@ import contextlib
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 import pytest
 import tiny_runs
@@ -22,12 +23,12 @@ from polyhead.train.evaluation import answers
 from polyhead.train.member import Member
 from polyhead.train.parallel import is_part
 from polyhead.train.stop import Stop
-from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, save_checkpoint
+from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, save_checkpoint, step_of
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import Damaged, seal
 from polyhead.train.store.folder import BEST
-from polyhead.train.store.sharded import INDEX, read_index, restore_sharded, save_sharded
+from polyhead.train.store.sharded import INDEX, restore_sharded, save_sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view")  # see parallel.placed
 METADATA = {"digest": "d" * 12, "step": 5, "seconds": 1.5, "scaler": {}, "score": None}
@@ -91,53 +92,19 @@ def saved(tiny, tmp_path, kept, group):
     return path, tiny(tmp_path, **PLAIN), kept[1]
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-def test_a_model_whole_or_sharded_is_filled(saved, sharded):
-    path, config, wanted = saved
-    model, found = trained(config, steps=0, sharded=sharded)
-    assert restore_sharded(path, "d" * 12, model, found) == {"format": 1, **METADATA}
-    read = values(model, found)
-    assert read.keys() == wanted.keys()
-    assert all(torch.equal(read[name], wanted[name]) for name in wanted)
-
-
-def test_the_files_of_a_sharded_checkpoint(saved):
-    path, _, wanted = saved
-    assert sorted(file.name for file in path.iterdir()) == [INDEX, "shard-00000.safetensors"]
-    assert not list(path.parent.glob("*.partial"))
-    index = read_index(path)
-    entry = index["tensors"]["model/blocks.0.norm1.weight"]
-    (chunk,) = entry["chunks"]
-    assert (entry["shape"], entry["dtype"], chunk["offset"], chunk["shape"]) == ([16], "float32", [0], [16])
-    assert len(index["tensors"]) == len(wanted)
-
-
-def test_only_the_last_are_kept(saved):
-    path, config, _ = saved
-    model, found = trained(config, steps=1, sharded=True)
-    for step in (6, 7):
-        save_sharded(path.parent, model, found, {**METADATA, "step": step}, keep=2)
-    save_sharded(path.parent, model, found, {**METADATA, "step": 7}, keep=2)  # once more, after going back
-    assert sorted(found.name for found in path.parent.glob("*.sharded")) == [
-        "checkpoint-00000006.sharded",
-        "checkpoint-00000007.sharded",
-    ]
-
-
 def test_another_run_version_or_model_is_refused(saved, tiny):
     path, config, _ = saved
-    model, found = trained(config, steps=0)
-    with pytest.raises(ValueError, match=f"belongs to run {'d' * 12} but the folder's run is other"):
-        restore_sharded(path, "other", model, found)
-    wide, theirs = trained(tiny("unused", dim=32), steps=0)
-    with pytest.raises(ValueError, match=r"of shape \[.*\] but \[.*\] is wanted"):
-        restore_sharded(path, "d" * 12, wide, theirs)
-    deep, theirs = trained(tiny("unused", layers=3), steps=0)
-    with pytest.raises(ValueError, match=r"do not have the same parameters, first 'model/blocks\.2"):
-        restore_sharded(path, "d" * 12, deep, theirs)
+    plain, wide, deep = (trained(one, steps=0) for one in (config, tiny("x", dim=32), tiny("x", layers=3)))
+    for digest, model, said in (
+        ("other", plain, f"belongs to run {'d' * 12} but the folder's run is other"),
+        ("d" * 12, wide, r"of shape \[.*\] but \[.*\] is wanted"),
+        ("d" * 12, deep, r"do not have the same parameters, first 'model/blocks\.2"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            restore_sharded(path, digest, *model)
     rewrite(path, lambda index: index.update(format=2))
     with pytest.raises(ValueError, match="has format 2 but this version reads 1"):
-        restore_sharded(path, "d" * 12, model, found)
+        restore_sharded(path, "d" * 12, *plain)
 
 
 def rewrite(path, change):
@@ -199,30 +166,21 @@ def test_nothing_is_unpickled(saved, tmp_path):
     assert not marker.exists()
 
 
-def test_a_failing_disk_leaves_the_last_checkpoint(saved, monkeypatch):
-    path, config, wanted = saved
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    model, found = trained(config, steps=1, sharded=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("polyhead.train.store.sharded.write", full)
-        with pytest.raises(OSError, match="No space left") as error:
-            save_sharded(path.parent, model, found, METADATA)
-        assert error.value.errno == 28
-    assert restore_sharded(path, "d" * 12, model, found)["step"] == 5
-    assert all(torch.equal(values(model, found)[name], wanted[name]) for name in wanted)
-
-
 def test_an_unfinished_folder_is_no_checkpoint(saved):
-    """Killed while it was written: the run resumes from the one before."""
-    path, config, _ = saved
-    path.with_name("checkpoint-00000009.sharded.partial").mkdir()
-    assert candidates(path.parent) == [path]
+    """Of a full disk, or of a process that was killed: the one before is whole, and saving goes on."""
+    path, config, wanted = saved
+    full = mock.patch("polyhead.train.store.sharded.write", side_effect=OSError(28, "No space left on device"))
     model, found = trained(config, steps=1, sharded=True)
-    save_sharded(path.parent, model, found, {**METADATA, "step": 9}, keep=2)
-    assert candidates(path.parent) == [path.with_name("checkpoint-00000009.sharded"), path]
+    with full, pytest.raises(OSError, match="No space left") as error:
+        save_sharded(path.parent, model, found, METADATA)
+    assert error.value.errno == 28
+    assert path.with_name(path.name + ".partial").is_dir()
+    assert candidates(path.parent) == [path]
+    assert restore_sharded(path, "d" * 12, model, found) == {"format": 1, **METADATA}
+    assert all(torch.equal(values(model, found)[name], wanted[name]) for name in wanted)
+    for step in (5, 9):
+        save_sharded(path.parent, model, found, {**METADATA, "step": step}, keep=2)
+    assert sorted(path.parent.iterdir()) == [path, path.with_name("checkpoint-00000009.sharded")]
 
 
 def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(tiny, tmp_path, group):
@@ -246,6 +204,7 @@ def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(tin
         assert about["step"] == best
         assert all(torch.equal(tensors[f"model/{name}"], value) for name, value in kept.items())
         assert any(name.startswith("optimiser/") for name in tensors)
+    assert [step_of(path) for path in candidates(tmp_path)] == [5, 4, 4]  # two, and the best
     with pytest.raises(ValueError, match=r"checkpoint-00000005.sharded is in parts: `polyhead resume \S+` until the"):
         ph.train.load_model(tmp_path)
     member.finish(state, parameters=1, environment={})

@@ -1,4 +1,4 @@
-"""Processes of our own keep the memory that they free."""
+"""Processes of our own keep the memory that they free; those of a caller, all of their settings."""
 
 import ctypes
 import threading
@@ -26,17 +26,15 @@ def asked(monkeypatch):
     return calls
 
 
-def test_the_c_library_is_asked_to_keep_freed_memory(asked):
-    """The numbers are those of malloc.h; glibc ignores a threshold above 32 MB."""
+def test_the_c_library_is_asked_to_keep_freed_memory(asked, monkeypatch):
+    """Unless the user set a variable.  The numbers are those of malloc.h; glibc ignores a threshold above 32 MB."""
     device.keep_memory()
     assert dict(asked) == {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
-
-
-@pytest.mark.parametrize("name", device.MALLOPT)
-def test_variables_of_the_user_have_precedence(asked, monkeypatch, name):
-    monkeypatch.setenv(name, "65536")
-    device.keep_memory()
-    assert asked == []
+    for name in device.MALLOPT:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "65536")
+            device.keep_memory()
+    assert len(asked) == 3
 
 
 def test_other_libraries_are_left_alone(monkeypatch):
@@ -59,25 +57,27 @@ def test_processes_of_our_own_do_so_and_no_others(asked, monkeypatch, tmp_path):
         assert len(asked) == 6
 
 
-def test_the_default_dtype_of_the_caller_is_not_that_of_a_run():
-    """A digest has one result."""
+def test_the_caller_keeps_threads_dtype_determinism_and_random_state(tiny, tmp_path, at_step):
+    """A run has its own: a digest has one result."""
+    torch.manual_seed(5)
+    wanted, threads, seen = torch.rand(2), torch.get_num_threads(), []
+
+    def state():
+        strict = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        return torch.get_num_threads(), torch.get_default_dtype(), *strict
+
+    at_step(0, lambda: seen.append(state()))
+    torch.manual_seed(5)
     torch.set_default_dtype(torch.float64)
-    try:
-        with device.process(RECIPES["fuzzy-softmax"]()):
-            assert torch.zeros(1).dtype == torch.float32
-        assert torch.zeros(1).dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_the_caller_keeps_warnings_in_place_of_errors():
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with device.process(RECIPES["fuzzy-softmax"]()):
-            pass
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        trainer.run(tiny(tmp_path, threads=2, steps=1, deterministic=True), progress=False)
+        assert seen == [(2, torch.float32, True, False)]
+        assert state() == (threads, torch.float64, True, True)
     finally:
         torch.use_deterministic_algorithms(False)
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(torch.rand(2), wanted)
 
 
 def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):

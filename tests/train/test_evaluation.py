@@ -38,6 +38,8 @@ def test_a_short_batch_counts_by_its_scored_positions():
     scores = summary(losses, right, [torch.tensor(3), torch.tensor(1)], 4)
     assert scores == {"loss": 1.75, "right": 0.75, "right_se": 0.25, "sequences": 4}
     assert summary(losses, right, [torch.tensor(9), torch.tensor(1)], 4)["loss"] == pytest.approx(1.3)
+    losses[1] = torch.tensor(math.nan)  # the mean of no position
+    assert summary(losses, {}, [torch.tensor(2), torch.tensor(0)], 4)["loss"] == 1.0
 
 
 def test_sequences_count_by_their_amounts():
@@ -49,15 +51,6 @@ def test_sequences_count_by_their_amounts():
     assert scores["x_se"] == pytest.approx(math.sqrt(3 / 2 * squares) / 25)
     same = summary(losses, values, scored, 3, [torch.full((2,), 7.0), torch.full((1,), 7.0)])
     assert same == pytest.approx(summary(losses, values, scored, 3))
-
-
-def test_a_part_without_scored_positions_counts_as_nothing():
-    losses = [torch.tensor(3.0), torch.tensor(math.nan)]
-    assert summary(losses, {}, [torch.tensor(2), torch.tensor(0)], 4)["loss"] == 3.0
-
-
-def test_one_sequence_says_nothing_of_the_error_of_its_mean():
-    assert math.isnan(summary([torch.tensor(1.0)], {"right": [torch.ones(1)]}, [torch.tensor(1)], 1)["right_se"])
 
 
 @pytest.fixture
@@ -75,9 +68,9 @@ def reader():
 def test_the_loss_is_that_of_all_scored_positions(reader, accumulate):
     """However a batch is cut."""
     task, model = reader
-    batch = task.batch("iid", 8, seed=0, step=0)
+    batch = task.batch("iid", 8, seed=5, step=0)
     assert len(set(batch.scored.sum(dim=1).tolist())) > 1
-    loss = evaluate(model, task, "iid", batches=1, batch_size=8, accumulate=accumulate)["loss"]
+    loss = evaluate(model, task, "iid", batches=1, batch_size=8, seed=5, accumulate=accumulate)["loss"]
     assert loss == pytest.approx(task.loss(predict(model, task, batch), batch).item(), abs=1e-6)
 
 

@@ -64,6 +64,8 @@ def test_every_file_is_damaged_once(campaign, finished):
     assert all("file" in record for record in found.values()), "they were there"
     assert found["run/metrics.jsonl"]["outcome"] == "told"
     assert found["run/config.json"]["outcome"] == "refused"
+    if finished:  # its model is trained again
+        assert found["run/checkpoint.safetensors"]["outcome"] == "went on"
     assert set(DAMAGES) == {*STOPPED.values(), *FINISHED.values()}
 
 

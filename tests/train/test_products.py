@@ -1,18 +1,15 @@
 """The choice of float32 products: the check, the requests in a process, and resumed runs."""
 
-import json
-import math
+import functools
 import re
 import threading
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from run_folders import losses, same
 from tiny_runs import interrupted
 
-import polyhead as ph
 from polyhead.cli.verbs import main
 from polyhead.scale.population import training as population
 from polyhead.timing.measure import command
@@ -67,13 +64,7 @@ def machine(monkeypatch):
 @pytest.fixture
 def able(monkeypatch):
     """A machine with this result of the check."""
-    return lambda found: monkeypatch.setattr(products, "_found", _cached(found))
-
-
-def _cached(found):
-    call: Any = lambda: found  # noqa: E731
-    call.cache_clear = lambda: None
-    return call
+    return lambda found: monkeypatch.setattr(products, "_found", functools.cache(lambda: found))
 
 
 # ------------------------------------------------------------------------------------------------------------ the check
@@ -81,16 +72,6 @@ def in_other_order(x, y):
     """Exact to float32, by other sums."""
     half = x.shape[-1] // 2
     return x[..., :half] @ y[..., :half, :] + x[..., half:] @ y[..., half:, :]
-
-
-def narrow(x, y):
-    return (x.bfloat16() @ y.bfloat16()).float()
-
-
-def split(x, y):
-    """Each number as the sum of two in bfloat16: 17 bits, where float32 has 24."""
-    high, low = x.bfloat16().float(), y.bfloat16().float()
-    return high @ low + (x - high).bfloat16().float() @ low + high @ (y - low).bfloat16().float()
 
 
 def loose(x, y):
@@ -103,11 +84,11 @@ def lost(x, y):
 
 
 def only_heads(x, y):
-    return narrow(x, y) if x.ndim == 3 else in_other_order(x, y)
+    return loose(x, y) if x.ndim == 3 else in_other_order(x, y)
 
 
 def only_a_gradient(x, y):
-    return narrow(x, y) if x.shape[0] == products.SHAPE[2] else in_other_order(x, y)
+    return loose(x, y) if x.shape[0] == products.SHAPE[2] else in_other_order(x, y)
 
 
 def broken(x, y):
@@ -121,7 +102,7 @@ CHECKED = {
     "broken": (broken, 2.0, "the check failed: no primitive"),
     **{
         multiply.__name__: (multiply, 100.0, "they would round: error .*")
-        for multiply in (narrow, split, loose, only_heads, only_a_gradient, lost)
+        for multiply in (loose, only_heads, only_a_gradient, lost)
     },
 }
 
@@ -216,19 +197,8 @@ def test_the_inner_wish_holds_and_all_is_put_back(able):
             assert state() == before
         assert state() == "bf16"
     assert state() == before
-
-
-def test_put_back_after_an_error(able):
-    able(YES)
-    before = state()
-
-    @fast_products()
-    def fail():
-        assert state() == "bf16"
+    with pytest.raises(KeyboardInterrupt), fast_products():
         raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
     assert state() == before
 
 
@@ -268,12 +238,9 @@ def rough(able, monkeypatch):
 
 
 def test_a_run_takes_them_and_says_so(rough, tiny, tmp_path):
-    on, off = (tiny(tmp_path / name, steps=2, fast_products=name == "on") for name in ("on", "off"))
-    assert ph.digest(on) == ph.digest(off)
-    run(on, progress=False)
-    run(off, progress=False)
-    said = [json.loads((tmp_path / name / "result.json").read_text())["environment"] for name in ("on", "off")]
-    assert [each["products"] for each in said] == ["oneDNN (2.1 times as fast)", "stock (not wanted)"]
+    done = [run(tiny(tmp_path / name, steps=2, fast_products=name == "on"), progress=False) for name in ("on", "off")]
+    said = [result.environment["products"] for result in done]
+    assert said == ["oneDNN (2.1 times as fast)", "stock (not wanted)"]
     assert losses(tmp_path / "on") != losses(tmp_path / "off")
     kept = [read_metadata(tmp_path / name / "checkpoint.safetensors")["fast_products"] for name in ("on", "off")]
     assert kept == [True, False]
@@ -313,12 +280,9 @@ def test_a_population_takes_them_and_keeps_them(rough, tiny, tmp_path, able):
     """A member that began otherwise is trained by itself."""
     runs = [tiny(tmp_path / "x", steps=2, residual_dropout=0.0, seed=seed, name=f"m{seed}") for seed in (1, 2)]
     done = population.train(runs, tmp_path / "all", progress=False)
-    said = [outcome.environment for outcome in done]  # type: ignore[union-attr]
-    assert [each["products"] for each in said] == ["oneDNN (2.1 times as fast)"] * 2
-    assert [each["population"] for each in said] == [2, 2]
+    assert [outcome.environment["products"] for outcome in done] == ["oneDNN (2.1 times as fast)"] * 2
     kept = [read_metadata(outcome.folder / "checkpoint.safetensors")["fast_products"] for outcome in done]
     assert kept == [True] * 2
-    assert all(math.isfinite(loss) for outcome in done for loss in losses(outcome.folder))
     config = replace(runs[0], name="other", fast_products=False, folder=str(tmp_path / "other"))
     run(config, progress=False)
     places = [replace(one, folder=str(outcome.folder)) for one, outcome in zip(runs, done, strict=True)]

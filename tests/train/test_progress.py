@@ -9,7 +9,7 @@ from polyhead.train import progress
 from polyhead.train.progress import Progress, _Bar
 from polyhead.train.store.folder import Result, write_result
 
-ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0}
+ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0, "tokens_per_second": 12345.6, "share_of_peak": 0.381}
 
 
 def finished(folder, name, seconds, parameters=1000):
@@ -47,7 +47,8 @@ def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, c
     assert capsys.readouterr().err == "mine: step 0: accuracy iid 0.125, novel 0.125\n"
     clock[0] += 40.0  # of which half a minute was an evaluation's
     shown.trained({**ROW, "step": 1})
-    assert capsys.readouterr().err == "mine: step 1/1200, loss 0.2500, accuracy 0.500, 2.0 steps/s, 13:19:20 left\n"
+    said = "loss 0.2500, accuracy 0.500, tokens/s 12,346, of peak 38%, 2.0 steps/s, 13:19:20 left\n"
+    assert capsys.readouterr().err == f"mine: step 1/1200, {said}"
     shown.close()
     again = Progress("other", "accuracy", start=300, steps=1200)
     again.begin(tmp_path / "other", 5)

@@ -1,10 +1,9 @@
 """Checkpoints rotate, the best is kept, and damage costs only time."""
 
-import dataclasses
 import errno
 import json
 import os
-import shutil
+from unittest import mock
 
 import pytest
 import tiny_runs
@@ -31,11 +30,7 @@ def begun(tmp_path_factory):
 @pytest.mark.parametrize("links", [True, False])
 def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path, monkeypatch, links):
     if not links:  # as on FAT
-
-        def refused(*args):
-            raise OSError(errno.EPERM, "Operation not permitted")
-
-        monkeypatch.setattr(os, "link", refused)
+        monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
     run(tiny(tmp_path, save_every=2, eval_every=4, keep=3), progress=False)
     assert steps(tmp_path)[:3] == [12, 10, 8]
     assert names(tmp_path) == [
@@ -61,7 +56,7 @@ def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path, monkeypatch, links)
 @pytest.mark.parametrize(("better", "wanted"), [("higher", 4), ("lower", 2)])
 def test_the_best_is_the_best_of_the_headline(tiny, tmp_path, monkeypatch, better, wanted):
     """Of validation if it is evaluated; also after a pause, and nan is no score."""
-    config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1)
+    config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1, evaluate=("iid", "validation"))
     given = iter([{"validation": v, "iid": -v} for v in (0.1, -5.0, float("nan"), 0.7, 0.6, 0.5)])
 
     def evaluated(network, split):
@@ -73,7 +68,6 @@ def test_the_best_is_the_best_of_the_headline(tiny, tmp_path, monkeypatch, bette
     monkeypatch.setattr("polyhead.train.network.Single.evaluate", evaluated)
     monkeypatch.setattr(type(config.task), "better", better)
     monkeypatch.setattr(type(config.task), "splits", ("train", "validation", "iid"))
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, evaluate=("iid", "validation")))
     draw = type(config.task).batch
     monkeypatch.setattr(type(config.task), "batch", lambda task, split, size, **at: draw(task, "train", size, **at))
     interrupted(config, 5)
@@ -107,17 +101,14 @@ def test_a_kill_before_the_best_is_linked_does_not_lose_it(tiny, tmp_path, monke
 def test_a_whole_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
     """Looked at before every rename, link and removal once there is one: no step is ever lost."""
     config, seen = tiny(tmp_path, save_every=2, eval_every=4), []
-    looking: list[int] = []
 
     def look(plain):
         def looked(*args, **how):
             newest = tmp_path / "checkpoint.safetensors"
-            if not looking and (seen or newest.exists()):
-                looking.append(1)
+            if seen or newest.exists():
                 assert step_of(newest) == step_of(candidates(tmp_path)[0])
                 whole = [read_checkpoint(tmp_path, ph.digest(config), p.name)[1]["step"] for p in candidates(tmp_path)]
                 seen.append(whole[0])
-                looking.pop()
             return plain(*args, **how)
 
         return looked
@@ -150,18 +141,6 @@ def test_a_damaged_newest_checkpoint_is_replaced_by_the_one_before(tiny, tmp_pat
     assert not [name for name in names(tmp_path) if name.endswith(".damaged")]
 
 
-def test_without_a_checkpoint_it_starts_again(tiny, tmp_path, begun, whole, capsys):
-    copied(begun, tmp_path)
-    for path in candidates(tmp_path):
-        damage(path, "flipped")
-    run(tiny(tmp_path), progress=False, resume=True)
-    said = capsys.readouterr().err.splitlines()
-    aside = [f"{name}.safetensors.damaged" for name in ("checkpoint", "checkpoint-00000010")]
-    assert [line.rpartition(" ")[2] for line in said[:2]] == aside
-    assert said[2:] == ["tiny: no checkpoint is left, so it starts at step 0; the result will be the same"]
-    same(tmp_path, whole)
-
-
 def test_a_run_resumes_from_the_best_which_shares_the_damage_of_its_links(tiny, tmp_path, capsys):
     config = tiny(tmp_path, save_every=6, keep=1)
     interrupted(config, 7)
@@ -173,30 +152,16 @@ def test_a_run_resumes_from_the_best_which_shares_the_damage_of_its_links(tiny, 
     os.link(tmp_path / "best.safetensors", tmp_path / "checkpoint.safetensors")
     damage(tmp_path / "checkpoint.safetensors", "flipped")
     assert "at step 1;" in interrupted(config, 1)
+    said = ["tiny: no checkpoint is left, so it starts at step 0; the result will be the same"]
+    assert capsys.readouterr().err.splitlines()[1:] == said
     assert not (tmp_path / "best.safetensors").exists()
 
 
-def test_another_runs_checkpoint_stays_an_error(tiny, tmp_path, begun):
-    copied(begun, tmp_path)
-    other = tmp_path / "other"
-    run(tiny(other, seed=8, steps=1), progress=False)
-    shutil.copy(other / "checkpoint.safetensors", tmp_path)
-    before = names(tmp_path)
-    with pytest.raises(ValueError, match=r"belongs to run [0-9a-f]{12} but the folder's run is"):
-        run(tiny(tmp_path), progress=False, resume=True)
-    assert names(tmp_path) == before
-
-
-@pytest.mark.parametrize("how", ["truncated", "flipped digit of a score", "not a table"])
+@pytest.mark.parametrize("how", ["truncated", "flipped"])
 def test_a_damaged_result_is_made_again(tiny, tmp_path, whole, monkeypatch, capsys, how):
     """From the final checkpoint, without training."""
     copied(whole, tmp_path)
-    path = tmp_path / "result.json"
-    text = path.read_text()
-    place = text.index('"r2": ') + 9
-    digit = "1" if text[place] != "1" else "2"
-    kinds = {"truncated": text[:100], "not a table": "[1]"}
-    path.write_text(kinds.get(how, text[:place] + digit + text[place + 1 :]))
+    damage(tmp_path / "result.json", how)
     with pytest.raises(ph.train.Damaged, match=r"^\S+result.json"):
         read_result(tmp_path)
     monkeypatch.setattr("polyhead.train.network.Single.step", lambda *_, **__: pytest.fail("it trains"))
@@ -219,25 +184,24 @@ def test_results_and_configs_of_older_versions_are_read(tiny, tmp_path, whole):
     same(tmp_path, whole)
 
 
-def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(tiny, tmp_path, begun, whole, capsys):
+@pytest.mark.parametrize("how", ["edited", "truncated", "missing"])
+def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(tiny, tmp_path, begun, whole, capsys, how):
+    copied(begun, tmp_path)
     path = tmp_path / "config.json"
-    for how in ("a digit", "truncated", "missing"):
-        copied(begun, tmp_path)
-        text = path.read_text()
-        path.write_text(text.replace('"lr": 0.001', '"lr": 0.003') if how == "a digit" else text[:-20])
-        if how == "missing":
-            path.unlink()
-        with pytest.raises(ValueError, match=r"^[^\n]+$"):
-            ph.train.read_config(tmp_path)
-        with pytest.raises(ValueError, match=r"^[^\n]+$"):  # another recipe
-            run(tiny(tmp_path, seed=8), progress=False, resume=True)
-        assert not path.with_name("config.json.damaged").exists()
-        run(tiny(tmp_path), progress=False, resume=True)
-        said = capsys.readouterr().err
-        assert said.endswith("set aside as config.json.damaged\n") or (how == "missing" and said == "")
-        assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
-        same(tmp_path, whole)
-        shutil.rmtree(tmp_path)
+    if how == "edited":
+        path.write_text(path.read_text().replace('"lr": 0.001', '"lr": 0.003'))
+    else:
+        damage(path, how)
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        ph.train.read_config(tmp_path)
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):  # another recipe
+        run(tiny(tmp_path, seed=8), progress=False, resume=True)
+    assert not path.with_name("config.json.damaged").exists()
+    run(tiny(tmp_path), progress=False, resume=True)
+    said = capsys.readouterr().err
+    assert said.endswith("set aside as config.json.damaged\n") or (how == "missing" and said == "")
+    assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
+    same(tmp_path, whole)
 
 
 def test_a_row_with_a_flipped_digit_is_left_out(tmp_path, whole):
@@ -247,13 +211,3 @@ def test_a_row_with_a_flipped_digit_is_left_out(tmp_path, whole):
     assert len(rows(tmp_path)) == 16
     path.write_text(text.replace('"lr": 0.0,', '"lr": 0.1,', 1))
     assert rows(tmp_path) == rows(whole)[1:]
-
-
-def test_the_damaged_model_of_a_finished_run_is_trained_again_on_request(tiny, tmp_path, whole):
-    copied(whole, tmp_path)
-    damage(tmp_path / "checkpoint.safetensors", "flipped")
-    assert run(tiny(tmp_path), progress=False).steps == 12
-    with pytest.raises(ValueError, match="is damaged"):
-        load_model(tmp_path)
-    run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, whole)

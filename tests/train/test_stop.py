@@ -56,8 +56,6 @@ def slurm(tmp_path, monkeypatch):
         (signal.SIGTERM, {"SLURM_JOB_ID": "7"}, Preempted),
         (signal.SIGTERM, {"SLURM_JOB_ID": "7", "SLURM_PROCID": "3"}, Preempted),
         (signal.SIGTERM, {"SLURM_JOB_ID": "7", "POLYHEAD_REQUEUE": "0"}, Interrupted),
-        (signal.SIGTERM, {"SLURM_JOB_ID": "7", "SUBMITIT_EXECUTOR": "slurm"}, Interrupted),
-        (signal.SIGUSR1, {"SLURM_JOB_ID": "7", "POLYHEAD_REQUEUE": "0"}, Preempted),
     ],
 )
 def test_the_error_of_each_signal(number, environment, kind, monkeypatch):

@@ -4,11 +4,12 @@ import importlib.machinery
 import importlib.util
 import inspect
 import json
+import operator
 import struct
 import sys
 import threading
-import types
 from typing import Any
+from unittest import mock
 
 import forked
 import pytest
@@ -18,65 +19,30 @@ import polyhead as ph
 from polyhead.train import tracking
 
 
-class Fake:
-    """A package that looks like all three trackers, and records all calls in order.  `fails`: the call that raises."""
-
-    def __init__(self, fails="", error=None):
-        self.fails, self.error = fails, error or RuntimeError("no luck\ntoday")
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.calls: list[str] = []
-        self.given: list[dict[str, Any]] = []
-        self.codes: list[int] = []
-
-    def install(self, monkeypatch, name):
-        module: Any = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        module.init, module.Settings = self._init, dict
-        module.SummaryWriter = lambda place: self._init(place=place)
-        monkeypatch.setitem(sys.modules, name, module)
-        if name == "tensorboard":
-            monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-        return self
-
-    def _do(self, call):
-        self.calls.append(call)
-        if call == self.fails:
-            raise self.error
-
-    def _init(self, **given):
-        self._do("start")
-        self.given.append(given)
-        return self
-
-    def log(self, values, step=None):
-        self._do("log")
-        values = dict(values)
-        self.rows.append((int(values.pop("step")) if step is None else step, values))
-
-    def finish(self, exit_code=0):
-        self.codes.append(exit_code)
-        self._do("finish")
-
-    # TensorBoard's words
-    def add_scalar(self, name, value, step):
-        self.log({name: value}, step)
-
-    def add_text(self, name, text):
-        self.given.append({name: text})
-
-    def flush(self):
-        self._do("flush")
-
-    def close(self):
-        self.finish()
-
-    def define_metric(self, name, step_metric):
-        self.given.append({name: step_metric})
+def fake(monkeypatch, name):
+    """A package that looks like all three trackers, and records all calls in order."""
+    module = mock.MagicMock(__spec__=importlib.machinery.ModuleSpec(name, None))
+    monkeypatch.setitem(sys.modules, name, module)
+    if name == "tensorboard":
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    return module
 
 
-def told(fake):
+def told(module):
     """All numbers, by step and name, in the order in which they came."""
-    return [(step, name, value) for step, values in fake.rows for name, value in values.items()]
+    numbers = []
+    for call, given, how in module.mock_calls:
+        if call.endswith(".add_scalar"):
+            numbers.append((given[2], given[0], given[1]))
+        if call.endswith(".log"):
+            values = {**given[0], **how}
+            step = values.pop("step")
+            numbers += [(step, name, value) for name, value in values.items()]
+    return numbers
+
+
+def starts(module):
+    return [call.kwargs for call in module.init.call_args_list]
 
 
 def written(folder):
@@ -92,80 +58,68 @@ def written(folder):
 
 
 @pytest.mark.parametrize("name", tracking.TRACKERS)
-def test_each_row_once(name, tiny, tmp_path, monkeypatch, capfd):
-    fake = Fake().install(monkeypatch, name)
+def test_a_resumed_run_sends_each_row_once(name, tiny, tmp_path, monkeypatch, capfd):
+    module = fake(monkeypatch, name)
     run = tiny(tmp_path, track=(name, name))
-    ph.train.run(run, progress=False)
-    assert told(fake) == written(tmp_path)
-    assert len(fake.rows) > 12
-    assert (fake.calls.count("start"), fake.codes) == (1, [0])
-    assert run.track[0] in (tmp_path / "config.json").read_text()  # a resumed run has the same trackers
-    calls = len(fake.calls)
-    ph.train.run(run, progress=False)  # finished: nothing is sent
-    assert len(fake.calls) == calls
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("name", tracking.TRACKERS)
-def test_a_resumed_run_sends_no_row_twice(name, tiny, tmp_path, monkeypatch):
-    fake = Fake().install(monkeypatch, name)
-    run = tiny(tmp_path, track=(name,))
     crashed(run, 8)
-    before = told(fake)
+    before = told(module)
     assert max(step for step, _, _ in before) == 8  # and the checkpoint is of step 5
     ph.train.run(run, progress=False, resume=True)
 
     def steady(numbers):
         return [number for number in numbers if "second" not in number[1]]  # repeated steps take another time
 
-    assert sorted(steady(told(fake))) == sorted(steady(written(tmp_path)))
-    assert told(fake)[: len(before)] == before
-    starts = [given for given in fake.given if "place" in given or "project" in given]
-    assert len(starts) == 2
+    assert sorted(steady(told(module))) == sorted(steady(written(tmp_path)))
+    assert told(module)[: len(before)] == before
+    assert module.init.call_count + module.SummaryWriter.call_count == 2
     if name != "tensorboard":
-        assert [given["resume"] for given in starts] == [{"wandb": None, "trackio": "never"}[name], "allow"]
-        assert len({given.get("id", given["name"]) for given in starts}) == 1
-        assert ph.digest(run) in starts[0].get("id", starts[0]["name"])
-        assert starts[0]["config"] == ph.config.to_dict(run)
+        first, again = starts(module)
+        assert [first["resume"], again["resume"]] == [{"wandb": None, "trackio": "never"}[name], "allow"]
+        assert ph.digest(run) in first.get("id", first["name"]) == again.get("id", again["name"])
+        assert first["config"] == ph.config.to_dict(run)
     if name == "wandb":
-        assert fake.codes == [1, 0]
+        assert module.init.return_value.finish.mock_calls == [mock.call(exit_code=1), mock.call(exit_code=0)]
+    assert name in (tmp_path / "config.json").read_text()  # a resumed run has the same trackers
+    calls = len(module.mock_calls)
+    ph.train.run(run, progress=False)  # finished: nothing is sent
+    assert len(module.mock_calls) == calls
+    assert capfd.readouterr().err == ""
 
 
 def test_tracked_from_the_middle_on_and_anew(tiny, tmp_path, monkeypatch):
-    fake = Fake().install(monkeypatch, "trackio")
+    module = fake(monkeypatch, "trackio")
     run = tiny(tmp_path, track=("trackio",))
     ph.train.run(tiny(tmp_path), progress=False)
     (tmp_path / "result.json").unlink()  # the checkpoint is of the last step
     ph.train.run(run, progress=False, resume=True)
-    assert told(fake) == written(tmp_path)
-    fake.rows.clear()
+    assert told(module) == written(tmp_path)
+    count = len(told(module))
     ph.train.run(run, progress=False, again=True)
-    assert told(fake) == written(tmp_path)
-    assert [given["resume"] for given in fake.given] == ["never", "never"]
+    assert told(module)[count:] == written(tmp_path)
+    assert [given["resume"] for given in starts(module)] == ["never", "never"]
 
 
 def test_members_of_a_population(tiny, tmp_path, monkeypatch):
-    fake = Fake().install(monkeypatch, "wandb")
+    module = fake(monkeypatch, "wandb")
     runs = [tiny(tmp_path, residual_dropout=0.0, seed=seed, track=("wandb",)) for seed in (0, 1)]
     folders = [result.folder for result in ph.scale.population.train(runs, tmp_path, progress=False)]
-    assert sorted(told(fake)) == sorted([number for folder in folders for number in written(folder)])
-    starts = [given for given in fake.given if "project" in given]
-    assert {given["id"] for given in starts} == {ph.digest(run) for run in runs}
-    assert {given["reinit"] for given in starts} == {"create_new"}  # else wandb mixes them
+    assert sorted(told(module)) == sorted([number for folder in folders for number in written(folder)])
+    assert {given["id"] for given in starts(module)} == {ph.digest(run) for run in runs}
+    assert {given["reinit"] for given in starts(module)} == {"create_new"}  # else wandb mixes them
 
 
-@pytest.mark.parametrize("fails", ["start", "log", "finish"])
+@pytest.mark.parametrize("fails", ["init", "init.return_value.log", "init.return_value.finish"])
 @pytest.mark.parametrize("error", [RuntimeError("no luck\ntoday"), SystemExit(3)], ids=["error", "exit"])
 def test_no_tracker_stops_a_run(fails, error, tiny, tmp_path, monkeypatch, capfd):
-    bad = Fake(fails, error).install(monkeypatch, "wandb")
-    good = Fake().install(monkeypatch, "trackio")
+    bad, good = (fake(monkeypatch, name) for name in ("wandb", "trackio"))
+    bad.configure_mock(**{f"{fails}.side_effect": error})
     result = ph.train.run(tiny(tmp_path, track=("wandb", "trackio")), progress=False)
     assert result.steps == 12
     assert told(good) == written(tmp_path)
     said = capfd.readouterr().err.splitlines()
     why = "RuntimeError: no luck today" if isinstance(error, RuntimeError) else "SystemExit: 3"
     assert said == [f"polyhead: tracking: wandb is off for this run ({why})"]
-    assert bad.calls.count(fails) == 1  # off means off
+    assert operator.attrgetter(fails)(bad).call_count == 1  # off means off
 
 
 def test_an_import_that_fails(tiny, tmp_path, monkeypatch, capfd):
@@ -177,11 +131,10 @@ def test_an_import_that_fails(tiny, tmp_path, monkeypatch, capfd):
 
 
 def test_a_tracker_that_hangs_is_left_behind(tiny, tmp_path, monkeypatch, capfd):
-    fake, release = Fake().install(monkeypatch, "wandb"), threading.Event()
-    monkeypatch.setattr(fake, "log", lambda values: release.wait())
+    run, release = fake(monkeypatch, "wandb").init.return_value, threading.Event()
+    run.log.side_effect = lambda values: release.wait()
     monkeypatch.setattr(tracking, "PATIENCE", 0.0)
-    run = tiny(tmp_path / "a", track=("wandb",))
-    assert ph.train.run(run, progress=False).steps == 12
+    assert ph.train.run(tiny(tmp_path / "a", track=("wandb",)), progress=False).steps == 12
     assert capfd.readouterr().err == "polyhead: tracking: wandb is off for this run (it does not finish in 0 s)\n"
     monkeypatch.setattr(tracking, "BEHIND", 3)
     assert ph.train.run(tiny(tmp_path / "b", track=("wandb",)), progress=False).steps == 12
@@ -189,7 +142,8 @@ def test_a_tracker_that_hangs_is_left_behind(tiny, tmp_path, monkeypatch, capfd)
     release.set()
     for thread in [one for one in threading.enumerate() if one.name.startswith("tracking")]:
         thread.join()
-    assert fake.calls == ["start", "start"]  # neither finished, nor told more
+    assert run.log.call_count <= 2  # one in each run: neither is told more, nor finished
+    assert not run.finish.called
 
 
 def test_unknown_and_missing_trackers_are_seen_before_training(tiny, tmp_path, monkeypatch):
@@ -218,11 +172,6 @@ def test_nothing_is_imported_unless_it_is_chosen(tiny, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- the real ones
-def _real(name):
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
-
-
 @pytest.fixture
 def twice(tiny, tmp_path, monkeypatch, capfd):
     """Train with a tracker, crash at step 8, resume; the folder."""
@@ -241,7 +190,7 @@ def twice(tiny, tmp_path, monkeypatch, capfd):
 
 @pytest.mark.filterwarnings("ignore")  # not ours to mend
 def test_tensorboard(twice):
-    _real("tensorboard")
+    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = twice("tensorboard")
@@ -253,7 +202,7 @@ def test_tensorboard(twice):
 
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_offline(twice):
-    _real("wandb")
+    pytest.importorskip("wandb")
     folder = twice("wandb")
     importlib.import_module("wandb").teardown()  # as at the end of the process: it writes the rest
     _same(_offline(folder / "wandb"), written(folder))

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train.__main__ import main as worker
-from polyhead.train.checks import check
 from polyhead.train.parallel import units
 from polyhead.train.world import StopBroadcast, World, find_first, first_host, place
 
@@ -33,42 +33,26 @@ def test_torchrun_before_slurm_before_nothing():
     assert place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}) == (0, 1, 0)  # a batch script
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "a rank from 0 to 1 was wanted but RANK is 2"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "a rank from 0 to 1 was wanted but RANK is -1"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "must be integers but are RANK=x, WORLD_SIZE=2, LOCAL_RANK=None"),
-    ],
-)
-def test_an_impossible_place_is_named(given, told):
-    with pytest.raises(ValueError, match=r"^world: ") as error:
-        place(given)
-    assert told in str(error.value)
+def test_an_impossible_place_is_named():
+    for rank, told in (
+        ("2", "a rank from 0 to 1 was wanted but RANK is 2"),
+        ("-1", "a rank from 0 to 1 was wanted but RANK is -1"),
+        ("x", "RANK, WORLD_SIZE, LOCAL_RANK must be integers but are RANK=x, WORLD_SIZE=2, LOCAL_RANK=None"),
+    ):
+        with refusing(f"world: {told}"):
+            place({"RANK": rank, "WORLD_SIZE": "2"})
 
 
-@pytest.mark.parametrize(
-    ("hosts", "first"),
-    [
-        ("node7", "node7"),
-        ("a1,a2", "a1"),
-        ("node[001-003,007]", "node001"),
-        ("gpu[12,14]-ib,login", "gpu12-ib"),
-        ("r[1-2]n[03-04]", "r1n03"),
-        ("b-1.cluster.org,b-2.cluster.org", "b-1.cluster.org"),
-    ],
-)
-def test_the_first_of_slurms_hosts(hosts, first):
-    assert first_host(hosts) == first
+def test_the_first_of_slurms_hosts():
+    assert first_host("node7") == "node7"
+    assert first_host("node[001-003,007]") == "node001"
+    assert first_host("r[1-2]n[03-04]") == "r1n03"
+    assert first_host("b-1.cluster.org,b-2.cluster.org") == "b-1.cluster.org"
 
 
 def test_where_srun_gives_no_meeting_place():
-    slurm = {
-        "SLURM_JOB_ID": "123456",
-        "SLURM_STEP_ID": "2",
-        "SLURM_STEP_NODELIST": "n[3-4]",
-        "SLURM_JOB_NODELIST": "n1",
-    }
+    slurm = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2"}
+    slurm |= {"SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_NODELIST": "n1"}
     one, two, own = dict(slurm), dict(slurm, SLURM_STEP_ID="3"), dict(slurm, MASTER_PORT="7")
     for environment in (one, two, own):
         find_first(environment)
@@ -76,7 +60,7 @@ def test_where_srun_gives_no_meeting_place():
     assert 10000 <= int(one["MASTER_PORT"]) < 30000
     assert one["MASTER_PORT"] != two["MASTER_PORT"]  # two steps of a job at once
     assert own["MASTER_PORT"] == "7"
-    with pytest.raises(ValueError, match="several processes need MASTER_ADDR and MASTER_PORT; start them with"):
+    with refusing("world: several processes need MASTER_ADDR and MASTER_PORT; start them with"):
         find_first({})
 
 
@@ -88,14 +72,6 @@ def test_alone_nothing_is_started(monkeypatch):
     with one.joined():
         assert not torch.distributed.is_initialized()
         assert [StopBroadcast(one).exchange(15), one.on_rank_zero(lambda: 4)] == [15, 4]
-
-
-def test_a_batch_that_devices_cannot_share(tiny):
-    with pytest.raises(ValueError, match=r"batch_size must be divisible by 6 \(3 devices x accumulate 2\) but is 4$"):
-        check(tiny("unused", accumulate=2), 3)
-    check(tiny("unused", accumulate=2), 2)
-    with pytest.raises(ValueError, match=r"Run: unknown parallel 'sharde'"):
-        tiny("unused", parallel="sharde")
 
 
 @pytest.mark.parametrize("given", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])
