@@ -8,8 +8,6 @@ import pytest
 from drawn import draw
 from texts import lines
 
-import polyhead.papers.reproduce as module
-from polyhead import train as training
 from polyhead.config import digest
 from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
 from polyhead.papers.estimates import Estimate
@@ -149,16 +147,6 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     assert FIGURES["lm-long"].draw(study, tmp_path).verdicts[0].outcome == NO_TEST
 
 
-def test_a_rate_is_a_place_of_its_own(drawn):
-    best = min(run.train.lr for run in STUDIES["norms"]("smoke"))
-    found = drawn("norms", lambda run: 2.0 if run.train.lr == best else 2.1)
-    assert len(found.rows) == 4
-    assert {row[0] for row in found.rows if row[1].startswith("2.0")} == {
-        "pre-norm, rate 0.001",
-        "post-norm, rate 0.001",
-    }
-
-
 def test_reached():
     course = {1.0: 8.0, 2.0: 4.0, 8.0: 2.0, 16.0: 3.0}
     assert tokens.reached(course, 4.0) == 2.0
@@ -238,7 +226,7 @@ def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
     assert "its fingerprint was not kept" in found.notes[0]
 
 
-def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):
+def test_a_whole_study_of_a_small_text(trained, monkeypatch, tmp_path):
     """Trained, drawn and written as by `polyhead reproduce`, in this process."""
     path = tmp_path / "some.txt"
     path.write_text(lines(3000, 0))
@@ -247,11 +235,7 @@ def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):
         runs = [run for run in STUDIES["lm-bytes"](scale) if run.seed == 0 and row_of(run) in ("softmax", "hyla")]
         return tuple(replace(r, task=replace(r.task, data=str(path), folder=str(tmp_path / "tokens"))) for r in runs)
 
-    def sweep(runs, folder, **_):
-        return [training.run(replace(r, folder=str(folder / f"{r.name}-{digest(r)}")), progress=False) for r in runs]
-
-    monkeypatch.setattr(module, "sweep", sweep)
-    monkeypatch.setitem(module.FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
+    monkeypatch.setitem(FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
     page, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
     assert failures == ()
     assert [verdict.outcome for verdict in found.verdicts] == [NO_TEST]  # of one seed
