@@ -7,22 +7,18 @@ import torch
 
 import polyhead as ph
 from polyhead.analysis.ablate import zero_heads
-from polyhead.cli import text as cli_text
 from polyhead.pages.report import figures as report_figures, headline as report_text
 from polyhead.pages.report.runs import Entry, Group, summary
-from polyhead.tasks import FuzzyLogic, Text
+from polyhead.tasks import Text
 from polyhead.train.store.folder import Result
 
 TEXT = Text()
 SCORES = {"HYLA": (1.5, 1.6), "Softmax": (2.0, 2.1), "Linear": (3.0, 3.1)}  # of two seeds
 
 
-def run_of(task, name="run", seed=0):
-    return ph.Run(task=task, model=ph.TransformerConfig(*task.ends, causal=True), name=name, seed=seed)
-
-
 def entry(name, seed, score):
-    run, metric = run_of(TEXT, name, seed), TEXT.metric
+    model, metric = ph.TransformerConfig(*TEXT.ends, causal=True), TEXT.metric
+    run = ph.Run(task=TEXT, model=model, name=name, seed=seed)
     rows = tuple({"kind": "eval", "step": s, "split": "iid", metric: 8.0 / s} for s in (1, 2, 4))
     by_split = {split: {metric: score, f"{metric}_se": 0.01} for split in ("iid", "validation")}
     result = Result(name, ph.digest(run), 100, 1.0, 10, by_split, "", {}, pathlib.Path("run"))
@@ -73,10 +69,3 @@ def test_a_head_that_is_zeroed_costs_what_it_was_worth(tmp_path):
     assert any(row["drop"] != 0 for row in rows)
     for row in rows:
         assert row["drop"] == pytest.approx(row["score"] - rows[0]["score"], abs=1e-9)
-
-
-def test_the_command_line_says_so(capsys):
-    for task, said in ((TEXT, True), (FuzzyLogic(), False)):
-        scores = {task.metric: 1.0, f"{task.metric}_se": 0.1}
-        cli_text.scores(run_of(task), {"run": {"iid": scores}}, floors=False)
-        assert ("lower is better" in " ".join(capsys.readouterr().out.split())) is said

@@ -44,8 +44,6 @@ def test_results_failures_deaths_and_what_is_done(tiny, tmp_path, capfd, monkeyp
     monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
     monkeypatch.setattr(engine_local, "command", lambda folder: [sys.executable, "-c", DIES_ONCE, str(folder)])
     failed, done = sweep([bad, good], tmp_path, workers=2, threads=1)
-    assert isinstance(failed, Failure)
-    assert isinstance(done, Result)
     assert (failed.name, failed.code) == ("bad", 2)
     assert failed.error.startswith("train: the loss of bad is nan at step 2")
     assert done.folder == tmp_path / f"tiny-{ph.digest(good)}"
