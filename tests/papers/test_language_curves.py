@@ -105,13 +105,21 @@ def test_lower_is_better(figure, end, outcomes, drawn):
     assert [verdict.outcome for verdict in drawn(figure, end).verdicts] == outcomes
 
 
-def test_the_table_has_a_row_for_each_kind_of_heads(drawn):
+def test_the_table_has_a_row_for_each_kind_of_heads_and_courses_are_over_tokens(drawn, monkeypatch):
+    asked = []
+    plain = kinds.figures.lines
+    monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: asked.append(panels) or plain(panels, path))
     found = drawn("lm-bytes", by_row(dual=1.8))
     labels = ["Softmax", "HYLA", "Dual attention", "Softmax + HYLA + relational", "Linear"]
     assert [row[0] for row in found.rows] == labels
     assert found.rows[2][1].startswith("1.801")
     assert found.rows[2][-3:] == ("10", "0.00", "2.0")
     assert any("zlib 1.810" in note for note in found.notes)
+    ((_, series, levels),) = asked[0]
+    tokens = [step * 4 * 16 / 1e6 for step in (1, 2, 3, 4)]
+    assert list(series["Dual attention"]) == pytest.approx(tokens)
+    assert series["Dual attention"][tokens[3]] == pytest.approx([1.8, 1.8018])
+    assert levels == {"zlib": ZLIB}
 
 
 @pytest.mark.parametrize("figure", ["lm-bytes", "dual-lm", "swiglu", "norms", "fig-6", "lm-long"])
@@ -121,19 +129,6 @@ def test_texts_that_differ_are_not_compared(figure, drawn):
     assert mixed.verdicts == ()
     assert mixed.rows
     assert any("several fingerprints" in note for note in mixed.notes)
-
-
-def test_courses_are_over_tokens(drawn, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        kinds.figures, "lines", lambda panels, path, **_: asked.append(panels) or path.write_text("</svg>")
-    )
-    drawn("lm-bytes", by_row(dual=1.8))
-    ((_, series, levels),) = asked[0]
-    tokens = [step * 4 * 16 / 1e6 for step in (1, 2, 3, 4)]
-    assert list(series["Dual attention"]) == pytest.approx(tokens)
-    assert series["Dual attention"][tokens[3]] == pytest.approx([1.8, 1.8018])
-    assert levels == {"zlib": ZLIB}
 
 
 def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
@@ -186,19 +181,18 @@ def test_what_the_paper_prints():
 def test_the_best_rate_is_chosen_on_validation():
     """Post-norm is best at the higher rate by its reported scores, at the lower by validation."""
 
-    def scores(pre, post):
-        both = {"pre": pre, "post": post}
-        return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in both.items()}
+    def scores(**ends):
+        return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in ends.items()}
 
-    reported = {1e-3: scores(2.0, 2.2), 1e-2: scores(2.1, 1.9)}
-    first, _ = components.orders(reported, {1e-3: scores(2.0, 2.0), 1e-2: scores(2.1, 2.1)})
+    reported = {1e-3: scores(pre=2.0, post=2.2), 1e-2: scores(pre=2.1, post=1.9)}
+    validation = {1e-3: scores(pre=2.0, post=2.0), 1e-2: scores(pre=2.1, post=2.1)}
+    first, _ = components.orders(reported, validation)
     assert first.parts[0].estimate.mean == pytest.approx(0.2)
 
 
-def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
+def test_results_keep_their_text(tmp_path, monkeypatch):
     """Drawn from results.json: the same claims, and floors only of the text that the runs read."""
     ends = by_row(hyla=1.9, dual=1.8, linear=2.1)
-    drawn("lm-bytes", ends)
     runs = STUDIES["lm-bytes"]("smoke")
     known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]
     study = Study.of("lm-bytes", known.paper, "smoke", tmp_path, runs, done)
