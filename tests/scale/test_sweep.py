@@ -255,23 +255,14 @@ def test_without_a_terminal_a_line_now_and_then(tiny, tmp_path, capfd, monkeypat
 
 
 def test_the_follower_reads_whole_rows_and_a_file_that_shrank(tiny, tmp_path):
+    """It shrinks where a run is resumed from an earlier step."""
     worker = Job(tiny(tmp_path), tmp_path)
-    path = tmp_path / "metrics.jsonl"
-
-    def row(step):
-        return json.dumps({"kind": "train", "step": step, "loss": step / 10, "steps_per_second": 4.0})
-
-    path.write_text(row(1) + "\n" + row(2)[:20])
-    worker.poll()
-    assert worker.step == 1
-    path.write_text(row(1) + "\n" + row(2) + "\n")
-    worker.poll()
-    assert worker.step == 2
-    worker.training = True
-    assert worker.text() == "loss 0.2000  4.0 steps/s  0:02 left"
-    path.write_text(row(1) + "\n")  # resumed from an earlier step
-    worker.poll()
-    assert worker.step == 1
+    row = {"kind": "train", "loss": 0.5, "steps_per_second": 4.0}
+    one, two = (json.dumps({**row, "step": step}) + "\n" for step in (1, 2))
+    for text, step in ((one + two[:20], 1), (one + two, 2), (one, 1)):
+        (tmp_path / "metrics.jsonl").write_text(text)
+        worker.poll()
+        assert worker.step == step
 
 
 def test_bad_sweeps(tiny, tmp_path):
