@@ -25,39 +25,35 @@ from polyhead.train.store.state import ENDED, State, write_end
 
 def test_all_states(tiny, tmp_path):
     """With the fields in which the runs differ."""
-    runs = [tiny(None, name="r", seed=seed, evaluate=("compositional", "iid")) for seed in range(5)]
-    done, running, broken, stopped, waiting = runs
-    train.run(replace(done, folder=str(place_of(done, tmp_path))), progress=False)
-    for run in (running, broken, stopped):
-        place_of(run, tmp_path).mkdir()
-        (place_of(run, tmp_path) / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
-    write_end(place_of(broken, tmp_path), State.FAILED, "train: the loss of r is nan at step 6")
-    write_end(place_of(stopped, tmp_path), State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
-    with claim(running, place_of(running, tmp_path)):
+    runs = [tiny(None, name="r", seed=seed, evaluate=("compositional", "iid")) for seed in range(10)]
+    places = [place_of(run, tmp_path) for run in runs]
+    done, running, broken, stopped, waiting, elsewhere, retrying, late, empty, damaged = places
+    train.run(replace(runs[0], folder=str(done)), progress=False)
+    for place in (running, broken, stopped, elsewhere, retrying, late, empty, damaged):
+        place.mkdir()
+    for place in (running, broken, stopped):
+        (place / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
+    write_end(broken, State.FAILED, "train: the loss of r is nan at step 6")
+    write_end(stopped, State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
+    write_end(retrying, State.RETRYING, "(1 of 2): killed by signal 9")
+    (late / LOG).write_text("polyhead: run folder: another process is training in it\n")
+    (damaged / ENDED).write_bytes(b"{")
+    with claim(runs[1], running), claim(runs[5], elsewhere):
+        (elsewhere / LOCK).write_text("node7 123\n")
         rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == ["done", "running", "failed", "stopped", "waiting"]
-    assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", "0/12"]
-    assert [row["seed"] for row in rows] == [0, 1, 2, 3, 4]
+    assert [row["state"] for row in rows] == [
+        *("done", "running", "failed", "stopped", "waiting"),
+        *("elsewhere", "retrying", "stopped", "waiting", "waiting"),
+    ]
+    assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", *["0/12"] * 6]
+    assert [row["seed"] for row in rows] == [*range(10)]
     assert rows[0].keys() == {"run", "seed", "state", "step", ""}
-    assert rows[0][""].startswith("compositional r2 ")
-    assert rows[2][""] == "train: the loss of r is nan at step 6"
+    score, *details = (row[""] for row in rows)
+    assert score.startswith("compositional r2 ")
+    nan, killed = "train: the loss of r is nan at step 6", "(1 of 2): killed by signal 9"
+    assert details == ["", nan, "", "", "on node7", killed, "", "", ""]
     assert status(runs, tmp_path)[1]["state"] == "stopped"  # its claim has ended
-    assert not place_of(waiting, tmp_path).exists()  # looking leaves no folder behind
-
-
-def test_states_that_a_sweep_leaves(tiny, tmp_path):
-    runs = [tiny(None, name="r", seed=seed) for seed in range(5)]
-    elsewhere, retrying, late, _, damaged = runs
-    for run in runs:
-        place_of(run, tmp_path).mkdir()
-    write_end(place_of(retrying, tmp_path), State.RETRYING, "(1 of 2): killed by signal 9")
-    (place_of(late, tmp_path) / LOG).write_text("polyhead: run folder: another process is training in it\n")
-    (place_of(damaged, tmp_path) / ENDED).write_bytes(b"{")
-    with claim(elsewhere, place_of(elsewhere, tmp_path)):
-        (place_of(elsewhere, tmp_path) / LOCK).write_text("node7 123\n")
-        rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == ["elsewhere", "retrying", "stopped", "waiting", "waiting"]
-    assert [row[""] for row in rows] == ["on node7", "(1 of 2): killed by signal 9", "", "", ""]
+    assert not waiting.exists()  # looking leaves no folder behind
 
 
 def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
