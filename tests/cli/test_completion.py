@@ -17,12 +17,8 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture(scope="module")
-def known():
-    return words(VERBS)
-
-
-def test_every_verb_and_its_options_are_known(known):
+def test_every_verb_and_its_options_are_known():
+    known = words(VERBS)
     assert known.verbs == tuple(VERBS)
     assert set(known.options) == set(VERBS)
     assert all({"--help", "--json", "--quiet", "--import"} <= set(options) for options in known.options.values())

@@ -1,8 +1,6 @@
 """The demo: its live display, and its estimate of time."""
 
 import io
-import pathlib
-from typing import Any
 
 import pytest
 import torch
@@ -11,33 +9,22 @@ from rich.console import Console
 from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
 from polyhead.scale.sweep import board as board_module
-from polyhead.scale.sweep.job import Job, State
+from polyhead.scale.sweep.job import Job
 
 
-class Shown(Job):
-    """A run of a sweep, as a screen sees it."""
-
-    state = State.WAITING
-
-    def __init__(self, run: Any, state: str, step: int, **shown: str) -> None:
-        self.config, self.state, self.step, self.outcome, self.rate = run, state, step, None, 0.0
-        self.label, self.seconds, self.overhead, self.training = run.name, 0.0, None, False
-        self.shown = {f"{split} {run.task.metric}": value for split, value in shown.items()}
-
-    def text(self) -> str:
-        return ""
-
-
-def board(*jobs: Shown, marks: dict[str, float]) -> board_module.Board:
+@pytest.fixture
+def board(tmp_path):
+    """HYLA has trained for a while, softmax heads wait."""
+    hyla, _ = jobs = [Job(run, tmp_path / run.name) for run in demo.fuzzy()]
+    hyla.step, hyla.rate, hyla.handle, hyla.training = 1250, 15.0, object(), True
+    hyla.shown = {"loss": "0.0050", "iid r2": "0.600", "compositional r2": "0.500"}
+    marks = {"Recall": 0.45, "Mixture": 0.9, "Nearest neighbour": -0.2}
     return board_module.Board(jobs, 2, enabled=True, unseen="compositional", marks=marks)
 
 
-def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
-    hyla, softmax = demo.fuzzy()
-    jobs = Shown(hyla, State.RUNNING, 1250, iid="0.600", compositional="0.500"), Shown(softmax, State.WAITING, 0)
-    shown = board(*jobs, marks={"Recall": 0.45, "Mixture": 0.9, "Nearest neighbour": -0.2})
+def test_known_and_unseen_stand_on_one_scale_with_the_floors(board):
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(shown.drawn())
+    console.print(board.drawn())
     first, second, legend, *_ = console.export_text().splitlines()
     assert first.split()[:6] == ["hyla-1", f"1,250/{demo.FUZZY_STEPS:,}", "known", "0.60", "unseen", "0.50"]
     scale = first.split()[-1]
@@ -52,19 +39,16 @@ def test_known_and_unseen_stand_on_one_scale_with_the_floors() -> None:
     assert "Nearest" not in legend
 
 
-def test_without_a_terminal_the_words_are_the_boards() -> None:
-    job = Shown(demo.fuzzy()[0], State.RUNNING, 450)
-    job.text = lambda: "loss 0.0050  iid r2 0.735  compositional r2 0.723  15.3 steps/s"  # type: ignore[method-assign]
-    assert board(job, marks={}).told(job) == "loss 0.0050  known 0.735  unseen 0.723  15.3 steps/s"
+def test_without_a_terminal_the_words_are_the_boards(board):
+    assert board.told(board.jobs[0]).startswith("loss 0.0050  known 0.600  unseen 0.500  15.0 steps/s")
 
 
-def test_what_lies_beyond_the_scale_is_at_its_end() -> None:
-    run = demo.fuzzy()[0]
-    scale = board(Shown(run, State.DONE, demo.FUZZY_STEPS), marks={}).scale(1.2, -0.3)
+def test_what_lies_beyond_the_scale_is_at_its_end(board):
+    scale = board.scale(1.2, -0.3)
     assert (scale[-1], scale[0]) == ("○", "●")
 
 
-def test_the_estimate_shares_the_runs_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_shares_the_runs_among_workers(monkeypatch):
     """Two runs whose steps take 0.06 and 0.03 s, with start and scores: on two cores the longer one counts.  Then short
     ones, of which each core has two."""
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.06 if run.name.startswith("hyla") else 0.03)
@@ -76,7 +60,7 @@ def test_the_estimate_shares_the_runs_among_workers(monkeypatch: pytest.MonkeyPa
     assert cli_demo.minutes(demo.race()[:4], 2) == f"{2 * each:.0f} seconds"
 
 
-def test_each_part_shows_its_unseen_split() -> None:
+def test_each_part_shows_its_unseen_split():
     for split, runs in zip(cli_demo.UNSEEN, (demo.race(), demo.fuzzy()), strict=True):
         assert all(split in run.train.evaluate for run in runs)
 
@@ -86,13 +70,13 @@ def test_each_part_shows_its_unseen_split() -> None:
     [("AVX512", None, 12_500), ("AVX2", None, 6500), ("DEFAULT", None, 6500), ("AVX2", 400, 400)],
 )
 def test_a_slower_processor_has_fewer_steps(
-    capability: str,
-    asked: int | None,
-    steps: int,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    capability,
+    asked,
+    steps,
+    monkeypatch,
+    tmp_path,
+    capsys,
+):
     trained = []
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
@@ -106,13 +90,13 @@ def test_a_slower_processor_has_fewer_steps(
     assert demo.steps_on(torch.device("cuda")) == 12_500
 
 
-def test_a_step_is_timed_and_threads_are_put_back() -> None:
+def test_a_step_is_timed_and_threads_are_put_back():
     before = torch.get_num_threads()
     assert cli_demo.step_seconds(demo.race()[0], steps=1) > 0
     assert torch.get_num_threads() == before
 
 
-def test_marks_are_the_floors_of_the_unseen_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_are_the_floors_of_the_unseen_split(monkeypatch):
     run = demo.fuzzy()[0]
     found = run.task.floors("compositional", sequences=50)
     monkeypatch.setattr(type(run.task), "floors", lambda self, split: found if split == "compositional" else {})

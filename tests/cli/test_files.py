@@ -22,19 +22,20 @@ def test_what_is_printed_is_the_run(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.glob("runs*"))
 
 
-def test_a_file_says_what_differs_of_a_recipe(tmp_path, monkeypatch):
+def test_a_file_says_what_differs_of_a_recipe_or_another_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = {
-        "recipe": "fuzzy-hyla",
+        "recipe": "other.yaml",
         "model": {"heads": "softmax:2+hyla:2", "feedforward": {"kind": "Swiglu"}},
         "train": {"lr": "2e-3", "evaluate": ["iid"]},
     }
     pathlib.Path("mine.yaml").write_text(yaml.safe_dump(text))
+    pathlib.Path("other.yaml").write_text("recipe: fuzzy-hyla\ntrain: {lr: 1.0e-3, warmup: 9}\n")
     (run,), _ = configured("train", "mine.yaml", [["--train.steps", "7"]])
     base = recipes.RECIPES["fuzzy-hyla"]()
     assert run.model.heads == (ph.Softmax(2), ph.Hyla(2))
     assert run.model.feedforward == ph.Swiglu()
-    assert (run.train.lr, run.train.steps, run.train.evaluate) == (2e-3, 7, ("iid",))
+    assert (run.train.lr, run.train.steps, run.train.evaluate, run.train.warmup) == (2e-3, 7, ("iid",), 9)
     assert (run.task, run.model.dim, run.train.batch_size) == (base.task, base.model.dim, base.train.batch_size)
 
 
@@ -52,11 +53,3 @@ def test_a_file_and_the_command_line_mean_the_same(tmp_path, monkeypatch, recipe
     assert run == wanted
     pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\nmodel: {{max_length: 99}}\n")
     assert configured("train", "mine.yaml", [[]])[0][0].model.max_length == 99
-
-
-def test_a_file_may_start_from_another(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pathlib.Path("b.yaml").write_text("recipe: fuzzy-hyla\ntrain: {lr: 2.0e-3}\n")
-    pathlib.Path("mine.yaml").write_text("recipe: b.yaml\ntrain: {steps: 7}\n")
-    (run,), _ = configured("train", "mine.yaml", [[]])
-    assert (run.train.lr, run.train.steps) == (2e-3, 7)

@@ -12,7 +12,6 @@ from polyhead.papers import recipes
 from polyhead.papers.recipes import STUDIES
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Resources
-from polyhead.train import read_result
 from polyhead.train.stop import Preempted
 
 
@@ -50,7 +49,12 @@ def test_a_grid_in_a_file(asked, tmp_path):
     assert (folder, population) == ("runs", True)
 
 
-def test_a_figure_lies_where_reproduce_looks_for_it(asked):
+def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
+    """To look at the table trains nothing."""
+    assert sweep("fig-5c --scale=smoke --status") == 0
+    assert not asked
+    assert capsys.readouterr().out.count("waiting") == len(STUDIES["fig-5c"]("smoke"))
+    assert not list(tmp_path.iterdir())
     assert sweep("fig-5c --scale smoke") == 0
     ((runs, folder, _, _),) = asked
     assert [digest(run) for run in runs] == [digest(run) for run in STUDIES["fig-5c"]("smoke")]
@@ -60,11 +64,13 @@ def test_a_figure_lies_where_reproduce_looks_for_it(asked):
 def test_where_and_how(monkeypatch, asked):
     calls = []
     monkeypatch.setattr(cli_sweep, "side_by_side", side_by_side)
-    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
+    for way in ("sweep.jobs.sweep", "population.training.train"):
+        monkeypatch.setattr(f"polyhead.scale.{way}", lambda runs, folder, **options: calls.append(options) or [])
     assert sweep("small --seed 0,1 --retries 5") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
     assert sweep("small --slurm --partition gpu --account us --minutes 7 --memory 4 --again") == 0
-    here, ray, slurm = calls
+    assert sweep("small --seed 0,1 --population --again") == 0
+    here, ray, slurm, together = calls
     assert here == {"engine": None, "workers": None, "again": False, "retries": 5}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
     assert (ray["workers"], ray["retries"]) == (3, 2)
@@ -72,13 +78,7 @@ def test_where_and_how(monkeypatch, asked):
     assert (engine.partition, engine.account, engine.minutes) == ("gpu", "us", 7)
     assert engine.resources == Resources(memory=4.0)
     assert slurm["again"]
-
-
-def test_status_trains_nothing(asked, capsys, tmp_path):
-    assert sweep("fig-5c --scale=smoke --status") == 0
-    assert not asked
-    assert capsys.readouterr().out.count("waiting") == len(STUDIES["fig-5c"]("smoke"))
-    assert not list(tmp_path.iterdir())
+    assert together == {"again": True}
 
 
 def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
@@ -97,14 +97,3 @@ def test_a_preempted_sweep_is_queued_again(monkeypatch, asked, capsys, words, qu
     monkeypatch.setattr(cli, "requeue", lambda: "job 7 is queued again")
     assert sweep(words) == 75
     assert capsys.readouterr().err == "polyhead: stopped and saved\n" + "polyhead: job 7 is queued again\n" * queued
-
-
-def test_it_trains_both_ways(monkeypatch, tmp_path, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(recipes.RECIPES, "small", small)
-    assert sweep("small --seed 0,1 --population --folder together --device cpu") == 0
-    table = capsys.readouterr().out
-    assert table.count("done") == 2
-    results = [read_result(path.parent) for path in sorted(tmp_path.rglob("result.json"))]
-    assert [result.steps for result in results] == [4, 4]
-    assert {"iid", "compositional"} == set(results[0].scores)

@@ -2,9 +2,12 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 
+import polyhead.papers.reproduce as reproduce
+from polyhead import train as training
 from polyhead.config import digest
 from polyhead.papers import claims, outcome
 from polyhead.papers.recipes import FIGURES
@@ -43,6 +46,17 @@ def one_kind_of_picture(monkeypatch):
     for name, module in [*sys.modules.items()]:
         if name.startswith("polyhead.papers.") and hasattr(module, "both"):
             monkeypatch.setattr(module, "both", lambda stem, folder: both(stem, folder)[1:])
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """`reproduce` trains its runs in this process."""
+
+    def sweep(runs, folder, **_):
+        there = [replace(run, folder=str(folder / f"{run.name}-{digest(run)}")) for run in runs]
+        return [training.run(run, progress=False) for run in there]
+
+    monkeypatch.setattr(reproduce, "sweep", sweep)
 
 
 @pytest.fixture

@@ -8,17 +8,10 @@ import scipy.stats
 from polyhead.papers import estimates
 from polyhead.papers.claims import EQUAL, FAILS, HOLDS, NO_TEST, OPEN, above, all_of, holm
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.hyla import codes, counts, fuzzy, probes, scaling, tables
+from polyhead.papers.hyla import counts, fuzzy, probes, scaling, tables
 from polyhead.papers.outcome import Outcome
 
 A, B = {0: 0.61, 1: 0.74, 2: 0.66}, {0: 0.55, 1: 0.69, 2: 0.58}
-
-
-def test_an_estimate_is_mean_and_standard_error():
-    found = Estimate.of(A)
-    assert found.mean == pytest.approx(sum(A.values()) / 3)
-    assert found.error == pytest.approx(scipy.stats.sem(list(A.values())))
-    assert found.freedom == 2
 
 
 def test_differences_are_seed_by_seed_where_seeds_are_shared():
@@ -39,15 +32,11 @@ def test_differences_are_welchs_where_seeds_differ():
 
 
 def test_equal_scores_on_a_finite_test_set_leave_its_sampling_error():
+    """Beside unequal ones it counts, too: test_redraw.py has images."""
     found = estimates.constant(0.9) - Estimate.of(dict.fromkeys(range(5), 0.95), 0.01, finite=True)
     assert (found.error, found.freedom) == (0.01, math.inf)
     assert found.above(-0.1) == pytest.approx(scipy.stats.norm.sf(5.0))
-
-
-def test_printed_numbers_are_tested_by_welch():
-    a, b = Estimate.printed(0.9, 0.05), Estimate.printed(0.7, 0.02)
-    assert (a - b).error == pytest.approx(math.hypot(0.05, 0.02))
-    assert (a - b).freedom == pytest.approx((0.05**2 + 0.02**2) ** 2 / (0.05**4 / 2 + 0.02**4 / 2))
+    assert math.isnan(Estimate.of({0: 0.9}, 0.02, finite=True).error)  # one model gives no spread over seeds
 
 
 def five(value, spread=0.01):
@@ -117,31 +106,6 @@ def test_a_page_is_judged_as_a_whole():
     assert [verdict.outcome for verdict in Outcome(verdicts=(alone, noise)).verdicts] == [OPEN, EQUAL]
     few = above("two", {"p": Estimate.of(A)})
     assert [verdict.outcome for verdict in Outcome(verdicts=(alone, few)).verdicts] == [HOLDS, NO_TEST]
-    both = above("three", {"p": weak, "q": five(0.0)})
-    assert [part.outcome for part in both.parts] == [OPEN, EQUAL]
-    assert both.evidence.endswith(": no difference")
-    assert "95 % interval −0.005 to +0.053: not enough evidence" in both.evidence
-
-
-def test_a_finite_test_set_adds_its_sampling_error():
-    """Ten models that are equally good, scored on the same 100 images: the spread over seeds is too small."""
-    values = {seed: 0.95 + 0.001 * (seed % 2) for seed in range(6)}
-    fresh, same = Estimate.of(values, 0.02), Estimate.of(values, 0.02, finite=True)
-    assert same.error == pytest.approx(math.hypot(fresh.error, 0.02))
-    assert same.freedom > 1000
-    assert fresh.freedom == 5
-    assert outcome(fresh, 0.94) == HOLDS
-    assert outcome(same, 0.94) == OPEN
-    difference = same - same.scaled(0.9)
-    assert difference.sampling == pytest.approx(0.02 * math.hypot(1, 0.9))
-    assert difference.error > difference.sampling
-    assert Estimate.of({0: 0.9}, 0.02, finite=True).error != 0.02  # one model gives no spread over seeds
-
-
-def test_means_and_multiples_keep_the_seeds():
-    found = estimates.mean([Estimate.of(A), Estimate.of(B)])
-    assert found.values == pytest.approx({seed: (A[seed] + B[seed]) / 2 for seed in A})
-    assert Estimate.of(A).scaled(-2.0).error == pytest.approx(2 * Estimate.of(A).error)
 
 
 ALIKE = {name: five(0.9) for name in ("hyla", "softmax", "linear")}
@@ -163,13 +127,9 @@ CODE, TEXT = "the code's definition", "the text's definition"
         (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.7)), HOLDS),
         (lambda: fuzzy.unknown_terms("N 16", NOVEL | {"linear": five(0.9, 0.02)}, five(0.7)), FAILS),
         (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.21, 0.1)), OPEN),  # the floor has an error, too
-        (lambda: probes.decodable("rule", {"HYLA": five(0.5)}, {"HYLA": five(0.1)}), HOLDS),
-        (lambda: probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.3)}), OPEN),  # chance is the least
         (lambda: probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.1, 0.011)}), EQUAL),
         # scores far apart, but each is as much above the chance level of its seed
         (lambda: probes.decodable("rule", {"HYLA": SEEDS}, {"HYLA": CHANCE}), HOLDS),
-        (lambda: codes.order_of_layers({"HYLA": five(0.2)}, {"HYLA": five(-0.2)}), FAILS),
-        (lambda: codes.shared_code(five(0.4)), HOLDS),
         (lambda: [counts.rarely_ambiguous(CODE, 9 / 4096, 4096)], HOLDS),
         (lambda: [counts.rarely_ambiguous(TEXT, 0.26, 4096)], FAILS),
         (lambda: [counts.rarely_ambiguous(CODE, 20 / 4096, 4096)], OPEN),

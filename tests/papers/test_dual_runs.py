@@ -20,10 +20,6 @@ def runs_of(name, scale):
     return DUAL[name](scale)
 
 
-def small(name):
-    return runs_of(name, "small")
-
-
 WHOLE = ("games", "maths")
 """Studies of which every model trains here; of the others two models do, and in the campaign all."""
 
@@ -51,6 +47,7 @@ def games(scale):
 
 
 def test_games_are_the_papers():
+    """How the other models differ from dual attention is in the digests of small runs: test_results.py."""
     runs = games("paper")
     one = {row_of(run): run for run in runs if (run.task.game, run.task.examples) == ("occurs", 1000)}
     assert list(one) == list(ROWS)
@@ -59,20 +56,6 @@ def test_games_are_the_papers():
         ph.Softmax(1, 64, 64),
         ph.Relational(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True),
     )
-    assert one["relational"].model.heads == (replace(dual.heads[1], heads=2),)
-    assert one["dual-package"].model == replace(
-        dual, heads=(dual.heads[0], replace(dual.heads[1], relation_init="package"))
-    )
-    assert one["disentangled"].model.heads == (
-        ph.Softmax(1, 64, 64),
-        ph.Disentangled(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True),
-    )
-    assert one["rca"].model.heads == (ph.Softmax(1, 64, 64), ph.Abstractor(1, 64, 64, symbols=ph.PositionSymbols()))
-    assert {row: one[row].model.positions for row in ("softmax", "softmax-rope", "softmax-t5")} == {
-        "softmax": ph.Learned(),
-        "softmax-rope": ph.Rotary(),
-        "softmax-t5": ph.RelativeBias(36, 9, bidirectional=True),
-    }
     assert (dual.dim, dual.layers, dual.feedforward, dual.dropout) == (128, 2, ph.Swiglu(256), 0.1)
     train = one["dual"].train
     assert (train.steps, train.batch_size, train.lr, train.final, train.warmup) == (100, 512, 1e-3, 1.0, 0)
@@ -93,9 +76,6 @@ def test_writers():
         *(160, 31, "post"),
         ph.Sinusoidal(),
     )
-    assert one["abstractor"].heads == one["softmax"].heads == (ph.Softmax(8, 16, 16),)
-    assert isinstance(one["abstractor"].encoder, ph.AbstractorConfig)
-    assert (one["softmax-rope"].positions, one["softmax-rope"].encoder.positions) == (ph.Rotary(), ph.Rotary())
 
 
 def test_the_patches_of_the_papers_images_are_normalised():
@@ -107,7 +87,7 @@ def test_single_recipes_are_runs_of_the_studies():
     for name, study in (("games", "games"), ("sorting", "sorting"), ("digits", "images"), ("maths", "maths")):
         run = RECIPES[f"{name}-dual"]()
         assert (run.name, row_of(run), run.threads) == (f"{name}-dual", "dual", None)
-        candidates = [r for r in small(study) if r.task == run.task and row_of(r) == "dual"]
+        candidates = [r for r in runs_of(study, "small") if r.task == run.task and row_of(r) == "dual"]
         alike = [r for r in candidates if replace(r, train=run.train, name=run.name, threads=None) == run]
         assert len(alike) == 1
         assert (alike[0].train == run.train) == (name in ("games", "sorting"))

@@ -1,4 +1,5 @@
-"""The runs of the HYLA study: the models of Table A1, the settings of Table A3, the scale `short`."""
+"""The runs of the HYLA study: the models of Table A1, the settings of Table A3, the scale `short`; single recipes, with
+changes for the demo and the original code."""
 
 from dataclasses import replace
 
@@ -6,24 +7,17 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.models.size import parameters
+from polyhead.config import digest
+from polyhead.papers import demo
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
 from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, fuzzy_task, make, sraven_task
-from polyhead.papers.recipes import FAMILIES, SHORT, STUDIES as ALL, default_scale, short_minutes
+from polyhead.papers.recipes import FAMILIES, RECIPES, SHORT, STUDIES as ALL, default_scale, short_minutes
 from polyhead.papers.sizes import Setting
 
 STUDIES = FAMILIES[HYLA.title]
 
-CODE = {  # the eight that the original code has, by its (normalisation, target network)
-    "softmax": ph.Softmax(),
-    "linear": ph.Linear(),
-    "linear-rms": ph.Linear(normalise="rms_heads"),
-    "hyla": ph.Hyla(),
-    "hyla-linear": ph.Hyla(act="identity"),
-    "hyla-norms": ph.Hyla(normalise="identity"),
-    "hyla-linear-norms": ph.Hyla(normalise="identity", act="identity"),
-    "hyla-softmax": ph.Hyla(normalise="softmax"),
-}
+CODE = ["softmax", "linear", "linear-rms", "hyla", "hyla-linear", "hyla-norms", "hyla-linear-norms", "hyla-softmax"]
+"""The eight that the original code has.  Their heads are in the digests of table-a1: test_earlier_runs.py."""
 
 
 def tiny(task, row, seed=0):
@@ -34,7 +28,7 @@ def tiny(task, row, seed=0):
 
 def test_fourteen_models_eight_of_them_the_codes():
     assert len(ROWS) == 14
-    assert {name: ROWS[name].heads for name in CODE} == CODE
+    assert set(CODE) <= set(ROWS)
     assert all(row.choice for name, row in (ROWS | OURS).items() if name not in CODE)
     assert [name for name, row in ROWS.items() if row.experts] == ["softmax-moe", "linear-moe", "hyla-moe"]
     assert OURS["hyla-compete"].heads == ph.Hyla(normalise="softmax_heads")
@@ -52,20 +46,6 @@ def test_every_parameter_of_every_model_has_a_gradient_on_both_tasks(task, row):
     untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert [name for name in untouched if not name.endswith(("qkv.bias", "gate.weight"))] == []
     assert row_of(run) == row
-
-
-def test_the_papers_settings():
-    fuzzy = STUDIES["table-a1"]("paper")[0]
-    assert (fuzzy.task.length, fuzzy.task.held_out, fuzzy.model.dim, fuzzy.model.layers) == (32, 0.7, 128, 2)
-    assert fuzzy.model.heads == (ph.Softmax(8, dim=2, value_dim=2),)
-    assert fuzzy.model.feedforward == ph.Mlp(256, "gelu_tanh")
-    assert (fuzzy.train.steps, fuzzy.train.batch_size, fuzzy.train.clip) == (50_000, 128, None)
-    assert parameters(replace(fuzzy.model)) == 151_265
-    sraven = next(run for run in STUDIES["table-a1"]("paper") if isinstance(run.task, ph.tasks.Sraven))
-    assert (sraven.task.features, sraven.task.values, sraven.task.held_out, sraven.task.permuted) == (4, 8, 0.25, True)
-    assert sraven.model.heads == (ph.Softmax(16, dim=4, value_dim=4),)
-    assert sraven.train.steps * sraven.train.batch_size == 20_000_000
-    assert parameters(sraven.model) == 402_824
 
 
 def settings(runs):
@@ -86,7 +66,6 @@ def test_the_papers_grids():
     assert instances == {10_000_000, 20_000_000, 40_000_000}
     assert {r.model.layers for r in STUDIES["fig-4b"]("paper")} == {4, 8, 16}
     assert {r.model.dim for r in STUDIES["fig-4a"]("paper")} == {128, 256, 512}
-    assert {r.model.layers for r in STUDIES["fig-a7"]("paper")} == {16}
     assert 1 in {r.model.layer_heads(0)[0].heads for r in STUDIES["fig-5c"]("paper")}
 
 
@@ -113,7 +92,6 @@ def test_a_scale_that_a_figure_lacks_is_one_clear_line():
 
 
 def test_what_the_short_runs_take():
-    assert short_minutes("fuzzy-softmax") == pytest.approx(15_000 * 0.041 / 60)
     assert short_minutes("fig-2b") == pytest.approx(3 * 15_000 * (0.041 + 0.044 + 0.05) / 60)
     assert short_minutes("fig-2c") == pytest.approx(3 * short_minutes("fig-2b"))  # half as long, and two fractions
     assert short_minutes("table-a1") is short_minutes("fig-4a") is None
@@ -122,3 +100,53 @@ def test_what_the_short_runs_take():
 def test_an_unknown_model_is_one_clear_line():
     with pytest.raises(ValueError, match=r"recipes: unknown model 'hylla'; did you mean 'hyla'"):
         tiny("fuzzy", "hylla")
+
+
+# ------------------------------------------------------------------------------------------------------- single recipes
+DIGESTS = {"fuzzy-softmax": "c990094c150f", "fuzzy-linear": "ce4ef26ec0ec", "fuzzy-hyla": "86cd8c8e9c60"}
+HEADS = {"fuzzy-softmax": ph.Softmax, "fuzzy-linear": ph.Linear, "fuzzy-hyla": ph.Hyla}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_paper(name):
+    run = RECIPES[name]("paper")
+    task = ph.tasks.FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7)
+    model = ph.TransformerConfig(
+        *(ph.Vectors(5), ph.Values(1)),
+        dim=128,
+        layers=2,
+        heads=[HEADS[name](8, dim=2, value_dim=2)],
+        feedforward=ph.Mlp(256, "gelu_tanh"),
+        positions=ph.RelativeBias(),
+        max_length=32,
+        norm_eps=1e-6,
+        bias=True,
+        init="hyla",
+    )
+    assert (run.name, run.task, run.model) == (name, task, model)
+    assert run.train.evaluate == ("iid", "compositional", "novel")
+    assert digest(run) == DIGESTS[name]  # folders of earlier runs
+    short = RECIPES[name]()
+    assert (short.task, short.model, short.train.steps) == (task, model, 15_000)
+    assert replace(run.train, steps=15_000, eval_batches=32, eval_every=2500) == short.train
+
+
+def test_the_original_code_differs_by_its_quirks():
+    run, paper = RECIPES["fuzzy-original"](), RECIPES["fuzzy-hyla"]("paper")
+    assert run.task == replace(paper.task, split="legacy")
+    assert run.model == replace(paper.model, dropout=0.1, dropout_shared=True)
+    decay = ph.Decay(qkv_biases=True, relative_bias=True)
+    assert run.train == replace(paper.train, decay=decay, early_floor=True)
+
+
+def test_the_demo_compares_heads_and_nothing_else():
+    """The digests of its runs are those of the README: test_docs.py."""
+    race, fuzzy = demo.race(), demo.fuzzy()
+    assert RECIPES["demo"]() == (*race, *fuzzy)
+    for run in fuzzy:
+        assert run.model == RECIPES[f"fuzzy-{run.name.partition('-')[0]}"]("paper").model
+    for runs in (race, fuzzy):
+        alike = {
+            replace(run, name="", model=race[0].model, seed=0, task=replace(run.task, split_seed=0)) for run in runs
+        }
+        assert len(alike) == 1

@@ -8,8 +8,6 @@ import pytest
 from drawn import draw
 from texts import lines
 
-import polyhead.papers.reproduce as module
-from polyhead import train as training
 from polyhead.config import digest
 from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
 from polyhead.papers.estimates import Estimate
@@ -107,13 +105,21 @@ def test_lower_is_better(figure, end, outcomes, drawn):
     assert [verdict.outcome for verdict in drawn(figure, end).verdicts] == outcomes
 
 
-def test_the_table_has_a_row_for_each_kind_of_heads(drawn):
+def test_the_table_has_a_row_for_each_kind_of_heads_and_courses_are_over_tokens(drawn, monkeypatch):
+    asked = []
+    plain = kinds.figures.lines
+    monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: asked.append(panels) or plain(panels, path))
     found = drawn("lm-bytes", by_row(dual=1.8))
     labels = ["Softmax", "HYLA", "Dual attention", "Softmax + HYLA + relational", "Linear"]
     assert [row[0] for row in found.rows] == labels
     assert found.rows[2][1].startswith("1.801")
     assert found.rows[2][-3:] == ("10", "0.00", "2.0")
     assert any("zlib 1.810" in note for note in found.notes)
+    ((_, series, levels),) = asked[0]
+    tokens = [step * 4 * 16 / 1e6 for step in (1, 2, 3, 4)]
+    assert list(series["Dual attention"]) == pytest.approx(tokens)
+    assert series["Dual attention"][tokens[3]] == pytest.approx([1.8, 1.8018])
+    assert levels == {"zlib": ZLIB}
 
 
 @pytest.mark.parametrize("figure", ["lm-bytes", "dual-lm", "swiglu", "norms", "fig-6", "lm-long"])
@@ -125,19 +131,6 @@ def test_texts_that_differ_are_not_compared(figure, drawn):
     assert any("several fingerprints" in note for note in mixed.notes)
 
 
-def test_courses_are_over_tokens(drawn, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        kinds.figures, "lines", lambda panels, path, **_: asked.append(panels) or path.write_text("</svg>")
-    )
-    drawn("lm-bytes", by_row(dual=1.8))
-    ((_, series, levels),) = asked[0]
-    tokens = [step * 4 * 16 / 1e6 for step in (1, 2, 3, 4)]
-    assert list(series["Dual attention"]) == pytest.approx(tokens)
-    assert series["Dual attention"][tokens[3]] == pytest.approx([1.8, 1.8018])
-    assert levels == {"zlib": ZLIB}
-
-
 def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     runs = [run for run in STUDIES["lm-long"]("smoke") if run.seed == 0]
     study = Study.of(
@@ -147,16 +140,6 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
     assert FIGURES["lm-long"].draw(study, tmp_path).verdicts[0].outcome == NO_TEST
-
-
-def test_a_rate_is_a_place_of_its_own(drawn):
-    best = min(run.train.lr for run in STUDIES["norms"]("smoke"))
-    found = drawn("norms", lambda run: 2.0 if run.train.lr == best else 2.1)
-    assert len(found.rows) == 4
-    assert {row[0] for row in found.rows if row[1].startswith("2.0")} == {
-        "pre-norm, rate 0.001",
-        "post-norm, rate 0.001",
-    }
 
 
 def test_reached():
@@ -198,19 +181,18 @@ def test_what_the_paper_prints():
 def test_the_best_rate_is_chosen_on_validation():
     """Post-norm is best at the higher rate by its reported scores, at the lower by validation."""
 
-    def scores(pre, post):
-        both = {"pre": pre, "post": post}
-        return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in both.items()}
+    def scores(**ends):
+        return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in ends.items()}
 
-    reported = {1e-3: scores(2.0, 2.2), 1e-2: scores(2.1, 1.9)}
-    first, _ = components.orders(reported, {1e-3: scores(2.0, 2.0), 1e-2: scores(2.1, 2.1)})
+    reported = {1e-3: scores(pre=2.0, post=2.2), 1e-2: scores(pre=2.1, post=1.9)}
+    validation = {1e-3: scores(pre=2.0, post=2.0), 1e-2: scores(pre=2.1, post=2.1)}
+    first, _ = components.orders(reported, validation)
     assert first.parts[0].estimate.mean == pytest.approx(0.2)
 
 
-def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
+def test_results_keep_their_text(tmp_path, monkeypatch):
     """Drawn from results.json: the same claims, and floors only of the text that the runs read."""
     ends = by_row(hyla=1.9, dual=1.8, linear=2.1)
-    drawn("lm-bytes", ends)
     runs = STUDIES["lm-bytes"]("smoke")
     known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]
     study = Study.of("lm-bytes", known.paper, "smoke", tmp_path, runs, done)
@@ -238,7 +220,7 @@ def test_results_keep_their_text(drawn, tmp_path, monkeypatch):
     assert "its fingerprint was not kept" in found.notes[0]
 
 
-def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):
+def test_a_whole_study_of_a_small_text(trained, monkeypatch, tmp_path):
     """Trained, drawn and written as by `polyhead reproduce`, in this process."""
     path = tmp_path / "some.txt"
     path.write_text(lines(3000, 0))
@@ -247,11 +229,7 @@ def test_a_whole_study_of_a_small_text(monkeypatch, tmp_path):
         runs = [run for run in STUDIES["lm-bytes"](scale) if run.seed == 0 and row_of(run) in ("softmax", "hyla")]
         return tuple(replace(r, task=replace(r.task, data=str(path), folder=str(tmp_path / "tokens"))) for r in runs)
 
-    def sweep(runs, folder, **_):
-        return [training.run(replace(r, folder=str(folder / f"{r.name}-{digest(r)}")), progress=False) for r in runs]
-
-    monkeypatch.setattr(module, "sweep", sweep)
-    monkeypatch.setitem(module.FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
+    monkeypatch.setitem(FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
     page, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
     assert failures == ()
     assert [verdict.outcome for verdict in found.verdicts] == [NO_TEST]  # of one seed

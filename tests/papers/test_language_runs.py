@@ -1,26 +1,17 @@
-"""The runs of language models: the papers' settings, and every model trains."""
+"""The runs of language models: the papers' settings.  Those of small runs are in their digests (test_results.py)."""
 
-import functools
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 import polyhead as ph
-from polyhead import train as training
 from polyhead.models.size import parameters
-from polyhead.papers.language.kinds import BYTES, COMPARED
-from polyhead.papers.language.models import KINDS, LANGUAGE, ROWS, model, row_of
+from polyhead.papers.language.kinds import COMPARED
+from polyhead.papers.language.models import KINDS, LANGUAGE, ROWS, row_of
 from polyhead.papers.recipes import FAMILIES, FIGURES, RECIPES
 
 LM = FAMILIES[LANGUAGE.title]
-
-
-@functools.cache
-def small(name):
-    return LM[name]("small")
 
 
 def test_every_kind_of_heads_is_a_recipe():
@@ -30,51 +21,9 @@ def test_every_kind_of_heads_is_a_recipe():
         assert (run.name, row_of(run), run.threads) == (f"lm-{row}", row, None)
         assert f"polyhead train lm-{row}" in RECIPES[f"lm-{row}"].__doc__
         if row in COMPARED:
-            like = next(r for r in small("lm-bytes") if row_of(r) == row)
+            like = next(r for r in LM["lm-bytes"]("small") if row_of(r) == row)
             assert replace(run, name=like.name) == like
     assert {"softmax", "hyla", "dual"} <= set(COMPARED)
-
-
-@pytest.fixture
-def text(tmp_path):
-    """A text of a few thousand words."""
-    path = tmp_path / "some.txt"
-    path.write_text("".join(f"word{i % 37} of {i * i % 101}\n" for i in range(3000)))
-    return path
-
-
-def tiny(run, text, steps=3):
-    task = replace(run.task, data=str(text), folder=str(text.parent / "tokens"))
-    train = replace(run.train, steps=steps, eval_batches=1)
-    return replace(run, task=task, train=train, folder=str(text.parent / run.name), device="cpu")
-
-
-def test_every_model_trains(text):
-    shape = replace(BYTES["smoke"], steps=0)
-    like = LM["lm-bytes"]("smoke")[0]
-    for row in ROWS:
-        run = tiny(replace(like, name=row, model=model(row, shape)), text)
-        result = training.run(run, progress=False)
-        assert result.parameters == parameters(run.model)
-        assert math.isfinite(result.scores["iid"]["bits_per_byte"])
-
-
-def test_pairs_of_bytes_train(text):
-    run = tiny(next(r for r in LM["fig-6"]("smoke") if row_of(r) == "hyla"), text)
-    assert run.task.ends == (ph.Tokens(300), ph.Logits(300))
-    assert training.run(run, progress=False).steps == 3
-
-
-def test_no_model_sees_the_token_it_is_to_say():
-    for row in ROWS:
-        torch.manual_seed(0)
-        network = ph.Transformer(model(row, BYTES["smoke"])).eval()
-        tokens = torch.randint(256, (1, 16))
-        changed = tokens.clone()
-        changed[0, 9] = (changed[0, 9] + 1) % 256
-        before, after = network(tokens), network(changed)
-        assert torch.equal(before[:, :9], after[:, :9])
-        assert not torch.allclose(before[:, 9:], after[:, 9:])
 
 
 def test_figure_6_is_the_papers():

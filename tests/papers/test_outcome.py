@@ -6,7 +6,7 @@ import pytest
 
 from polyhead.config import Run, TransformerConfig
 from polyhead.papers import outcome
-from polyhead.tasks import FuzzyLogic, Maths, Score
+from polyhead.tasks import FuzzyLogic, Score
 
 
 def runs_of(tasks):
@@ -45,8 +45,3 @@ def test_floors_are_measured_once_for_all_figures(few, monkeypatch):
     run = runs_of([FuzzyLogic(length=8)])[0]
     assert outcome.floors([run]) == outcome.floors([replace(run, name="another")])
     assert len(calls) == 1
-
-
-def test_a_task_without_floors():
-    maths = Maths("algebra__linear_1d")
-    assert outcome.floors(runs_of([maths])) == outcome.beside({}, "iid") == {}

@@ -6,7 +6,6 @@ import pathlib
 import pytest
 
 from polyhead.analysis import figures
-from polyhead.cli import verbs as cli
 from polyhead.papers import outcome
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.redraw import redraw
@@ -86,7 +85,8 @@ def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeyp
     assert series["Softmax"] == {1: [0.25, 0.255], 2: [0.5, 0.51]}  # planted at half of the steps and at the end
 
 
-def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path):
+def test_what_cannot_be_drawn_again_is_refused_in_one_line(made, tmp_path):
+    """What needs more than final scores, and another figure than was asked for, or than this version's."""
     place, before = made("order")
     for row in before["runs"]:
         del row["courses"]  # as in results of older versions
@@ -99,18 +99,7 @@ def test_what_needs_more_than_final_scores_is_refused_in_one_line(made, tmp_path
         redraw(place, figure="set")
     with pytest.raises(ValueError, match=r"no/results\.json does not exist"):
         redraw(tmp_path / "no" / "results.json")
-
-
-@pytest.mark.parametrize("option", [("--scale", "small"), ("--seeds", "5"), ("--workers", "2"), ("--device", "cpu")])
-def test_options_of_a_training_are_refused(option, made, capsys):
-    place, _ = made("fig-5c")
-    assert cli.main(["reproduce", "fig-5c", "--from", str(place), *option]) == 2
-    assert f"--from trains nothing, so {option[0]} has no effect" in capsys.readouterr().err
-
-
-def test_runs_of_another_recipe_are_refused(made):
-    place, before = made("fig-5c")
     before["runs"][0]["digest"] = "0" * 12
     (place / "results.json").write_text(json.dumps(before))
-    with pytest.raises(ValueError, match="1 of its 12 runs are not of this version's recipe; train them again"):
+    with pytest.raises(ValueError, match=r"1 of its \d+ runs are not of this version's recipe; train them again"):
         redraw(place)

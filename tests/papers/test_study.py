@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 from some import some
 
-from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.study import Study
-from polyhead.scale.sweep import Failure
+from polyhead.tasks import FuzzyLogic
 
 
 def by_rate(high, low):
@@ -36,6 +34,12 @@ def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
     assert {len(cell.points) for cell in cells.values()} == {2}
 
 
+def test_where_lower_is_better_the_lower_score_is_selected(study_of, monkeypatch):
+    monkeypatch.setattr(FuzzyLogic, "better", "lower")
+    cells = study_of("table-a1", by_rate(0.6, 0.2)).cells("model", task="fuzzy")
+    assert {cell.setting.lr for cell in cells.values()} == {1e-3}
+
+
 def test_a_score_that_is_no_number_is_never_selected(study_of):
     study = study_of("table-a1", by_rate(0.6, float("nan")))  # the first of the settings is the one without
     assert {cell.setting.lr for cell in study.cells("model", task="fuzzy").values()} == {3e-3}
@@ -50,12 +54,3 @@ def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
     (point.result.folder / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"metrics\.jsonl: no row of training"):
         point.training_loss()
-
-
-def test_failures_are_left_out_and_kept(study_of, tmp_path):
-    study = study_of("fig-5c", lambda run: 0.5)
-    runs = [point.run for point in study.points]
-    outcomes = [Failure(runs[0].name, tmp_path, 1, "broken"), *(point.result for point in study.points[1:])]
-    again = Study.of("fig-5c", HYLA, "smoke", tmp_path, runs, outcomes)
-    assert [point.run for point in again.points] == runs[1:]
-    assert [failure.error for failure in again.failures] == ["broken"]

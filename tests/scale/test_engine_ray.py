@@ -7,7 +7,6 @@ import signal
 import socket
 import threading
 import time
-from typing import Any
 
 import pytest
 from many_runs import check_all, many_runs, process, working
@@ -34,12 +33,12 @@ def cluster():
 @with_ray
 @pytest.mark.timeout(1500)
 @pytest.mark.filterwarnings("ignore")
-def test_a_worker_is_killed_and_a_machine_vanishes(cluster: Any, tmp_path: pathlib.Path):
+def test_a_worker_is_killed_and_a_machine_vanishes(cluster, tmp_path):
     runs, folder = many_runs(), tmp_path / "sweep"
     hit: list[pathlib.Path] = []
     over = threading.Event()
 
-    def wait(machine: Any = None) -> pathlib.Path:
+    def wait(machine=None):
         """A run that is being trained, on this machine."""
         while not over.is_set():
             for place in working(folder):
@@ -48,7 +47,7 @@ def test_a_worker_is_killed_and_a_machine_vanishes(cluster: Any, tmp_path: pathl
             time.sleep(0.05)
         raise AssertionError("the sweep ended first")
 
-    def disturb() -> None:
+    def disturb():
         hit.append(wait())
         os.kill(process(hit[0]), signal.SIGKILL)
         hit.append(wait(cluster.second))
@@ -70,11 +69,11 @@ def test_a_worker_is_killed_and_a_machine_vanishes(cluster: Any, tmp_path: pathl
     assert "started again (1 of 2): lost: its machine" in lost or "(1 of 2): killed by signal 9" in lost
 
 
-def raylet(machine: Any) -> int:
+def raylet(machine):
     return machine.all_processes["raylet"][0].process.pid
 
 
-def raylet_of(worker: int) -> int:
+def raylet_of(worker):
     """The process whose task's process this worker is."""
     parent = worker
     for _ in range(2):
@@ -88,7 +87,7 @@ def raylet_of(worker: int) -> int:
 @with_ray
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
-def test_what_ray_cannot_give_and_a_folder_it_cannot_see(tmp_path: pathlib.Path):
+def test_what_ray_cannot_give_and_a_folder_it_cannot_see(tmp_path):
     run = many_runs()[:1]
     for resources, most in ((Resources(cpus=4096), " CPU"), (Resources(gpus=64.0), " GPU")):
         line = "^sweep: a run wants more than any machine of the Ray cluster has: "
@@ -105,7 +104,7 @@ def test_what_ray_cannot_give_and_a_folder_it_cannot_see(tmp_path: pathlib.Path)
         engine.close()
 
 
-def test_no_ray_and_no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+def test_no_ray_and_no_cluster(monkeypatch, tmp_path):
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]  # bound, without a listener

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
 import pytest
 from many_runs import check_all, many_runs, process, working
@@ -27,14 +26,14 @@ with_slurm = pytest.mark.skipif(bool(why), reason=why)
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path):
+def cluster(monkeypatch, tmp_path):
     with slurm(tmp_path / "slurm") as variables:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         yield
 
 
-def job_of(place: pathlib.Path) -> str:
+def job_of(place):
     return json.loads((place / RECORD).read_text())["job"]
 
 
@@ -42,15 +41,13 @@ def job_of(place: pathlib.Path) -> str:
 @pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore")
-def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(tmp_path, monkeypatch):
     runs, folder = many_runs(), tmp_path / "sweep"
     hit: dict[str, pathlib.Path] = {}
     left: list[pathlib.Path] = []
     over = threading.Event()
 
-    def wait() -> pathlib.Path:
+    def wait():
         while not over.is_set():
             for place in working(folder):
                 if place not in hit.values():
@@ -58,7 +55,7 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(
             time.sleep(0.05)
         raise AssertionError("the sweep ended first")
 
-    def disturb() -> None:
+    def disturb():
         hit["preempted"] = wait()  # as before the end of a job's time: all its processes are told
         subprocess.run(["scancel", "--signal=USR2", job_of(hit["preempted"])])  # it is told, and then gone already
         hit["requeued"] = wait()
@@ -70,7 +67,7 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(
 
     plain = Screen.update
 
-    def update(screen: Screen) -> None:
+    def update(screen):
         plain(screen)
         if "left" in hit and not left:
             left.append(hit["left"])
@@ -97,7 +94,7 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(
     assert {place: job_of(place) for place in before} == before  # no job was asked for twice
 
 
-def test_what_slurm_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_slurm_needs(tmp_path, monkeypatch):
     run = many_runs()[:1]
     monkeypatch.setattr(shutil, "which", lambda name, **where: None)
     with pytest.raises(ValueError, match=r"^sweep: --slurm needs sbatch, which is not installed here: is this a login"):
@@ -112,7 +109,7 @@ def test_what_slurm_needs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.filterwarnings("ignore")
-def test_what_sbatch_says_is_one_line(tmp_path: pathlib.Path):
+def test_what_sbatch_says_is_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"^sweep: sbatch refused the jobs \(sbatch: error: [^\n]*partition[^\n]*\)$"):
         sweep(many_runs()[:2], tmp_path / "sweep", engine=Slurm(partition="nowhere"))
 
@@ -130,14 +127,14 @@ def test_what_sbatch_says_is_one_line(tmp_path: pathlib.Path):
         (["PREEMPTED", "PREEMPTED"], "130", 75),  # by Slurm, without a new place in the queue: still wanted
     ],
 )
-def test_how_a_job_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, states, written, code):
+def test_how_a_job_ended(tmp_path, monkeypatch, states, written, code):
     engine = Slurm(pause=0.0)
     engine.folder = tmp_path
     if written is not None:
         (tmp_path / "7_1.code").write_text(written + "\n")
     told = list(states)
 
-    def squeue(words: Any, **how: Any) -> Any:
+    def squeue(words, **how):
         state = told.pop(0)
         said = "7_0 RUNNING\n" + (f"7_1 {state}\n" if state else "")
         return subprocess.CompletedProcess(words, 0, said)
@@ -148,7 +145,7 @@ def test_how_a_job_ended(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
     assert found == [None] * (len(states) - 1) + [code]
 
 
-def test_an_answer_of_squeue_counts_once(tmp_path: pathlib.Path):
+def test_an_answer_of_squeue_counts_once(tmp_path):
     engine = Slurm(pause=1e9)
     engine.folder, engine.states, engine.asked = tmp_path, {"7_1": "FAILED"}, time.monotonic()
     job = engine_slurm._Job(engine, "7_1")
@@ -160,7 +157,7 @@ def test_an_answer_of_squeue_counts_once(tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize(("state", "taken"), [("RUNNING", True), ("PENDING", True), ("FAILED", False), (None, False)])
-def test_a_job_of_an_earlier_call_is_taken_over_while_slurm_knows_it(tmp_path: pathlib.Path, state: Any, taken: bool):
+def test_a_job_of_an_earlier_call_is_taken_over_while_slurm_knows_it(tmp_path, state, taken):
     engine = Slurm()
     engine.states = {} if state is None else {"7_1": state}
     assert engine._earlier(tmp_path) is None

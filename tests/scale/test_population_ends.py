@@ -3,9 +3,7 @@
 import dataclasses
 import errno
 import os
-import pathlib
 import signal
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from polyhead.train.store.claims import claim
 
 
 @pytest.mark.parametrize("at_once", [1, pytest.param(4, marks=pytest.mark.campaign)])
-def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pathlib.Path, capsys: Any):
+def test_one_that_diverges_stays_alone(at_once, members, tmp_path, capsys):
     good, other, _ = members(dropout=0.1, steps=4)
     bad = dataclasses.replace(good, name="bad", train=dataclasses.replace(good.train, lr=1e38, clip=None))
     results = population.train([good, bad, other], tmp_path, at_once=at_once)
@@ -47,7 +45,7 @@ def test_one_that_diverges_stays_alone(at_once: int, members: Any, tmp_path: pat
         same(wanted.folder, result.folder, rel=2e-3)
 
 
-def test_parameters_that_are_not_finite_are_not_saved(members: Any, tmp_path: pathlib.Path):
+def test_parameters_that_are_not_finite_are_not_saved(members, tmp_path):
     runs = members(lr=1e38, log_every=100, warmup=0, clip=None)[:2]
     for config, failed in some(zip(runs, population.train(runs, tmp_path, progress=False), strict=True)):
         assert failed.error.startswith(
@@ -59,7 +57,7 @@ def test_parameters_that_are_not_finite_are_not_saved(members: Any, tmp_path: pa
         assert not (failed.folder / "checkpoint.safetensors").exists()
 
 
-def test_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, capsys: Any):
+def test_a_busy_and_a_damaged_folder(members, tmp_path, capsys):
     """A run of another process is left alone.  A damaged one resumes from its last whole checkpoint."""
     runs = members()
     whole = population.train(runs, tmp_path / "whole", progress=False)
@@ -80,21 +78,19 @@ def test_a_busy_and_a_damaged_folder(members: Any, tmp_path: pathlib.Path, capsy
 
 
 @pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.campaign), 3])
-def test_a_full_disk_is_a_pause(
-    at_once: int, members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-):
+def test_a_full_disk_is_a_pause(at_once, members, tmp_path, at_update, monkeypatch, capsys):
     """Also for rows and results; a signal ends the pause, and those that were saved go on from there."""
     runs = members()
     whole = population.train(runs, tmp_path / "whole", progress=False, at_once=at_once)
     plain, full, rests, once = os.replace, [], [], set()
 
-    def replace(one: Any, two: Any) -> None:
+    def replace(one, two):
         if full or (str(two).endswith("result.json") and two not in once):
             once.add(two)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         plain(one, two)
 
-    def rest(seconds: float) -> None:
+    def rest(seconds):
         rests.append(seconds)
         if len(rests) == 2 * disk.SECONDS:
             full.clear()
@@ -103,15 +99,8 @@ def test_a_full_disk_is_a_pause(
 
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(disk, "sleep", rest)
-    step, fills = Stack.step, {1, 4}
-
-    def filling(self: Stack, number: int, **options: Any) -> Any:
-        if number in fills:
-            fills.remove(number)
-            full.append(1)
-        return step(self, number, **options)
-
-    monkeypatch.setattr(Stack, "step", filling)
+    for step in (1, 4):
+        at_update(step, lambda: full.append(1))
     with pytest.raises(Interrupted, match=r"^stopped, not saved: .+ is kept; 0 of 3 runs are done, the same command"):
         population.train(runs, tmp_path / "cut", progress=False, at_once=at_once)
     said = capsys.readouterr().err.splitlines()
@@ -123,7 +112,7 @@ def test_a_full_disk_is_a_pause(
         same(one.folder, two.folder)
 
 
-def test_bad_populations(members: Any, tmp_path: pathlib.Path):
+def test_bad_populations(members, tmp_path):
     one = members()[0]
     with pytest.raises(ValueError, match=r"^population: the run 'm0' occurs twice$"):
         population.train([one, one], tmp_path)
@@ -132,9 +121,7 @@ def test_bad_populations(members: Any, tmp_path: pathlib.Path):
     assert population.train([], tmp_path) == []
 
 
-def test_a_gradient_whose_norm_is_infinite_concerns_one_member(
-    members: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_gradient_whose_norm_is_infinite_concerns_one_member(members, tmp_path, monkeypatch):
     """Its loss is finite.  The line on the screen shows a mean over members."""
     step = Stack.step
 

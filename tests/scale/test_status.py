@@ -2,12 +2,10 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import types
 from dataclasses import replace
-from typing import Any
 
 from fake_workers import Fake, leave
 
@@ -26,37 +24,36 @@ from polyhead.train.store.state import ENDED, State, write_end
 
 
 def test_all_states(tiny, tmp_path):
-    runs = [tiny(None, name="r", seed=seed, evaluate=("compositional", "iid")) for seed in range(5)]
-    done, running, broken, stopped, waiting = runs
-    train.run(replace(done, folder=str(place_of(done, tmp_path))), progress=False)
-    for run in (running, broken, stopped):
-        place_of(run, tmp_path).mkdir()
-        (place_of(run, tmp_path) / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
-    write_end(place_of(broken, tmp_path), State.FAILED, "train: the loss of r is nan at step 6")
-    write_end(place_of(stopped, tmp_path), State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
-    with claim(running, place_of(running, tmp_path)):
+    """With the fields in which the runs differ."""
+    runs = [tiny(None, name="r", seed=seed, evaluate=("compositional", "iid")) for seed in range(10)]
+    places = [place_of(run, tmp_path) for run in runs]
+    done, running, broken, stopped, waiting, elsewhere, retrying, late, empty, damaged = places
+    train.run(replace(runs[0], folder=str(done)), progress=False)
+    for place in (running, broken, stopped, elsewhere, retrying, late, empty, damaged):
+        place.mkdir()
+    for place in (running, broken, stopped):
+        (place / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
+    write_end(broken, State.FAILED, "train: the loss of r is nan at step 6")
+    write_end(stopped, State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
+    write_end(retrying, State.RETRYING, "(1 of 2): killed by signal 9")
+    (late / LOG).write_text("polyhead: run folder: another process is training in it\n")
+    (damaged / ENDED).write_bytes(b"{")
+    with claim(runs[1], running), claim(runs[5], elsewhere):
+        (elsewhere / LOCK).write_text("node7 123\n")
         rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == ["done", "running", "failed", "stopped", "waiting"]
-    assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", "0/12"]
-    assert rows[0][""].startswith("compositional r2 ")
-    assert rows[2][""] == "train: the loss of r is nan at step 6"
+    assert [row["state"] for row in rows] == [
+        *("done", "running", "failed", "stopped", "waiting"),
+        *("elsewhere", "retrying", "stopped", "waiting", "waiting"),
+    ]
+    assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", *["0/12"] * 6]
+    assert [row["seed"] for row in rows] == [*range(10)]
+    assert rows[0].keys() == {"run", "seed", "state", "step", ""}
+    score, *details = (row[""] for row in rows)
+    assert score.startswith("compositional r2 ")
+    nan, killed = "train: the loss of r is nan at step 6", "(1 of 2): killed by signal 9"
+    assert details == ["", nan, "", "", "on node7", killed, "", "", ""]
     assert status(runs, tmp_path)[1]["state"] == "stopped"  # its claim has ended
-    assert not place_of(waiting, tmp_path).exists()  # looking leaves no folder behind
-
-
-def test_states_that_a_sweep_leaves(tiny, tmp_path):
-    runs = [tiny(None, name="r", seed=seed) for seed in range(5)]
-    elsewhere, retrying, late, _, damaged = runs
-    for run in runs:
-        place_of(run, tmp_path).mkdir()
-    write_end(place_of(retrying, tmp_path), State.RETRYING, "(1 of 2): killed by signal 9")
-    (place_of(late, tmp_path) / LOG).write_text("polyhead: run folder: another process is training in it\n")
-    (place_of(damaged, tmp_path) / ENDED).write_bytes(b"{")
-    with claim(elsewhere, place_of(elsewhere, tmp_path)):
-        (place_of(elsewhere, tmp_path) / LOCK).write_text("node7 123\n")
-        rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == ["elsewhere", "retrying", "stopped", "waiting", "waiting"]
-    assert [row[""] for row in rows] == ["on node7", "(1 of 2): killed by signal 9", "", "", ""]
+    assert not waiting.exists()  # looking leaves no folder behind
 
 
 def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
@@ -76,16 +73,6 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     assert main([str(place_of(runs[1], tmp_path))]) == 0
     assert not (place_of(runs[1], tmp_path) / ENDED).exists()
     assert capsys.readouterr().err.count("polyhead: ") == 3
-
-
-def test_the_fields_in_which_runs_differ_are_shown(tiny, tmp_path):
-    runs = [tiny(None, name=f"r{i}", seed=i, lr=lr, dropout=0.1 * i) for i, lr in enumerate((1e-3, 3e-3))]
-    rows = status(runs, tmp_path)
-    assert [{k: v for k, v in row.items() if k in ("seed", "lr", "dropout")} for row in rows] == [
-        {"seed": 0, "lr": 1e-3, "dropout": 0.0},
-        {"seed": 1, "lr": 3e-3, "dropout": 0.1},
-    ]
-    assert set(rows[0]) == {"run", "seed", "lr", "dropout", "state", "step", ""}
 
 
 def test_a_run_that_another_process_has_finished_shows_its_last_rows(tiny, tmp_path):
@@ -109,7 +96,7 @@ def test_a_run_that_another_process_has_finished_shows_its_last_rows(tiny, tmp_p
 
 
 # -------------------------------------------------------------------------------------------------- unexpected files
-def test_folders_that_cannot_be_written_to_fail_alone(tiny: Any, tmp_path: pathlib.Path):
+def test_folders_that_cannot_be_written_to_fail_alone(tiny, tmp_path):
     runs = [tiny("unused", seed=seed) for seed in range(4)]
     log, config, file, _ = places = [place_of(run, tmp_path) for run in runs]
     (log / LOG).mkdir(parents=True)
@@ -122,7 +109,7 @@ def test_folders_that_cannot_be_written_to_fail_alone(tiny: Any, tmp_path: pathl
     assert isinstance(found[3], Result)
 
 
-def test_a_result_of_another_run_is_none(tiny: Any, tmp_path: pathlib.Path):
+def test_a_result_of_another_run_is_none(tiny, tmp_path):
     mine, other = runs = [tiny("unused", seed=seed) for seed in range(2)]
     sweep([other], tmp_path, engine=Fake(), progress=False)
     shutil.copytree(place_of(other, tmp_path), place_of(mine, tmp_path), ignore=shutil.ignore_patterns(LOG))
@@ -132,14 +119,14 @@ def test_a_result_of_another_run_is_none(tiny: Any, tmp_path: pathlib.Path):
     assert failed.error.startswith(f"run folder: {place_of(mine, tmp_path)} already holds another run")
 
 
-def test_one_that_has_died_for_the_last_time_is_not_shown_as_tried_again(tiny: Any, tmp_path: pathlib.Path):
+def test_one_that_has_died_for_the_last_time_is_not_shown_as_tried_again(tiny, tmp_path):
     runs = [tiny("unused", seed=seed) for seed in range(2)]
     sweep(runs, tmp_path, engine=Fake({1: [-9, -9]}), retries=1, progress=False)
     rows = status(runs, tmp_path)
     assert [(row["state"], row[""]) for row in rows] == [("done", ""), ("failed", "killed by signal 9 (2 times)")]
 
 
-def test_rows_that_are_none_are_not_shown(tiny: Any, tmp_path: pathlib.Path):
+def test_rows_that_are_none_are_not_shown(tiny, tmp_path):
     job, row = Job(tiny(tmp_path), tmp_path), {"kind": "train", "step": 3, "loss": 0.5, "steps_per_second": 4.0}
     bad = [{"step": "7"}, {"step": float("inf")}, {"steps_per_second": "fast"}, {"steps_per_second": float("nan")}]
     bad += [{"step": 9, "seal": 1}, {"loss": None}]
@@ -150,7 +137,7 @@ def test_rows_that_are_none_are_not_shown(tiny: Any, tmp_path: pathlib.Path):
     assert (job.step, job.text()) == (3, "loss 0.5000  4.0 steps/s  0:02 left")
 
 
-def test_a_run_is_running_when_its_worker_has_written_a_row(tiny: Any, tmp_path: pathlib.Path):
+def test_a_run_is_running_when_its_worker_has_written_a_row(tiny, tmp_path):
     job, row = Job(tiny(tmp_path), tmp_path), {"kind": "train", "step": 1, "loss": 0.5, "steps_per_second": 4.0}
     assert job.ready()
     job.handle = types.SimpleNamespace(code=lambda: None)

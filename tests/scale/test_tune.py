@@ -1,36 +1,38 @@
-"""Searches: the same settings give the same trials after any interruption; a failed trial does not end a search."""
+"""Searches: the same settings give the same trials after any interruption; a failed trial does not end a search.  The
+search space on the command line."""
 
 import dataclasses
 import functools
 import io
 import json
 import os
-import pathlib
 import pickle
 import re
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import forked
 import pytest
+from refusals import refusing
 from rich.console import Console
-from searches import SPACE, Engine, facts, finish, install, score, search, tiny, worked
+from searches import SPACE, facts, finish, install, score, search, tiny, worked
 
 import polyhead as ph
+from polyhead.cli import verbs as cli
+from polyhead.cli.train import configured
 from polyhead.scale.sweep.engines import local as engine_local
 from polyhead.scale.tune import screen as tune_screen, search as tune
+from polyhead.scale.tune.space import Choice, Range, changed, is_space, kinds_of, read_space, words as as_words
 from polyhead.train.store.folder import read_config
 
 pytest.importorskip("optuna")
 
 
 @pytest.fixture(autouse=True)
-def engine(monkeypatch: pytest.MonkeyPatch) -> type[Engine]:
+def engine(monkeypatch):
     return install(monkeypatch)
 
 
-def test_a_study_is_a_function_of_its_question(tmp_path: pathlib.Path, engine: type[Engine]):
+def test_a_study_is_a_function_of_its_question(tmp_path, engine):
     whole = search(tmp_path / "whole", trials=12)
     assert [trial.number for trial in whole.trials] == list(range(12))
     assert {trial.state for trial in whole.trials} == {tune.DONE}
@@ -54,16 +56,14 @@ def test_a_study_is_a_function_of_its_question(tmp_path: pathlib.Path, engine: t
 
 
 @pytest.mark.parametrize("where", ["worker", "proposal", "telling"])
-def test_stopped_anywhere_it_goes_on(
-    where: str, tmp_path: pathlib.Path, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
-):
+def test_stopped_anywhere_it_goes_on(where, tmp_path, engine, monkeypatch):
     import optuna
 
     whole = search(tmp_path / "whole")
     engine.started.clear()
     count = 0
 
-    def at_the_fourth(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def at_the_fourth(function, *given, **named):
         nonlocal count
         count += 1
         if count == 4:
@@ -91,8 +91,8 @@ def test_stopped_anywhere_it_goes_on(
     assert len(set(engine.started)) == 8
 
 
-def test_failures_are_trials(tmp_path: pathlib.Path, engine: type[Engine], monkeypatch: pytest.MonkeyPatch):
-    def work(run: ph.Run, folder: pathlib.Path) -> int:
+def test_failures_are_trials(tmp_path, engine, monkeypatch):
+    def work(run, folder):
         if run.train.batch_size == 8:
             return -9
         if run.train.batch_size == 12:
@@ -124,11 +124,11 @@ def test_failures_are_trials(tmp_path: pathlib.Path, engine: type[Engine], monke
     assert states == {8: "FAIL", 12: "PRUNED", 16: "COMPLETE", 17: "PRUNED"}
 
 
-def test_two_workers_and_one_run(tmp_path: pathlib.Path, engine: type[Engine], monkeypatch: pytest.MonkeyPatch):
+def test_two_workers_and_one_run(tmp_path, engine, monkeypatch):
     """Two trials at a time that are one run share its worker."""
     most = 0
 
-    def work(run: ph.Run, folder: pathlib.Path) -> Iterator[int | None]:
+    def work(run, folder):
         nonlocal most
         most = max(most, sum(handle.ended is None for handle in engine.handles))
         yield from worked(run, folder)
@@ -142,7 +142,7 @@ def test_two_workers_and_one_run(tmp_path: pathlib.Path, engine: type[Engine], m
     assert most == 1
 
 
-def test_lower_may_be_better(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_lower_may_be_better(tmp_path, monkeypatch):
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "better", "lower")
     scores = [trial.score for trial in search(tmp_path, trials=16).trials]
     assert tune.status(tmp_path).best.score == min(scores)
@@ -150,9 +150,7 @@ def test_lower_may_be_better(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("prune", tune.PRUNERS)
-def test_pruned_trials_stop_and_keep_what_they_have(
-    prune: str, tmp_path: pathlib.Path, engine: type[Engine], monkeypatch: pytest.MonkeyPatch
-):
+def test_pruned_trials_stop_and_keep_what_they_have(prune, tmp_path, engine, monkeypatch):
     monkeypatch.setattr(engine, "work", staticmethod(worked))
     found = search(tmp_path / "a", trials=12, prune=prune)
     pruned = [trial for trial in found.trials if trial.state == tune.PRUNED]
@@ -169,7 +167,7 @@ def test_pruned_trials_stop_and_keep_what_they_have(
     assert facts(parts) == facts(found)
 
 
-def test_a_folder_holds_one_study(tmp_path: pathlib.Path):
+def test_a_folder_holds_one_study(tmp_path):
     search(tmp_path, trials=1)
     for options, what in [
         ({"run": tiny(batch_size=8)}, "digest is"),
@@ -191,7 +189,7 @@ def test_a_folder_holds_one_study(tmp_path: pathlib.Path):
         tune.status(tmp_path)
 
 
-def test_a_damaged_record(tmp_path: pathlib.Path, engine: type[Engine]):
+def test_a_damaged_record(tmp_path, engine):
     whole = search(tmp_path / "whole", trials=4)
     search(tmp_path / "parts", trials=2)
     journal = tmp_path / "parts" / "study.journal"
@@ -213,7 +211,7 @@ def test_a_damaged_record(tmp_path: pathlib.Path, engine: type[Engine]):
             tune.status(tmp_path / "whole")
 
 
-def test_what_is_seen_on_a_terminal(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_is_seen_on_a_terminal(tmp_path, monkeypatch):
     screen = io.StringIO()
     console = functools.partial(Console, file=screen, force_terminal=True, width=120)
     monkeypatch.setattr(tune_screen, "Console", lambda stderr: console())
@@ -228,7 +226,7 @@ def test_what_is_seen_on_a_terminal(tmp_path: pathlib.Path, monkeypatch: pytest.
     assert len([line for line in last if re.match(r"│ \d+ ", line)]) in (3, 4)
 
 
-def test_the_record_is_plain_text(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_record_is_plain_text(tmp_path, monkeypatch):
     import optuna
 
     search(tmp_path, trials=2)
@@ -241,7 +239,7 @@ def test_the_record_is_plain_text(tmp_path: pathlib.Path, monkeypatch: pytest.Mo
         json.loads(line)
 
 
-def test_killed_in_the_middle(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+def test_killed_in_the_middle(tmp_path, monkeypatch):
     """A real study of three trials, whose process is killed in the second."""
     monkeypatch.setattr(tune, "Local", engine_local.Local)
     monkeypatch.setattr(engine_local, "subprocess", forked.INSTEAD)
@@ -267,3 +265,105 @@ def test_killed_in_the_middle(tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
         result = ph.train.read_result(trial.folder)
         assert trial.score == result.scores["validation"]["r2"]
     assert len(list(folder.glob("tiny-*"))) == 3
+
+
+# ----------------------------------------------------------------------------------------------- space, command line
+BAD = [
+    ({"train.lr": "1e-2:1e-4"}, "train.lr: the lower end of a range comes first, and below the other, but '1e-2:1e-4'"),
+    ({"train.lr": "0.1:0.1"}, "train.lr: the lower end of a range comes first"),
+    ({"train.weight_decay": "0:0.3:log"}, "train.weight_decay: a logarithmic range begins above 0 but '0:0.3:log'"),
+    ({"train.lr": "a:b"}, "train.lr must be a number but 'a' came"),
+    ({"train.lr": "1e-4:inf"}, "train.lr: a range has ends but '1e-4:inf' came"),
+    ({"train.lr": "1:2:3"}, "train.lr: '1:2:3' is no range LOW:HIGH or LOW:HIGH:log and no list A,B,C"),
+    ({"train.lr": "1e-3"}, "train.lr: '1e-3' is no range"),
+    ({"train.precision": "bf16:fp32"}, "train.precision: 'bf16:fp32' is no range"),
+    (
+        {"train.precision": "fp32,bf61"},
+        "train.precision=bf61: train: Train: unknown precision 'bf61'; did you mean 'bf16'",
+    ),
+    ({"model.dim": "64,64"}, "model.dim: '64,64' names a value twice"),
+    ({"model.dim": "1.5:3"}, "model.dim must be an integer but '1.5' came"),
+    ({"train.batch_size": "-4,-2"}, "train.batch_size=-2: train: Train: batch_size must be"),
+    ({"train.lrr": "1:2"}, "unknown field 'train.lrr'; did you mean 'train.lr'"),
+    ({"train.betas": "0.1,0.9"}, "train.betas is no number, string or truth value"),
+    ({"train.log_every": "1:9"}, "train.log_every cannot change a result, so there is nothing to choose"),
+    ({"task.variables": "2,3"}, "task.variables is part of the question"),
+    ({"seed": "0,1,2"}, "seed is no setting"),
+    ({}, "nothing to choose: give a field a range"),
+]
+
+
+@pytest.mark.parametrize(("space", "said"), BAD)
+def test_bad_ranges_are_one_line(space, said, tmp_path):
+    with refusing(f"tune: {said}"):
+        search(tmp_path / "none", space=space)
+    assert not (tmp_path / "none").exists()
+
+
+def test_spaces():
+    run = tiny()
+    given = {"train.lr": "1e-4:1:log", "model.layers": "1:3", "train.clip": "0.5,None", "model.causal": "true,False"}
+    assert read_space(run, given) == {
+        "train.lr": Range(1e-4, 1.0, True),
+        "model.layers": Range(1, 3),
+        "train.clip": Choice((0.5, None)),
+        "model.causal": Choice((True, False)),
+    }
+    assert changed(run, {"train.clip": None, "model.heads.0.heads": 4}).transformer.heads == (ph.Softmax(4),)
+    assert is_space("0:1", kinds_of(run, "train.lr"))
+    assert not is_space("cuda:1", kinds_of(run, "device"))
+
+
+def test_the_words_of_values_are_read_again(tmp_path):
+    """A flag takes no value."""
+    run = tiny()
+    values = {"model.causal": True, "train.early_floor": False, "model.final_norm": True, "train.clip": None}
+    said = as_words(run, values | {"train.lr": 0.25})
+    assert said[:2] == ["--model.causal", "--train.no-early_floor"]
+    ph.config.save(changed(run, {"train.early_floor": True}), tmp_path / "run.json")
+    (found,), _ = configured("train", str(tmp_path / "run.json"), [said])
+    assert found == changed(run, values | {"train.lr": 0.25})
+
+
+def test_bad_options(tmp_path, monkeypatch):
+    for options, said in [
+        ({"sampler": "tpee"}, "tune: unknown sampler 'tpee'; did you mean 'tpe'"),
+        ({"prune": "mean"}, "tune: unknown pruner 'mean'; did you mean 'median'"),
+        ({"trials": 0}, "tune: trials must be at least 1 but is 0"),
+        ({"workers": 0}, "tune: workers must be at least 1 but is 0"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            search(tmp_path / "none", **options)
+    with pytest.raises(ValueError, match="tune: nothing is evaluated"):
+        search(tmp_path / "none", tiny(evaluate=()))
+    with pytest.raises(ValueError, match="did you mean 'novel'"):  # what fails in every trial fails at once
+        search(tmp_path / "none", tiny(evaluate=("novell",)))
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_command(tmp_path, capsys, engine, monkeypatch):
+    ph.config.save(tiny(), tmp_path / "run.json")
+    command = ["tune", str(tmp_path / "run.json"), "--train.lr=1e-4:1e-1:log", "--model.layers", "1,2", "--trials", "5"]
+    command += ["--train.weight-decay", "0.2", "--folder", str(tmp_path / "study"), "--workers", "1", "--prune"]
+    assert cli.main(command) == 0
+    said = capsys.readouterr()
+    assert "trial 4: done: validation r2" in said.err
+    (line,) = [line for line in said.out.splitlines() if line.startswith("train it again: ")]
+    assert "--train.weight-decay 0.2" in line
+    assert not {"--trials", "--folder", "--prune", "median", "--workers"} & set(line.split())
+    best = tune.status(tmp_path / "study").best
+    assert f"look at it: polyhead report {best.folder}" in said.out
+    runs: list[ph.Run] = []
+    monkeypatch.setattr("polyhead.cli.train.train", lambda found, **options: runs.extend(found) or 0)
+    assert cli.main(line.removeprefix("train it again: polyhead ").split()) == 0
+    assert best.folder.name == f"tiny-{ph.digest(runs[0])}"
+    started = len(engine.started)
+    assert cli.main([*command, "--status"]) == 0
+    assert cli.main(["tune", str(tmp_path / "run.json"), "--folder", str(tmp_path / "study"), "--status"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("Trials in") == 2
+    assert len(engine.started) == started
+    for line in [line for line in told.splitlines() if line.startswith("train it again: ")]:
+        assert cli.main(line.removeprefix("train it again: polyhead ").split()) == 0
+    assert [ph.digest(run) for run in runs] == [ph.digest(runs[0])] * 3
+    assert runs[2].folder != str(best.folder)
