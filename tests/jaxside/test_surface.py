@@ -143,7 +143,7 @@ def test_alone_it_imports_no_torch_and_keeps_what_is_sharded():
 @pytest.mark.usefixtures("small_tiles")
 def test_tiles_under_jit_and_vmap():
     """A batch of calls, of which one argument is shared; the scale is traced and learned."""
-    _, (q, k, v) = arrays("hyla", 5, 4)
+    _, (q, k, v) = arrays("hyla", 4, 5)
     many = jnp.stack([q, 2 * q, q - 1])
 
     def f(impl):

@@ -108,8 +108,8 @@ def test_maps_and_probes_of_every_layer(tmp_path: pathlib.Path) -> None:
 
 def test_maps_are_of_unseen_combinations_with_one_context() -> None:
     model, same = ph.Transformer(run_of("hyla").model), replace(TASK, inputs="fixed_context")
-    found = report_codes.code_maps(model, TASK, points=60)[0]
-    (codes, _), _ = ph.analysis.query_codes(model, same, "compositional", 60, seed=0, purpose="maps")
+    _, found = report_codes.code_maps(model, TASK, points=60)
+    (_, codes), _ = ph.analysis.query_codes(model, same, "compositional", 60, seed=0, purpose="maps")
     np.testing.assert_array_equal(found.codes, codes)
     function, *terms = (found.labels[name].tolist() for name in ("function", "term 1", "term 2"))
     pairs = list(zip(*terms, strict=True))
