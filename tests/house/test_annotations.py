@@ -23,9 +23,16 @@ def summed(x: Float[Tensor, "b t"], dim: int, parts: tuple = ()) -> Float[Tensor
     return x.sum(dim)
 
 
+@jaxtyping.jaxtyped(typechecker=beartype)
+def first(of: list[Float[Tensor, "b"]]) -> Float[Tensor, "b"]:
+    return of[0]
+
+
 def test_a_call_is_checked_unless_it_repeats_one():
     for _ in range(3):
-        assert summed(torch.ones(2, 3), 1).shape == (2,)
+        assert first([torch.ones(2)]).shape == summed(torch.ones(2, 3), 1).shape == (2,)
+        with pytest.raises(jaxtyping.TypeCheckError):
+            first([torch.ones(2, 1)])  # what lies in a list counts
         with pytest.raises(jaxtyping.TypeCheckError):
             summed(torch.ones(2, 3), 0)  # another value, by which the result is of another shape
         for wrong in (torch.ones(2, 3, 4), torch.ones(2, 3).long(), [1.0]):
@@ -44,16 +51,6 @@ def test_where_there_are_no_shapes_each_call_is_checked():
         for values, how in ((("3",), {}), ((3, "1"), {}), ((3,), {"by": "3"}), ((9,), {})):
             with pytest.raises(BeartypeCallHintViolation):
                 product(*values, **how)
-
-
-def test_what_lies_in_a_list_counts():
-    @jaxtyping.jaxtyped(typechecker=beartype)
-    def first(of: list[Float[Tensor, "b"]]) -> Float[Tensor, "b"]:
-        return of[0]
-
-    assert first([torch.ones(2)]).shape == first([torch.ones(2)]).shape == (2,)
-    with pytest.raises(jaxtyping.TypeCheckError):
-        first([torch.ones(2, 1)])
 
 
 @pytest.mark.parametrize(("compiled", "campaign"), [*itertools.product([False, True], repeat=2)])

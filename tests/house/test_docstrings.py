@@ -1,4 +1,5 @@
-"""The text of sources and documents: examples run, public names have docstrings, spelling is British."""
+"""The text of sources and documents: examples run, files say what they are for, spelling is British, and text is UTF-8
+on every machine."""
 
 import ast
 import doctest
@@ -8,6 +9,7 @@ import pathlib
 import re
 import tokenize
 
+import forked
 import pytest
 import torch
 from jaxtyping import Float
@@ -67,15 +69,6 @@ def docstrings(path):
     yield from walk(parsed(path), "")
 
 
-@pytest.mark.parametrize("public", ph.__all__)
-def test_public_names_say_what_they_are(public):
-    doc = (getattr(ph, public).__doc__ or "").strip()
-    # A dataclass without a docstring is given its signature as one, and a module inherits nn.Module's.
-    assert doc
-    assert not doc.startswith((f"{public}(", ">>>"))
-    assert doc != (torch.nn.Module.__doc__ or "").strip()
-
-
 def test_every_file_begins_with_what_it_is_for():
     assert not [name(path) for path in some(SOURCES) if not ast.get_docstring(parsed(path))]
 
@@ -132,3 +125,71 @@ def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
     namespace = scene(module, doc)
     for example in some(doctest.DocTestParser().get_examples(doc)):
         check_example(example, namespace, capsys)
+
+
+# ------------------------------------------------------------------------------------------------------------ encodings
+PLACES = ("src", "benchmarks", "examples", "docs", "packaging")
+OTHERS = ("os", "engine", "Image", "tarfile", "zipfile")
+"""Whose `open` is not of text."""
+
+
+CALLS = ("read_text", "write_text", "open", "run", "Popen", "check_output")
+
+
+def unencoded(source):
+    """Lines where text is read or written in the encoding of the machine."""
+    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
+        if getattr(call.func, "attr", getattr(call.func, "id", None)) not in CALLS:
+            continue  # before it is written out, which takes its time
+        owner, _, name = ast.unparse(call.func).rpartition(".")
+        named = {keyword.arg: keyword.value for keyword in call.keywords}
+        words = [*call.args, named.get("mode")]
+        binary = any(isinstance(word, ast.Constant) and word.value in ("rb", "wb", "ab", "r+b", "xb") for word in words)
+        text = (
+            name in CALLS[:2]
+            or (name == "open" and owner.rpartition(".")[2] not in OTHERS and not binary)
+            or (name in CALLS[3:] and "text" in named)
+        )
+        if text and "encoding" not in named:
+            yield call.lineno
+
+
+CODE = """path.read_text()
+(folder / 'a').write_text('x')
+open(path)
+path.open('a', buffering=1)
+open(path, mode='w')
+subprocess.run(['x'], text=True)
+path.read_text(encoding='utf-8')
+open(path, 'rb')
+self.path.open(mode='wb')
+os.open(path, os.O_RDONLY)
+self.engine.open(runs, folder)
+subprocess.run(['x'], check=True)
+"""
+
+
+def test_text_is_utf_8():
+    assert list(unencoded(CODE)) == [1, 2, 3, 4, 5, 6]
+    files = [path for place in PLACES for path in some((ROOT / place).rglob("*.py"))]
+    assert not [f"{path}:{line}" for path in files for line in unencoded(path.read_text(encoding="utf-8"))]
+
+
+COMMANDS = """
+import sys
+from polyhead.cli.verbs import main
+sys.stdout = open(1, "w", encoding="ascii", closefd=False)
+sys.stderr = open(2, "w", encoding="ascii", errors="backslashreplace", closefd=False)  # as Python opens it
+for line in sys.argv[1:]:
+    assert main(line.split()) == 0, line
+"""
+
+
+def test_output_survives_a_console_of_ascii(tmp_path):
+    """R\u00b2, frames of tables and the like come as they can."""
+    training = f"train fuzzy-hyla --train.steps 2 --train.batch_size 4 --train.eval_batches 1 --folder {tmp_path}/r"
+    lines = ("list recipes", "list figures", "list mechanisms", "train fuzzy-hyla --help", training)
+    code, said = forked.run(COMMANDS, *lines)
+    assert code == 0, said
+    assert said.isascii()
+    assert "fuzzy-hyla: 2 steps" in said

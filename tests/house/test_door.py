@@ -1,4 +1,5 @@
-"""The public names: type checkers see what exists, `dir` lists exactly these names, and old names give the new ones."""
+"""The public names: type checkers see what exists, `dir` lists exactly these names, old names give the new ones, and
+what is imported when."""
 
 import ast
 import importlib
@@ -24,17 +25,15 @@ def typed():
     }
 
 
-def test_a_type_checker_sees_what_is_there():
+def test_a_type_checker_sees_what_is_there_under_names_of_their_own():
     modules = {name: tuple(where.rsplit(".", 1)) for name, where in ph._MODULES.items()}
     heads = {row.config: ("polyhead.config.mechanisms", row.config) for row in ph.spec.MECHANISMS}
     assert typed() == ph._HOME | modules | heads
     assert dir(ph) == sorted(ph.__all__) == sorted(typed())
-
-
-@pytest.mark.parametrize("name", ph.__all__)
-def test_every_name_is_there(name):
-    module, attribute = typed()[name]
-    assert getattr(ph, name) is getattr(importlib.import_module(module), attribute, None) or name in ph._MODULES
+    for name, (module, attribute) in typed().items():
+        assert getattr(ph, name) is getattr(importlib.import_module(module), attribute, None) or name in ph._MODULES
+    classes = [name for name in ph.__all__ if name[0].isupper()]
+    assert len({name.lower() for name in classes}) == len(classes), "two that differ in case alone"
 
 
 DOORS = sorted({*ph._MODULES.values(), *(f"polyhead.{p.parent.name}" for p in SOURCE.parent.glob("[!_]*/__init__.py"))})
@@ -46,11 +45,6 @@ def test_a_public_module_lists_what_it_offers(door):
     module = pytest.importorskip(door, exc_type=ImportError)  # an extra may be missing
     assert dir(module) == sorted(module.__all__)
     assert all(hasattr(module, name) for name in module.__all__)
-
-
-def test_no_two_classes_differ_in_case_alone():
-    classes = [name for name in ph.__all__ if name[0].isupper()]
-    assert len({name.lower() for name in classes}) == len(classes)
 
 
 @pytest.mark.parametrize("old", ph._MOVED)
@@ -76,6 +70,56 @@ def test_a_layer_is_found_under_its_old_name_with_a_warning(module, old, new):
     assert old not in dir(ph)
     with pytest.raises(AttributeError, match="has no attribute 'Mpl'"):
         where.Mpl  # noqa: B018
+
+
+# Fresh processes, each step of which may load no more than it says.  JAX alone: jaxside/test_surface.py.
+WITHOUT_TORCH = """
+def without(what, *names):
+    assert not (found := {name.partition(".")[0] for name in sys.modules} & {*names}), (what, found)
+
+import sys, polyhead
+without("the package", "torch", "jax", "numpy", "sklearn", "plotly", "tyro", "yaml")
+from polyhead.cli import main
+assert main(["--help"]) == 0
+without("help", "torch", "jax", "numpy", "plotly", "sklearn")
+assert not (found := {"polyhead.spec.table", "importlib.metadata"} & {*sys.modules}), found
+import polyhead.config
+without("the configuration", "torch", "jax", "numpy", "yaml")
+"""
+WITH_TORCH = """
+import sys, torch
+before = set(sys.modules)
+
+def without(what, *names):
+    new = {name.partition(".")[0] for name in set(sys.modules) - before}
+    assert not (found := new & {*names}), (what, found)
+
+import polyhead.ops, einops._backends
+# Otherwise what einops learns in a compiled graph's first call would make that graph anew in its second.
+assert {kind.__name__ for kind in einops._backends._type2backend} == {"Parameter", "Tensor"}
+import polyhead as ph
+ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla
+ph.analysis, ph.compat.torch_mha
+drawn = "plotly", "matplotlib", "tyro", "rich", "tqdm", "pandas"
+without("layers", "sklearn", "scipy", "yaml", "transformers", *drawn)
+ph.tasks.FuzzyLogic()
+without("tasks", "sklearn", *drawn)
+import polyhead.train
+without("training", "wandb", "trackio", "tensorboard")
+import polyhead.plan, polyhead.scale.plan.estimate as new  # an old name of a module, and a function
+assert ph.plan is polyhead.plan is not new.plan
+try:
+    ph.plan(3)
+except (AttributeError, AssertionError, TypeError):
+    sys.exit(0)  # of the function: it was called with a number
+sys.exit("nothing was called")
+"""
+
+
+@pytest.mark.parametrize("code", [WITHOUT_TORCH, WITH_TORCH], ids=["without torch", "with torch"])
+def test_what_is_imported(code):
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 USER = """

@@ -15,10 +15,6 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 SMALL = {path.parent.name: json.loads(path.read_text()) for path in sorted((RESULTS / "small").glob("*/results.json"))}
 
 
-def test_the_main_ones_are_there():
-    assert {"table-a1", "table-a2", "fig-2c"} <= set(SMALL)
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_results_are_of_the_recipe(name):
     found = SMALL[name]
@@ -36,18 +32,29 @@ def test_results_are_of_the_recipe(name):
     assert all(run["digest"] in page for run in found["runs"])
 
 
+def section(page, title):
+    """The text of a page of results under a heading."""
+    parts = re.split(r"^## (.*)$", (RESULTS / page).read_text(), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[title]
+
+
+def table(text):
+    """The cells of the rows of its tables."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+
+
 def rounded(cell):
     """Its numbers, to three digits."""
     return [round(float(number) + 1e-12, 3) for number in re.findall(r"\d+\.\d+", cell)]
 
 
 def test_the_page_of_numbers_repeats_table_a1():
+    assert "table-a2" in SMALL
     by_model = {row[0]: (row[1], row[5]) for row in SMALL["table-a1"]["rows"]}
-    text = (RESULTS / "hyla.md").read_text().partition("## Table A1\n")[2]
+    shown = {row[0]: row for row in table(section("hyla.md", "Table A1"))}
     assert len(by_model) >= 15
     for model, (fuzzy, sraven) in list(by_model.items())[:15]:
-        cells = next(line for line in text.splitlines() if line.startswith(f"| {model} |")).split("|")
-        assert (rounded(cells[2]), rounded(cells[4])) == (rounded(fuzzy), rounded(sraven))
+        assert (rounded(shown[model][1]), rounded(shown[model][3])) == (rounded(fuzzy), rounded(sraven))
 
 
 DUAL = {
@@ -60,19 +67,17 @@ DUAL = {
 }
 
 
-@pytest.mark.parametrize("section", DUAL)
-def test_the_page_on_dual_attention_repeats_its_results(section):
+@pytest.mark.parametrize("title", DUAL)
+def test_the_page_on_dual_attention_repeats_its_results(title):
     """Every score in its tables is one of a run of that name; every difference it calls clear is of its page."""
-    parts = re.split(r"^## (.*)$", (RESULTS / "dual.md").read_text(), flags=re.M)
-    text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
-    rows = [row for name in DUAL[section] for row in SMALL[name]["rows"]]
-    tables = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    scores = [(row[0], cell) for row in tables for cell in row if "±" in cell]
+    text = section("dual.md", title)
+    rows = [row for name in DUAL[title] for row in SMALL[name]["rows"]]
+    scores = [(row[0], cell) for row in table(text) for cell in row if "±" in cell]
     assert len(scores) >= 5
     for label, cell in scores:
         of_that_name = [row for row in rows if label in row] or rows
         assert any(cell in row for row in of_that_name), (label, cell)
-    evidence = " ".join(verdict["evidence"] for name in DUAL[section] for verdict in SMALL[name]["verdicts"])
+    evidence = " ".join(verdict["evidence"] for name in DUAL[title] for verdict in SMALL[name]["verdicts"])
     prose = " ".join(line for line in text.splitlines() if line[:1] != "|")
     for claimed in re.findall(r"(?:clear|unclear|\*\*) \(\D*([+−][\d.]+ ± [\d.]+)", " ".join(prose.split())):
         assert claimed in evidence, claimed
@@ -126,31 +131,28 @@ HYLA = {
 }
 
 
-@pytest.mark.parametrize("section", HYLA)
-def test_the_page_of_numbers_repeats_its_figures(section):
+@pytest.mark.parametrize("title", HYLA)
+def test_the_page_of_numbers_repeats_its_figures(title):
     """Every row of scores is a row of a figure of the section, and so is the floor in its text."""
-    parts = re.split(r"^## (.*)$", (RESULTS / "hyla.md").read_text(), flags=re.M)
-    text = dict(zip(parts[1::2], parts[2::2], strict=True))[section]
-    known = [row[1:] for name in HYLA[section] for row in SMALL[name]["rows"]]
+    text = section("hyla.md", title)
+    known = [row[1:] for name in HYLA[title] for row in SMALL[name]["rows"]]
     scores = [re.findall(r"[\d.]+ ± [\d.]+", line) for line in text.splitlines() if line.startswith("| ")]
     assert sum(map(bool, scores)) >= 2
     for row in filter(None, scores):
         assert any(row == cells[: len(row)] for cells in known), row
-    notes = " ".join(note for name in HYLA[section] for note in SMALL[name]["notes"])
+    notes = " ".join(note for name in HYLA[title] for note in SMALL[name]["notes"])
     for floor in re.findall(r"known combinations alone ([\d.]+\d)", text):
         assert f"known combinations: {floor}" in notes
 
 
 def test_the_page_repeats_what_probes_read_without_training():
     found = json.loads((RESULTS / "probe_null.json").read_text())["verdicts"]
-    lines = [line.split("|")[1:-1] for line in (RESULTS / "hyla.md").read_text().splitlines() if ", layer " in line]
-    table = {
-        cells[0].strip(): [cell.strip().replace("−", "-") for cell in cells[1:]] for cells in lines if len(cells) == 5
-    }
-    assert len(table) == 8
+    rows = table((RESULTS / "hyla.md").read_text().replace("−", "-"))
+    shown = {place: cells for place, *cells in rows if ", layer " in place and len(cells) == 4}
+    assert len(shown) == 8
     for column, kind in enumerate(("a constant code", "untrained", "trained", "training")):
         parts = {part["name"].partition(" (")[0]: part for part in found[kind]["parts"]}
-        assert {place: float(cells[column].partition(" ")[0]) for place, cells in table.items()} == {
+        assert {place: float(cells[column].partition(" ")[0]) for place, cells in shown.items()} == {
             place: round(part["mean"], 3) for place, part in parts.items()
         }
     assert sum(part["outcome"] == "holds" for part in found["untrained"]["parts"]) == 6
@@ -160,12 +162,9 @@ def test_the_page_repeats_what_probes_read_without_training():
 
 def test_the_page_on_pooling_repeats_its_runs():
     found = json.loads((RESULTS / "pooling.json").read_text())["r2"]
-    text = (RESULTS / "pooling.md").read_text().replace("−", "-")
-    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")][
-        1:
-    ]
-    assert len(table) == len(found) / 2 == 4
-    for (name, *cells), model in zip(table, ("sum", "mean", "max", "query"), strict=True):
-        columns = [f"{split}, {length}" for length in (16, 32) for split in ("iid", "compositional")]
+    _, *rows = table((RESULTS / "pooling.md").read_text().replace("−", "-"))
+    assert len(rows) == len(found) / 2 == 4
+    columns = [f"{split}, {length}" for length in (16, 32) for split in ("iid", "compositional")]
+    for (name, *cells), model in zip(rows, ("sum", "mean", "max", "query"), strict=True):
         wanted = [", ".join(f"{found[f'{model}-{seed}'][column]['r2']:.2f}" for seed in (1, 2)) for column in columns]
         assert cells == wanted, name

@@ -41,12 +41,11 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.loads, self.links, self.places, self.tags = [], [], set(), set()
+        self.loads, self.links, self.places = [], [], set()
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         have = dict(attrs)
-        self.tags.add(tag)
         self.places |= {have[name] for name in ("id", "name") if have.get(name)}
         if tag == "link" and have.get("rel") not in ("canonical", "next", "prev", "index", "search"):
             self.loads.append(have["href"])
@@ -55,12 +54,6 @@ class Page(HTMLParser):
         if tag == "a" and have.get("href"):
             self.links.append(have["href"])
         self.loads += re.findall(r"url\(\s*['\"]?([^'\")]+)", have.get("style") or "")
-
-
-def pages(site):
-    """Path -> page, of all that Sphinx wrote."""
-    made = {path: Page(path.read_text()) for path in site.rglob("*.html") if "small" not in path.parts}
-    return {path: page for path, page in made.items() if "_static" not in path.parts}
 
 
 def elsewhere(address):
@@ -77,10 +70,10 @@ def test_the_site(tmp_path):
     code, said = sphinx(DOCS, site)
     assert not said
     assert code == 0
-    found = pages(site)
+    found = {path: Page(path.read_text()) for path in site.rglob("*.html") if not {"small", "_static"} & {*path.parts}}
     check_that_nothing_is_loaded_from_elsewhere(site, found)
     check_that_links_lead_somewhere(site, found)
-    check_the_formulas(site, found)
+    check_the_formulas(site)
     check_the_api(site, found)
     check_the_results(site)
 
@@ -107,13 +100,12 @@ def check_that_links_lead_somewhere(site, found):
     assert not lost
 
 
-def check_the_formulas(site, found):
+def check_the_formulas(site):
     for row in spec.MECHANISMS:
         page = site / "mechanisms" / f"{row.config.lower()}.html"
         text = page.read_text()
         assert text.count("<math ") >= len(facts_script()["tex"](row.equation))
         assert not re.search(r"\$\$|\\mathrm|\\sum|notranslate nohighlight", text), page
-    assert sum("math" in page.tags for page in found.values()) >= len(spec.MECHANISMS)
 
 
 def check_the_api(site, found):
@@ -145,7 +137,7 @@ TINY = """# ---
 # %% [markdown]
 # # A script
 #
-# With $a^2$.
+# With $k_s < a^2 + q_{t_1}$.
 
 # %%
 print("six", 2 * 3)
@@ -170,6 +162,7 @@ def test_a_script_is_a_page(tmp_path, execute):
     text = (tmp_path / "out" / "index.html").read_text()
     assert "<h1>A script" in text
     assert "<msup>" in text
+    assert text.count("<mspace") == text.count("<msub>") == 3  # every subscript stands low
     assert ("six 6" in text) == execute
     assert (".svg" in text) == execute
     assert "jupyter" not in text
@@ -186,21 +179,6 @@ def extension(name):
 @pytest.mark.parametrize("name", ["plain_docstrings", "percent", "site_links", "mathml"])
 def test_examples_of_the_extensions(name):
     assert doctest.testmod(extension(name)).failed == 0
-
-
-@needs_sphinx
-def test_every_subscript_stands_low():
-    nodes = importlib.import_module("docutils.nodes")
-    made = extension("mathml")._mathml(nodes.math("", r"k_s < \sum_h a_{hts}^2 + q_{t_1}"), block=True)
-    assert made.count("<mspace") == made.count("<msub>") == 3
-    assert "&lt;" in made
-    assert "xmlns" not in made
-
-
-def test_jax_signatures_name_an_array_once():
-    long = "(mask: Bool[jaxlib._jax.Array, '#t #s'] | Bool[ndarray, '#t #s'] | None = None, x: Float[ndarray, 'b'])"
-    short = "(mask: Bool[Array, '#t #s'] | None = None, x: Float[ndarray, 'b'])"
-    assert extension("plain_docstrings").shorter(long) == short
 
 
 def test_docstrings_keep_their_layout():
@@ -310,20 +288,25 @@ def definitions(path):
                     yield f"{node.name}.{child.name}", child
 
 
-def test_what_the_api_shows_says_what_it_is():
-    """Docstrings of every function, class and method there, read from the sources.
+def silent(found, names):
+    """Of definitions (file, name, node) those of `names` whose docstring does not say what they are.
 
     A method may be silent where its name says it all in this project (`forward`), or where the class it implements
     speaks for it.
     """
-    names = {name.rpartition(".")[2] for name, kind in SHOWN.items() if kind != "module"}
-    silent, spoken = [], {"forward", "extra_repr"}
-    found = [(path, *d) for path in sorted(PACKAGE.rglob("*.py")) for d in definitions(path)]
-    for _, name, node in found:
-        if name.partition(".")[0] in ("Task", "Codec", "Taps", "GroupTaps", "Mechanism") and ast.get_docstring(node):
-            spoken.add(name.partition(".")[2])
+    bases = ("Task.", "Codec.", "Taps.", "GroupTaps.", "Mechanism.")
+    spoken = {name.partition(".")[2] for _, name, node in found if name.startswith(bases) and ast.get_docstring(node)}
     for path, name, node in found:
         owner, _, method = name.partition(".")
-        if owner in names and not ast.get_docstring(node) and method not in spoken:
-            silent.append(f"{path.relative_to(PACKAGE)}: {name}")
-    assert not silent
+        says = not (ast.get_docstring(node) or ">>>").startswith(">>>") or method in {"forward", "extra_repr", *spoken}
+        if owner in names and not says and path.name != "writer.py":  # which has another function `digest`
+            yield name
+
+
+def test_what_the_api_shows_says_what_it_is(tmp_path):
+    """Docstrings of every function, class and method there, read from the sources."""
+    names = {name.rpartition(".")[2] for name, kind in SHOWN.items() if kind != "module"}
+    planted = tmp_path / "planted.py"
+    planted.write_text('class Hyla:\n    def f(self): ...\n    def forward(self): ...\ndef plan():\n    """>>> 1"""\n')
+    found = [(path, *d) for path in (*PACKAGE.rglob("*.py"), planted) for d in definitions(path)]
+    assert list(silent(found, names)) == ["Hyla", "Hyla.f", "plan"]

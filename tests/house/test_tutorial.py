@@ -9,23 +9,17 @@ import pytest
 DOCS = pathlib.Path(__file__).parents[2] / "docs"
 
 
-@pytest.fixture
-def pictures(monkeypatch):
-    """The figures that are open, drawn to nowhere."""
+def test_the_tutorial(monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
     monkeypatch.setattr("matplotlib.rcParams", {**plt.rcParams})
     plt.switch_backend("agg")
     plt.close("all")
-    yield lambda: [plt.figure(number) for number in plt.get_fignums()]
-    plt.close("all")
-
-
-def test_the_tutorial(pictures, capsys):
     made = runpy.run_path(str(DOCS / "tutorial.py"))
     assert "(4, 576)" in capsys.readouterr().out  # correspondences of four features
     assert len(made["losses"]) == 60
-    drawn = pictures()
+    drawn = [plt.figure(number) for number in plt.get_fignums()]
+    plt.close("all")
     assert len(drawn) == 6
     assert all(axes.images or axes.texts for figure in drawn for axes in figure.axes)
 

@@ -35,6 +35,11 @@ if importlib.util.find_spec("jax") is not None:
             monkeypatch.setattr(jax.random, name, lambda *given, draw=draw: jax.numpy.asarray(draw(*given), float))
 
     @pytest.fixture
+    def small_tiles(monkeypatch):
+        """No size of a case is a multiple of these."""
+        monkeypatch.setattr("polyhead.jaxside.tiles.TILE", 3)
+
+    @pytest.fixture
     def x64():
         with jax.enable_x64(True):
             yield

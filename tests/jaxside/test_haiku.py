@@ -6,6 +6,7 @@ import runpy
 
 import numpy as np
 import pytest
+from refusals import refusing
 
 jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 hk = pytest.importorskip("haiku", reason="dm-haiku is not installed")
@@ -14,33 +15,6 @@ jnp = jax.numpy
 EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "examples" / "haiku_attention.py"))
 MultiheadAttention = EXAMPLE["MultiheadAttention"]
 B, S, D, H = 2, 12, 64, 8
-
-SNIPPET = """
-bs = 2
-seq_len = 12
-d_model = 64
-num_heads = 8
-
-
-def test_mha(q, k, v, mask=None):
-    mha = MultiheadAttention(d_model, num_heads, name="mha")
-    return mha(q, k, v, mask)
-
-
-mha = hk.without_apply_rng(hk.transform(test_mha))
-
-# Example features as input
-q, k, v = jax.random.normal(next(rng_iter), (3, bs, seq_len, d_model))
-mask = jax.random.randint(rng, (bs, 1, seq_len), minval=0, maxval=2)
-
-# Initialize parameters of attention with random key and inputs
-params = mha.init(next(rng_iter), q, k, v, mask)
-
-# Apply attention with parameters on the inputs
-out, attn = mha.apply(params=params, q=q, k=k, v=v, mask=mask)
-print("Out", out.shape, "Attention", attn.shape)
-"""
-"""The tutorial's test of its class, word for word."""
 
 ours = hk.without_apply_rng(hk.transform(lambda *given: MultiheadAttention(D, H, name="mha")(*given)))
 
@@ -121,18 +95,6 @@ def test_masks_of_all_shapes_and_kinds_mean_what_they_mean_there():
         np.testing.assert_array_equal(np.broadcast_to(came[:, 0], (B, S, S)), np.broadcast_to(mask != 0, (B, S, S)))
 
 
-def test_the_snippet_of_the_tutorial_runs(capsys):
-    rng = jax.random.PRNGKey(0)
-    scope = {"hk": hk, "jax": jax, "MultiheadAttention": MultiheadAttention, "rng": rng, "rng_iter": hk.PRNGSequence(1)}
-    exec(SNIPPET, scope)
-    assert capsys.readouterr().out == "Out (2, 12, 64) Attention (2, 8, 12, 12)\n"
-    assert {n: {p: x.shape for p, x in e.items()} for n, e in scope["params"].items()} == {
-        n: {p: x.shape for p, x in e.items()} for n, e in tree().items()
-    }
-    assert scope["mask"].any(-1).all()
-    close([scope["out"], scope["attn"]], theirs(*(scope[n] for n in ("params", "q", "k", "v", "mask"))))
-
-
 def test_a_query_that_may_look_nowhere_gets_the_output_bias_alone_and_no_gradient():
     """The tutorial's module gives it the mean of all values."""
     params, (q, k, v) = tree(), drawn(3, B, S, D, seed=5)
@@ -161,34 +123,32 @@ def test_dimensions_between_batch_and_sequence_are_honoured():
             close([out[:, i], attention[:, i]], theirs(params, q[:, i], other[:, i], other[:, i], rows))
 
 
+X = drawn(B, S, D)
+WHOSE = "q, k, v must be (B, ..., S, 64) but are ("
+
+
 @pytest.mark.parametrize(
-    ("mask", "said"),
+    ("said", "given"),
     [
-        (np.ones((S, S), int), r"mask must be \(B\|1, 1\|S, keys\) .* but has shape \(12, 12\)"),
-        (np.ones((H, S, S), int), r"mask must be .* but has shape \(8, 12, 12\)"),  # not one per head
-        (np.ones((B, S), bool), r"mask must be .* but has shape \(2, 12\)"),
-        (np.ones((B, 1, S, S), bool), r"mask must be .* but has shape \(2, 1, 12, 12\)"),
-        (np.ones((B, 1, 1), bool), r"mask must name all 12 keys but has shape \(2, 1, 1\)"),
-        (np.zeros((B, 1, S), np.float32), r"mask must be boolean or of integers but is float32"),
+        ("mask must be (B|1, 1|S, keys) ", (X, X, X, np.ones((S, S), int))),
+        ("but has shape (8, 12, 12)", (X, X, X, np.ones((H, S, S), int))),  # not one per head
+        ("but has shape (8, 8)", (X[:, :H], X[:, :H], X[:, :H], np.tril(np.ones((H, H), int)))),  # nor here
+        ("but has shape (2, 1, 12, 12)", (X, X, X, np.ones((B, 1, S, S), bool))),
+        ("mask must name all 12 keys but has shape (2, 1, 1)", (X, X, X, np.ones((B, 1, 1), bool))),
+        ("mask must be boolean or of integers but is float32", (X, X, X, np.zeros((B, 1, S), np.float32))),
+        (WHOSE, (X[0], X[0], X[0])),
+        (WHOSE, (X, X[:1], X[:1])),
+        (WHOSE, (X, X, X[:, :3])),
     ],
 )
-def test_a_mask_that_would_be_read_wrongly_is_an_error(mask, said):
-    with pytest.raises(ValueError, match=f"^MultiheadAttention: {said}") as error:
-        ours.apply(tree(), *drawn(3, B, S, D), mask)
-    assert "\n" not in str(error.value)
+def test_what_would_be_read_wrongly_is_an_error(said, given):
+    with refusing(said):
+        ours.apply(tree(), *given)
 
 
-def test_other_mistakes_are_one_line():
-    params, x = tree(), drawn(B, S, D)
-    square = np.tril(np.ones((H, H), int))  # the tutorial's module would take its rows as heads
-    with pytest.raises(ValueError, match=r"^MultiheadAttention: mask must be .* but has shape \(8, 8\)$"):
-        ours.apply(params, x[:, :H], x[:, :H], x[:, :H], square)
-    for given in ((x[0], x[0], x[0]), (x, x[:1], x[:1]), (x, x, x[:, :3])):
-        with pytest.raises(ValueError, match=r"^MultiheadAttention: q, k, v must be \(B, \.\.\., S, 64\) but are \("):
-            ours.apply(params, *given)
-    odd = hk.transform(lambda x: MultiheadAttention(64, 7)(x, x, x))
-    with pytest.raises(ValueError, match=r"^MultiheadAttention: num_heads must divide d_model 64 but is 7$"):
-        odd.init(jax.random.key(0), x)
+def test_heads_divide_the_width():
+    with refusing("MultiheadAttention: num_heads must divide d_model 64 but is 7"):
+        hk.transform(lambda x: MultiheadAttention(64, 7)(x, x, x)).init(jax.random.key(0), X)
 
 
 def test_the_example_runs(capsys):

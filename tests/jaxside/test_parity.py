@@ -18,14 +18,11 @@ jnp = jax.numpy
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
 from polyhead.jaxside.call import AttentionCall  # noqa: E402
-from polyhead.ops.dispatch import PUBLIC, resolve  # noqa: E402
+from polyhead.ops.dispatch import PUBLIC, TENSORS, resolve  # noqa: E402
 
 OPS = {name: op for op, name in PUBLIC.items()}
-SIZES, BIASES, MASKS = (
-    [(7, 4), (5, 5), (1, 6), (4, 9)],
-    (None, "offset", "dense", "per_sample"),
-    (None, "rows", "keys", "plane"),
-)
+SIZES = [(7, 4), (5, 5), (1, 6), (4, 9)]
+BIASES, MASKS = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane")
 LIMITS = [(None, None), (2, None), (None, (0, 2, 2, 5)), (None, None), (3, (0, 1, 5))]
 """Window, and edges of packed sequences in a single sample."""
 
@@ -58,27 +55,6 @@ def here(x):
     return jnp.asarray(x.detach().numpy()) if isinstance(x, torch.Tensor) else x
 
 
-def problem(op, case, n, dtype=torch.float64):
-    """Arguments, options and the gradient of the output."""
-    torch.manual_seed(n)
-    t, s = case.size
-    how = {"bias": case.bias, "mask": case.mask, "causal": case.causal, "window": case.window, "edges": case.edges}
-    qkv, options = make_problem(t, s, keep=case.keep, g=(2, 4, 1)[n % 3], dtype=dtype, **how)
-    row = spec.mechanism(op)
-    tensors = make_arguments(OPS[op], qkv, offset=row.reads_symbols and n % 2 == 0, symmetric=n % 3 == 0)
-    if row.optional and n % 2:
-        options["value_weight"] = torch.randn(4, 5, 5, dtype=dtype, requires_grad=True)
-    if n % 5 == 0:
-        options["scale"] = 0.3
-    return tensors, options, torch.randn(*qkv[0].shape[:3], 5, dtype=dtype)
-
-
-def theirs(op, tensors, options, cotangent):
-    out = resolve(OPS[op], "reference")(*tensors, **options)
-    leaves = [*tensors, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
-    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
-
-
 def ours(op, impl, tensors, options, cotangent):
     """The same in JAX; `symmetric` relations are one array twice, whose gradient is a sum."""
     learned = {n: here(x) for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
@@ -99,25 +75,31 @@ def ours(op, impl, tensors, options, cotangent):
     return [np.asarray(x) for x in (out, *(arrays[i] for i in place), *learned.values())]
 
 
-def compare(came, wanted, tolerance, where):
-    assert len(came) == len(wanted) > 0
-    for x, y in zip(came, wanted, strict=True):
-        y = y.numpy()
-        assert x.dtype == y.dtype
-        assert x.shape == y.shape
-        off = np.abs(x - y).max() / max(1.0, np.abs(y).max())
-        assert off <= tolerance, f"{where}: {off}"
-
-
 def check(op, impl, case, n, variant, dtype=torch.float64):
-    tensors, options, cotangent = problem(op, case, n, dtype)
+    """Output and gradients of an impl are those of the reference of ops."""
+    torch.manual_seed(n)
+    t, s = case.size
+    limits = {name: getattr(case, name) for name in ("bias", "mask", "causal", "window", "edges", "keep")}
+    qkv, options = make_problem(t, s, g=(2, 4, 1)[n % 3], dtype=dtype, **limits)
+    row = spec.mechanism(op)
+    tensors = make_arguments(OPS[op], qkv, offset=row.reads_symbols and n % 2 == 0, symmetric=n % 3 == 0)
+    if row.optional and n % 2:
+        options["value_weight"] = torch.randn(4, 5, 5, dtype=dtype, requires_grad=True)
+    if n % 5 == 0:
+        options["scale"] = 0.3
     options |= variant
+    out = resolve(OPS[op], "reference")(*tensors, **options)
+    leaves = [*tensors, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
+    cotangent = torch.randn(out.shape, dtype=dtype)
     came = ours(op, impl, tensors, options, cotangent)
-    compare(came, theirs(op, tensors, options, cotangent), TOLERANCE[dtype], f"{case} {variant} {n}")
+    wanted = [x.numpy() for x in (out.detach(), *torch.autograd.grad(out, leaves, cotangent))]
+    for x, y in zip(came, wanted, strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert np.abs(x - y).max() <= TOLERANCE[dtype] * max(1.0, np.abs(y).max()), f"{case} {variant} {n}"
     if case.mask == "rows":
-        assert (came[0][0, case.size[0] // 2] == 0).all()
+        assert (came[0][0, t // 2] == 0).all()
     if case.mask == "plane":
-        assert (came[0][:, case.size[0] // 2] == 0).all()
+        assert (came[0][:, t // 2] == 0).all()
 
 
 @pytest.mark.usefixtures("x64")
@@ -130,53 +112,23 @@ def test_references_agree(op, half):
         check(op, "reference", case, n, variant)
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_references_agree_in_float32(op):
-    for n, (case, variant) in some(list(enumerate(cases(op)))[1::8]):
-        check(op, "reference", case, n, variant, torch.float32)
-
-
-TILES = {
-    "hyla": [
-        ({"normalise": "rms_heads", "act": "relu"}, ((7, 4), "offset", "rows", True, True, None, None)),
-        ({"normalise": "softmax", "act": "gelu"}, ((7, 4), "per_sample", "keys", False, True, None, None)),
-        ({"normalise": "identity", "act": "identity"}, ((4, 9), None, None, True, False, None, None)),
-        ({"normalise": "softmax_rms_heads", "act": "silu"}, ((5, 5), "dense", "plane", True, False, 2, (0, 2, 5))),
-        ({"normalise": "softmax_heads", "act": "gelu_tanh"}, ((1, 6), "offset", None, False, True, 3, None)),
-    ],
-    "relational_attention": [
-        ({"relation_act": "softmax"}, ((7, 4), "offset", "rows", True, True, None, None)),
-        ({"relation_act": "identity"}, ((5, 5), None, "keys", True, False, None, (0, 2, 2, 5))),
-    ],
-    "disentangled_attention": [({"relation_act": "softmax"}, ((7, 4), None, "rows", False, True, None, None))],
-    "abstractor_attention": [
-        ({"act": "sigmoid"}, ((7, 4), "dense", "rows", True, True, None, None)),
-        ({"act": "softmax"}, ((1, 6), None, "keys", False, False, None, None)),
-    ],
-    "softmax_attention": [({}, ((7, 4), "offset", "rows", True, True, None, None))],
-    "linear_attention": [
-        ({"normalise": "identity", "act": "relu"}, ((5, 5), "dense", "plane", True, False, None, None))
-    ],
-    "pooled_attention": [
-        ({"pool": "max", "act": "silu"}, ((7, 4), "offset", "rows", True, True, None, None)),
-        ({"pool": "mean", "network": "query"}, ((4, 9), "dense", "rows", True, False, 3, None)),
-    ],
+TILED = {
+    "softmax_attention": (0, 3),
+    "linear_attention": (2,),
+    "hyla": (0, 1, 2, 3, 4),
+    "relational_attention": (6, 7),
+    "disentangled_attention": (7,),
+    "abstractor_attention": (2, 7),
+    "pooled_attention": (3, 5),
 }
-"""Options of an op; size, bias, mask, causal, keep, window and edges of a case."""
+"""Numbers of an op's cases: together all biases, masks and limits, and every softmax over keys."""
 
 
-@pytest.fixture
-def _small_tiles(monkeypatch):
-    """No size of the grid is a multiple of these."""
-    monkeypatch.setattr(tiles, "TILE", 3)
-
-
-@pytest.mark.usefixtures("_small_tiles", "x64")
-@pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in range(len(TILES[op]))])
+@pytest.mark.usefixtures("small_tiles", "x64")
+@pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in TILED[op]])
 def test_tiles_agree(op, n):
-    variant, case = TILES[op][n]
-    names = ("size", "bias", "mask", "causal", "keep", "window", "edges")
-    check(op, "blocked", types.SimpleNamespace(**dict(zip(names, case, strict=True))), n, variant)
+    case, variant = list(cases(op))[n]
+    check(op, "blocked", case, n, variant)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -197,3 +149,89 @@ def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
 def test_the_attention_of_jax_agrees(op, n):
     case, _ = list(cases(op))[n % 6]
     check(op, "sdpa", types.SimpleNamespace(**{**vars(case), "keep": False}), n, {}, torch.float32)
+
+
+# --------------------------------------------------------------------------------- the rules of tests/ops/test_rules.py
+IMPLS = [(op, impl) for op in OPS for impl in ("reference", "blocked", "sdpa") if impl != "sdpa" or op[:7] == "softmax"]
+SENDERS = ("k", "v", "k_rel", "symbols")
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("op", "impl"), IMPLS)
+def test_what_is_hidden_counts_for_nothing(op, impl):
+    """Two keys of sample 0 are NaN behind a mask; of a bias by offset some are -inf, for query 0 of sample 0 all."""
+    torch.manual_seed(0)
+    qkv, options = make_problem(4, 5, mask="keys", bias="offset", dtype=torch.float32)
+    mask, bias = options["mask"], options["bias"].detach()
+    mask[0, ..., [1, 3]] = False
+    bias[:, 3:] = bias[0, 1] = -torch.inf
+    shown = torch.stack([bias[:, 3 - i : 8 - i] for i in range(4)], 1) > -torch.inf
+    hidden = ~mask[:, 0, 0, :, None, None]
+    given = list(zip(TENSORS[OPS[op]], make_arguments(OPS[op], qkv), strict=True))
+    spoilt, zeros = (
+        [x.masked_fill(hidden, fill) if name in SENDERS else x for name, x in given] for fill in (torch.nan, 0)
+    )
+    finite, cotangent = bias.masked_fill(bias == -torch.inf, 0).requires_grad_(), torch.randn(2, 4, 4, 5)
+    came = ours(op, impl, spoilt, {"bias": bias.requires_grad_(), "mask": mask}, cotangent)
+    wanted = ours(op, "reference", zeros, {"bias": finite, "mask": mask & shown}, cotangent)
+    for x, y in zip(came, wanted, strict=True):
+        assert np.abs(x - y).max() <= 1e-5
+    assert (came[0][:, 0] == 0).all()
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("fill", ["nan", "inf"])
+def test_what_every_query_sees_is_never_lost(op, fill):
+    """tests/ops/test_not_finite.py: tiles are NaN wherever the reference is, as every query sees every key."""
+    torch.manual_seed(0)
+    for i, name in enumerate(TENSORS[OPS[op]]):
+        tensors = make_arguments(OPS[op], make_problem(4, 5, dtype=torch.float32)[0])
+        tensors[i].detach().view(-1)[7] = float(fill)
+        came, wanted = (ours(op, impl, tensors, {}, torch.ones(2, 4, 4, 5)) for impl in ("blocked", "reference"))
+        found = [np.isnan(y) for y in wanted]
+        assert any(y.any() for y in found) or fill == "inf"
+        for x, y in zip(came, found, strict=True):
+            assert not np.isfinite(x[y]).any(), name
+
+
+@pytest.mark.parametrize(
+    ("op", "impl"), [("hyla", "blocked"), ("softmax_attention", "blocked"), ("softmax_attention", "sdpa")]
+)
+def test_nothing_comes_of_nothing(op, impl):
+    for b, t, s in (0, 3, 4), (2, 0, 3), (2, 3, 0):
+        tensors = make_problem(t, s, b=b, dtype=torch.float32)[0]
+        for bias in ({}, {"bias": torch.ones(4, t + s - 1, requires_grad=True)}):
+            out, *grads = ours(op, impl, tensors, bias, torch.ones(b, t, 4, 5))
+            assert out.shape == (b, t, 4, 5)
+            assert (out == 0).all()
+            assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, tensors, strict=False))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_tiles_refuse_forward_mode_and_references_know_it():
+    q, k, v = (x.detach().numpy() for x in make_problem(4, 4, dtype=torch.float32)[0])
+    with pytest.raises(TypeError, match="can't apply forward-mode"):
+        jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="blocked"), (q,), (q,))
+    jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="reference"), (q,), (q,))
+
+
+@pytest.mark.parametrize("what", ["code", "relations", "textbook"])
+def test_codes_and_the_textbook_know_nothing_of_hidden_keys(what):
+    mask = np.array([True, True, False, True])
+    q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 2, 3)).astype(np.float32)
+
+    def run(q, k):
+        if what == "code":
+            return jaxside.latent_code(q, k, normalise="rms_heads", mask=mask)
+        if what == "relations":
+            return jaxside.relations(q, k, relation_act="softmax", mask=mask)
+        return jaxside.scaled_dot_product_attention(q[:, :, 0], k[:, :, 0], k[:, :, 0], mask[None])
+
+    found = []
+    for fill in (np.nan, 0):
+        spoilt = np.where(mask[:, None, None], k, np.float32(fill))
+        out, pull = jax.vjp(run, q, spoilt)
+        found.append([out, *pull(np.ones_like(out))])
+    for x, y in zip(*found, strict=True):
+        np.testing.assert_array_equal(x, y)

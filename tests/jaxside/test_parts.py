@@ -65,11 +65,6 @@ PARTS = {
 """A function of a side, its way to make an array, and arrays of these shapes."""
 
 
-def drawn(dtype):
-    draw = np.random.default_rng(0).standard_normal
-    return {name: [draw(shape).astype(dtype) for shape in shapes] for name, (_, *shapes) in PARTS.items()}
-
-
 @jax.jit
 def ours(given):
     """Results and gradients of all parts: one program."""
@@ -84,7 +79,8 @@ def ours(given):
 @pytest.mark.parametrize("bits", [64, 32])
 def test_parts_equal_those_of_pytorch(bits):
     dtype, tolerance = (np.float64, 1e-12) if bits == 64 else (np.float32, 2e-6)
-    given = drawn(dtype)
+    draw = np.random.default_rng(0).standard_normal
+    given = {name: [draw(shape).astype(dtype) for shape in shapes] for name, (_, *shapes) in PARTS.items()}
     with jax.enable_x64(bits == 64):
         came = jax.tree.map(np.asarray, ours(given))
     for name, arrays in given.items():

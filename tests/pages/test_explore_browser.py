@@ -106,7 +106,6 @@ def test_pointing_shows_the_codes_of_the_reference(browser: Any, shown_model: An
     check_nearest(seen, cosines(heads_of(layers[0]), 7, 7))
     assert not seen.page.locator("#symbolic").is_visible()
     assert seen.fine()
-    seen.page.close()
 
 
 def test_colours_show_what_a_token_reads(browser: Any, shown_model: Any) -> None:
@@ -138,7 +137,6 @@ def test_colours_show_what_a_token_reads(browser: Any, shown_model: Any) -> None
     picked = seen.page.evaluate("['layer', 'paint'].map(id => document.getElementById(id).value)")
     assert picked == ["0", "head 3"]
     assert seen.fine()
-    seen.page.close()
 
 
 def test_pinning_and_keys(browser: Any, shown_model: Any) -> None:
@@ -170,7 +168,6 @@ def test_pinning_and_keys(browser: Any, shown_model: Any) -> None:
     assert [int(n) for n in re.findall(r"#(\d+)", seen.pair())] == [last, last - 1]
     check_pair(seen, layers, last - 1, last - 2)
     assert seen.fine()
-    seen.page.close()
 
 
 def test_what_a_window_hides_is_not_shown_as_zero(browser: Any, tmp_path: pathlib.Path) -> None:
@@ -195,20 +192,12 @@ def test_what_a_window_hides_is_not_shown_as_zero(browser: Any, tmp_path: pathli
     assert seen.found("nearest") == []
     assert "not visible" in seen.page.locator("#about").inner_text()
     assert seen.fine()
-    seen.page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
 def test_text_stays_text(browser: Any, tmp_path: pathlib.Path, width: int, scheme: str) -> None:
     """Whole tags as tokens, wherever tokens are shown: in the text, the pair, and both lists."""
-    tags = [
-        "<script>window.hacked=1</script>",
-        "<img src=x onerror='window.hacked=2'>",
-        " &amp;",
-        "\n",
-        "\t</code>",
-        "é",
-    ]
+    tags = ["<script>hacked=1</script>", "<img src=x onerror='hacked=2'>", " &amp;", "\n", "\t</code>", "é"]
     ids = torch.arange(6)[None]
     taps = capture(model_of((ph.Hyla(4),), DUAL), Batch(ids, ids, None, torch.ones(1, 6), {}))
     seen = Seen(
@@ -228,4 +217,3 @@ def test_text_stays_text(browser: Any, tmp_path: pathlib.Path, width: int, schem
     dark = seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(21, 25, 30)"
     assert dark == (scheme == "dark")
     assert seen.fine()
-    seen.page.close()

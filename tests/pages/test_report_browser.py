@@ -65,7 +65,6 @@ def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_fil
     page.wait_for_function("() => document.querySelectorAll('.plot:not(.js-plotly-plot)').length === 0", timeout=60_000)
     assert undrawn(page) == []
     assert one.fine()
-    page.close()
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +114,6 @@ def test_a_reader_chooses_what_to_look_at(browser: Any, games_file: pathlib.Path
     assert len(page.evaluate(LOOK)["z"]) == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert one.fine()
-    page.close()
 
 
 def test_sraven_on_a_phone(browser: Any, tmp_path: pathlib.Path) -> None:
@@ -126,7 +124,6 @@ def test_sraven_on_a_phone(browser: Any, tmp_path: pathlib.Path) -> None:
     assert undrawn(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
     assert one.fine()
-    page.close()
 
 
 @pytest.mark.parametrize("width", [1280, 420])
@@ -141,7 +138,6 @@ def test_nothing_scrolls_sideways(browser: Any, page_file: pathlib.Path, width: 
     )
     assert wide == []
     assert one.fine()
-    page.close()
 
 
 def test_switch_between_tsne_and_pca(browser: Any, page_file: pathlib.Path) -> None:
@@ -155,7 +151,6 @@ def test_switch_between_tsne_and_pca(browser: Any, page_file: pathlib.Path) -> N
     assert tsne != pca
     assert page.evaluate(first) == tsne
     assert one.fine()
-    page.close()
 
 
 def test_dark_theme_changes_paper_and_figures(browser: Any, page_file: pathlib.Path) -> None:
@@ -171,5 +166,3 @@ def test_dark_theme_changes_paper_and_figures(browser: Any, page_file: pathlib.P
     dark.wait_for_function("() => document.querySelector('.plot').layout.font.color === '#24292f'", timeout=30_000)
     assert dark.evaluate(look) == light.evaluate(look)
     assert one.fine()
-    light.close()
-    dark.close()
