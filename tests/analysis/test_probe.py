@@ -1,6 +1,7 @@
 """Probes find the information in a code and nothing else; chance is the score without information."""
 
 import dataclasses
+import importlib
 import itertools
 import pathlib
 
@@ -10,8 +11,8 @@ import torch
 from refusals import refusing
 
 import polyhead as ph
-from polyhead.analysis import probe as run_probe, probe_model, probe_run, query_codes
-from polyhead.analysis.probe import _check_token, draws
+from polyhead.analysis import probe as run_probe, probe_model, probe_run, purity, query_codes
+from polyhead.analysis.probe import _check_token, clusters, draws
 from polyhead.models.build import build
 from polyhead.tasks import FuzzyLogic, Sraven
 
@@ -237,3 +238,20 @@ def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:
         result = run_probe(both, rules, train=slice(0, 300), test=slice(300, 600), seed=1)
         assert (row["f1"], row["chance"], row["classes"]) == (result.f1, result.chance, result.classes)
     assert (parts[0][1].latents["query_rules"][:, -1] == parts[0][1].latents["rules"][:, -1]).all()
+
+
+def test_clusters_follow_what_is_written_into_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes made of the rule in one layer and of the target value in the other, by hand."""
+    model = raven_model(ph.Linear(4))
+    _, batch = query_codes(model, RAVEN, "compositional", 200, purpose="maps")
+    value, rule = batch.targets[:, -1].numpy(), batch.latents["query_rules"][:, -1].numpy()
+    made = [np.eye(8)[value], np.eye(8)[rule]]
+    module = importlib.import_module("polyhead.analysis.probe")  # the package gives the function of that name
+    monkeypatch.setattr(module, "query_codes", lambda *_, **__: (made, batch))
+    rows = {(r["pairs"], r["layer"], r["target"]): r for r in clusters(model, RAVEN, sequences=200, neighbours=5)}
+    assert len(rows) == 2 * 2 * 2
+    assert rows["self", 0, "target value"]["purity"] == rows["self", 1, "rule"]["purity"] == 1.0
+    for layer, target, labels in ((0, "rule", rule), (1, "target value", value)):
+        row = rows["self", layer, target]
+        assert (row["purity"], row["chance"]) == purity(made[layer], labels, neighbours=5)
+        assert abs(row["purity"] - row["chance"]) < 0.1

@@ -199,11 +199,17 @@ def test_an_image_is_its_cells_in_their_colours():
 # ------------------------------------------------------------------------------------------ splits and streams
 def test_training_is_a_set_of_so_many_images_and_no_other_split_shows_them():
     task = RelationalGames("same", examples=12_000)  # so many of class 1 that chance would repeat and show some
-    pool = {tuple(grid) for grid in relational_games._pool(task, CPU)[0].tolist()}
+    drawn, labels = relational_games._pool(task, CPU)
+    first, second = drawn[drawn >= 0].view(-1, 2).T
+    assert ((first == second) == labels).all()  # those drawn again are of their class, too
+    pool = {tuple(grid) for grid in drawn.tolist()}
     assert len(pool) == 12_000
     for split in ("validation", "iid"):
-        shown = task.batch(split, 400, seed=0, step=0).latents
+        batch = task.batch(split, 400, seed=0, step=0)
+        shown = batch.latents
         grids = torch.where(shown["cells"], shown["shapes"] * len(COLOURS) + shown["colours"], -1)
+        first, second = grids[grids >= 0].view(-1, 2).T
+        assert ((first == second) == batch.targets[:, 0]).all()
         assert not pool & {tuple(grid) for grid in grids.tolist()}
 
 
