@@ -93,12 +93,6 @@ def test_ties_share_the_last_places() -> None:
     assert found == pytest.approx((0.75 + 1 + 1 + 0) / 4)
 
 
-def test_means_are_of_each_class() -> None:
-    classes, found = means(np.array([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]), np.array([5, 5, 2]))
-    assert classes.tolist() == [2, 5]
-    assert found.tolist() == [[9, 9], [2, 3]]
-
-
 def test_centred_similarity_is_of_what_classes_do_not_share() -> None:
     """Mean codes (5, 1), (5, -1), (5, 1), (5, -1): alike at first sight, opposites once the shared 5 is taken away."""
     codes, labels = np.array([[5.0, 1.0], [5.0, -1.0], [5.0, 1.0], [5.0, -1.0]]), np.arange(4)
