@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import zero_heads
@@ -51,8 +52,8 @@ def without(model: ph.Transformer, layer: int, head: int | None) -> None:
 )
 def test_rows_are_every_head_and_layer_of_every_mechanism(task: Task, heads: tuple) -> None:
     model = model_of(task, *heads)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    rows = zero_heads(model, task, sequences=40, seed=3)
+    rows = zero_heads(model.train(), task, sequences=40, seed=3)
+    assert model.training
     count = sum(group.heads for group in heads)
     places = [(None, None), *((layer, head) for layer in (0, 1) for head in (*range(count), None))]
     assert [(row["layer"], row["head"]) for row in rows] == places
@@ -62,7 +63,6 @@ def test_rows_are_every_head_and_layer_of_every_mechanism(task: Task, heads: tup
     assert rows[0]["se"] == pytest.approx(whole.std().item() / 40**0.5)
     assert all(row["drop"] == pytest.approx(rows[0]["score"] - row["score"], rel=1e-5, abs=1e-9) for row in rows)
     assert rows == zero_heads(model, task, sequences=40, seed=3)
-    assert all((value == before[name]).all() for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("heads", [(ph.Softmax(3),), (ph.Linear(3),), (ph.Softmax(1), ph.Linear(2))], ids=str)
@@ -70,8 +70,6 @@ def test_a_zeroed_head_is_a_head_without_output_weights(heads: tuple) -> None:
     """Where heads only add, the code of one may as well be kept and its output thrown away."""
     rows = zero_heads(model_of(FUZZY, *heads), FUZZY, sequences=600)
     whole = scores(model_of(FUZZY, *heads), FUZZY, 600)
-    every = [(layer, head) for layer in (0, 1) for head in (0, 1, 2, None)]
-    assert [(row["layer"], row["head"]) for row in rows[1:]] == every
     for row in rows[1:]:
         model = model_of(FUZZY, *heads)
         without(model, row["layer"], row["head"])
@@ -81,43 +79,9 @@ def test_a_zeroed_head_is_a_head_without_output_weights(heads: tuple) -> None:
         assert row["n"] == 600
 
 
-def test_in_hyla_a_zeroed_head_leaves_both_maps_of_the_value_network() -> None:
-    """Against a layer that multiplies the code of the pair by hand, and not against a head without output weights."""
-    model = model_of(FUZZY, ph.Hyla(3))
-    row = next(r for r in zero_heads(model, FUZZY, sequences=50) if (r["layer"], r["head"]) == (1, 2))
-    (batch,) = draws(FUZZY, "compositional", 50, seed=0, purpose="zero")
-    model.eval()
-    with torch.no_grad():
-        x = model.blocks[0](model.inputs(batch.inputs))
-        block = model.blocks[1]
-        layer, source = block.attention, block.norm1(x)
-        _, code = layer(source, return_code=True)
-        code = code * torch.tensor([1.0, 1.0, 0.0])[:, None, None]
-        v = layer.qkv(source)[..., layer.widths[0] + layer.widths[1] :].unflatten(-1, (3, -1))
-        hidden = torch.einsum("bhts,bshe->btse", code, v).relu()
-        x = x + layer.out(torch.einsum("bhts,btse->bthe", code, hidden).flatten(2))
-        x = x + block.feedforward(block.norm2(x))
-        values = FUZZY.metrics(model.outputs(model.norm(x)), batch)["r2"]
-    assert row["score"] == pytest.approx(values.double().mean().item(), rel=1e-4)
-    without(model, 1, 2)
-    assert row["score"] != pytest.approx(scores(model, FUZZY, 50).mean().item(), rel=1e-3)
-
-
-def test_the_model_is_left_as_it_was_found_and_drops_nothing_out() -> None:
-    model = model_of(FUZZY, ph.Linear(2)).train()
-    first = zero_heads(model, FUZZY, sequences=20)
-    assert model.training
-    assert first == zero_heads(model, FUZZY, sequences=20)
-
-
-@pytest.mark.parametrize(
-    ("task", "split", "sequences", "text"),
-    [
-        (FUZZY, "compositional", 1, "zero_heads: sequences must be at least 2 but is 1$"),
-        (FUZZY, "compositonal", 20, "FuzzyLogic: unknown split 'compositonal'; did you mean 'compositional'"),
-        (RAVEN, "novel", 20, "Sraven: unknown split 'novel'"),
-    ],
-)
-def test_mistakes(task: Task, split: str, sequences: int, text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{text}"):
-        zero_heads(model_of(task, ph.Linear(2)), task, split, sequences=sequences)
+def test_mistakes() -> None:
+    model = model_of(FUZZY, ph.Linear(2))
+    with refusing("zero_heads: sequences must be at least 2 but is 1"):
+        zero_heads(model, FUZZY, sequences=1)
+    with refusing("FuzzyLogic: unknown split 'compositonal'; did you mean 'compositional'"):
+        zero_heads(model, FUZZY, "compositonal")

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import pytest
 import torch
 
 from polyhead.analysis import class_name, targets, views
@@ -25,21 +24,6 @@ def test_every_latent_of_whole_numbers_has_a_name() -> None:
     }
 
 
-def test_of_sraven_the_last_tokens_rule_and_value() -> None:
-    task = Sraven(features=3, values=5)
-    batch = task.batch("compositional", 50, seed=0, step=0)
-    found = targets(batch)
-    assert list(found) == ["rule", "target value"]
-    order, rules = batch.latents["permutations"], batch.latents["rules"]
-    assert found["rule"].tolist() == [int(rules[b, order[b, 2, 2]]) for b in range(50)]
-    assert found["target value"].tolist() == batch.latents["panels"][:, 2, 2, 2].tolist()
-    assert (found["rule"] != rules[:, -1].numpy()).any()
-
-
-def test_targets_of_fuzzy_logic_are_its_terms_alone() -> None:
-    assert list(targets(FuzzyLogic().batch("iid", 4, seed=0, step=0))) == ["term 1", "term 2"]
-
-
 def test_the_views_of_a_task() -> None:
     fuzzy, raven = FuzzyLogic(), Sraven(features=2, values=5)
     assert views(fuzzy) == {"self": (fuzzy, ((-1, -1),))}
@@ -49,20 +33,9 @@ def test_the_views_of_a_task() -> None:
     panels = plain.batch("iid", 8, seed=0, step=0).latents["panels"]
     tokens = panels.flatten(1)
     assert tokens[:, [13, 15]].tolist() == panels[:, 2, :2, 1].tolist()
+    assert Sraven(features=3, grid=4).pairs["last_row"] == ((-1, 38), (-1, 41), (-1, 44))
 
 
-@pytest.mark.parametrize(
-    ("task", "target", "names"),
-    [
-        (
-            Sraven(),
-            "rule",
-            ["constant", "+1", "+2", "−1", "−2", "sum", "difference", "distribute-three"],
-        ),
-        (Sraven(features=2, grid=2), "rule", ["constant", "+1", "+2", "−1", "−2", "sum", "difference", "distribute"]),
-        (Sraven(), "target value", ["0", "1"]),
-        (FuzzyLogic(variables=3), "term 2", ["¬x₁¬x₂¬x₃", "¬x₁¬x₂x₃", "¬x₁x₂¬x₃", "¬x₁x₂x₃", "x₁¬x₂¬x₃"]),
-    ],
-)
-def test_names_of_classes(task: object, target: str, names: list[str]) -> None:
-    assert [class_name(task, target, i) for i in range(len(names))] == names
+def test_the_last_rule_has_a_name_by_the_size_of_the_grid() -> None:
+    names = [class_name(Sraven(features=2, grid=grid), "rule", 7) for grid in (2, 3)]
+    assert names == ["distribute", "distribute-three"]

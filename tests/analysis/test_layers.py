@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import codes, probe, probe_layers
@@ -52,21 +53,11 @@ def test_one_pair_has_one_label_per_sequence(batches):
 
 def test_mistakes(batches):
     taps, labels = split(batches)
-    for wrong, line in (
-        (
-            lambda: probe_layers(taps, labels, -1, -1),
-            "probe_layers: (24,) codes in batch 0 but labels of shape (24, 3)",
-        ),
-        (lambda: probe_layers([], [], -1, -1), "probe_layers: at least one batch was wanted but none came"),
-        (
-            lambda: probe_layers([taps[0], taps[1][:1]], labels, *PAIRS),
-            "probe_layers: 2 layers in batch 0 but 1 others in batch 1",
-        ),
-        (
-            lambda: probe_layers(taps, labels, *PAIRS, test=1.0),
-            "probe_layers: test must be a share between 0 and 1 but is 1.0",
-        ),
+    for given, share, line in (
+        ((taps, labels, -1, -1), 0.5, "probe_layers: (24,) codes in batch 0 but labels of shape (24, 3)"),
+        (([], [], -1, -1), 0.5, "probe_layers: at least one batch was wanted but none came"),
+        (([taps[0], taps[1][:1]], labels, *PAIRS), 0.5, "probe_layers: 2 layers in batch 0 but 1 others in batch 1"),
+        ((taps, labels, *PAIRS), 1.0, "probe_layers: test must be a share between 0 and 1 but is 1.0"),
     ):
-        with pytest.raises(ValueError, match=r"^probe_layers: ") as caught:
-            wrong()
-        assert str(caught.value) == line
+        with refusing(line):
+            probe_layers(*given, test=share)

@@ -4,14 +4,14 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import look
 from polyhead.analysis.relations import picture
 from polyhead.models.build import build
-from polyhead.tasks import KINDS, FuzzyLogic, Images, Maths, ObjectSorting, RelationalGames, SetCards
+from polyhead.tasks import FuzzyLogic, Images, Maths, ObjectSorting, RelationalGames, SetCards
 
 DUAL = (ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=6), relations=3))
 EASY = Maths(question=40, answer=8)
@@ -70,25 +70,6 @@ def test_attention_relations_and_symbols_are_those_of_the_equations():
     np.testing.assert_allclose(relational.assignments, wanted.detach(), atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_task_can_be_looked_at(kind: type[ph.Task]):
-    task = kind()
-    model, batch = model_of(task, layers=1, max_length=200), batch_of(task)
-    layers = look(model, batch, sample=-1, task=task)
-    wanted = ["layer 1"] if task.source is None else ["encoder 1", "decoder 1", "cross 1"]
-    assert [layer.name for layer in layers] == wanted
-    for layer in layers:
-        t, s = len(layer.receivers), len(layer.senders)
-        assert min(t, s) > 1
-        assert {group.attention.shape[1:] for group in layer.groups} == {(t, s)}
-        assert all(np.isfinite(group.attention).all() for group in layer.groups)
-        if layer.name != "cross 1":
-            relational = layer.groups[1]
-            assert relational.relations.shape == (3, t, s)
-            np.testing.assert_allclose(relational.assignments.sum(-1), np.ones((s, 4)), rtol=1e-5)
-    assert all(name == str(name) and name for layer in layers for name in (*layer.receivers, *layer.senders))
-
-
 def test_an_encoder_decoder_shows_the_characters_and_no_padding():
     model, batch = model_of(EASY, cross=(ph.Relational(4, symbols=ph.SymbolicAttention(count=6)),)), batch_of(EASY)
     layers = look(model, batch, sample=2, task=EASY)
@@ -113,10 +94,7 @@ def test_one_layer_and_the_others_mechanisms():
     assert found.name == every.name == "layer 2"
     disentangled, abstractor, hyla = found.groups
     np.testing.assert_allclose(disentangled.relations.sum(-1), np.ones((2, 6)), rtol=1e-5)
-    assert np.triu(disentangled.relations, 1).max() == 0
-    assert abstractor.relations is None
-    assert 0 < abstractor.attention[0, 5].min() < abstractor.attention[0, 5].max() < 1
-    assert hyla.assignments is None
+    assert abstractor.relations is hyla.assignments is None
     for a, b in zip(found.groups, every.groups, strict=True):
         np.testing.assert_array_equal(a.attention, b.attention)
     assert look(model, batch, task=task)[0].senders == ("1", "2", "3", "4", "5", "query")
@@ -180,11 +158,11 @@ def test_mistakes_are_one_line():
     task = RelationalGames()
     model, batch = model_of(task), batch_of(task)
     baseline = build(ph.CoRelNetConfig(*task.ends, dim=8))
-    for wrong, text in (
-        (lambda: look(model, batch, sample=3), r"look: sample must be an integer in \[-3, 3\) but is 3"),
-        (lambda: look(model, batch, layer=2), r"look: layer must be an integer in \[-2, 2\) but is 2"),
-        (lambda: picture(model, batch, sample=9), r"look: sample must be an integer in \[-3, 3\) but is 9"),
-        (lambda: look(baseline, batch), r"look: a model with attention was wanted but a CoRelNet came, without taps"),
+    for wrong, line in (
+        (lambda: look(model, batch, sample=3), "look: sample must be an integer in [-3, 3) but is 3"),
+        (lambda: look(model, batch, layer=2), "look: layer must be an integer in [-2, 2) but is 2"),
+        (lambda: picture(model, batch, sample=9), "look: sample must be an integer in [-3, 3) but is 9"),
+        (lambda: look(baseline, batch), "look: a model with attention was wanted but a CoRelNet came, without taps"),
     ):
-        with pytest.raises(ValueError, match=f"^{text}$"):
+        with refusing(line):
             wrong()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from refusals import refusing
 from sklearn.datasets import load_digits
 
 from polyhead import config
@@ -38,10 +39,9 @@ def shown(task, split, size):
     return task.batch(split, size, seed=0, step=0).latents["image"].tolist()
 
 
-def test_splits_share_no_image_lose_none_and_depend_on_their_seed():
+def test_splits_share_no_image_and_lose_none():
     found = {split: shown(STILL, split, n) for split, n in {"train": 1259, "validation": 179, "iid": 359}.items()}
     assert sorted(itertools.chain(*found.values())) == list(range(1797))
-    assert set(shown(Images(shift=0, split_seed=1), "iid", 359)) != set(found["iid"])
     sampled = STILL.sample("iid", 500, torch.Generator().manual_seed(0)).latents["image"].tolist()
     assert set(sampled) <= set(found["iid"])
 
@@ -100,9 +100,9 @@ def ways(image, original, most, flips=(False,)):
     return found
 
 
-@pytest.mark.parametrize("shift", [1, 2])
-def test_training_moves_by_up_to_shift_and_nothing_else_moves(shift):
-    task, known = Images(shift=shift), images_data.digits().pixels
+@pytest.mark.parametrize(("task", "shift"), [(Images(), 1), (Images(shift=2), 2)], ids=["usual", "asked"])
+def test_training_moves_by_up_to_shift_and_nothing_else_moves(task, shift):
+    known = images_data.digits().pixels
     batch = task.batch("train", 200, seed=0, step=0)
     pixels, plain = in_bytes(batch, 16), known[batch.latents["image"]]
     found = [ways(*pair, shift + 1) for pair in zip(pixels, plain, strict=True)]
@@ -112,20 +112,6 @@ def test_training_moves_by_up_to_shift_and_nothing_else_moves(shift):
     for split in ("validation", "iid"):
         batch = task.batch(split, 100, seed=0, step=0)
         assert torch.equal(in_bytes(batch, 16), known[batch.latents["image"]])
-
-
-def test_digits_move_by_a_pixel_and_are_not_mirrored_unless_asked():
-    usual, asked = (task.batch("train", 9, seed=0, step=0) for task in (Images(), Images(shift=1, flip=False)))
-    assert torch.equal(usual.inputs, asked.inputs)
-
-
-def test_training_mirrors_half_of_the_images():
-    batch = Images(shift=0, flip=True).batch("train", 400, seed=0, step=0)
-    plain = images_data.digits().pixels[batch.latents["image"]].float() * (2 / 16) - 1
-    same = (batch.inputs == plain).flatten(1).all(1)
-    mirrored = (batch.inputs == plain.flip(-1)).flatten(1).all(1)
-    assert (same | mirrored).all()
-    assert 160 < mirrored.sum() < 240
 
 
 # -------------------------------------------------------------------------------------------------------------- CIFAR
@@ -174,30 +160,29 @@ def test_cifar_is_cropped_and_mirrored_in_training_as_the_paper_has_it(tmp_path)
     for part in (0, 1):  # a way up loses the one pixel that tells left from right
         told = [{way[part] for way in some} for some in found]
         assert set().union(*(some for some in told if len(some) == 1)) == set(range(-4, 5))
-    assert {way[0][2] for way in found if len(way) == 1} == {False, True}
+    mirrored = [way[0][2] for way in found if len(way) == 1]
+    assert 0.35 < sum(mirrored) / len(mirrored) < 0.65
     plain = images_data.cifar("cifar10", str(tmp_path), "test").pixels
     batch = task.batch("iid", 30, seed=0, step=0)
     assert torch.equal(in_bytes(batch), plain[batch.latents["image"]])
 
 
 def test_files_that_are_no_cifar_are_one_line(tmp_path):
-    def refused(folder, *wanted):
-        images_data.cifar.cache_clear()
-        with pytest.raises(ValueError, match=r"^Images: [^\n]*$") as caught:
-            Images("cifar10", folder=str(folder)).batch("iid", 1, seed=0, step=0)
-        assert all(text in str(caught.value) for text in wanted)
+    def refused(wanted):
+        with refusing(wanted):
+            Images("cifar10", folder=str(tmp_path)).batch("iid", 1, seed=0, step=0)
 
     binary = "the binary version of cifar10 is wanted, cifar-10-batches-bin, unpacked"
-    refused(tmp_path / "nowhere", "test_batch.bin cannot be read (No such file or directory)", binary)
+    refused(f"test_batch.bin cannot be read (No such file or directory); {binary}")
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps({"data": [1]}))
-    refused(tmp_path, "the Python version is there, but its pickles could run code", binary)
+    refused(f"; the Python version is there, but its pickles could run code; {binary}")
     for content, wanted in (
         (b"\0" * 3074, "test_batch.bin has 3074 bytes, no multiple of 3073, a record"),
         (b"", "has 0 bytes"),
         (b"\x0a" + b"\0" * 3072, "has the label 10, but cifar10 has 10 classes"),
     ):
         (tmp_path / "test_batch.bin").write_bytes(content)
-        refused(tmp_path, wanted)
+        refused(wanted)
 
 
 # ------------------------------------------------------------------------------------------------------------ folders
@@ -228,9 +213,6 @@ def test_a_folder_of_classes(tmp_path):
         for i, pixels in enumerate(in_bytes(batch).long()):
             colour = torch.eye(3, dtype=torch.long)[label[i]] * (100 + number[i])
             assert (colour == pixels[:, 2:6, 2:6].flatten(1).T).all()  # the outermost pixels look beyond the square
-    grey = tmp_path / "train" / "cat" / "00.png"
-    Image.new("L", (8, 8), 51).save(grey)
-    assert (images_data.tree(str(tmp_path), "train", 8).read(torch.tensor([0])) == 51).all()
 
 
 @pytest.mark.parametrize(("suffix", "dtype"), [(".png", np.uint16), (".ppm", np.int32)])
@@ -262,9 +244,8 @@ def test_folders_that_do_not_fit_are_one_line(tmp_path):
     def refused(folder, wanted, split="iid"):
         images_data.tree.cache_clear()
         images._images.cache_clear()
-        with pytest.raises(ValueError, match=r"^Images: [^\n]*$") as caught:
+        with refusing(wanted):
             Images("folder", folder=str(folder), size=8, patch=4).batch(split, 50, seed=0, step=0)
-        assert wanted in str(caught.value)
 
     refused(tmp_path / "nowhere", "wanted are folder/train/CLASS/IMAGE")
     folder = write_tree(tmp_path)

@@ -9,10 +9,6 @@ from polyhead.tasks import ObjectSorting
 from polyhead.tasks.object_sorting import ranks
 
 
-def test_ranks_by_hand():
-    assert ranks(torch.tensor([[7, 2, 40, 9], [3, 1, 2, 0]])).tolist() == [[1, 0, 3, 2], [3, 1, 2, 0]]
-
-
 @pytest.mark.parametrize("objects", ["product", "random"])
 @pytest.mark.parametrize("split", ["train", "validation", "iid"])
 def test_targets_sort_the_vectors_that_are_read(objects, split):
@@ -48,10 +44,9 @@ def test_splits_share_no_sequence_and_training_is_a_set_of_so_many():
     task = ObjectSorting("random", length=2, examples=2000)  # of 4032
     train = set().union(*(sequences(task.batch("train", 3000, seed=s, step=0)) for s in range(9)))
     assert len(train) == 2000
+    assert any((b, a) in train for a, b in train)  # another order is another sequence
     for split in task.splits[1:]:
         assert not train & sequences(task.batch(split, 300, seed=0, step=0))
-    other = ObjectSorting("random", length=2, examples=2000, split_seed=1)
-    assert len(train & sequences(other.batch("train", 3000, seed=0, step=0))) < 1400
 
 
 def test_novel_vectors_are_off_by_noise():

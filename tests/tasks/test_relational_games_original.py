@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from refusals import refusing
 
 from polyhead.tasks import RelationalGames
 
@@ -37,7 +38,7 @@ def test_pixels_and_labels_are_those_of_the_file(folder, game):
         assert batch.latents == {}
 
 
-def test_splits_of_the_file_share_nothing(folder):
+def test_splits_of_the_file_share_nothing_and_repeat(folder):
     def seen(task, split):
         return set(numbers(task.batch(split, 400, seed=0, step=0)).tolist())
 
@@ -47,37 +48,31 @@ def test_splits_of_the_file_share_nothing(folder):
     assert len(train | validation | iid) == 40
     assert seen(RelationalGames(examples=10, split_seed=1, data="original", folder=folder), "train") != train
     assert seen(task, "novel_stripes") == set(range(40))
-
-
-def test_a_batch_of_the_file_is_a_function_of_seed_and_step(folder):
-    task = RelationalGames(examples=10, data="original", folder=folder)
     first, again, other = (numbers(task.batch("iid", 30, seed=0, step=step)).tolist() for step in (0, 0, 1))
     assert first == again != other
 
 
-def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
-    task = RelationalGames(examples=10, data="original")
-    for level in (0, 255):
-        place = tmp_path / str(level) / task.folder
-        place.mkdir(parents=True)
-        np.savez(place / "same_pentos.npz", images=np.full((40, 36, 36, 3), level, np.uint8), labels=np.arange(40) % 2)
-        monkeypatch.chdir(place.parent)
-        for split in ("train", "iid"):
-            assert (task.batch(split, 4, seed=0, step=0).inputs == level / 255).all()
+def test_a_relative_folder_is_that_of_the_working_directory(folder, monkeypatch):
+    task = RelationalGames(examples=10, data="original", folder=".")
+    monkeypatch.chdir(folder)
+    for split in ("train", "iid"):
+        task.batch(split, 4, seed=0, step=0)
+    monkeypatch.chdir("/")
+    for split in ("train", "iid"):
+        with refusing("/same_pentos.npz does not exist"):
+            task.batch(split, 4, seed=0, step=0)
 
 
 def test_files_that_cannot_be_used(folder, tmp_path):
-    def said(game="same", examples=10):
-        with pytest.raises(ValueError, match=r"^RelationalGames: ") as error:
+    def refused(wanted, game="xoccurs", examples=10):
+        with refusing(wanted):
             RelationalGames(game, examples=examples, data="original", folder=folder).batch("train", 2, seed=0, step=0)
-        assert "\n" not in str(error.value)
-        return str(error.value)
 
-    assert "examples must leave at least 3 of the 40 images in same_pentos.npz but is 38" in said(examples=38)
-    assert "occurs_pentos.npz does not exist" in said("occurs")
+    refused("examples must leave at least 3 of the 40 images in same_pentos.npz but is 38", "same", examples=38)
+    refused("occurs_pentos.npz does not exist", "occurs")
     path = tmp_path / "xoccurs_pentos.npz"
     path.write_bytes(b"not a zip file")
-    assert "no npz file" in said("xoccurs") or "cannot be read" in said("xoccurs")
+    refused("no npz file")
     images, labels = np.zeros((20, 36, 36, 3), dtype=np.uint8), np.zeros(20, dtype=np.int64)
     for wrong, text in (
         ({"images": images}, "has no array 'labels'"),
@@ -92,7 +87,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         ({"images": images, "labels": np.array([{}] * 20)}, "no npz file of plain arrays"),
     ):
         np.savez(path, **wrong, allow_pickle=True)
-        assert text in said("xoccurs"), text
+        refused(text)
     with path.open("wb") as file:
         np.save(file, images)
-    assert "no npz file of plain arrays" in said("xoccurs")
+    refused("no npz file of plain arrays")

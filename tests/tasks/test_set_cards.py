@@ -34,9 +34,7 @@ def test_no_triple_is_in_two_splits_and_half_are_sets():
         assert [by_hand([CARDS[i] for i in triple]) for triple in triples] == [False, True] * (size // 2)
     assert len(every) == sum(every.values()) == 2160
     assert {card for triple in task.triples("train").tolist() for card in triple} == set(range(81))
-    few = SetCards(examples=25).triples("train")
-    assert torch.equal(few, task.triples("train")[:25])
-    assert not torch.equal(few, SetCards(examples=25, split_seed=1).triples("train"))
+    assert torch.equal(SetCards(examples=25).triples("train"), task.triples("train")[:25])
 
 
 @pytest.mark.parametrize("split", SPLITS)

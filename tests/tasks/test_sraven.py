@@ -33,10 +33,7 @@ def test_what_a_batch_holds(setting, split):
     task = Sraven(**setting)
     batch = task.sample(split, 50, generator(3))
     check_whole(task, batch)
-    rules = batch.latents["rules"]
-    assert (rules.diff(dim=1) >= 0).all()
-    assert set(map(tuple, rules.tolist())) <= set(map(tuple, task.rules(split).tolist()))
-    assert task.length == len(batch.inputs[0])
+    assert set(map(tuple, batch.latents["rules"].tolist())) <= set(map(tuple, task.rules(split).tolist()))
     assert task.ends == (config.Vectors(task.values), config.Logits(task.values, bias=True))
 
 
@@ -77,13 +74,6 @@ def test_rules_and_permutations_are_uniform_and_independent():
     assert abs(((triples - mean) ** 2 / mean).mean() - 1) < 5 * (2 / 24**3) ** 0.5
 
 
-def test_pairs_are_the_papers_and_its_codes():
-    assert Sraven().pairs == {"self": ((-1, -1),), "last_row": ((-1, 27), (-1, 31))}
-    assert Sraven(features=2, values=5).pairs["last_row"] == ((-1, 13), (-1, 15))
-    assert Sraven(features=3, grid=4).pairs["last_row"] == ((-1, 38), (-1, 41), (-1, 44))
-
-
-# ------------------------------------------------------------------------------------------ streams
 # ------------------------------------------------------------------------------------------ rejection
 @pytest.mark.parametrize(("definition", "values"), [("code", 4), ("text", 4), ("text", 8)])
 @pytest.mark.parametrize("split", SPLITS)
@@ -118,27 +108,17 @@ def test_instances_of_given_rules():
 
 
 # ------------------------------------------------------------------------------------------ loss and metrics
-def test_loss_is_the_mean_cross_entropy_of_the_query_tokens():
-    task = Sraven()
-    batch = task.batch("train", 6, seed=0, step=0)
-    outputs = torch.randn(6, 36, 8, generator=generator())
-    logs = outputs.log_softmax(-1).gather(-1, batch.targets[..., None])[:, 32:]
-    outputs[:, :32] = float("nan")
-    outputs.requires_grad_()
-    loss = task.loss(outputs, batch)
-    torch.testing.assert_close(loss, -logs.mean())
-    loss.backward()
-    assert (outputs.grad[:, :32] == 0).all()
-    assert (outputs.grad[:, 32:] != 0).all()
 
 
-def test_accuracy_wants_all_features_and_feature_accuracy_counts_them():
+def test_scores_are_of_the_query_tokens_and_accuracy_wants_all_of_them():
     task = Sraven()
     batch = task.batch("train", 5, seed=0, step=0)
     outputs = torch.nn.functional.one_hot(batch.targets, 8).float()
     for b in range(5):  # b of the four are wrong
         outputs[b, 36 - b :] = outputs[b, 36 - b :].roll(1, dims=-1)
+    logs = outputs.log_softmax(-1).gather(-1, batch.targets[..., None])[:, 32:]
     outputs[:, :32] = float("nan")
+    torch.testing.assert_close(task.loss(outputs, batch), -logs.mean())
     found = task.metrics(outputs, batch)
     assert found["accuracy"].tolist() == [1, 0, 0, 0, 0]
     assert found["feature_accuracy"].tolist() == [1, 0.75, 0.5, 0.25, 0]

@@ -165,22 +165,6 @@ def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
     assert partial
 
 
-# ------------------------------------------------------------------------------------------ possible causes
-def test_causes_by_hand():
-    task = Sraven(features=2, values=3)
-    panels = panels_of(task, 60)
-    found = causes(panels, task)
-    for b, panel in enumerate(panels.tolist()):
-        count = 0
-        for second, third in itertools.product(itertools.permutations(range(2)), repeat=2):
-            features = [grid_of(panel, slots) for slots in zip((0, 1), second, third, strict=True)]
-            fits = [[obeys(grid, rule, values=3) for rule in range(8)] for grid in features]
-            count += sum(fits[0]) * sum(fits[1])
-        assert found[b] == count
-    assert found.min() == 1
-    assert found.max() > 1
-
-
 # ------------------------------------------------------------------------------------------ Table A2
 @pytest.mark.parametrize(
     ("values", "code", "text", "ceiling"),

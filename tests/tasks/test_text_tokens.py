@@ -9,7 +9,7 @@ import pytest
 from polyhead import config
 from polyhead.tasks import FuzzyLogic, Text
 from polyhead.tasks.text import tokens as text_tokens
-from polyhead.tasks.text.tokens import Bytes, Sentences, Subwords, Tiktoken, codec_of, existing, read, shown
+from polyhead.tasks.text.tokens import Bytes, Sentences, Subwords, Tiktoken, codec_of, existing, read
 
 ENGLISH = ["the cat sat on the mat and the hen sat on the hat; " * 4, "naïve café, the cat again\n\n\tand again"] * 3
 
@@ -34,7 +34,6 @@ def test_bytes_are_those_of_utf_8_and_any_text_comes_back():
     assert bytes(codec.encode(text)) == text.encode()
     assert codec.decode(codec.encode(text)) == text
     assert codec.encode_all(["a", "é"]) == [[97], [195, 169]]
-    assert codec.decode(codec.encode("é")[:1]) == "\N{REPLACEMENT CHARACTER}"
     assert (codec.count, codec.end, codec.digest) == (256, 0, "bytes")
     assert codec.decode(codec.encode("\udcff")) == "\N{REPLACEMENT CHARACTER}"  # how Python holds a stray byte
     pytest.importorskip("tokenizers")
@@ -58,7 +57,6 @@ def test_a_trained_encoding_is_a_function_of_its_text(trained):
 
 
 def test_pieces_are_what_a_person_reads(trained):
-    assert shown("a é\n\x00".encode() + b"\xff") == "a é\\n\\x00\\xff"
     assert Bytes().pieces([97, 10, 195]) == ["a", "\\n", "\\xc3"]
     tokens = trained.encode("the cat\n")
     assert "".join(trained.pieces(tokens)) == "the cat\\n"

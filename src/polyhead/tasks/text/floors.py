@@ -33,7 +33,7 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
     whole = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
     bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / corpus.rate(split)
     return {
-        "zlib": Score.of(torch.tensor(_zlib(whole))),
+        "zlib": Score.of(torch.tensor(_zlib(whole), dtype=torch.double)),
         "lzma": Score(8 * len(lzma.compress(whole, preset=9)) / len(whole), 0.0, 1),
         "unigram": Score.of(torch.tensor([part.mean() for part in _stretches(bits, task.length)])),
     }

@@ -1,0 +1,91 @@
+"""Which combinations, of terms or of rules, each split has: coverage, completeness, the original splits."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.fuzzy_logic import task as fuzzy_logic
+
+FUNCTIONS = [
+    *({"held_out": share, "split_seed": seed} for share in (0.3, 0.5, 0.7) for seed in range(8)),
+    *({"held_out": share, "split_seed": seed} for share in (0.85, 0.91) for seed in range(4)),  # 10 and 6 functions
+    {"variables": 3},
+    {"variables": 3, "unknown": 0.5, "held_out": 0.6},
+    {"variables": 5, "terms": 3, "held_out": 0.95},
+    {"variables": 5, "terms": 3, "held_out": 0.996},
+    {"variables": 5, "held_out": 11 / 276},  # times 276 a little less than 11
+    {"variables": 6, "terms": 2, "held_out": 0.9},
+]
+MULTISETS = [
+    *({"held_out": share, "split_seed": seed} for share in (0.1, 0.25, 0.5, 0.75, 0.95) for seed in range(4)),
+    *({"split": name, "split_seed": seed} for name in ("legacy", "partitionable") for seed in (0, 1, 2, 2024)),
+    {"features": 2, "values": 5},
+    *({"features": 2, "held_out": 0.7, "split_seed": seed} for seed in range(8)),  # two orders in three lack a rule
+    {"features": 3, "grid": 4},
+    {"features": 6},
+]
+
+
+def check(task, given, every):
+    """`every` combination is in training or held out, as many as asked, and training has all of their parts."""
+    found = {split: list(map(tuple, given(split).tolist())) for split in task.splits}
+    assert found["validation"] == found["iid"] == found["train"]
+    assert sorted(found["train"] + found["compositional"]) == every
+    assert len(found["compositional"]) == math.floor(task.held_out * len(every) + 1e-9)
+    assert set(itertools.chain(*found["train"])) == set(itertools.chain(*every))
+    assert given("train").dtype == torch.int64
+    return found
+
+
+@pytest.mark.parametrize("setting", FUNCTIONS, ids=str)
+def test_functions_of_fuzzy_logic(setting):
+    task = FuzzyLogic(**setting)
+    terms = 2**task.variables
+    known = terms - math.floor(task.unknown * terms)
+    found = check(task, task.functions, list(itertools.combinations(range(known), task.terms)))
+    assert task.splits == ("train", "validation", "iid", "compositional", "novel")
+    assert found["novel"] == list(itertools.combinations(range(known, terms), task.terms))
+
+
+@pytest.mark.parametrize("setting", MULTISETS, ids=str)
+def test_multisets_of_rules(setting):
+    task = Sraven(**setting)
+    check(task, task.rules, list(itertools.combinations_with_replacement(range(8), task.features)))
+    assert task.splits == ("train", "validation", "iid", "compositional")
+
+
+def test_one_feature_holds_out_rules_not_combinations():
+    task = Sraven(features=1, held_out=0.25)
+    assert task.splits == ("train", "validation", "iid", "novel")
+    known, unknown = (set(task.rules(split).flatten().tolist()) for split in ("iid", "novel"))
+    assert (len(known), len(unknown), known & unknown) == (6, 2, set())
+    batch = task.batch("novel", 500, seed=0, step=0)
+    assert set(batch.latents["rules"].flatten().tolist()) == unknown
+    assert (batch.inputs.shape, batch.scored.sum(1).unique().tolist()) == ((500, 9, 8), [1])
+
+
+def test_the_built_cover_holds_every_term_and_differs_by_seed(monkeypatch):
+    monkeypatch.setattr(fuzzy_logic, "TRIES", 0)
+    for seed, (known, terms, held_out) in itertools.product(range(20), [(12, 2, 0.9), (13, 2, 0.9), (24, 3, 0.996)]):
+        train, held = fuzzy_logic._split.__wrapped__(known, terms, held_out, "covered", seed)
+        assert sorted(train + held) == list(itertools.combinations(range(known), terms))
+        assert set(itertools.chain(*train)) == set(range(known))
+    seeds = {frozenset(fuzzy_logic._split.__wrapped__(12, 2, 0.9, "covered", seed)[0]) for seed in range(20)}
+    assert len(seeds) == 20
+
+
+@pytest.mark.parametrize("name", ["legacy", "partitionable"])
+@pytest.mark.parametrize("seed", [0, 1, 2, 2024])
+def test_the_original_codes_splits(fixtures, name, seed):
+    data = np.load(fixtures / "hyla_splits.npz")
+    for share in (0.3, 0.5, 0.7):
+        task, stem = FuzzyLogic(split=name, split_seed=seed, held_out=share), f"logic/{name}/seed{seed}/frac{share}"
+        for ours, theirs in (("train", "train"), ("iid", "train"), ("compositional", "test"), ("novel", "unknown")):
+            assert task.functions(ours).tolist() == data[f"{stem}/{theirs}"].tolist()
+    task = Sraven(split=name, split_seed=seed)
+    for ours, theirs in (("train", "train"), ("iid", "train"), ("compositional", "ood")):
+        assert task.rules(ours).tolist() == data[f"raven/{name}/seed{seed}/{theirs}"].tolist()
