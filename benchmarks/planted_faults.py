@@ -119,7 +119,7 @@ def noticed(fault: Fault, root: Path) -> str | None:
     folders = [root / "tests" / name for name in TESTS.get(area, (area,))]
     files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
     words = {*path.stem.split("_"), path.parent.name} - {"task", "reference"}
-    files.sort(key=lambda file: -len(words & {*file.stem.split("_")}))
+    files.sort(key=lambda file: -len(words & {*file.stem.split("_"), *file.parent.name.split("_")}))
     path.write_text(text.replace(fault.line, fault.after, 1), encoding="utf-8")
     try:
         done = subprocess.run(

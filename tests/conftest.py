@@ -20,7 +20,7 @@ import jaxtyping._import_hook as hook
 import pytest
 import torch
 import torch.utils._device
-from parity_measure import poisoned
+from parity.measure import poisoned
 
 gc.disable()  # until all is imported: the collector would walk over it again and again
 torch.set_num_threads(1)

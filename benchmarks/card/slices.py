@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-import bench_lm_step
-import bench_population
+import speed.lm_step
+import speed.population
 from card.case import DTYPES, Item, Setting, Shape, both, parity, rounding, tensors, timed
 from polyhead.ops.dispatch import resolve
 from polyhead.scale.population import training as population
@@ -168,7 +168,7 @@ def slice_4(setting: Setting) -> Iterator[Item]:
 
 def slice_5(setting: Setting) -> Iterator[Item]:
     """A whole training step; an op in a CUDA graph."""
-    size = dict(bench_lm_step.SMALLER if setting.dry else bench_lm_step.LARGE)
+    size = dict(speed.lm_step.SMALLER if setting.dry else speed.lm_step.LARGE)
     if setting.dry:
         size |= {"tokens": 16, "contexts": (16,), "layers": 1, "dim": 16, "heads": 2}
     for compile_, context in itertools.product((False,) if setting.dry else (False, True), size["contexts"]):
@@ -180,7 +180,7 @@ def slice_5(setting: Setting) -> Iterator[Item]:
 
 def step(context: int, size: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """HYLA heads beside softmax heads."""
-    return {"rows": bench_lm_step.measure(context, size, options)}
+    return {"rows": speed.lm_step.measure(context, size, options)}
 
 
 def graphed(setting: Setting) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def grown(kind: str, count: int, setting: Setting) -> dict[str, Any]:
     taken = []
     for step in steps:
         options.steps = step
-        runs = bench_population.members(kind, options)
+        runs = speed.population.members(kind, options)
         with tempfile.TemporaryDirectory() as folder:
             start = time.perf_counter()
             if count == 1:

@@ -129,7 +129,7 @@ def test_relational_heads_take_the_rows_of_values_of_eva(library):
 
 @pytest.mark.parametrize("part", ["attn_drop", "proj_drop"])
 def test_dropout_in_training_only(library, part):
-    """That what is dropped is the code is in test_torch_mha.py."""
+    """That what is dropped is the code is in torch_mha/test_drop_in.py."""
     theirs, x = library("Attention", **{part: 1.0}), torch.randn(B, T, DIM, dtype=F64)
     ours = drop_in(theirs)
     assert_close(ours(x), theirs(x))

@@ -15,9 +15,9 @@ from polyhead.ops.dispatch import BACKENDS
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "polyhead"
 FILES = some(sorted(PACKAGE.rglob("*.py")))
-FOLDERS = some(sorted({path.parent for path in FILES}))
 PLACES = ("src", "tests", "benchmarks", "examples", "docs")
 EVERYTHING = [p for d in PLACES for p in sorted((ROOT / d).rglob("*.py")) if "_build" not in p.parts]
+FOLDERS = some(sorted({path.parent for path in EVERYTHING}))
 
 LADDER = {
     "spec": 0,
@@ -160,8 +160,9 @@ def _sideways(mine, theirs):
 
 
 def folder_violations(folder):
-    """What a folder of the package may not hold: a family that is a prefix, loose files at the root."""
-    names = [p.stem for p in folder.glob("*.py") if p.stem not in ("__init__", "__main__")]
+    """What a folder may not hold: a family that is a prefix; in the package, loose files at the root."""
+    stems = (p.stem.removeprefix("test_") for p in folder.glob("*.py"))
+    names = [name for name in stems if name not in ("__init__", "__main__")]
     first = collections.Counter(name.split("_")[0] for name in names)
     yield from (f"{folder.name}: {count} files begin with {word}_" for word, count in first.items() if count >= 3)
     yield from (f"{folder.name}/{n}.py repeats its folder" for n in names if n.startswith(f"{folder.name}_"))
@@ -240,7 +241,7 @@ def test_a_family_is_a_folder(tmp_path, monkeypatch):
     assert not [broken for folder in FOLDERS for broken in folder_violations(folder)]
     place = tmp_path / "hyla"
     place.mkdir()
-    for name in ("a_one", "a_two", "a_three", "hyla_tiles"):
+    for name in ("a_one", "test_a_two", "a_three", "hyla_tiles"):
         (place / f"{name}.py").touch()
     assert len(list(folder_violations(place))) == 2
     monkeypatch.setitem(globals(), "PACKAGE", place)

@@ -70,7 +70,7 @@ CACHED = zoo.models(inputs=ph.Tokens(11), outputs=ph.Logits(7), max_length=12)
 @pytest.mark.parametrize(("name", "given"), zoo.turns([*CACHED], ("all", "prompt", "none")))
 def test_ragged_prompts_go_through_a_cache(name, given):
     """Padding left and right of prompts, given with each call or with the prompt only; positions count on as they do
-    without a cache.  Positions that count real tokens are in test_generate_padding.py."""
+    without a cache.  Positions that count real tokens are in generate/test_padding.py."""
     model, x, mask = build(CACHED[name]), torch.randint(11, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
     if given != "none":
         mask[0, :2] = mask[1, 3:5] = False

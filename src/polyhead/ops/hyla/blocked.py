@@ -46,7 +46,7 @@ def unsupported_reason(x: AttentionCall) -> str | None:
 def preferred(x: AttentionCall) -> bool:
     """Is it measured to be no slower than the reference?
 
-    Whole training steps of the fuzzy-logic model (`benchmarks/bench_training.py` with the impl named), one core: the
+    Whole training steps of the fuzzy-logic model (`benchmarks/speed/training.py` with the impl named), one core: the
     reference takes 26 ms and tiles 31 at 2^16 pairs b t s (d = 8), 56 and 67 at 2^17 (d = 2).  Forward and backward
     of the op alone at 2^18 pairs, reference over tiles: 2.4 with rms over heads (causal), 1.0 with softmax.
     """

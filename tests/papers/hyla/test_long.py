@@ -1,0 +1,151 @@
+"""The long trainings: quantities of their courses, and the tests of the protocol."""
+
+import itertools
+import json
+import pathlib
+from dataclasses import replace
+
+import pytest
+
+from polyhead.analysis import figures
+from polyhead.config import Train
+from polyhead.papers.claims import HOLDS, NO_TEST, OPEN
+from polyhead.papers.hyla import long
+from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
+from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.study import Point, Study
+from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.train.store.folder import METRICS, Result
+
+RESULTS = pathlib.Path(__file__).parents[3] / "docs" / "results" / "fuzzy"
+STEPS = (2500, 5000, 7500)
+KNOWN, UNSEEN = (0.70, 0.86, 0.94), (0.50, 0.60, 0.80)
+
+
+@pytest.mark.parametrize(
+    ("skill", "wanted"),
+    # .80 is 10 of 16 hundredths on the way from the first to the second; .90 half-way from the second to the third
+    [(0.80, 0.50 + 0.10 * 10 / 16), (0.90, 0.70), (0.86, 0.60), (0.94, 0.80), (0.95, None), (0.70, None), (0.6, None)],
+)
+def test_equal_skill_lies_between_the_first_score_that_reaches_it_and_the_one_before(skill, wanted):
+    known, unseen = dict(zip(STEPS, KNOWN, strict=True)), dict(zip(STEPS, UNSEEN, strict=True))
+    later = {10_000: 0.1}  # falls behind again, and does not count
+    found = long.at_skill(known | later, unseen | later, skill)
+    assert found == (None if wanted is None else pytest.approx(wanted))
+
+
+def test_committed_verdicts_follow_from_the_committed_numbers():
+    """Of real trainings of five seeds: each difference, its p-value corrected within its family, and the outcome."""
+    about = json.loads((RESULTS / "long" / "results.json").read_text())
+    names = {label: name for name, label in long.NAMES.items()}
+    found = {
+        (quantity, names[label]): {int(seed): value for seed, value in values.items()}
+        for label, by in about["numbers"].items()
+        for quantity, values in by.items()
+    }
+    came, wanted = [verdict.to_dict() for verdict in long.verdicts(found)], about["verdicts"]
+    assert {HOLDS, OPEN} <= {one["outcome"] for one in wanted}
+    for said in ("claim", "outcome", "evidence"):
+        assert [one[said] for one in came] == [one[said] for one in wanted]
+    p_values = [[part["corrected_p"] for one in verdicts for part in one["parts"]] for verdicts in (came, wanted)]
+    assert p_values[0] == pytest.approx(p_values[1], rel=1e-6)
+
+
+def test_differences_are_of_the_seeds_that_both_have():
+    found = {("unseen", "hyla"): dict.fromkeys(long.SEEDS, 0.9), ("unseen", "softmax"): {1: 0.5, 3: 0.6, 6: 0.1}}
+    (verdict,) = long.verdicts(found)
+    assert verdict.parts[0].estimate.values == pytest.approx({1: 0.9 - 0.5, 3: 0.9 - 0.6})
+    assert verdict.outcome == NO_TEST
+    assert long.verdicts({("unseen", "hyla"): {0: 0.9, 6: 0.9}, ("unseen", "linear"): {0: 0.1, 6: 0.1}}) == []
+
+
+@pytest.fixture
+def study(tmp_path):
+    """One run of HYLA and one of softmax, of the courses above; softmax has 0.05 less on unseen combinations."""
+    points = []
+    for recipe, less in ((fuzzy_hyla, 0.0), (fuzzy_softmax, 0.05)):
+        task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
+        name = f"{recipe.__name__.partition('_')[2]}-1"
+        run = replace(recipe(), task=task, name=name, seed=1, train=Train(batch_size=8, eval_batches=2))
+        (place := tmp_path / name).mkdir()
+        courses = {"iid": KNOWN, "compositional": [score - less for score in UNSEEN], "novel": (0, 0, 0)}
+        rows = [
+            {"kind": "eval", "split": split, "step": step, "r2": score}
+            for split, scores in courses.items()
+            for step, score in zip(STEPS, scores, strict=True)
+        ]
+        (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in courses.items()}
+        points.append(Point(run, Result(name, "0", 7500, 1.0, 9, scores, "", {}, place)))
+    return Study("long", HYLA, "paper", tmp_path, tuple(points))
+
+
+def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_sequences(study, tmp_path, monkeypatch):
+    panels, batches = [], []
+    monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)
+    plain = FuzzyLogic.batch
+
+    def watched(task, split, size, *, seed, step, **options):
+        batches.append((split, size, seed, step))
+        return plain(task, split, size, seed=seed, step=step, **options)
+
+    monkeypatch.setattr(FuzzyLogic, "batch", watched)
+    found = long.draw(study, tmp_path)
+    (_, course, levels), (_, skill, same) = panels[0]
+    assert course["HYLA"] == {2.5: [0.5], 5.0: [0.6], 7.5: [0.8]}
+    assert {at: scores for at, (scores,) in skill["Softmax"].items()} == pytest.approx(
+        {0.80: 0.5125, 0.85: 0.54375, 0.90: 0.65, 0.94: 0.75}
+    )
+    assert levels == same
+    assert set(levels) == {"Recall", "Mixture", "Gaussian process", "Exact ceiling"}
+    assert [b for b in batches if b[0] == "compositional"] == [("compositional", 8, 1, 0), ("compositional", 8, 1, 1)]
+    rows = {(row[0], row[1]): row[2:] for row in found.rows}
+    assert rows["HYLA", "1"][:5] == ("0.940 ± 0.010", "0.800 ± 0.010", "0.000 ± 0.010", "0.140", "0.200")
+    assert rows["Softmax", "1"][3:5] == ("0.190", "0.200")
+    assert {len(row) for row in found.rows} == {len(found.head)}
+    assert "Runs: HYLA 1, Softmax 1." in found.pictures[0][1]
+    assert {verdict.outcome for verdict in found.verdicts} == {NO_TEST}
+    assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
+
+
+def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(study, tmp_path, monkeypatch):
+    panels = []
+    monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)
+    hyla, softmax = study.points
+    without = replace(softmax, run=replace(softmax.run, name="hyla-linear-1"))
+    other = replace(hyla, run=replace(hyla.run, name="hyla-2", seed=2))
+    found = long.draw_parts(replace(study, points=(hyla, softmax, without, other)), tmp_path)
+    assert {row[1] for row in found.rows} == {"1"}  # no ablation has seed 2
+    assert list(panels[0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
+    (verdict,) = found.verdicts  # the other ablations have no runs
+    assert verdict.claim == "HYLA composes better than without its nonlinearity"
+    assert verdict.parts[0].estimate.values == pytest.approx({1: 0.05})
+
+
+def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "lines", lambda given, path, **labels: drawn.append((given, labels)) or path)
+    points = []
+    for seed, point in itertools.product((0, 1), study.points):
+        run = replace(
+            point.run, task=Sraven(features=2, values=5), name=f"sraven-{point.run.name[:-2]}-{seed}", seed=seed
+        )
+        run = replace(run, train=replace(run.train, evaluate=("validation", "iid", "compositional")))
+        scores = {split: {"accuracy": s["r2"], "accuracy_se": 0.01} for split, s in point.result.scores.items()}
+        del scores["novel"]
+        (place := tmp_path / run.name).mkdir()
+        rows = (point.result.folder / METRICS).read_text().replace('"r2"', '"accuracy"')
+        (place / METRICS).write_text(rows)
+        points.append(Point(run, replace(point.result, scores=scores, folder=place)))
+    found = long.draw_ravens(replace(study, points=tuple(points)), tmp_path)
+    (course, _), labels = drawn[0]
+    assert course[1]["Softmax"][7.5] == pytest.approx([0.75, 0.75])
+    assert set(course[2]) == {"Same slot", "Known combinations", "Exact ceiling"}
+    assert labels["y_label"] == "accuracy on unseen combinations"
+    claims = {verdict.claim[:2]: verdict for verdict in found.verdicts}
+    assert list(claims) == ["1.", "4.", "6."]  # linear has no run, so 2, 3 and 5 are left out
+    assert claims["1."].parts[0].estimate.values == pytest.approx({1: 0.05})  # without seed 0
+    assert claims["6."].parts[0].estimate.values == pytest.approx({1: 0.05})
+    rows = {(row[0], row[1]): row[2:] for row in found.rows}
+    assert rows["HYLA", "0"][:3] == ("0.940 ± 0.010", "0.800 ± 0.010", "–")
+    assert float(rows["Same slot", "1"][1]) < 0.5 < float(rows["Exact ceiling", "1"][1])

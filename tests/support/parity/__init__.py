@@ -1,0 +1,1 @@
+"""The parity campaign: cases, their arrays, oracles beside every code, and bounds."""
