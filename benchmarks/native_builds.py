@@ -31,7 +31,7 @@ BOUND = 1e-4
 """Relative error of an output or a gradient as a whole, at most ..."""
 
 ROUNDINGS = 8
-"""... and so many roundings of a gradient's part in the output, |dout| |out| / |x|, as in tests/support/parity/ops.py.
+"""... and so many roundings of a gradient's part in the output, |dout| |out| / |x| (tests/support/agreement/ops.py).
 A gradient that is 0 by cancellation has no relative error.  RMS over a single head is such a case: its code is the sign
 of the score but for eps, and its derivative is made of 1 - a^2."""
 

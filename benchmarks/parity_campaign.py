@@ -4,7 +4,7 @@
     python benchmarks/parity_campaign.py --kind ops --seed 0 --case 123          # one case again, with its words
     python benchmarks/parity_campaign.py --impl native --cases 4000              # ops by one impl; or softmax:native
 
-    ops       every op and impl of PyTorch beside tests/support/oracle.py (drawn by tests/support/parity/cases.py)
+    ops       every op and impl of PyTorch beside tests/support/oracle.py (drawn by tests/support/agreement/cases.py)
     jax       every op and impl of JAX beside the same oracle, in 64 bits
     cache     models of random mixtures: decoding in pieces with a cache beside the full pass
     models    the same models: impl "auto" beside "reference", a batch beside its samples, packed beside separate
@@ -12,8 +12,8 @@
     learned   ops of JAX with a scale that learns
     across    models with encoders: impls, batches and caches as above
 
-Errors and bounds are those of tests/support/parity/measure.py and parity/ops.py: 1e-9 relative in float64; in other
-dtypes twice the reference's own error; where the equation is ill-conditioned what parity/rounding.py measures.  Each
+Errors and bounds are those of measure.py and ops.py in tests/support/agreement: 1e-9 relative in float64; in other
+dtypes twice the reference's own error; where the equation is ill-conditioned what rounding.py measures.  Each
 failure is printed as the line that repeats it, and the exit code is then 1.  With --json the state is saved every few
 seconds, and the same command goes on where it stopped; failures that it holds are tried again first.
 """
@@ -35,7 +35,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 
 import torch
-from parity.measure import Outcome
+from agreement.measure import Outcome
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -44,9 +44,9 @@ COUNTS = {"ops": 20_000, "jax": 500, "cache": 1_000, "models": 1_000, "learned":
 """Kinds and their cases."""
 
 CHECKS = {
-    **{kind: f"parity.{kind}:check_number" for kind in ("ops", "jax", "steps")},
-    **{kind: f"parity.models:check_{kind}" for kind in ("models", "cache", "across")},
-    "learned": "parity.jax:check_learned",
+    **{kind: f"agreement.{kind}:check_number" for kind in ("ops", "jax", "steps")},
+    **{kind: f"agreement.models:check_{kind}" for kind in ("models", "cache", "across")},
+    "learned": "agreement.jax:check_learned",
 }
 """Kind -> what gives the outcome of a case, in tests/support."""
 

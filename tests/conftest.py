@@ -20,7 +20,7 @@ import jaxtyping._import_hook as hook
 import pytest
 import torch
 import torch.utils._device
-from parity.measure import poisoned
+from agreement.measure import poisoned
 
 gc.disable()  # until all is imported: the collector would walk over it again and again
 torch.set_num_threads(1)
@@ -180,7 +180,7 @@ def pytest_addoption(parser):
 
 
 LONGEST = (
-    "test_door.py", "test_docs.py", "test_devices.py", "test_site.py", "test_sweep.py", "test_bad_input.py",
+    "test_door.py", "test_docs.py", "test_devices.py", "test_site.py", "test_jobs.py", "test_bad_input.py",
     "test_trainer.py", "test_faults.py", "test_saving.py", "test_tracking.py", "test_checkpoint.py",
 )  # fmt: skip
 """Begun with, so that no worker is left with one of them when the others have finished."""

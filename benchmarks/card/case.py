@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from parity.rounding import Rounded
+from agreement.rounding import Rounded
 from torch import Tensor
 
 from polyhead.ops.dispatch import TENSORS, resolve

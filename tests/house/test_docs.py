@@ -77,7 +77,7 @@ def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
         try:
             exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
         except ModuleNotFoundError as error:  # from here on: a block builds on those before it
-            if error.name not in EXTRAS.split():
+            if error.name not in EXTRAS:
                 raise
             pytest.skip(f"{name(path)}, line {line}: {error.name} is not installed")
 

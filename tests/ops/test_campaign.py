@@ -8,11 +8,11 @@ import json
 import pathlib
 from dataclasses import replace
 
-import parity.cases
-import parity.measure
-import parity.models
-import parity.ops
-import parity.steps
+import agreement.cases
+import agreement.measure
+import agreement.models
+import agreement.ops
+import agreement.steps
 import pytest
 import torch
 from compilers import READY
@@ -43,16 +43,16 @@ def failures(check, numbers, **how):
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_ops_agree_with_the_oracle(block):
-    assert not failures(parity.ops.check_number, range(block * EACH, (block + 1) * EACH), small=True)
+    assert not failures(agreement.ops.check_number, range(block * EACH, (block + 1) * EACH), small=True)
 
 
 @pytest.mark.parametrize(
     ("check", "cases"),
     [
-        (parity.models.check_cache, 6),
-        (parity.models.check_models, 6),
-        (parity.models.check_across, 2),
-        (parity.steps.check_number, 10),
+        (agreement.models.check_cache, 6),
+        (agreement.models.check_models, 6),
+        (agreement.models.check_across, 2),
+        (agreement.steps.check_number, 10),
     ],
 )
 def test_models_and_steps_agree_with_themselves(check, cases):
@@ -61,19 +61,19 @@ def test_models_and_steps_agree_with_themselves(check, cases):
 
 def test_jax_agrees_with_the_oracle():
     pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
-    import parity.jax
+    import agreement.jax
 
-    assert not failures(parity.jax.check_number, (0,))
-    assert not failures(parity.jax.check_learned, (6,))
+    assert not failures(agreement.jax.check_number, (0,))
+    assert not failures(agreement.jax.check_learned, (6,))
 
 
 @needs_compiler
 def test_native_code_agrees_with_the_oracle(monkeypatch):
     """All that native code computes, in float64: layouts, limits and sizes as users have them."""
     monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
-    native = [replace(parity.cases.draw(0, n, small=True, only="native"), dtype="float64") for n in range(150)]
-    with parity.measure.poisoned():
-        found = [parity.ops.check(case, 0) for case in some(native)]
+    native = [replace(agreement.cases.draw(0, n, small=True, only="native"), dtype="float64") for n in range(150)]
+    with agreement.measure.poisoned():
+        found = [agreement.ops.check(case, 0) for case in some(native)]
     assert not [f"{case}: {came.detail}" for case, came in zip(native, found, strict=True) if came.failed]
     assert sum(came.what == "right" for came in found) > 40
 
@@ -81,7 +81,7 @@ def test_native_code_agrees_with_the_oracle(monkeypatch):
 @needs_compiler
 def test_native_gradients_are_of_the_scores_that_were_computed():
     """Large scores and few keys: were they rounded in another way than before, ds would not add up to 0 over keys."""
-    case = parity.cases.Case(  # as the campaign found it; in words, as a draw changes with its tables
+    case = agreement.cases.Case(  # as the campaign found it; in words, as a draw changes with its tables
         1286, "hyla", "native", "float32",
         {"b": 1, "t": 64, "s": 64, "h": 1, "g": 1, "d": 2, "e": 8, "r": 1, "p": 8},
         {"causal": False, "normalise": "softmax", "act": "gelu"},
@@ -89,18 +89,18 @@ def test_native_gradients_are_of_the_scores_that_were_computed():
         layouts={"q": ("stride", 2), "v": ("swap", 1, 2), "bias": ("plain",), "mask": ("plain",),
         "keep": ("swap", 1, 3), "dout": ("swap", 1, 2)}, learned=("q", "v", "bias"), sharp=3.0,
     )  # fmt: skip
-    came = parity.ops.check(case, 0)
+    came = agreement.ops.check(case, 0)
     assert came.what == "right", came.detail
 
 
 @needs_compiler
 def test_native_gradients_of_a_bias_by_offset_do_not_lose_digits_over_thousands_of_terms():
-    came = parity.ops.check(parity.cases.draw(0, 4437, only="native"), 0)  # 2,698 terms an offset
+    came = agreement.ops.check(agreement.cases.draw(0, 4437, only="native"), 0)  # 2,698 terms an offset
     assert came.what == "right", came.detail
 
 
 def test_every_impl_is_drawn():
-    drawn = {op: {*impls} | {"native"} & {*BACKENDS[op]} for op, impls in parity.cases.IMPLS.items()}
+    drawn = {op: {*impls} | {"native"} & {*BACKENDS[op]} for op, impls in agreement.cases.IMPLS.items()}
     assert drawn == {op: {*impls} for op, impls in BACKENDS.items() if op != "pooled"}  # native code has its own draws
 
 
@@ -113,8 +113,8 @@ def test_a_fault_is_noticed(monkeypatch, fault):
         monkeypatch.setattr(tiles.Reach, "hidden", lambda self, at: hidden(self, at) & (at.k1 < self.s))
     else:  # of what is scaled
         monkeypatch.setattr(tiles, "accumulate", lambda out, x, y, alpha=1.0: out.add_(torch.bmm(x, y)))
-    numbers = [n for n in range(400) if parity.cases.draw(0, n, small=True).impl == "blocked"]
-    assert any(parity.ops.check_number(0, n, small=True).failed for n in numbers)
+    numbers = [n for n in range(400) if agreement.cases.draw(0, n, small=True).impl == "blocked"]
+    assert any(agreement.ops.check_number(0, n, small=True).failed for n in numbers)
 
 
 def test_the_campaign_goes_on_where_it_stopped(tmp_path):
@@ -127,9 +127,9 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     assert came["cases"] == whole["cases"] == 5
     assert {**came, "seconds": 0} == {**whole, "seconds": 0}
     assert "--kind ops --seed 3 --case 7" in campaign.repeat("ops", 3, 7)
-    campaign.count(whole, "", 6, parity.ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
+    campaign.count(whole, "", 6, agreement.ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
     assert whole["conditioned"] == [{"case": 6, "group": "g", "errors and bounds": {"dq": [2e-9, 4e-9]}}]
-    failed = parity.ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")
+    failed = agreement.ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")
     campaign.count(whole, campaign.repeat("ops", 0, 7), 7, failed)
     line = {"case": 7, "repeat": campaign.repeat("ops", 0, 7), "words": "words", "detail": "dv: 1 > 0"}
     assert whole["failures"] == [line]

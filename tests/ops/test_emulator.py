@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from ptx.instructions import from_bf16, to_bf16
+from ptx.instructions import to_bf16
 from ptx.machine import Machine
 from ptx.memory import Global
 from ptx.program import Fault, parse
@@ -55,7 +55,9 @@ add.f32 %r3, %r3, %r3;
 """
 ONE = {
     PARTED: lambda x: 2 * np.where(np.arange(64) > 40, x, -x),
-    "cvt.rn.bf16.f32 %rs1, %r2;\ncvt.f32.bf16 %r3, %rs1;": lambda x: from_bf16(to_bf16(x)),
+    "cvt.rn.bf16.f32 %rs1, %r2;\ncvt.f32.bf16 %r3, %rs1;": lambda x: (to_bf16(x).astype(np.uint32) << 16).view(
+        np.float32
+    ),
     "prmt.b32 %r3, %r2, 0, 0x1032;": lambda x: x.view(np.uint16).reshape(-1, 2)[:, ::-1].ravel().view(np.float32),
     "max.relu.s32 %r3, %r2, %r2;": lambda x: np.maximum(x, 0),  # of bits, which are below 0 where the number is
 }

@@ -21,7 +21,7 @@ def tiny(folder, **changes):
     run = ph.Run(name="tiny", task=task, model=model, train=train, seed=7, folder=str(folder), device="cpu", threads=1)
     for part, old in (("train", train), ("model", model)):
         own = {f.name: changes.pop(f.name) for f in dataclasses.fields(old) if f.name in changes}
-        changes[part] = dataclasses.replace(old, **own)
+        changes[part] = dataclasses.replace(changes.get(part, old), **own)
     return dataclasses.replace(run, **changes)
 
 

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import parity.arrays
-import parity.cases
-from parity.cases import Case
-from parity.measure import Outcome, judged, outcome_of
-from parity.ops import compare
+import agreement.arrays
+import agreement.cases
+from agreement.cases import Case
+from agreement.measure import Outcome, judged, outcome_of
+from agreement.ops import compare
 from polyhead import jaxside
 from polyhead.jaxside import tiles
 from polyhead.ops.dispatch import PUBLIC
@@ -36,7 +36,7 @@ IMPLS = {
 
 def draw(seed: int, number: int) -> Case:
     """Case `number`; the size of its tiles is its only patch."""
-    case = parity.cases.draw(seed, number, small=True)
+    case = agreement.cases.draw(seed, number, small=True)
     dice = random.Random(f"jax {seed} {number}")
     case.impl, case.dtype = dice.choice(IMPLS[case.op]), dice.choice(("float64",) * 6 + ("float32",))
     case.layouts = dict.fromkeys(case.layouts, ("plain",))
@@ -56,7 +56,7 @@ def run(case: Case, bases: dict[str, Tensor]) -> list[Tensor]:
     learns = {name: fixed[name] for name in case.learned}
 
     def f(learns: dict[str, Any]) -> Any:
-        tensors, options = parity.arrays.given(case, fixed | learns, jnp.asarray)
+        tensors, options = agreement.arrays.given(case, fixed | learns, jnp.asarray)
         return getattr(jaxside, PUBLIC[case.op])(*tensors.values(), **options, impl=case.impl)
 
     def both(learns: dict[str, Any], dout: Any) -> Any:
@@ -82,7 +82,7 @@ def check_learned(seed: int, number: int) -> Outcome:
 
 def check(case: Case, seed: int) -> Outcome:
     """The outcome of a case."""
-    group, bases = f"{case.op} {case.impl} {case.dtype}", parity.arrays.arrays(case, seed)
+    group, bases = f"{case.op} {case.impl} {case.dtype}", agreement.arrays.arrays(case, seed)
 
     def outcome() -> Outcome:
         with jax.enable_x64(True), mock.patch.object(tiles, "TILE", case.patches["TILE"]):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from parity.cases import BY_KEY, TENSORS, Case, Layout, shapes_of
+from agreement.cases import BY_KEY, TENSORS, Case, Layout, shapes_of
 
 
 def base_of(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:

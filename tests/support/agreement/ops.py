@@ -22,11 +22,11 @@ import oracle
 import torch
 from torch import Tensor
 
-import parity.arrays
-import parity.cases
-from parity.cases import Case
-from parity.measure import EXACT, Errors, Outcome, beyond, error, error_exact, judged, outcome_of, patched
-from parity.rounding import FACTOR, responses
+import agreement.arrays
+import agreement.cases
+from agreement.cases import Case
+from agreement.measure import EXACT, Errors, Outcome, beyond, error, error_exact, judged, outcome_of, patched
+from agreement.rounding import FACTOR, responses
 from polyhead.ops.dispatch import PUBLIC, resolve
 
 Bases = dict[str, Tensor]
@@ -45,7 +45,7 @@ def learned(bases: Bases, case: Case) -> Bases:
 
 def call(case: Case, leaves: Bases, impl: str | None) -> tuple[Tensor, Tensor]:
     """The output by an impl, or by the oracle without one; and its gradient."""
-    tensors, options, dout = parity.arrays.arguments(case, leaves)
+    tensors, options, dout = agreement.arrays.arguments(case, leaves)
     if impl is None:
         return oracle.answer(case.op, tensors, options), dout
     return resolve(case.op)(*tensors.values(), **options, impl=impl), dout
@@ -122,8 +122,8 @@ def compare(case: Case, bases: Bases, came: list[Tensor]) -> tuple[Errors, tuple
 
 def overflown(name: str, case: Case, bases: Bases) -> Tensor:
     """Of a leaf that is expanded, where torch adds up terms of which one, in truth, is too large for the dtype."""
-    shapes = parity.cases.shapes_of(case)
-    apart = bases | {name: parity.arrays.view(bases[name], case.layouts[name], shapes[name]).clone()}
+    shapes = agreement.cases.shapes_of(case)
+    apart = bases | {name: agreement.arrays.view(bases[name], case.layouts[name], shapes[name]).clone()}
     alone = replace(case, learned=(name,), layouts={**case.layouts, name: ("plain",)})
     terms, axis = truth(alone, apart)[1], case.layouts[name][1]
     return (terms.abs() > torch.finfo(bases[name].dtype).max).any(axis, keepdim=True)
@@ -187,7 +187,7 @@ def bounds(case: Case, bases: Bases, wanted: list[Tensor], sizes: list[float], s
 def check(case: Case, seed: int) -> Outcome:
     """Run the case."""
     group, words = f"{case.op} {case.impl} {case.dtype}", str(case)
-    bases = parity.arrays.arrays(case, seed)
+    bases = agreement.arrays.arrays(case, seed)
     explicit = case.impl not in ("auto", "reference")
     try:
         with patched(case.patches):
@@ -209,5 +209,5 @@ def check(case: Case, seed: int) -> Outcome:
 
 def check_number(seed: int, number: int, *, small: bool = False, only: str = "") -> Outcome:
     """The outcome of case `number`."""
-    case = parity.cases.draw(seed, number, small=small, only=only)
+    case = agreement.cases.draw(seed, number, small=small, only=only)
     return outcome_of(f"{case.op} {case.impl} {case.dtype}", str(case), lambda: check(case, seed))

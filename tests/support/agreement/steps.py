@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-import parity.arrays
-import parity.cases
-import parity.models
-import parity.ops
-from parity.arrays import base_of, view
-from parity.cases import HALF, Case, draw_layout
-from parity.measure import EXACT, Errors, Outcome, error, error_exact, judged, outcome_of
-from parity.ops import Bases
-from parity.rounding import FACTOR, responses
+import agreement.arrays
+import agreement.cases
+import agreement.models
+import agreement.ops
+from agreement.arrays import base_of, view
+from agreement.cases import HALF, Case, draw_layout
+from agreement.measure import EXACT, Errors, Outcome, error, error_exact, judged, outcome_of
+from agreement.ops import Bases
+from agreement.rounding import FACTOR, responses
 from polyhead.ops import chunked_cross_entropy, cross_entropy, hyla_step, linear_step
 
 
@@ -39,9 +39,9 @@ def draw(seed: int, number: int) -> Case:
     if dice.random() < 0.3:
         case.options["scale"] = dice.choice((1.0, 0.3, -0.4, 0.0))
     if op == "linear":
-        case.options["act"] = dice.choice(parity.cases.ACTS)
+        case.options["act"] = dice.choice(agreement.cases.ACTS)
         case.mask = dice.choice((None, None, (1, 1, 1, sizes["s"]), (sizes["b"], 1, 1, sizes["s"])))
-    case.layouts = {n: draw_layout(dice, len(x)) for n, x in parity.cases.shapes_of(case).items()}
+    case.layouts = {n: draw_layout(dice, len(x)) for n, x in agreement.cases.shapes_of(case).items()}
     names = [name for name in ("q", "k", "v") if dice.random() < 0.8]
     case.learned, case.sharp = tuple(names), dice.choice((0.1, 1.0, 3.0))
     return case
@@ -49,8 +49,8 @@ def draw(seed: int, number: int) -> Case:
 
 def run(case: Case, bases: Bases, pieces: list[tuple[int, int]]) -> tuple[list[Tensor], Tensor]:
     """Output and gradients, and the last state."""
-    bases = parity.ops.learned(bases, case)
-    x, options, dout = parity.arrays.arguments(case, bases)
+    bases = agreement.ops.learned(bases, case)
+    x, options, dout = agreement.arrays.arguments(case, bases)
     outs, state, more = [], None, {"scale": options.get("scale")}
     for first, last in pieces:
         if case.op == "linear":
@@ -61,12 +61,12 @@ def run(case: Case, bases: Bases, pieces: list[tuple[int, int]]) -> tuple[list[T
         outs.append(out)
     whole = torch.cat(outs, 1)
     assert state is not None
-    grads = parity.ops.gradients(whole, [bases[name] for name in case.learned], dout)
+    grads = agreement.ops.gradients(whole, [bases[name] for name in case.learned], dout)
     return [whole.detach(), *grads], state.detach()
 
 
 def last_state(case: Case, bases: Bases) -> Tensor:
-    x, options, _ = parity.arrays.arguments(case, bases)
+    x, options, _ = agreement.arrays.arguments(case, bases)
     k, v = x["k"].double(), oracle.ACTS[options["act"]](x["v"].double())
     if case.op == "hyla":
         return torch.einsum("bjfc,bjfe,bjgd->bfcegd", k, v, k)
@@ -82,10 +82,10 @@ def check_number(seed: int, number: int) -> Outcome:
     group, words = f"{case.op} steps {case.dtype}", str(case)
 
     def outcome() -> Outcome:
-        bases = parity.arrays.arrays(case, seed)
-        pieces = parity.models.cuts(random.Random(number), case.sizes["t"])
+        bases = agreement.arrays.arrays(case, seed)
+        pieces = agreement.models.cuts(random.Random(number), case.sizes["t"])
         came, state = run(case, bases, pieces)
-        found, notes = parity.ops.compare(case, bases, came)
+        found, notes = agreement.ops.compare(case, bases, came)
         if case.dtype == "float64":
             found["state"] = error_exact(state, wanted := last_state(case, bases), wanted.norm().item()), EXACT
         return judged(group, f"{words}, pieces {pieces}", found, notes)
@@ -123,10 +123,10 @@ def seen(case: Case, bases: Bases) -> list[Any]:
 
 
 def run_entropy(case: Case, bases: Bases, targets: Tensor, f: Any) -> list[Tensor]:
-    leaves = parity.ops.learned(bases, case)
+    leaves = agreement.ops.learned(bases, case)
     *given, dout = seen(case, leaves)
     out = f(*given, targets)
-    return [out.detach(), *parity.ops.gradients(out, [leaves[name] for name in case.learned], dout)]
+    return [out.detach(), *agreement.ops.gradients(out, [leaves[name] for name in case.learned], dout)]
 
 
 def check_entropy(seed: int, number: int) -> Outcome:
@@ -155,7 +155,7 @@ def check_entropy(seed: int, number: int) -> Outcome:
 
 
 def compare_entropy(case: Case, bases: Bases, targets: Tensor, came: list[Tensor]) -> tuple[Errors, tuple[str, ...]]:
-    """As parity.ops.compare; the reference is PyTorch's cross entropy, of as many tokens at a time as a tile has.
+    """As agreement.ops.compare; the reference is PyTorch's cross entropy, of as many tokens at a time as a tile has.
 
     A product with one row is another routine than one with many, which adds in another order: at 5,000 classes its
     error in float32 is up to three times as large.
@@ -178,16 +178,16 @@ def compare_entropy(case: Case, bases: Bases, targets: Tensor, came: list[Tensor
         return torch.cat([F.cross_entropy(*pair, reduction="none") for pair in logits])
 
     if not len(targets):
-        return dict.fromkeys(parity.ops.names_of(case), (float(any(x.any() for x in came)), EXACT)), ()
+        return dict.fromkeys(agreement.ops.names_of(case), (float(any(x.any() for x in came)), EXACT)), ()
     wanted = truth(bases)
     errors, bounds = measure(came), [EXACT] * len(came)
     if case.dtype != "float64":
         own = [x if x < float("inf") else 0.0 for x in measure(run_entropy(case, bases, targets, plain))]
-        shaken = measure(truth(parity.ops.rounded(case, bases, case.number)))
+        shaken = measure(truth(agreement.ops.rounded(case, bases, case.number)))
         bounds = [2 * max(x, y) + 3 * unit for x, y in zip(own, shaken, strict=True)]
     notes: tuple[str, ...] = ()
     if not all(x <= bound for x, bound in zip(errors, bounds, strict=True)):
         notes = ("conditioned",)
-        moved = responses(case, lambda n: truth(parity.ops.rounded(case, bases, case.number + n)), measure)
+        moved = responses(case, lambda n: truth(agreement.ops.rounded(case, bases, case.number + n)), measure)
         bounds = [max(bound, FACTOR * x) for bound, x in zip(bounds, moved, strict=True)]
-    return dict(zip(parity.ops.names_of(case), zip(errors, bounds, strict=True), strict=True)), notes
+    return dict(zip(agreement.ops.names_of(case), zip(errors, bounds, strict=True), strict=True)), notes

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parity.measure import EXACT, Errors, Outcome, error_exact, outcome_of, patched
+from agreement.measure import EXACT, Errors, Outcome, error_exact, outcome_of, patched
 from polyhead import config
 from polyhead.layers.cache import Cache
 from polyhead.models.transformer import Transformer

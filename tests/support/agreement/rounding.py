@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parity.cases import Case
+from agreement.cases import Case
 
 DRAWS = 16
 FACTOR = 4.0
