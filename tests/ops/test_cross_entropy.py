@@ -3,6 +3,7 @@
 import pytest
 import torch
 from refusals import refusing
+from some import some
 from torch.nn import functional as F
 from torch.testing import assert_close
 
@@ -59,6 +60,29 @@ def test_only_what_is_trained_gets_a_gradient():
         grads = torch.autograd.grad(chunked_cross_entropy(*tensors, targets, chunk=3).sum(), trained)
         wanted = torch.autograd.grad(whole(tensors, targets).sum(), trained)
         assert_close(grads, wanted)
+
+
+def test_half_precision_is_no_worse_than_whole_logits(monkeypatch):
+    """Under autocast the sums are float32: the error is at most twice that of float32 losses of bfloat16 logits."""
+    monkeypatch.setitem(cross_entropy.TILE, "cpu", 8 * 8)
+    tensors, targets = problem(200, 16, 200, dtype=torch.float32)
+    exact = [each.detach().double().requires_grad_() for each in tensors]
+    losses = whole(exact, targets)
+    wanted = [losses, *torch.autograd.grad(losses.mean(), exact)]
+    x, weight, bias = tensors
+    errors = []
+    for tiled in (True, False):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if tiled:
+                losses = chunked_cross_entropy(x, weight, bias, targets, chunk=8)
+            else:
+                losses = F.cross_entropy(F.linear(x, weight, bias).float(), targets.long(), reduction="none")
+        assert losses.dtype == torch.float32
+        got = [losses, *torch.autograd.grad(losses.mean(), tensors)]
+        assert all(grad.dtype == torch.float32 for grad in got)
+        errors.append([(a.double() - b).norm() / b.norm() for a, b in zip(got, wanted, strict=True)])
+    for tiled, plain in some(zip(*errors, strict=True)):
+        assert tiled <= 2 * plain + 1e-6
 
 
 def test_many_small_parts_of_a_gradient_add_up(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from compilers import IMPLS
 from some import some
+from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.hyla import blocked as hyla_blocked
@@ -102,3 +103,17 @@ def test_half_precision_survives_masked_pairs_and_large_scores(problem, impl):
     exact = ops.hyla(q.double() * 40, k.double() * 40, v.double(), mask=options["mask"], impl="reference")
     assert (out - exact).norm() < 0.01 * exact.norm()
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.float().sum(), (q, k, v)))
+
+
+@pytest.mark.parametrize(("b", "t", "d"), [(128, 64, 4), (66, 64, 2)])
+def test_chunks_of_some_samples_keep_the_gradient_of_values(b, t, d):
+    """At sizes that people use; the last chunk of the second is smaller than the others."""
+    torch.manual_seed(0)
+    step = hyla_blocked.sizes(b, d, t, t, d, whole_rows=False)[0]
+    assert 1 < step < b
+    leaves = [torch.randn(b, t, d, d, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    cotangent = torch.randn(b, t, d, d, dtype=torch.float64)
+    outs = [ops.hyla(*leaves, impl=impl) for impl in ("blocked", "reference")]
+    assert_close(*outs, rtol=1e-9, atol=1e-9)
+    for x, y in zip(*(torch.autograd.grad(out, leaves, cotangent) for out in outs), strict=True):
+        assert (x - y).norm() <= 1e-12 * y.norm()

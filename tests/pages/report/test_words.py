@@ -5,6 +5,7 @@ import pathlib
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from reported import LOSSES, TASK, fabricate, folders, grouped, run_of, scored, small, written
 from scipy.stats import ttest_ind
@@ -113,6 +114,7 @@ def test_a_difference_is_tested_by_welch() -> None:
     sure = runs.summary((0.4, 0.4), None)
     assert text.p_value(sure, runs.summary((0.4, 0.4, 0.4), None)) == 1.0  # no spread, however means are rounded
     assert text.p_value(sure, runs.summary((0.25, 0.25), None)) == 0.0
+    assert np.isnan(runs.summary((np.nan,) * 2, None).error)  # seeds that diverged say nothing for sure
 
 
 # -------------------------------------------------------------------------------------------------------------- floors
