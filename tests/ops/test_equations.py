@@ -15,7 +15,8 @@ from loops import Loops, answer
 from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.ops.latent_code import latent_code, relations
-from polyhead.spec import NORMALISE, RELATION_ACTS
+from polyhead.ops.linear.reference import linear_step
+from polyhead.spec import MECHANISMS, NORMALISE, RELATION_ACTS
 
 BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
 LIMITS = [((t, s), {}) for t, s in ((1, 4), (4, 4), (5, 3), (3, 5))]
@@ -120,15 +121,13 @@ def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, scale, ma
 
 # ------------------------------------------------------------------------------------------------------- one line each
 MISTAKES = [
-    ("hyla", {"normalise": "rms_head"}, "unknown normalise 'rms_head'; did you mean 'rms_heads'?"),
-    ("hyla", {"act": "rleu"}, "unknown act 'rleu'; did you mean 'relu'?"),
     ("hyla", {"value_weight": torch.zeros(4, 5, 4)}, "e = 5 in v but 4 in value_weight (h e e) = (4, 5, 4)"),
     ("relational", {"symbols": torch.zeros(7, 2, 5)}, "t+s-1 = 6 but 7 in symbols (t+s-1 g e) = (7, 2, 5)"),
-    ("relational", {"relation_act": "sigmiod"}, "unknown relation_act 'sigmiod'; did you mean 'sigmoid'?"),
-    ("disentangled", {"relation_act": "sofmax"}, "unknown relation_act 'sofmax'; did you mean 'softmax'?"),
-    ("abstractor", {"act": "softmx"}, "unknown act 'softmx'; did you mean 'softmax'?"),
-    ("pooled", {"pool": "maxx"}, "unknown pool 'maxx'; did you mean 'max'?"),
-    ("pooled", {"network": "qury"}, "unknown network 'qury'; did you mean 'query'?"),
+    *(
+        (row.folder, {name: f"{valid[0]}x"}, f"unknown {name} '{valid[0]}x'; did you mean {valid[0]!r}?")
+        for row in MECHANISMS
+        for name, valid in row.choices.items()
+    ),
 ]
 
 
@@ -145,6 +144,10 @@ def test_mistakes_of_codes_are_one_clear_line():
         latent_code(q, k, normalise="softmax")
     with refusing("latent_code: unknown normalise 'rms'"):
         latent_code(q, q, normalise="rms")
+    with refusing("relations: unknown relation_act 'sofmax'; did you mean 'softmax'?"):
+        relations(q, q, relation_act="sofmax")
+    with refusing("linear_step: unknown act 'rleu'; did you mean 'relu'?"):
+        linear_step(q, q, q, act="rleu")
 
 
 PLAIN = {"normalise": "identity", "act": "identity"}

@@ -41,6 +41,9 @@ BACKENDS |= {row.folder: ("blocked", "reference") for row in MECHANISMS if row.f
 TENSORS = {row.folder: tuple(row.tensors) for row in MECHANISMS}
 """Op -> names of its tensor arguments; they must have one dtype and one device."""
 
+CHOICES = {row.folder: row.choices for row in MECHANISMS}
+"""Op -> name of an option -> its allowed values."""
+
 IN_OP_FILE = ("reference", "recurrent")
 """Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py.  An op without a file
 blocked.py gets its "blocked" from the reference (tiling.py)."""
@@ -112,8 +115,11 @@ def _coded(op: str, x: AttentionCall) -> Tensor:
 def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
     """The output of a call by `impl`.  Keys and values that are masked for every query are set to 0 first.
 
-    Raises ValueError unless the op's tensors share one dtype and one device and the scale is a number.
+    Raises ValueError for an unknown option, and unless the op's tensors share one dtype and one device and the scale
+    is a number.
     """
+    for name, valid in CHOICES[op].items():
+        one_of(PUBLIC[op], name, x.act if name == "relation_act" else getattr(x, name), valid)
     if x.window is not None:  # native code and kernels want Python's integer
         x = replace(x, window=check_window(PUBLIC[op], x.window))
     forward = choose(op, impl, x)

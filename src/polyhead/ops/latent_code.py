@@ -52,7 +52,6 @@ def act(name: str) -> Callable[[Tensor], Tensor]:
 def relate(scores: Tensor, act: str, look: Tensor | None) -> Tensor:
     """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) inner products; softmax runs over visible
     keys."""
-    one_of("polyhead.ops", "relation_act", act, RELATION_ACTS)
     return softmax_visible(wide(scores), look, 3).to(scores.dtype) if act == "softmax" else _ACTS[act](scores)
 
 
@@ -285,7 +284,6 @@ def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) 
 
 def code(x: AttentionCall) -> Tensor:
     """The code (b h t s) of a call: its scores, normalised by `x.normalise`."""
-    one_of("latent_code", "normalise", x.normalise, NORMALISE)
     scores = products(x)
     biased, look = with_bias(scores, x.bias, allowed(x))
     return normalised(biased, x.normalise, look).to(scores.dtype)
@@ -341,6 +339,7 @@ def relations(
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
     """
+    one_of("relations", "relation_act", relation_act, RELATION_ACTS)
     check_alike("relations", {"q_rel": q_rel, "k_rel": k_rel})
     (b, t), s = q_rel.shape[:2], k_rel.shape[1]
     check_limits("relations", b, t, s, window, cu_seqlens)

@@ -13,8 +13,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
 from polyhead.ops.dispatch import compute, load
 from polyhead.ops.latent_code import allowed, drop, products, relate, retrieve, with_bias
 from polyhead.ops.precision import autocasting
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def code(x: AttentionCall) -> Tensor:
@@ -57,7 +56,6 @@ def abstractor_attention(
 
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """
-    one_of("abstractor_attention", "act", act, RELATION_ACTS)
     x = AttentionCall(
         q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
         normalise="softmax" if act == "softmax" else "identity", act=act,

@@ -16,8 +16,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
 from polyhead.ops.dispatch import compute, load
 from polyhead.ops.latent_code import allowed, code, drop, relate, retrieve, share
 from polyhead.ops.precision import autocasting
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
@@ -56,7 +55,6 @@ def disentangled_attention(
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """
-    one_of("disentangled_attention", "relation_act", relation_act, RELATION_ACTS)
     x = AttentionCall(
         q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
         q_rel=q_rel, k_rel=k_rel, act=relation_act,

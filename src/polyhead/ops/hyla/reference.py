@@ -15,8 +15,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import compute, load
 from polyhead.ops.latent_code import act as activation, code, drop, share
 from polyhead.ops.precision import autocasting
-from polyhead.spec import ACTS, NORMALISE
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
@@ -58,8 +57,6 @@ def hyla(
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """
-    one_of("hyla", "normalise", normalise, NORMALISE)
-    one_of("hyla", "act", act, ACTS)
     x = AttentionCall(
         q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
         normalise=normalise, act=act, value_weight=value_weight,

@@ -19,7 +19,8 @@ from polyhead.ops.latent_code import act as activation, blank, check_step, code,
 from polyhead.ops.linear.chunked import step
 from polyhead.ops.precision import autocasting
 from polyhead.ops.tiles import is_key_mask, refuse, stateless
-from polyhead.spec.shapes import shaped
+from polyhead.spec import ACTS
+from polyhead.spec.shapes import one_of, shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
@@ -106,6 +107,7 @@ def linear_step(
     >>> torch.allclose(torch.cat((out, last), 1), linear_attention(q, k, v, causal=True))
     True
     """
+    one_of("linear_step", "act", act, ACTS)
     check_step("linear_step", q, k, v, state)
     if mask is not None and not is_key_mask(mask):
         raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")

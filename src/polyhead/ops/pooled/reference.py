@@ -17,8 +17,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import compute, load
 from polyhead.ops.latent_code import act as activation, code, drop, rms_heads, share, shown, wide
 from polyhead.ops.precision import autocasting
-from polyhead.spec import NETWORKS, POOLS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
@@ -82,8 +81,6 @@ def pooled_attention(
 
     >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
     """
-    one_of("pooled_attention", "pool", pool, POOLS)
-    one_of("pooled_attention", "network", network, NETWORKS)
     x = AttentionCall(
         q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
         normalise=normalise, act=act, pool=pool, network=network,

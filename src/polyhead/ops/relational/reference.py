@@ -15,8 +15,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
 from polyhead.ops.dispatch import compute, load
 from polyhead.ops.latent_code import allowed, code, drop, relations, retrieve
 from polyhead.ops.precision import autocasting
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 
 def reference(x: AttentionCall) -> Tensor:
@@ -57,7 +56,6 @@ def relational_attention(
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
-    one_of("relational_attention", "relation_act", relation_act, RELATION_ACTS)
     x = AttentionCall(
         q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
         q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act,
