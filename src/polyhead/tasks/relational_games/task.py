@@ -152,7 +152,7 @@ class RelationalGames(Classification):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing; for generated images also of a learner without relations: see floors.py."""
-        table = super().floors(split)
+        table = super().floors(split, sequences=sequences)
         if self.data == "original":
             return table
         grids, labels = _pool(self, torch.device("cpu"))
