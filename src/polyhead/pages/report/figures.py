@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from polyhead.analysis.canvas import INK
 from polyhead.analysis.figures import FAINT
-from polyhead.pages.report.headline import floor, metric_name, ranked, split_name, where, with_error
+from polyhead.pages.report.headline import floor, iid_words, metric_name, ranked, split_name, where, with_error
 from polyhead.pages.report.runs import Group, Summary, Table, headline
 
 GRID = "#e4e7eb"
@@ -104,7 +104,7 @@ def results(found: Sequence[Group], table: Table) -> go.Figure:
     style, split, task, unseen = styles(found), headline(found), found[0].task, where(found)
     scored = ranked(found)[::-1]
     floors = sorted((n for n in table if split in table[n]), key=lambda n: task.gain(table[n][split].mean))
-    known = "known combinations (iid)" if task.words.parts else "fresh data (iid)"
+    fresh = f"{iid_words(found)} (iid)"
     figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(task.metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
     order = [floor(task, n).label for n in floors if n != "ceiling"] + [group.label for group, _ in scored]
@@ -120,11 +120,11 @@ def results(found: Sequence[Group], table: Table) -> go.Figure:
         iid = group.score("iid")
         colour, marker = style[group.label]
         if iid is not None and split != "iid":
-            _point(figure, group.label, iid, (colour, f"{marker}-open"), known)
+            _point(figure, group.label, iid, (colour, f"{marker}-open"), fresh)
         _point(figure, group.label, score, (colour, marker), unseen)
         if score.n > 1:
             _seeds(figure, group.label, score, colour)
-    for name, marker in [(unseen, "circle"), (known, "circle-open")][: 1 if split == "iid" else 2]:
+    for name, marker in [(unseen, "circle"), (fresh, "circle-open")][: 1 if split == "iid" else 2]:
         look = {"color": INK, "symbol": marker, "size": 10, "line": {"width": 2, "color": INK}}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look)
     return figure

@@ -139,7 +139,8 @@ def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     say("reading runs")
     entries = runs.read(folders)
     found = runs.groups(entries)
-    splits = [s for s in runs.SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
+    splits = [s for s in runs.SPLITS if any(group.score(s) for group in found)]
+    splits = splits or [s for s in runs.SPLITS if s in found[0].task.splits][:2]  # of runs that are not finished
     try:
         table = runs.baselines(found, splits, sequences=SEQUENCES, progress=say)
         notes = []
@@ -213,13 +214,16 @@ def _about(found: Sequence[Group]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- results
 def _together(out: Page, findings: Findings) -> str:
-    """Known and unseen combinations in one figure, if both were scored during training; else ""."""
-    found = findings.found
+    """Fresh data and the headline's split in one figure, if both were scored during training; else ""."""
+    found, table = findings.found, findings.table
     if not text.courses(found):
         return ""
-    name, unseen = text.metric_name(found[0].task.metric), text.where(found)
-    caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: baselines without a "
-    return out.plot(figures.together(found, findings.table), f"{caption}network, and the ceiling, on {unseen}.")
+    name, unseen = text.metric_name(found[0].task.metric).capitalize(), text.where(found)
+    caption = f"{name} during training: dotted on {text.iid_words(found)}, solid on {unseen}."
+    if table:
+        ceiling = ", and the ceiling," if "ceiling" in table else ""
+        caption += f" Grey: baselines without a network{ceiling} on {unseen}."
+    return out.plot(figures.together(found, table), caption)
 
 
 def _beside(out: Page, others: Findings) -> None:
