@@ -209,7 +209,7 @@ def _about(found: Sequence[Group]) -> str:
     runs = [entry for group in found for entry in group.entries]
     done = sum(entry.result is not None for entry in runs)
     count = f"{len(runs)} run{'s' * (len(runs) != 1)}" + (f", {done} finished" if done < len(runs) else "")
-    return f"Task: {_task_name(found[0].task)} ({settings}). {count}."
+    return f"Task: {_task_name(found[0].task)}{f' ({settings})' if settings else ''}. {count}."
 
 
 # ------------------------------------------------------------------------------------------------------------- results
