@@ -15,7 +15,9 @@ from polyhead.pages.report.runs import Group, Summary, Table, headline
 GRID = "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
+GLYPHS = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "cross": "✚", "triangle-down": "▼"}
+GLYPHS |= {"star": "★", "hexagon": "⬢", "x": "✖"}
+MARKERS = tuple(GLYPHS)
 SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # other names are short already
 SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known", "known_pairs": "pairs"}
 LOWEST = -0.5  # least score shown in curves
@@ -23,7 +25,6 @@ DASHES = {"ceiling": "dot", "gaussian_process": "dash", "recall": "dashdot", "mi
 DASHES |= {"known_combinations": "dash", "known_pairs": "dash"}
 CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
 SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
-GLYPHS = ("●", "◆", "■", "▲", "✚", "★", "✖", "▼")
 Style = tuple[str, str]
 
 DARK = {
@@ -71,8 +72,8 @@ def styles(found: Sequence[Group]) -> dict[str, Style]:
 
 def category(index: int) -> tuple[str, str, str]:
     """Colour, marker and glyph of class `index`: 48 classes, distinguishable not only by colour."""
-    shape = (index // len(CLASSES)) % len(SHAPES)
-    return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
+    shape = SHAPES[index // len(CLASSES) % len(SHAPES)]
+    return CLASSES[index % len(CLASSES)], shape, GLYPHS[shape]
 
 
 def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:

@@ -229,8 +229,7 @@ def _together(out: Page, findings: Findings) -> str:
 def _beside(out: Page, others: Findings) -> None:
     """The results of runs of another task."""
     found = others.found
-    game = getattr(found[0].task, "game", None)
-    out.section("beside", _task_name(found[0].task).capitalize() + (f": {game}" if game else ""))
+    out.section("beside", _title(found[0].task))
     out.add(paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
     out.add(document.bullets(others.notes, "notes"))
     _table(out, others)
@@ -278,10 +277,9 @@ def _cell(group: Group, split: str) -> str:
 
 
 def _group_row(group: Group, splits: Sequence[str], style: figures.Style) -> list[str]:
-    glyph = dict(zip(figures.MARKERS, "●■◆▲✚▼★⬢✖", strict=True))[style[1]]
     numbers = [group.mean("parameters"), group.mean("seconds")]
     return [
-        swatch(style[0], glyph) + escape(group.label),
+        swatch(style[0], figures.GLYPHS[style[1]]) + escape(group.label),
         *(_cell(group, split) for split in splits),
         text.seeds(len(group.finished)),
         *("–" if number is None else f"{number:,.0f}" for number in numbers),
