@@ -275,3 +275,6 @@ def test_unknown_splits_and_empty_batches_are_one_line(task):
         if hasattr(task, name):
             with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test'"):
                 getattr(task, name)("test")
+    if hasattr(task, "floors"):
+        with pytest.raises(ValueError, match=r"^floors: sequences must be at least 1 but is 0$"):
+            task.floors(task.splits[-1], sequences=0)

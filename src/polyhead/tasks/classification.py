@@ -13,7 +13,7 @@ from polyhead.config import Batch, Classes, Task
 from polyhead.config.components import Input
 from polyhead.config.words import Floor
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.task import Score, check_logits, check_split
+from polyhead.tasks.task import Score, check_floors, check_logits
 
 ACCURACY = ("Accuracy", "The share of correct answers.")
 CHANCE = Floor("Chance", "draws every answer at random")
@@ -56,5 +56,5 @@ class Classification(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing with all classes equally likely."""
-        check_split(self, split)
+        check_floors(self, split, sequences)
         return {"chance": Score(1 / self.ends[1].count, 0.0, 0)}

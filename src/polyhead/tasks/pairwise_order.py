@@ -118,7 +118,7 @@ class PairwiseOrder(Classification):
         """Scores of guessing and of learners without relations (object_floors.py), exact: over all pairs."""
         met, asked = self.pairs_of("train"), self.pairs_of(split)
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
-        return super().floors(split) | {name: exact(each) for name, each in known.items()}
+        return super().floors(split, sequences=sequences) | {name: exact(each) for name, each in known.items()}
 
 
 @functools.lru_cache(maxsize=16)

@@ -126,7 +126,8 @@ class SetCards(Classification):
         """Scores of guessing and of a learner without the rule (object_floors.py), exact: over all triples."""
         met, asked = self.triples("train"), self.triples(split)
         says = card_pairs(met, _labels(met), asked)
-        return super().floors(split) | {"known_pairs": exact(1 - (says - _labels(asked)).abs())}
+        known = exact(1 - (says - _labels(asked)).abs())
+        return super().floors(split, sequences=sequences) | {"known_pairs": known}
 
 
 @shaped

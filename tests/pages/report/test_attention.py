@@ -98,7 +98,8 @@ def test_the_page_holds_what_look_finds(games: tuple[pathlib.Path, Written]) -> 
 
 
 def test_guessing_is_a_row_a_line_and_a_sentence(games: tuple[pathlib.Path, Written]) -> None:
-    words = games[1].words
+    words, opening = games[1].words, "Accuracy during training: dotted on fresh data, solid on unseen shapes. Grey: "
+    assert games[1].figures[0]["caption"] == f"{opening}baselines without a network on unseen shapes."
     assert "Chance draws every answer at random 0.500 0.500 exact" in words
     assert "Guessing scores 0.500: Softmax 1 + Relational 1" in words
     assert "; ± is over test images" in words
@@ -148,6 +149,10 @@ def test_splits_are_told_in_words_and_the_most_telling_one_is_the_headline(tmp_p
     for said in ("Novel hexominoes accuracy (one seed", "novel hexominoes accuracy", "on unseen shapes (hexominoes)"):
         assert said in words
     assert "novel_" not in words[: words.index("Every run, exactly")]
+    (folder / "result.json").unlink()
+    words = written([folder], tmp_path / "r.html").words  # the curves and floors of its own splits
+    assert "Accuracy on unseen shapes; horizontal lines: Chance, Known pairs." in words
+    assert "No floors" not in words
 
 
 def test_the_image_is_in_the_page_with_its_patches_numbered(games: tuple[pathlib.Path, Written]) -> None:

@@ -9,7 +9,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from reported import HEADS, TASK, Written, plain, small, trained, written
+from refusals import refusing
+from reported import HEADS, TASK, Written, fabricate, plain, run_of, small, trained, written
 
 import polyhead as ph
 from polyhead.analysis import embed, figures as still, probe_model, purity, query_codes, similarity, zero_heads
@@ -247,6 +248,11 @@ def test_scores_are_new_and_codes_are_swapped_and_mapped(tmp_path, monkeypatch):
     assert [trace["name"] for trace in bars] == ["Softmax", "HYLA"]
     assert all(min(trace["y"]) >= -1 for trace in bars)
     assert sum(figure["maps"] is not None for figure in out.figures) == len(out.figures) - 1
+
+
+def test_a_run_that_is_not_finished_is_not_trained_in_full(tmp_path):
+    with refusing("softmax-0 is not finished, so it is not trained in full"):
+        in_full.measure([fabricate(tmp_path, run_of("softmax"), None)], ["iid"], lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,13 @@ def test_torn_rows_and_missing_or_damaged_checkpoints_are_noted(tmp_path: pathli
     assert not [figure for figure in page.figures if figure["maps"]]
 
 
+def test_codes_of_a_task_without_labels_are_not_probed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a task of one's own whose latents and targets are all floats."""
+    monkeypatch.setattr(report_codes, "probe_model", lambda *given, **options: [])
+    page = written(folders(tmp_path, {"softmax": [0.7]}, checkpoint=True), tmp_path / "r.html")
+    assert "softmax-0: no code maps and probes (its batches have no labels" in page.words
+
+
 @pytest.mark.parametrize("finished", [(True, True), (True, False), (False, True)])
 def test_the_same_run_twice_counts_once(tmp_path: pathlib.Path, finished: tuple[bool, bool]) -> None:
     """Where one of the two is finished, it counts."""

@@ -2,6 +2,8 @@
 
 import itertools
 import logging
+import os
+import pathlib
 import sys
 import types
 
@@ -121,6 +123,17 @@ def test_the_standard_library_is_its_sources_without_tests(tmp_path):
     assert len(Files(files, 0.05, [[f.name, f.whole, f.changed, "known", f.size] for f in files]).parts) >= len(files)
 
 
+def test_a_file_name_may_be_other_bytes_than_utf_8():
+    assert 0 <= text_sources.share(os.fsdecode(b"\xe9t\xe9.txt")) < 1
+
+
+def test_a_cache_in_the_home_folder_is_the_users(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    task_of(folder, pathlib.Path("~")).count("iid")
+    assert {path.name for path in tmp_path.iterdir()} == {"texts", "cache"}
+
+
 # ------------------------------------------------------------------------------------------------------------------ hub
 class Rows:
     """A streamed data set."""
@@ -200,7 +213,10 @@ def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     (tmp_path / "bare").mkdir()
     refused(tmp_path / "bare", r"bare has no text file \(\.txt, .*\); a glob such as '.*bare/\*\*/\*\.log'")
     (tmp_path / "short.txt").write_text("short text\n" * 9)
-    refused(tmp_path / "short.txt", r"has \d+ tokens for 'iid', but a sequence takes 17; lower length")
+    short = r"has \d+ tokens for 'iid', but a sequence takes 17; lower length"
+    refused(tmp_path / "short.txt", short)
+    with pytest.raises(ValueError, match=short):
+        task_of(tmp_path / "short.txt", tmp_path).floors("iid")
     (tmp_path / "file").write_text("a file")
     refused(folder, "file.*: Not a directory", cache="file")
     pytest.importorskip("tokenizers")

@@ -77,7 +77,10 @@ def test_a_tokenizer_file_neither_cuts_nor_pads(trained, tmp_path):
     assert read(path).digest != trained.digest
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"kind": "sentencepiece"}', None])
+KIND = '{"kind": "sentencepiece"'
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", KIND + "}", KIND + ', "model": "abc"}', None])
 def test_what_is_no_tokenizer_says_so(content, tmp_path):
     path, reason = tmp_path / "tokenizer.json", "cannot be read" if content is None else "is no tokenizer.json"
     if content is not None:

@@ -26,7 +26,6 @@
     layer.relations = layer.groups.flatMap((group) => planes(group, "relations"));
     layer.mixed = new Set(layer.groups.map((group) => group.kind)).size > 1;
     layer.limit = Math.max(...layer.heads.map(({ array }) => array.limit));
-    layer.signed = layer.heads.some(({ array }) => array.signed);
   }
   // Whether a mask or a window hides a pair from a head; from a relation, if from all heads of its group.
   const hides = ({ hidden, head }, i, j) => {
@@ -116,8 +115,7 @@
     const body = table.createTBody();
     layers.forEach((layer, l) => {
       if (!layer[name].length) return;
-      const row = body.insertRow(), title = row.appendChild(make("th")), button = title.appendChild(make("button", "", l + 1));
-      button.textContent = layer.name;
+      const row = body.insertRow(), title = row.appendChild(make("th")), button = title.appendChild(make("button", "", layer.name));
       button.title = layer.own;
       button.addEventListener("click", () => choose({ layer: l }));
       layer[name].forEach((plane, n) => {

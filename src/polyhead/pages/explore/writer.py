@@ -79,11 +79,11 @@ def explore(
         from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
     context, known = foreign.reach(model) if ours is None else _reach(ours)
     if known is not None and max(ids) >= known:
-        wanted = f"a tokenizer of the model's {known} tokens"
-        raise ValueError(f"explore: {wanted} was wanted but the text has token {max(ids)}: it belongs to another model")
+        need = f"a tokenizer of the model's {known} tokens"
+        raise ValueError(f"explore: {need} was wanted but the text has token {max(ids)}: it belongs to another model")
     if context is not None and len(ids) > context:
-        wanted = f"a text of at most {context} tokens, the model's context"
-        raise ValueError(f"explore: {wanted}, was wanted but {len(ids)} came")
+        need = f"a text of at most {context} tokens, the model's context"
+        raise ValueError(f"explore: {need}, was wanted but {len(ids)} came")
     kept = ids[:TOKENS]
     x = torch.tensor([kept])
     taps = capture_foreign(model, x) if ours is None else capture(ours, Batch(x, x, None, torch.ones_like(x), {}))

@@ -73,6 +73,8 @@ def _one(entry: Entry, group: Group) -> Analysed:
         if why := _unfit(run):
             return Analysed(entry, group, why)
         rows = tuple(probe_model(model, run.task, sequences=PROBED, seed=run.seed))
+        if not rows:
+            raise ValueError("its batches have no labels: integer latents, or an integer target")
         maps = tuple(code_maps(model, run.task, points=POINTS, seed=run.seed))
         zeroed = tuple(zero_heads(model, run.task, sequences=ZEROED, seed=run.seed))
     except (ValueError, OSError) as error:

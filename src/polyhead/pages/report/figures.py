@@ -9,13 +9,15 @@ import plotly.graph_objects as go
 
 from polyhead.analysis.canvas import INK
 from polyhead.analysis.figures import FAINT
-from polyhead.pages.report.headline import floor, metric_name, ranked, split_name, where, with_error
+from polyhead.pages.report.headline import floor, iid_words, metric_name, ranked, split_name, where, with_error
 from polyhead.pages.report.runs import Group, Summary, Table, headline
 
 GRID = "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star", "hexagon", "x")
+GLYPHS = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "cross": "✚", "triangle-down": "▼"}
+GLYPHS |= {"star": "★", "hexagon": "⬢", "x": "✖"}
+MARKERS = tuple(GLYPHS)
 SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # other names are short already
 SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known", "known_pairs": "pairs"}
 LOWEST = -0.5  # least score shown in curves
@@ -23,7 +25,6 @@ DASHES = {"ceiling": "dot", "gaussian_process": "dash", "recall": "dashdot", "mi
 DASHES |= {"known_combinations": "dash", "known_pairs": "dash"}
 CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
 SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
-GLYPHS = ("●", "◆", "■", "▲", "✚", "★", "✖", "▼")
 Style = tuple[str, str]
 
 DARK = {
@@ -71,8 +72,8 @@ def styles(found: Sequence[Group]) -> dict[str, Style]:
 
 def category(index: int) -> tuple[str, str, str]:
     """Colour, marker and glyph of class `index`: 48 classes, distinguishable not only by colour."""
-    shape = (index // len(CLASSES)) % len(SHAPES)
-    return CLASSES[index % len(CLASSES)], SHAPES[shape], GLYPHS[shape]
+    shape = SHAPES[index // len(CLASSES) % len(SHAPES)]
+    return CLASSES[index % len(CLASSES)], shape, GLYPHS[shape]
 
 
 def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.Figure:
@@ -104,7 +105,7 @@ def results(found: Sequence[Group], table: Table) -> go.Figure:
     style, split, task, unseen = styles(found), headline(found), found[0].task, where(found)
     scored = ranked(found)[::-1]
     floors = sorted((n for n in table if split in table[n]), key=lambda n: task.gain(table[n][split].mean))
-    known = "known combinations (iid)" if task.words.parts else "fresh data (iid)"
+    fresh = f"{iid_words(found)} (iid)"
     figure = blank(90 + 34 * (len(scored) + len(floors)), x=metric_name(task.metric))
     figure.update_yaxes(title=None, showgrid=False, type="category", ticks="")
     order = [floor(task, n).label for n in floors if n != "ceiling"] + [group.label for group, _ in scored]
@@ -120,11 +121,11 @@ def results(found: Sequence[Group], table: Table) -> go.Figure:
         iid = group.score("iid")
         colour, marker = style[group.label]
         if iid is not None and split != "iid":
-            _point(figure, group.label, iid, (colour, f"{marker}-open"), known)
+            _point(figure, group.label, iid, (colour, f"{marker}-open"), fresh)
         _point(figure, group.label, score, (colour, marker), unseen)
         if score.n > 1:
             _seeds(figure, group.label, score, colour)
-    for name, marker in [(unseen, "circle"), (known, "circle-open")][: 1 if split == "iid" else 2]:
+    for name, marker in [(unseen, "circle"), (fresh, "circle-open")][: 1 if split == "iid" else 2]:
         look = {"color": INK, "symbol": marker, "size": 10, "line": {"width": 2, "color": INK}}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=name, marker=look)
     return figure

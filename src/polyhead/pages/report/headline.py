@@ -81,6 +81,11 @@ def where(found: Sequence[Group]) -> str:
     return split_words(found[0].task, headline(found))
 
 
+def iid_words(found: Sequence[Group]) -> str:
+    """The description of iid samples beside the headline's split."""
+    return "known combinations" if where(found) == WHERE["compositional"] else "fresh data"
+
+
 def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
     """The groups with a finite score on `split` (default: the headline's), best first."""
     split = split or headline(found)
@@ -210,13 +215,11 @@ def course(found: Sequence[Group]) -> list[str]:
     rows = courses(found)
     if not rows:
         return []
-    unseen = where(found)
-    known = "known combinations" if unseen == "unseen combinations" else "fresh data"
     each, gain = [], found[0].task.gain
     for label, before, after, early, late in rows:
         first, second = _by(gain(after - before)), _by(gain(late - early))
         second = second.removeprefix(f"{first.split()[0]} ")  # the verb is said once
-        each.append(f"{label} {first} on {known} and {second} on {unseen}")
+        each.append(f"{label} {first} on {iid_words(found)} and {second} on {where(found)}")
     return [f"{_later(found)} {'; '.join(each)}."]
 
 
@@ -288,7 +291,7 @@ def _gap(order: Sequence[Scored], unseen: str) -> list[str]:
         return []
     way = "rises" if order[0][0].task.better == "lower" else "falls"
     each = and_([f"{number(gap)} for {label}" for label, gap in gaps])
-    known = "known" if unseen == "unseen combinations" else "fresh data of the kind that was trained on"
+    known = "known" if unseen == WHERE["compositional"] else "fresh data of the kind that was trained on"
     return [f"From {known} to {unseen} the score {way} by {each}."]
 
 

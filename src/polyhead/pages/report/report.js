@@ -18,8 +18,8 @@
 
   const draw = (id) => {
     const spec = specs.get(id);
-    const place = spec.maps ? { x: spec.maps[method][0], y: spec.maps[method][1] } : {};
-    const data = spec.data.map((trace) => ({ ...trace, ...place }));
+    const points = spec.maps ? { x: spec.maps[method][0], y: spec.maps[method][1] } : {};
+    const data = spec.data.map((trace) => ({ ...trace, ...points }));
     const copy = structuredClone({ data, layout: spec.layout });
     const { data: traces, layout } = dark.matches && !printing ? themed(copy) : copy;
     drawn.add(id);

@@ -48,15 +48,17 @@ def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: P
     """Score the models on `splits`, swap and map their codes.  A task without `contrasts` has no swaps."""
     entries, swaps = [], {}
     for entry in read(folders):
+        if entry.result is None:
+            raise ValueError(f"report: {entry.folder} is not finished, so it is not trained in full")
         say(f"{entry.folder.name}, trained in full: scores, swapped codes")
         run, model = load_model(entry.folder)
         size, seed = run.train.batch_size, run.seed
         count = max(1, SEQUENCES // size)
         scores = {s: evaluate(model, run.task, s, batches=count, batch_size=size, seed=seed) for s in splits}
-        entries.append(replace(entry, result=replace(entry.result, scores=scores) if entry.result else None))
+        entries.append(replace(entry, result=replace(entry.result, scores=scores)))
         with contextlib.suppress(ValueError):
             swaps[entry.folder] = swap_codes(model, run.task, pairs=PAIRS)
-    found = groups([entry for entry in entries if entry.result])
+    found = groups(entries)
     by_label = {g.label: [swaps[e.folder] for e in g.entries if e.folder in swaps] for g in found}
     swapped = {label: rows for label, rows in by_label.items() if rows}
     table = baselines(found, splits, sequences=SEQUENCES, progress=say)

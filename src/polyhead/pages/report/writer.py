@@ -139,7 +139,8 @@ def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     say("reading runs")
     entries = runs.read(folders)
     found = runs.groups(entries)
-    splits = [s for s in runs.SPLITS if any(group.score(s) for group in found)] or ["iid", "compositional"]
+    splits = [s for s in runs.SPLITS if any(group.score(s) for group in found)]
+    splits = splits or [s for s in runs.SPLITS if s in found[0].task.splits][:2]  # of runs that are not finished
     try:
         table = runs.baselines(found, splits, sequences=SEQUENCES, progress=say)
         notes = []
@@ -208,25 +209,27 @@ def _about(found: Sequence[Group]) -> str:
     runs = [entry for group in found for entry in group.entries]
     done = sum(entry.result is not None for entry in runs)
     count = f"{len(runs)} run{'s' * (len(runs) != 1)}" + (f", {done} finished" if done < len(runs) else "")
-    return f"Task: {_task_name(found[0].task)} ({settings}). {count}."
+    return f"Task: {_task_name(found[0].task)}{f' ({settings})' if settings else ''}. {count}."
 
 
 # ------------------------------------------------------------------------------------------------------------- results
 def _together(out: Page, findings: Findings) -> str:
-    """Known and unseen combinations in one figure, if both were scored during training; else ""."""
-    found = findings.found
+    """Fresh data and the headline's split in one figure, if both were scored during training; else ""."""
+    found, table = findings.found, findings.table
     if not text.courses(found):
         return ""
-    name, unseen = text.metric_name(found[0].task.metric), text.where(found)
-    caption = f"{name} during training: dotted on known combinations, solid on {unseen}. Grey: baselines without a "
-    return out.plot(figures.together(found, findings.table), f"{caption}network, and the ceiling, on {unseen}.")
+    name, unseen = text.metric_name(found[0].task.metric).capitalize(), text.where(found)
+    caption = f"{name} during training: dotted on {text.iid_words(found)}, solid on {unseen}."
+    if table:
+        ceiling = ", and the ceiling," if "ceiling" in table else ""
+        caption += f" Grey: baselines without a network{ceiling} on {unseen}."
+    return out.plot(figures.together(found, table), caption)
 
 
 def _beside(out: Page, others: Findings) -> None:
     """The results of runs of another task."""
     found = others.found
-    game = getattr(found[0].task, "game", None)
-    out.section("beside", _task_name(found[0].task).capitalize() + (f": {game}" if game else ""))
+    out.section("beside", _title(found[0].task))
     out.add(paragraphs([text.title(found) + ".", *text.verdict(found, others.table)]))
     out.add(document.bullets(others.notes, "notes"))
     _table(out, others)
@@ -274,10 +277,9 @@ def _cell(group: Group, split: str) -> str:
 
 
 def _group_row(group: Group, splits: Sequence[str], style: figures.Style) -> list[str]:
-    glyph = dict(zip(figures.MARKERS, "●■◆▲✚▼★⬢✖", strict=True))[style[1]]
     numbers = [group.mean("parameters"), group.mean("seconds")]
     return [
-        swatch(style[0], glyph) + escape(group.label),
+        swatch(style[0], figures.GLYPHS[style[1]]) + escape(group.label),
         *(_cell(group, split) for split in splits),
         text.seeds(len(group.finished)),
         *("–" if number is None else f"{number:,.0f}" for number in numbers),

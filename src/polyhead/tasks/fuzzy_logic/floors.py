@@ -32,7 +32,7 @@ from torch import Tensor
 from polyhead.config import Batch
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks.fuzzy_logic import function_floors as floors_functions
+from polyhead.tasks.fuzzy_logic import function_floors
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
 from polyhead.tasks.task import Score, check_floors
 
@@ -66,7 +66,7 @@ def floors(
         batch = task.batch(split, min(batch_size, sequences - start), seed=seed, step=step)
         exact, count = ceiling(task, batch)
         counts.append(count)
-        guesses = predictions(batch, library=library) | floors_functions.predictions(task, batch) | {"ceiling": exact}
+        guesses = predictions(batch, library=library) | function_floors.predictions(task, batch) | {"ceiling": exact}
         for name, guess in guesses.items():
             scores.setdefault(name, []).append(_score(task, guess, batch))
     table = {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}

@@ -107,7 +107,6 @@ def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
     except OSError as error:
         where = "the published layout has train-easy, train-medium, train-hard, interpolate and extrapolate"
         raise ValueError(f"Maths: {path} cannot be read ({error.strerror}); {where} in the folder") from None
-    lines = [line.rstrip("\r") for line in lines]
     if lines[-1] == "":
         lines.pop()
     if not lines or len(lines) % 2:

@@ -28,7 +28,7 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
     """All images of a file (n 3 36 36), bytes, and their labels (n)."""
     import numpy as np
 
-    path = pathlib.Path(folder).expanduser() / f"{FILES[game]}_{SETS[shapes]}.npz"
+    path = pathlib.Path(folder) / f"{FILES[game]}_{SETS[shapes]}.npz"
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             absent = [name for name in ("images", "labels") if name not in file]

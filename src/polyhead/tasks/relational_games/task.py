@@ -34,7 +34,7 @@ from polyhead.config.words import Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_floors import KNOWN_PAIRS
-from polyhead.tasks.relational_games import original as relational_games_original
+from polyhead.tasks.relational_games import original
 from polyhead.tasks.relational_games.floors import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
 from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
@@ -152,7 +152,7 @@ class RelationalGames(Classification):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing; for generated images also of a learner without relations: see floors.py."""
-        table = super().floors(split)
+        table = super().floors(split, sequences=sequences)
         if self.data == "original":
             return table
         grids, labels = _pool(self, torch.device("cpu"))
@@ -187,11 +187,11 @@ class RelationalGames(Classification):
         images = torch.empty(batch_size, 3, 36, 36, dtype=torch.uint8, device=device)
         labels = torch.empty(batch_size, dtype=torch.long, device=device)
         for i, shapes in enumerate(sets):
-            pixels, classes = relational_games_original.load(folder, self.game, shapes)
+            pixels, classes = original.load(folder, self.game, shapes)
             chosen = torch.arange(len(classes))
             if shapes == "pentominoes":
                 settings = (self.game, split, self.examples, self.split_seed)
-                chosen = relational_games_original.rows(folder, *settings)
+                chosen = original.rows(folder, *settings)
             mine = labels[i :: len(sets)]
             rows = chosen[picks(len(chosen), len(mine), generator).cpu()]
             images[i :: len(sets)], labels[i :: len(sets)] = pixels[rows].to(device), classes[rows].to(device)
@@ -204,7 +204,7 @@ def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator)
     `kinds` (n): an odd kind has class 1.  If a class has two halves, the next bit chooses the half.
     """
     positive, other = kinds % 2 == 1, kinds // 2 % 2 == 1
-    cells, content = _GAMES[game](positive, other, objects, generator)
+    cells, content = _RULES[game](positive, other, objects, generator)
     grids = torch.full((len(kinds), 9), -1, device=kinds.device)
     return grids.scatter_(1, cells, content)
 
@@ -263,7 +263,7 @@ def _match_pattern(positive: Tensor, other: Tensor, objects: int, generator: tor
     return torch.tensor((0, 1, 2, 6, 7, 8), device=device).expand(n, 6), content
 
 
-_GAMES = {"same": _same, "occurs": _occurs, "xoccurs": _xoccurs, "between": _between, "match_pattern": _match_pattern}
+_RULES = {"same": _same, "occurs": _occurs, "xoccurs": _xoccurs, "between": _between, "match_pattern": _match_pattern}
 
 
 def _pick(table: tuple[tuple[int, ...], ...], n: int, generator: torch.Generator) -> Tensor:

@@ -24,11 +24,11 @@ COUNTED_TOKENS = 1 << 26  # most training tokens to count
 def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
     """Bits per byte of each floor on the first `sequences` sequences of `split`, in the order of the text.
 
-    Raises ValueError for an unknown split.
+    Raises ValueError for an unknown split, or one that is shorter than a sequence.
     """
     check_floors(task, split, sequences)
     corpus = task._corpus()
-    tokens = np.array(corpus.tokens[split][: sequences * task.length + 1])
+    tokens = np.array(task._tokens(split)[: sequences * task.length + 1])
     plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes
     whole = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
     bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / corpus.rate(split)

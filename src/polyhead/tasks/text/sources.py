@@ -54,7 +54,8 @@ class Piece:
 
 def share(name: str) -> float:
     """A hash of `name` in [0, 1)."""
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+    data = name.encode("utf-8", "surrogatepass")  # a file name of other bytes than UTF-8 has surrogates
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

@@ -34,6 +34,7 @@ from polyhead.tasks.task import (
     beside,
     check_draw,
     check_split,
+    located,
     token_guesses,
     token_losses,
 )
@@ -135,7 +136,7 @@ class Text(Task):
         return str(self._corpus().manifest["fingerprint"])
 
     def _corpus(self) -> text_data.Corpus:
-        folder = pathlib.Path(self.folder).absolute()
+        folder = pathlib.Path(located(self.folder))
         return text_data.corpus(
             text_data.Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
         )

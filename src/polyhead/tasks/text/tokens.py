@@ -8,6 +8,7 @@
 """
 
 import base64
+import binascii
 import functools
 import hashlib
 import importlib
@@ -28,6 +29,9 @@ RECORD = "data.json"
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """Names of the separator of documents in other tokenizers; the first that a tokenizer has is used."""
+
+MALFORMED = (UnicodeError, json.JSONDecodeError, binascii.Error, RecursionError, AttributeError, KeyError, TypeError)
+"""Errors while a file is read that is no tokenizer.json."""
 
 
 @runtime_checkable
@@ -331,7 +335,7 @@ def _read(path: pathlib.Path, changed: int, size: int) -> Codec:
             return Tiktoken.from_json(parts)
         if kind == "sentencepiece":
             return Sentences(base64.b64decode(parts["model"]), str(path))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, AttributeError, KeyError, TypeError) as error:
+    except MALFORMED as error:
         raise ValueError(f"Text: {path} is no tokenizer.json ({' '.join(str(error).split())})") from None
     return Subwords(data.decode(), str(path))
 
