@@ -6,7 +6,7 @@ import pytest
 
 from polyhead.config import Run, TransformerConfig
 from polyhead.papers import outcome
-from polyhead.tasks import FuzzyLogic, Score
+from polyhead.tasks import FuzzyLogic, RelationalGames, Score
 
 
 def runs_of(tasks):
@@ -35,6 +35,8 @@ def test_seeds_that_share_a_split_say_nothing_of_others(few):
     (level,) = (outcome.floors(runs_of([FuzzyLogic(length=8)] * 3))[name] for name in ("ridge",))
     alone = FuzzyLogic(length=8).floors("compositional", sequences=few)["ridge"]
     assert (level.mean, level.error, level.freedom, level.values) == (alone.mean, alone.standard_error, few - 1, {})
+    chance = outcome.floors(runs_of([RelationalGames("same", examples=20)]), "iid")["chance"]
+    assert (chance.error, chance.interval()) == (0.0, (0.5, 0.5))  # known exactly, with a single split too
 
 
 def test_floors_are_measured_once_for_all_figures(few, monkeypatch):

@@ -58,7 +58,8 @@ def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
     found: Levels = {}
     for name in next(iter(tables.values()), {}):
         score = Score.over([table[name] for table in tables.values()])
-        freedom = score.count - 1 if len(tables) == 1 else len(tables) - 1
+        sampled = score.count - 1 if score.count else math.inf  # an exact floor has no error
+        freedom = sampled if len(tables) == 1 else len(tables) - 1
         alone = len(tables) == len(tasks) > 1
         by_seed = {seed: tables[task][name].mean for seed, task in tasks} if alone else {}
         found[name] = Estimate(score.mean, score.standard_error, float(freedom), by_seed)

@@ -61,7 +61,7 @@ def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) ->
             single.append(answers == 1)
         for name, values in found.items():
             scores.setdefault(name, []).append(values)
-    table = {"chance": Score(float(task.values) ** -task.features, 0.0, sequences)}
+    table = {"chance": Score(float(task.values) ** -task.features, 0.0, 0)}
     table |= {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
     if single:
         table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), torch.cat(single).double().mean().item())
