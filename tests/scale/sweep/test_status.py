@@ -56,6 +56,13 @@ def test_all_states(tiny, tmp_path):
     assert not waiting.exists()  # looking leaves no folder behind
 
 
+def test_a_run_without_evaluations_is_done_without_a_score(tiny, tmp_path):
+    run = tiny(None, evaluate=())
+    place_of(run, tmp_path).mkdir()
+    leave(run, place_of(run, tmp_path))
+    assert status([run], tmp_path) == [{"run": "tiny", "state": "done", "step": "12/12", "": ""}]
+
+
 def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     """It failed, or was stopped.  While another one trains, a worker notes nothing; a new start deletes the note."""
     runs = [tiny(None, name="bad", lr=1e38, warmup=0), tiny(None, name="r")]
