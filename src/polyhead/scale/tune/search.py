@@ -19,6 +19,7 @@ from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run, serial, stream
+from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.jobs import LOOK_SECONDS, interruptible
@@ -74,7 +75,7 @@ def tune(
     path = pathlib.Path(folder)
     check_folder("tune", path)
     try:
-        with locked(path):
+        with handed_on(run, "tune"), locked(path):
             _claim(path, question)
             _mend(path / JOURNAL)
             study = _Study(run, path, question, new=True)
@@ -291,7 +292,7 @@ class _Search:
         self.looked = time.monotonic() if look else self.looked
         for job in dict.fromkeys([job for _, job in self.working] + self.leaving):
             self._tend(job, look)
-        self.leaving = [job for job in self.leaving if job.outcome is None]
+        self.leaving = [job for job in self.leaving if job.handle is not None]  # however it ended: it is not restarted
         for trial, job in list(self.working):
             if self.study.prune and self._hopeless(trial, job):
                 self._prune(trial, job)
