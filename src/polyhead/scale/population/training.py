@@ -117,7 +117,10 @@ def _kind(config: Run) -> str:
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
-    """The members of a group, by step and matrix products.  A run that another process trains is a failure."""
+    """The members of a group, by step and matrix products.
+
+    A run that another process trains, or whose folder cannot be written, is a failure.
+    """
     parts: dict[tuple[int, bool | None], list[Run]] = {}
     for config in group:
         folder = folder_of(config)
@@ -126,7 +129,7 @@ def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
                 found = _reached(config, folder)
             at = (found["step"], found.get("fast_products", False)) if found else (0, None)
             parts.setdefault(at, []).append(config)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             outcomes[folder] = _failure(config, error)
     return list(parts.values())
 
