@@ -211,9 +211,10 @@ class Task:
         from submitit.helpers import DelayedSubmission
 
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second signal would end the worker before it has saved
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.worker, signal.SIGUSR1)
-            os.waitpid(self.worker, 0)
+        if self.worker:  # 0: it has not started yet, and to `kill` 0 means all processes of this group
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.worker, signal.SIGUSR1)
+                os.waitpid(self.worker, 0)
         return DelayedSubmission(Task(self.threads), folder)
 
 
