@@ -36,6 +36,7 @@ from polyhead.train.store.claims import Held, locked
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import check_folder, write
 from polyhead.train.store.folder import Result, read_metrics
+from polyhead.train.store.saving import selection_split
 
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
 SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
@@ -106,13 +107,12 @@ def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | Non
     if not run.train.evaluate:
         raise ValueError("tune: nothing is evaluated: give train.evaluate a split")
     read_space(run, space)
-    split = "validation" if "validation" in run.train.evaluate else run.train.evaluate[0]
     return {
         "digest": configs.digest(run),
         "space": dict(space),
         "sampler": sampler,
         "prune": prune,
-        "split": split,
+        "split": selection_split(run.train),
         "metric": run.task.metric,
         "run": configs.to_dict(dataclasses.replace(run, folder=None)),
     }
