@@ -154,7 +154,7 @@ def test_an_answer_of_squeue_counts_once(tmp_path):
     for looks in (0, 1, 1, 2):
         engine.looks = looks
         found.append(job.code())
-    assert found == [None, None, None, engine_slurm.LOST]
+    assert found == [None, None, None, engine_slurm.GONE]
 
 
 def test_a_job_preempted_before_its_worker_has_started_signals_no_process(monkeypatch):

@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, command, settings
+from polyhead.scale.sweep.engines import GONE, LOG, Handle, Resources, command, settings
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
@@ -171,7 +171,7 @@ class _Job:
         try:
             return int(_record(self.slurm.folder, self.name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return LOST
+            return GONE
 
 
 def _record(folder: pathlib.Path, job: str) -> pathlib.Path:
