@@ -17,7 +17,7 @@ os.environ.setdefault("WANDB_MODE", "offline")
 
 import polyhead as ph
 from polyhead.train import tracking
-from polyhead.train.store.folder import Metrics
+from polyhead.train.store.folder import SENT, Metrics
 
 NONE, FIELDS = "metrics.jsonl alone", ("loss", "r2", "mse", "lr", "grad_norm", "steps_per_second", "seconds")
 
@@ -31,7 +31,7 @@ def rows(track: tuple[str, ...], count: int) -> tuple[float, float, float]:
         written = tracking.Rows(run, Metrics(pathlib.Path(folder), lambda row: True))
         for thread in written.threads:  # an import is no row
             thread.put(tracking._Entry("start", 0, {"training/start": 0.0}))
-            while not (pathlib.Path(folder) / thread.tracker / tracking.ROWS).is_file() and not thread.off:
+            while not (pathlib.Path(folder) / thread.tracker / SENT).is_file() and not thread.off:
                 time.sleep(0.05)
         process, loop, began = time.process_time(), time.thread_time(), time.perf_counter()
         for step in range(1, count + 1):

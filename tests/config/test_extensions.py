@@ -10,6 +10,7 @@ import sys
 
 import forked
 import pytest
+import searches
 
 import polyhead as ph
 from polyhead.cli import main
@@ -98,6 +99,16 @@ def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, mon
     with pytest.raises(ValueError, match=text):
         ph.sweep([run], tmp_path, progress=False) if where == "main" else ph.train.run(run, progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_workers_of_a_search_import_ones_own_task(theirs, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    asked, engine = [], searches.install(monkeypatch)
+    monkeypatch.setattr(engine, "work", staticmethod(lambda *_: asked.append(os.environ[extensions.ASKED]) or 2))
+    run = short(theirs.recipes.parity_hyla(), tmp_path)
+    searches.search(tmp_path / "study", run, space={"train.lr": "1e-4,1e-3"}, trials=1)
+    assert asked == ["parity_heads.task"]
+    assert extensions.ASKED not in os.environ
 
 
 def test_what_is_registered_is_known_by_name(theirs, monkeypatch, capsys):

@@ -264,6 +264,9 @@ def test_what_would_fit_is_the_smallest_change(straight):
     wide = run_of(Softmax(4), batch_size=8, layers=8)
     all_ = 4 * 4 * parameters(wide.model)
     assert plan(wide, devices=4, card=card_of(0.8 * all_)).smallest_change == "--parallel sharded"
+    pieces = replace(wide, train=replace(wide.train, accumulate=2))
+    wanted = "--parallel sharded --train.accumulate 1"  # a step in pieces holds all gradients
+    assert plan(pieces, devices=4, card=card_of(0.8 * all_)).smallest_change == wanted
     assert plan(wide, devices=4, card=card_of(0.8 * all_)).memory["total"] > all_
 
 

@@ -10,6 +10,7 @@ import pickle
 import re
 import sys
 
+import fake_workers
 import forked
 import pytest
 from refusals import refusing
@@ -165,6 +166,14 @@ def test_pruned_trials_stop_and_keep_what_they_have(prune, tmp_path, engine, mon
     for trials in (6, 9, 12):
         parts = search(tmp_path / "b", trials=trials, prune=prune)
     assert facts(parts) == facts(found)
+
+
+def test_a_pruned_trial_is_not_restarted_if_its_worker_is_killed_before_it_has_saved(tmp_path, engine, monkeypatch):
+    monkeypatch.setattr(engine, "work", staticmethod(worked))
+    monkeypatch.setattr(fake_workers.Handle, "terminate", lambda handle: setattr(handle, "ended", -9))
+    found = search(tmp_path, trials=12, prune="median")
+    assert tune.PRUNED in [trial.state for trial in found.trials]
+    assert len(engine.started) == 12
 
 
 def test_a_folder_holds_one_study(tmp_path):

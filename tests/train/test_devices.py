@@ -15,8 +15,9 @@ from tests.support import devices
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from polyhead.train import launch, load_model, read_result, run
+from polyhead.train.stop import LOST
 from polyhead.train.store.folder import read_metrics
-from polyhead.train.world import LOST, World
+from polyhead.train.world import World
 
 ACROSS = 1e-5
 """Losses of sixteen steps; other figures by ten times as much: they are larger or, as r2, divide by something small."""

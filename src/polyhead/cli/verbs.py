@@ -25,6 +25,7 @@ from polyhead.cli.text import say
 from polyhead.cli.train import failed, train
 from polyhead.spec.shapes import check_number, one_of
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
+from polyhead.train.store.disk import reason
 
 if TYPE_CHECKING:
     import torch
@@ -307,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return say(error.strerror or str(error), 1)
+        return say(reason(error), 1)
     except SystemExit as leave:  # --help
         return int(leave.code or 0)
 

@@ -105,11 +105,11 @@ class Records:
         done = [record for record in self if record.scores]
         if len({_question(record.run) for record in done}) != 1 or len(done) < 2:
             return {}
-        sign = -1 if done[0].run.task.better == "lower" else 1
+        gain = done[0].run.task.gain
         found = {}
         for split in dict.fromkeys(split for record in done for split in record.scores):
             scores = [(record.score(split), record) for record in done]
-            scored = [(sign * score, record) for score, record in scores if score is not None and not math.isnan(score)]
+            scored = [(gain(score), record) for score, record in scores if score is not None and not math.isnan(score)]
             if len(scored) > 1:
                 found[split] = max(scored, key=lambda pair: pair[0])[1]
         return found

@@ -27,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with leaving(again=True):  # importing these takes seconds
         from polyhead.train.device import keep_memory
         from polyhead.train.store.claims import Held
+        from polyhead.train.store.disk import reason
         from polyhead.train.store.folder import read_config
         from polyhead.train.store.state import State
         from polyhead.train.trainer import run
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         said, code, state = str(error), MISTAKE, State.FAILED
     except OSError as error:
-        said, code, state = error.strerror or str(error), DISK, State.FAILED
+        said, code, state = reason(error), DISK, State.FAILED
     _tell(folder, state, said)
     if code == PREEMPTED and (queued := requeue()):  # which may end this process
         print(f"polyhead: {queued}", file=sys.stderr, flush=True)

@@ -41,7 +41,7 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
 
 
 def read_all(config: Run) -> None:
-    """Draw a sequence of every split, so that missing data are found now, not at the first evaluation."""
+    """Draw a sequence of every evaluated split, so that missing data are found now, not at the first evaluation."""
     for split in config.train.evaluate:
         config.task.batch(split, 1, seed=config.seed, step=0)
 

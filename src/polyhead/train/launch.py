@@ -21,11 +21,10 @@ from polyhead.config import Run
 from polyhead.config.extensions import handed_on
 from polyhead.train.checks import check
 from polyhead.train.device import pick_device
-from polyhead.train.stop import DONE, INTERRUPTED, PREEMPTED, USUAL, slurm_job
+from polyhead.train.stop import DONE, INTERRUPTED, LOST, PREEMPTED, USUAL, slurm_job
 from polyhead.train.store.disk import tell
 from polyhead.train.store.folder import CONFIG, Result, folder_of, read_result
 from polyhead.train.trainer import begin
-from polyhead.train.world import LOST
 
 GRACE = 600
 """Seconds between asking workers to stop and killing them, so that they can save."""

@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from polyhead.train.store.disk import tell
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -125,7 +127,7 @@ class Progress:
     def line(self, text: str) -> None:
         """Print one line on standard error, above the bar."""
         if self.enabled:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
     def close(self) -> None:
         self._tell_scores()

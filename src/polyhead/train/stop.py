@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-DONE, DISK, MISTAKE, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 73, 75, 130
-"""Exit codes: done; the disk failed; invalid input, or the run diverged; another process trains the run
-(EX_CANTCREAT); preempted and saved (EX_TEMPFAIL: try again); interrupted and saved."""
+DONE, DISK, MISTAKE, LOST, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 73, 75, 130
+"""Exit codes: done; the disk failed; invalid input, or the run diverged; another process of this run ended; another
+process trains the run (EX_CANTCREAT); preempted and saved (EX_TEMPFAIL: try again); interrupted and saved."""
 
 USUAL = (signal.SIGINT, signal.SIGTERM)
 

@@ -13,7 +13,6 @@ import json
 import os
 import pathlib
 import queue
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from typing import Any, Protocol
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.spec.shapes import one_of
+from polyhead.train.store.disk import tell
 from polyhead.train.store.files import one_line
-from polyhead.train.store.folder import Metrics, Result, read_metrics
+from polyhead.train.store.folder import SENT, Metrics, Result, read_metrics
 
-ROWS = "rows.txt"
 BEHIND = 10_000
 """The longest queue of rows; a tracker that is slower is turned off."""
 PATIENCE = 60.0
@@ -212,7 +211,7 @@ class _Thread(threading.Thread):
             self._leave_off(f"{type(error).__name__}: {said}" if said else type(error).__name__)
 
     def _work(self) -> None:
-        path = self.folder / self.tracker / ROWS
+        path = self.folder / self.tracker / SENT
         path.parent.mkdir(exist_ok=True)
         told = set(path.read_text(encoding="utf-8").splitlines()) if path.is_file() else set()
         tracker = TRACKERS[self.tracker](self.config, self.folder, not told)
@@ -229,8 +228,7 @@ class _Thread(threading.Thread):
     def _leave_off(self, why: str) -> None:
         if not self.off:
             self.off = True
-            said = f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})"
-            print(said, file=sys.stderr, flush=True)
+            tell(f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})")
 
     def leave(self) -> None:
         """Wait for the thread to finish, at most `PATIENCE` seconds."""

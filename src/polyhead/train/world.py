@@ -18,17 +18,13 @@ from torch import Tensor, distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from polyhead.train.device import pick_device
-from polyhead.train.stop import DISK, MISTAKE, is_local_first
+from polyhead.train.stop import DISK, LOST, MISTAKE, is_local_first
 
 PATIENCE = datetime.timedelta(minutes=30)
 """How long a process waits for another live one, which may be drawing data or waiting for its disk."""
 
 _met: list[dist.Store] = []
 """The rendezvous of the processes, and one prefix for each group: groups may follow one another."""
-
-
-LOST = 3
-"""The exit code of a process that ends because another process of its run ended."""
 
 
 class Lost(RuntimeError):

@@ -77,6 +77,15 @@ def test_a_busy_and_a_damaged_folder(members, tmp_path, capsys):
     ]
 
 
+def test_a_folder_that_cannot_be_written_fails_alone(members, tmp_path):
+    runs = members(steps=2)
+    place = tmp_path / f"m1-{ph.digest(runs[1])}"
+    (place / "config.json.partial").mkdir(parents=True)
+    first, failed, last = population.train(runs, tmp_path, progress=False)
+    assert failed == Failure("m1", place, 1, f"{place}/config.json: cannot be written (Is a directory)")
+    assert first.steps == last.steps == 2
+
+
 @pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.campaign), 3])
 def test_a_full_disk_is_a_pause(at_once, members, tmp_path, at_update, monkeypatch, capsys):
     """Also for rows and results; a signal ends the pause, and those that were saved go on from there."""

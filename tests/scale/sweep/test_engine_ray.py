@@ -11,7 +11,7 @@ import time
 import pytest
 from many_runs import check_all, many_runs, process, working
 
-from polyhead.scale.sweep.engines import LOST, Resources, ray as engine_ray
+from polyhead.scale.sweep.engines import GONE, Resources, ray as engine_ray
 from polyhead.scale.sweep.engines.ray import Ray
 from polyhead.scale.sweep.jobs import sweep
 
@@ -119,4 +119,4 @@ def test_no_ray_and_no_cluster(monkeypatch, tmp_path):
 
 def test_a_worker_dies_with_its_task():
     """The second argument is the process that started it: here it is not the parent."""
-    assert engine_ray.main(["nowhere", str(os.getpid())]) == LOST - 1
+    assert engine_ray.main(["nowhere", str(os.getpid())]) == GONE - 1

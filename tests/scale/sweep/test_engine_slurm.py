@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from many_runs import check_all, many_runs, process, working
@@ -153,7 +154,18 @@ def test_an_answer_of_squeue_counts_once(tmp_path):
     for looks in (0, 1, 1, 2):
         engine.looks = looks
         found.append(job.code())
-    assert found == [None, None, None, engine_slurm.LOST]
+    assert found == [None, None, None, engine_slurm.GONE]
+
+
+def test_a_job_preempted_before_its_worker_has_started_signals_no_process(monkeypatch):
+    """Process 0 would be every process of its group."""
+    helpers = types.SimpleNamespace(DelayedSubmission=lambda *call: call)
+    monkeypatch.setitem(sys.modules, "submitit", types.SimpleNamespace(helpers=helpers))
+    monkeypatch.setitem(sys.modules, "submitit.helpers", helpers)
+    monkeypatch.setattr(signal, "signal", lambda *how: None)
+    monkeypatch.setattr(os, "kill", lambda *whom: pytest.fail(f"kill{whom}"))
+    task, folder = engine_slurm.Task(3).checkpoint("here")
+    assert (task.threads, folder) == (3, "here")
 
 
 @pytest.mark.parametrize(("state", "taken"), [("RUNNING", True), ("PENDING", True), ("FAILED", False), (None, False)])

@@ -13,7 +13,7 @@ from fake_workers import Fake, leave
 
 import polyhead as ph
 from polyhead.scale.sweep import Failure, screen as live
-from polyhead.scale.sweep.engines import LOST, Resources, local as engine_local, settings
+from polyhead.scale.sweep.engines import GONE, Resources, local as engine_local, settings
 from polyhead.scale.sweep.job import Job
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import Screen
@@ -112,11 +112,11 @@ def test_workers_share_the_cores(tiny, tmp_path, monkeypatch, runs, workers, thr
     ("codes", "retries", "error"),
     [
         ([-9, 0], 2, None),
-        ([-9, LOST, 0], 2, None),
+        ([-9, GONE, 0], 2, None),
         ([77, 77, 1, 0], 2, "it said 1 (3 times)"),  # an exit code that is not ours; the disk
         ([-11, -11], 1, "killed by signal 11 (2 times)"),
         ([-9], 0, "killed by signal 9"),
-        ([LOST], 0, "lost: its machine, or its job, is gone"),
+        ([GONE], 0, "lost: its machine, or its job, is gone"),
         ([75, 75, -9, 75, 0], 1, None),  # preempted and saved: no death
         ([2], 2, "it said 2"),  # a mistake, or it diverged: it would again
         ([130], 2, "it said 130"),  # a user stopped it

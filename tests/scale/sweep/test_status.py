@@ -56,6 +56,13 @@ def test_all_states(tiny, tmp_path):
     assert not waiting.exists()  # looking leaves no folder behind
 
 
+def test_a_run_without_evaluations_is_done_without_a_score(tiny, tmp_path):
+    run = tiny(None, evaluate=())
+    place_of(run, tmp_path).mkdir()
+    leave(run, place_of(run, tmp_path))
+    assert status([run], tmp_path) == [{"run": "tiny", "state": "done", "step": "12/12", "": ""}]
+
+
 def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     """It failed, or was stopped.  While another one trains, a worker notes nothing; a new start deletes the note."""
     runs = [tiny(None, name="bad", lr=1e38, warmup=0), tiny(None, name="r")]
@@ -73,6 +80,16 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     assert main([str(place_of(runs[1], tmp_path))]) == 0
     assert not (place_of(runs[1], tmp_path) / ENDED).exists()
     assert capsys.readouterr().err.count("polyhead: ") == 3
+
+
+def test_the_error_of_a_missing_file_names_it(tiny, tmp_path, at_step, capsys):
+    run, missing = tiny(None), tmp_path / "missing"
+    place = place_of(run, tmp_path)
+    with claim(run, place):
+        pass
+    at_step(1, lambda: missing.read_text())
+    assert main([str(place), "--quiet"]) == 1
+    assert capsys.readouterr().err == f"polyhead: {missing}: No such file or directory\n"
 
 
 def test_a_run_that_another_process_has_finished_shows_its_last_rows(tiny, tmp_path):

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import flop_registry
 from polyhead.config import Batch, Hyla, Mechanism, Relational, Run, TransformerConfig
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import LEARNED
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.ops.hyla import triton as hyla_triton
@@ -292,11 +293,11 @@ def _tiled(group: Mechanism, model: TransformerConfig, precision: str) -> Mechan
 
 
 def _kernels(group: Hyla, model: TransformerConfig, precision: str) -> bool:
-    """Whether HYLA's kernels take such heads and "auto" wants them: see `ops/hyla/triton/__init__.py`."""
-    size = 4 if precision == "fp32" else 2
-    width = group.dim or model.dim // group.heads
-    row = [max(16, 1 << (n - 1).bit_length()) for n in (group.heads, width)]
-    most_heads, most = hyla_triton.LARGEST_HEADS[size]
-    takes = group.act in ("relu", "identity") and group.normalise in ("rms_heads", "identity", "softmax")
-    fits = row[0] <= most_heads and row[0] * row[1] <= (most if size == 2 else hyla_triton.ROW // size)
-    return takes and fits and group.value_depth == 1
+    """Whether HYLA's kernels take such heads; in float32 only those that they take on every GPU."""
+    width, dtype = group.dim or model.dim // group.heads, torch.float32 if precision == "fp32" else torch.bfloat16
+    q = torch.empty(1, 1, group.heads, width, dtype=dtype, device="meta")
+    deep = q if group.value_depth > 1 else None
+    call = AttentionCall(q, q, q, normalise=group.normalise, act=group.act, value_weight=deep)
+    if hyla_triton.unsupported_anywhere(call) is not None:
+        return False
+    return precision != "fp32" or hyla_triton.too_large_for(q, shared=0) is None

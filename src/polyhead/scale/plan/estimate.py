@@ -42,7 +42,7 @@ RESERVED, FRAGMENTS = 1.5e9, 0.05
 """Bytes of a GPU used by CUDA, its libraries and NCCL; the share of the rest lost to fragmentation."""
 
 LARGEST_BATCH, DRAWN = 1 << 16, 4096
-"""Limits of the search: sequences, devices; and the most sequences to draw for timing."""
+"""The most sequences in a micro-batch that the search tries, and the most sequences drawn for timing."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +363,7 @@ def _change(place: _Place) -> str | None:
         if n == 1 or train.batch_size % n or (place.sharded and n == devices):
             continue
         words = "--parallel sharded" + (f" --devices {n}" if n > devices else "")
+        words += " --train.accumulate 1" if train.accumulate > 1 else ""
         wide = place.sharded_over(n)
         if wide.fits():
             return words

@@ -32,7 +32,7 @@ from polyhead.train.member import Member
 from polyhead.train.stop import DISK, MISTAKE, Interrupted, Stop
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import claim
-from polyhead.train.store.disk import DiskRetry, tell
+from polyhead.train.store.disk import DiskRetry, reason, tell
 from polyhead.train.store.files import Damaged, set_aside
 from polyhead.train.store.folder import RESULT, Result, finished, folder_of
 from polyhead.train.store.saving import drop, last_whole
@@ -117,7 +117,10 @@ def _kind(config: Run) -> str:
 
 
 def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
-    """The members of a group, by step and matrix products.  A run that another process trains is a failure."""
+    """The members of a group, by step and matrix products.
+
+    A run that another process trains, or whose folder cannot be written, is a failure.
+    """
     parts: dict[tuple[int, bool | None], list[Run]] = {}
     for config in group:
         folder = folder_of(config)
@@ -126,7 +129,7 @@ def _of_one_step(group: Sequence[Run], outcomes: Outcomes) -> list[list[Run]]:
                 found = _reached(config, folder)
             at = (found["step"], found.get("fast_products", False)) if found else (0, None)
             parts.setdefault(at, []).append(config)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             outcomes[folder] = _failure(config, error)
     return list(parts.values())
 
@@ -149,7 +152,7 @@ def _reached(config: Run, folder: pathlib.Path) -> dict[str, Any] | None:
 def _failure(config: Run, error: ValueError | OSError) -> Failure:
     """The failure of a member, in the form of a sweep's worker."""
     if isinstance(error, OSError):
-        return Failure(config.name, folder_of(config), DISK, error.strerror or str(error))
+        return Failure(config.name, folder_of(config), DISK, reason(error))
     return Failure(config.name, folder_of(config), MISTAKE, str(error))
 
 

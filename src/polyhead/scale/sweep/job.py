@@ -11,11 +11,11 @@ from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.scale.sweep.engines import LOG, LOST, Handle
+from polyhead.scale.sweep.engines import GONE, LOG, Handle
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import Held, claim, claimed_by
-from polyhead.train.store.disk import PASSING
+from polyhead.train.store.disk import PASSING, reason
 from polyhead.train.store.files import named, unseal
 from polyhead.train.store.folder import METRICS, Result, finished
 from polyhead.train.store.state import State, write_end
@@ -88,7 +88,7 @@ class Job:
         except OSError as error:  # an error of only this run's folder
             if error.errno in PASSING:
                 raise
-            self.outcome = Failure(self.config.name, self.folder, DISK, error.strerror or str(error))
+            self.outcome = Failure(self.config.name, self.folder, DISK, reason(error))
         return self.outcome is None and self.holder is None
 
     def poll(self) -> bool:
@@ -193,7 +193,7 @@ class Job:
 
 def last_line(path: pathlib.Path, code: int) -> str:
     """The last line of a worker's log, or a description of its end."""
-    if code == LOST:
+    if code == GONE:
         return "lost: its machine, or its job, is gone"
     try:
         lines = path.read_text(errors="replace", encoding="utf-8").strip().splitlines()

@@ -1,6 +1,5 @@
 """Progress of a sweep: a live table on a terminal, else a line at events and at intervals."""
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead.scale.sweep.job import Job
 from polyhead.train.progress import QUIET_SECONDS, duration, wanted
+from polyhead.train.store.disk import tell
 from polyhead.train.store.state import State
 
 ROWS = 20
@@ -101,4 +101,4 @@ class Screen:
 
     def line(self, text: str) -> None:
         if self.enabled and not self.live:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)

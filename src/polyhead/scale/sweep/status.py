@@ -60,6 +60,6 @@ def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
 
 def _score(run: Run, result: Result) -> str:
     splits = run.train.evaluate
-    split = "compositional" if "compositional" in splits else splits[-1]
+    split = "compositional" if "compositional" in splits else next(reversed(splits), "")
     score = result.scores.get(split, {}).get(run.task.metric)
     return "" if score is None else f"{split} {run.task.metric} {score:.3f}"

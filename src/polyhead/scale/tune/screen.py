@@ -1,6 +1,5 @@
 """Progress of a search: a live table on a terminal, else a line when a trial starts and ends."""
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +10,7 @@ from rich.table import Table
 
 from polyhead.scale.tune.trial import Outcome, Trial
 from polyhead.train.progress import QUIET_SECONDS, wanted
+from polyhead.train.store.disk import tell
 
 ROWS = 15
 """How many of the last trials are shown, besides the best."""
@@ -50,7 +50,7 @@ class Screen:
 
     def line(self, text: str) -> None:
         if self.enabled and self.live is None:
-            print(text, file=sys.stderr, flush=True)
+            tell(text)
 
 
 def table(outcome: Outcome, texts: Mapping[int, str]) -> Table:

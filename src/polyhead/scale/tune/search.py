@@ -19,6 +19,7 @@ from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run, serial, stream
+from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.jobs import LOOK_SECONDS, interruptible
@@ -35,6 +36,7 @@ from polyhead.train.store.claims import Held, locked
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import check_folder, write
 from polyhead.train.store.folder import Result, read_metrics
+from polyhead.train.store.saving import selection_split
 
 STUDY, JOURNAL, NAME = "study.json", "study.journal", "polyhead"
 SAMPLERS, PRUNERS = ("tpe", "random"), ("median", "hyperband")
@@ -74,7 +76,7 @@ def tune(
     path = pathlib.Path(folder)
     check_folder("tune", path)
     try:
-        with locked(path):
+        with handed_on(run, "tune"), locked(path):
             _claim(path, question)
             _mend(path / JOURNAL)
             study = _Study(run, path, question, new=True)
@@ -105,13 +107,12 @@ def _question(run: Run, space: Mapping[str, str], sampler: str, prune: str | Non
     if not run.train.evaluate:
         raise ValueError("tune: nothing is evaluated: give train.evaluate a split")
     read_space(run, space)
-    split = "validation" if "validation" in run.train.evaluate else run.train.evaluate[0]
     return {
         "digest": configs.digest(run),
         "space": dict(space),
         "sampler": sampler,
         "prune": prune,
-        "split": split,
+        "split": selection_split(run.train),
         "metric": run.task.metric,
         "run": configs.to_dict(dataclasses.replace(run, folder=None)),
     }
@@ -291,7 +292,7 @@ class _Search:
         self.looked = time.monotonic() if look else self.looked
         for job in dict.fromkeys([job for _, job in self.working] + self.leaving):
             self._tend(job, look)
-        self.leaving = [job for job in self.leaving if job.outcome is None]
+        self.leaving = [job for job in self.leaving if job.handle is not None]  # however it ended: it is not restarted
         for trial, job in list(self.working):
             if self.study.prune and self._hopeless(trial, job):
                 self._prune(trial, job)

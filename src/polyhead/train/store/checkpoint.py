@@ -249,13 +249,14 @@ def load_model(
 
 
 def _find(folder: pathlib.Path, which: str | int) -> pathlib.Path:
-    names = {"newest": CHECKPOINT, "best": BEST}
-    if which == "newest" and (last := candidates(folder)[:1]) and last[0].is_dir():
-        raise ValueError(f"checkpoint: {last[0]} is in parts: `polyhead resume {folder}` until the run is done")
-    if which in names:
-        return folder / names[str(which)]
-    there = {step_of(path): path for path in candidates(folder) if path.suffix == ".safetensors"}
-    if not str(which).isdecimal() or int(which) not in there:
-        held = ", ".join(map(str, sorted(there)))
-        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from newest, best, {held})")
-    return there[int(which)]
+    found, best = candidates(folder), folder / BEST
+    if which == "newest":
+        if found and found[0].is_dir():
+            raise ValueError(f"checkpoint: {found[0]} is in parts: `polyhead resume {folder}` until the run is done")
+        return folder / CHECKPOINT
+    there = {"best": best} if best.exists() else {}
+    there |= {str(step_of(path)): path for path in sorted(found, key=step_of) if path.suffix == ".safetensors"}
+    if str(which) not in there:
+        held = ", ".join(("newest", *there))
+        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from {held})")
+    return there[str(which)]

@@ -67,6 +67,12 @@ class DiskRetry:
             sleep(1.0)
 
 
+def reason(error: OSError) -> str:
+    """The text of an OSError in one line, with the file if it names one."""
+    said = error.strerror or str(error)
+    return said if error.filename is None else f"{error.filename}: {said}"
+
+
 def tell(text: str) -> None:
     """Print one line on standard error, above a progress bar."""
     print(text, file=sys.stderr, flush=True)

@@ -27,6 +27,8 @@ from polyhead.train.store.state import ENDED
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 EARLIER, BEST, BAD_BATCH = "checkpoint-{:08}", "best.safetensors", "bad_batch.safetensors"
+SENT = "rows.txt"
+"""In the folder of each tracker (tracking.py): the rows that it has received."""
 DIGEST = "digest"
 
 
@@ -150,7 +152,7 @@ def clear(folder: pathlib.Path) -> None:
     from polyhead.tasks.text import tokens as text_tokens
 
     names = (ENDED, RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
-    told = folder.glob("*/rows.txt")  # trackers (tracking.py) restart
+    told = folder.glob(f"*/{SENT}")  # trackers restart
     for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
         forget(path)
 

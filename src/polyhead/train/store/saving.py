@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from polyhead.config import Run
+from polyhead.config import Run, Train
 from polyhead.train.store import checkpoint
 from polyhead.train.store.checkpoint import candidates, read_metadata
 from polyhead.train.store.disk import tell
@@ -56,13 +56,16 @@ def drop(path: pathlib.Path, error: Damaged) -> None:
     set_aside(path, error)
 
 
+def selection_split(train: Train) -> str:
+    """The split whose headline metric selects models: validation, else the first evaluated split; "" without any."""
+    return "validation" if "validation" in train.evaluate else next(iter(train.evaluate), "")
+
+
 class Rating:
-    """Tracks the best checkpoint: by the headline metric on the validation split, else on the first evaluated split."""
+    """Tracks the best checkpoint: by the headline metric on the selection split."""
 
     def __init__(self, config: Run, folder: pathlib.Path, digest: str) -> None:
-        evaluated = config.train.evaluate
-        self.split = "validation" if "validation" in evaluated else next(iter(evaluated), None)
-        self.metric, self.sign = config.task.metric, 1 if config.task.better == "higher" else -1
+        self.task, self.split = config.task, selection_split(config.train)
         self.step = 0
         self.score: float | None = None
         self.best: float | None = None
@@ -73,13 +76,14 @@ class Rating:
                 self.best = metadata.get("score")
 
     def evaluated(self, step: int, scores: dict[str, dict[str, float]]) -> None:
-        value = scores.get(str(self.split), {}).get(self.metric)
+        value = scores.get(self.split, {}).get(self.task.metric)
         self.step, self.score = step, value if value is not None and math.isfinite(value) else None
 
     def at(self, step: int) -> tuple[float | None, bool]:
         """The score of step `step` if it was evaluated, and whether it is the best so far."""
         score = self.score if self.step == step else None
-        return score, score is not None and (self.best is None or self.sign * (score - self.best) > 0)
+        gain = self.task.gain
+        return score, score is not None and (self.best is None or gain(score) > gain(self.best))
 
     def kept(self, step: int) -> None:
         """Record that the checkpoint of step `step` was saved."""

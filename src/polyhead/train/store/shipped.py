@@ -114,7 +114,7 @@ def _download(name: str) -> pathlib.Path:
         for file, digest in models()[name]["files"].items():
             download_url_to_file(f"{source}/{file}", str(into / file), digest, progress=sys.stderr.isatty())
     except (OSError, urllib.error.URLError, RuntimeError) as error:
-        hint = f"with the folder {name} in {_kept()}, or in the folder that {OWN} names, nothing is downloaded"
+        advice = f"with the folder {name} in {_kept()}, or in the folder that {OWN} names, nothing is downloaded"
         said = f"load: {name} is not here and {source} could not be downloaded ({one_line(error)})"
-        raise ValueError(f"{said}; {hint}") from None
+        raise ValueError(f"{said}; {advice}") from None
     return into

@@ -29,15 +29,18 @@ TF32 = {1024: 112 << 10, 2048: 180 << 10, 4096: 208 << 10}
 
 def unsupported_reason(x: AttentionCall) -> str | None:
     """Why the kernels do not take a call, as a part of a sentence, or None if they do."""
-    if (reason := without_triton(x)) is not None:
-        return reason
+    return without_triton(x) or unsupported_anywhere(x) or too_large_for(x.q, shared_memory(x.q.device))
+
+
+def unsupported_anywhere(x: AttentionCall) -> str | None:
+    """Why the kernels take a call on no GPU, or None."""
     if x.normalise not in ("rms_heads", "identity", "softmax"):
         return f"takes normalise='rms_heads', 'identity' or 'softmax' only, not {x.normalise!r}"
     if x.act not in ("relu", "identity"):
         return f"takes act='relu' or 'identity' only, not {x.act!r}"
     if x.value_weight is not None:
         return "takes no value_weight"
-    return backward_only(x) or dense_limits(x) or _too_large(x.q) or too_large_for(x.q, shared_memory(x.q.device))
+    return backward_only(x) or dense_limits(x) or _too_large(x.q)
 
 
 def _row(q: Tensor) -> tuple[int, int]:

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from polyhead.train.stop import REQUEUE
+
 if TYPE_CHECKING:
     from polyhead.config import Run
 
 LOG = "worker.log"
-LOST = 256
+GONE = 256
 """Stands for the exit code of a worker that disappeared."""
 
 
@@ -26,7 +28,7 @@ class Handle(Protocol):
     """One worker, requested or running."""
 
     def code(self) -> int | None:
-        """None while it waits or runs; then its exit code (negative for a signal), or `LOST`."""
+        """None while it waits or runs; then its exit code (negative for a signal), or `GONE`."""
 
 
 @runtime_checkable
@@ -82,4 +84,4 @@ def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
     source = str(pathlib.Path(__file__).parents[4])
     paths = os.pathsep.join([source, *filter(None, [given.get("PYTHONPATH")])])
     own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**given, **own, "POLYHEAD_REQUEUE": "0"}  # the sweep restarts it, not the worker itself
+    return {**given, **own, REQUEUE: "0"}  # the sweep restarts it, not the worker itself

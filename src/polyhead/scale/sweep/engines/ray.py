@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, settings
+from polyhead.scale.sweep.engines import GONE, LOG, Handle, Resources, settings
 from polyhead.spec.optional import optional
 from polyhead.train.stop import DISK
 
@@ -121,7 +121,7 @@ class _Task:
                 with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
                     log.write(f"polyhead: {error.cause}, on a machine of the Ray cluster\n")
             except ray.exceptions.RayError:
-                self.ended = LOST
+                self.ended = GONE
         return self.ended
 
 
@@ -180,7 +180,7 @@ def main(words: Sequence[str]) -> int:
     if sys.platform == "linux" and os.getppid() == parent:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # the parent is already gone
-        return LOST - 1
+        return GONE - 1
     from polyhead.train.__main__ import main as train
 
     return train([folder])

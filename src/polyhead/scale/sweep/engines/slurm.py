@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines import LOG, LOST, Handle, Resources, command, settings
+from polyhead.scale.sweep.engines import GONE, LOG, Handle, Resources, command, settings
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
@@ -171,7 +171,7 @@ class _Job:
         try:
             return int(_record(self.slurm.folder, self.name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return LOST
+            return GONE
 
 
 def _record(folder: pathlib.Path, job: str) -> pathlib.Path:
@@ -211,9 +211,10 @@ class Task:
         from submitit.helpers import DelayedSubmission
 
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second signal would end the worker before it has saved
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.worker, signal.SIGUSR1)
-            os.waitpid(self.worker, 0)
+        if self.worker:  # 0: it has not started yet, and to `kill` 0 means all processes of this group
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.worker, signal.SIGUSR1)
+                os.waitpid(self.worker, 0)
         return DelayedSubmission(Task(self.threads), folder)
 
 

@@ -51,6 +51,9 @@ def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path, monkeypatch, links)
         assert all(torch.equal(value, wanted[f"model/{key}"]) for key, value in found.items())
     with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, best, (4, )?8, 10, 12\)$"):
         load_model(tmp_path, which=3)
+    (tmp_path / "best.safetensors").unlink()  # as in a run that evaluates nothing
+    with pytest.raises(ValueError, match=r"has none of 'best' \(choose from newest, 8, 10, 12\)$"):
+        load_model(tmp_path, which="best")
 
 
 @pytest.mark.parametrize(("better", "wanted"), [("higher", 4), ("lower", 2)])

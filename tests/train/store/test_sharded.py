@@ -1,6 +1,6 @@
 """Sharded checkpoints: the files, and that they are read back or refused, and never unpickled.
 
-Here one process has the only shard; test_devices.py has two and three processes.
+Here one process has the only shard; ../test_devices.py has two and three processes.
 """
 
 import contextlib
