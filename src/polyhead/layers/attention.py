@@ -279,13 +279,13 @@ class MultiHeadAttention(nn.Module):
         where = call.counted(queries=which % 2 == 0) if positions is None else positions
         if isinstance(self.rotary, OwnPositions):
             return self.rotary.rotate(rows, where)
-        beyond = max(call.past + call.t, call.s) > self.max_length
-        if beyond and call.positions is None and call.cu_seqlens is None:
-            reach = max(call.past + call.t, call.s)
+        reach = max(call.past + call.t, call.s) if call.positions is None else call.s  # given ones are those of x only
+        beyond = positions is None and reach > self.max_length
+        if beyond and call.cu_seqlens is None:
             raise ValueError(f"MultiHeadAttention: {reach} positions but max_length is {self.max_length}")
         # The test above proves that counted positions are in range; reading them would synchronise the device.  Those
         # of packed sequences can be out of range only if `beyond`; on a GPU the table lookup itself then fails.
-        packed = beyond and call.cu_seqlens is not None and call.x.device.type == "cpu"
+        packed = beyond and call.x.device.type == "cpu"
         return self.rotary[str(self.sizes[which // 2].dim)](
             rows, where[..., None], check=positions is not None or packed
         )
