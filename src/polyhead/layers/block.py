@@ -102,7 +102,7 @@ class TransformerBlock(nn.Module):
         of x, `context_symbols` those of the context.  `cu_seqlens` are the edges of packed sequences in x, see
         `MultiHeadAttention`; they exclude a context and a tail.
         """
-        self._check(context, cu_seqlens, tail)
+        self._check(x, context, cu_seqlens, tail)
         with whole(cache):
             source = self.norm1(x) if self.pre else x
             if tail is None or tail == x.shape[1]:
@@ -151,10 +151,12 @@ class TransformerBlock(nn.Module):
             asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
         )
 
-    def _check(self, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
+    def _check(self, x: Tensor, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
         if (context is None) != (self.cross is None):
             wanted = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
             raise ValueError(f"TransformerBlock: {wanted} came")
         if cu_seqlens is not None and (context is not None or tail is not None):
             what = "context" if tail is None else "tail"
             raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {what} must be None")
+        if tail is not None and not 1 <= tail <= x.shape[1]:
+            raise ValueError(f"TransformerBlock: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
