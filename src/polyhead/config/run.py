@@ -329,11 +329,7 @@ class Run(Checked):
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     _choices: ClassVar = {"parallel": ("data", "sharded")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
+    _least: ClassVar = {"threads": 1}
 
     def __repr__(self) -> str:
         task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
