@@ -148,7 +148,7 @@ class RelationalSymbols(SymbolModule):
     Token i is compared with the `neighbours` tokens before it, nearest first; unless `causal`, with that many on each
     side, from left to right.  `include_self` adds the token itself.  Beyond the ends of the sequence the first or last
     token is used.  Padding is replaced by the real token before it, or after it if there is none.  Each comparison
-    gives `relations` inner products.  With `normalise` each of them goes through a softmax over the neighbours, at scale
+    gives `relations` inner products.  With `normalise` each relation is a softmax over the neighbours, at scale
     (dim / relations) ** -0.5.  A linear map leads from them to `symbolic`.
 
     Neighbours are those of the sequence: a window or a mask of pairs, such as a layer on its own is given, hides none.

@@ -184,7 +184,7 @@ class LinearOutput(nn.Module):
 class TiedOutput(nn.Module):
     """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
 
-    bias = None  # as in LinearOutput
+    bias = None  # other libraries ask the map to the logits for it
 
     def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
         super().__init__()
