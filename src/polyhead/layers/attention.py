@@ -232,8 +232,9 @@ class MultiHeadAttention(nn.Module):
         if self.shared[i]:
             made |= {"q": before["q"], "k": before["k"]}
         if "table" in made:
-            made["v"] = by_offset(made.pop("table"), call.t, call.s, call.first)
-        elif made["v"].shape[0] == 1:
+            table = made.pop("table")
+            made["v"] = table[None, :0] if call.empty else by_offset(table, call.t, call.s, call.first)
+        if made["v"].ndim == 4 and made["v"].shape[0] == 1:
             made["v"] = made["v"].expand(call.x.shape[0], -1, -1, -1)
         return made
 
@@ -292,7 +293,7 @@ class MultiHeadAttention(nn.Module):
 
     def _bias(self, bias: Tensor | None, call: Call) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
-        if self.relative is None:
+        if self.relative is None or call.empty:
             return bias
         x, t, s = call.x, call.t, call.s
         if not isinstance(self.relative, RelativePositionBias):
@@ -350,7 +351,7 @@ class MultiHeadAttention(nn.Module):
         assert isinstance(group, LinearHeads)
         assert memory is not None
         q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))
-        mask = None if memory.real is None else memory.real[:, None, None, -call.t :]
+        mask = None if memory.real is None else memory.real[:, None, None, memory.real.shape[1] - call.t :]
         y, state = group.step(q, k, rows["v"], memory.state((i, "state")), mask=mask)
         memory.put((i, "state"), state)
         return y

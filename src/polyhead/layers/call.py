@@ -47,6 +47,11 @@ class Call:
         return self.x.shape[1]
 
     @property
+    def empty(self) -> bool:
+        """Whether there is neither a query nor a key, so that a tensor by offset would have -1 rows."""
+        return self.t + self.s == 0
+
+    @property
     def source(self) -> Tensor:
         return self.x if self.context is None else self.context
 

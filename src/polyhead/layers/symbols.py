@@ -215,7 +215,7 @@ class RelationalSymbols(SymbolModule):
         if given.cache is None and given.first:
             raise ValueError(f"RelationalSymbols: first = {given.first} needs the tokens before it: give cache=")
         seen = self._seen(x, given)
-        x = seen[:, -x.shape[1] :]
+        x = seen[:, seen.shape[1] - x.shape[1] :]
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
         where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)
