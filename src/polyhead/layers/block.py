@@ -18,6 +18,7 @@ from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
+from polyhead.spec import NORM_ORDERS, NORMS
 from polyhead.spec.shapes import check_number, named, one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
@@ -28,7 +29,7 @@ def build_norm(
     kind: str, dim: int, eps: float, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> RMSNorm | LayerNorm:
     """`kind` is "layer" or "rms"."""
-    cls = LayerNorm if one_of("norm", "kind", kind, ("layer", "rms")) == "layer" else RMSNorm
+    cls = LayerNorm if one_of("norm", "kind", kind, NORMS) == "layer" else RMSNorm
     return cls(dim, eps=eps, device=device, dtype=dtype)
 
 
@@ -66,7 +67,7 @@ class TransformerBlock(nn.Module):
         self.layer = layer
         if not hasattr(attention, "dim"):
             raise ValueError(f"TransformerBlock: attention must be a MultiHeadAttention but is {attention!r:.60}")
-        self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
+        self.pre = one_of("TransformerBlock", "norm_order", norm_order, NORM_ORDERS) == "pre"
         self.norm1 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.attention = attention
         self.cross = cross
