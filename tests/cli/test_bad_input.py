@@ -26,7 +26,7 @@ trian fuzzy-hyla | unknown command 'trian'; did you mean 'train'? (choose from d
 train | polyhead train: RECIPE is missing; see polyhead list recipes
 train --seed 1 | polyhead train: RECIPE comes first but --seed came
 train fuzzy-hila | polyhead train: unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'? (choose from
-train fuzzy-hyla --threads 0 | Run: threads must be at least 1, or None, but is 0
+train fuzzy-hyla --threads 0 | Run: threads must be at least 1 but is 0
 train fuzzy-hyla --model.dm 3 | polyhead train fuzzy-hyla: unknown option --model.dm; did you mean --model.dim?
 train fuzzy-hyla --qqqq | polyhead train fuzzy-hyla: unknown option --qqqq; see polyhead train fuzzy-hyla --help
 train fuzzy-hyla --batch_size 2 | unknown option --batch_size; did you mean --train.batch-size?

@@ -159,7 +159,7 @@ ZERO = {"lr", "weight_decay", "warmup", "final", "eps", "norm_eps", "noise", "sh
 """Numbers that may be 0; all sizes are at least 1."""
 
 FREE = {
-    *{"FuzzyLogic.split_seed", "Sraven.split_seed", "Run.seed", "Run.threads", "Experts.top_k", "Hyla.value_depth"},
+    *{"FuzzyLogic.split_seed", "Sraven.split_seed", "Run.seed", "Experts.top_k", "Hyla.value_depth"},
     *{"AbstractorConfig.encoder_layers", "Run.name", "Run.device", "Run.folder", "Maths.module", "Maths.folder"},
     *{"Images.folder", "RelationalGames.folder", "Text.data", "Text.tokenizer", "Text.column", "Text.folder"},
     *(f"{cls.__name__}.impl" for cls in MECHANISMS),

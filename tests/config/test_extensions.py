@@ -69,12 +69,17 @@ def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path, monke
 def test_a_file_imports_nothing(tmp_path, monkeypatch):
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path / "..")
     data = {"kind": "Run", "name": "x", "task": {"kind": "trap:Task"}, "model": {}}
     with pytest.raises(ValueError, match="trap:Task is not of this package"):
         ph.config.from_dict(data)
+    assert os.getcwd() not in sys.path
     for kind in ("json:JSONDecoder", "os:system", "dataclasses:Field"):  # imported already, and no configuration
         with pytest.raises(ValueError, match="not of this package"):
             ph.config.from_dict({**data, "task": {"kind": kind}})
+    monkeypatch.setenv("POLYHEAD_IMPORT", "no_such")
+    with pytest.raises(ValueError, match=r"^POLYHEAD_IMPORT no_such: No module named 'no_such'"):
+        ph.config.from_dict(data)
 
 
 @pytest.mark.parametrize("where", ["function", "main", "replaced"])

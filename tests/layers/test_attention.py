@@ -55,6 +55,14 @@ def test_positions_with_gaps_are_those_of_a_longer_sequence():
         assert_close(layer(x[:, where], positions=where[None]), layer(x, mask=mask)[:, where])
 
 
+def test_positions_that_are_given_leave_those_of_a_context():
+    """They are 0, 1, ..., also with more queries than keys."""
+    x, context, where, mask = tokens(9), tokens(7), torch.arange(9)[None] + 2, torch.ones(9, 7).tril(-2).bool()
+    for positions in POSITIONS.values():
+        causal, free = (make(MANY, positions=positions, causal=causal, window=5) for causal in (True, False))
+        assert_close(causal(x, context, positions=where), free(x, context, positions=where, mask=mask))
+
+
 def test_biases_of_both_forms_add_up():
     x, layer, plain = tokens(5), make(MANY, positions=ph.RelativeBias()), make(MANY)
     plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "relative" not in k})
@@ -62,6 +70,14 @@ def test_biases_of_both_forms_add_up():
     assert_close(layer(x), plain(x, bias=table))
     for bias in (by_offset, dense(by_offset, 5, 5)[None]):
         assert_close(layer(x, bias=bias), plain(x, bias=table + by_offset))
+
+
+@pytest.mark.parametrize("mixture", zoo.EVERY)
+def test_what_is_empty_stays_empty(mixture):
+    for positions, causal in zoo.turns(zoo.IN_LAYERS, (False, True)):
+        layer = make(zoo.EVERY[mixture], causal=causal, positions=zoo.POSITIONS[positions], window=2)
+        for x in (tokens(0), tokens(3, b=0)):
+            assert layer(x).shape == x.shape
 
 
 # -------------------------------------------------------------------------------------------------------------- dropout
@@ -110,8 +126,13 @@ ERRORS = {
     "keep of other heads": (lambda a, x: a(x, keep=torch.ones(2, 3, 5, 5, dtype=F64)), f"{KEEP}(2, 3, 5, 5)"),
     "keep without its batch": (lambda a, x: a(x, keep=torch.ones(4, 5, 5, dtype=F64)), f"{KEEP}(4, 5, 5)"),
     "context longer than the rotary table": (lambda a, x: a(x, tokens(17)), "17 positions but max_length is 16"),
+    "context longer than the table, positions": (
+        lambda a, x: a(x, tokens(17), positions=torch.arange(5)[None]),
+        "17 positions but max_length is 16",
+    ),
     "more queries than the rotary table has": (lambda a, x: a(tokens(17), x), "17 positions but max_length is 16"),
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
+    "bias without its queries": (lambda a, x: a(x, bias=torch.ones(1, 1, 1, 5, dtype=F64)), "but is (1, 1, 1, 5)"),
     "dropout of everything": (lambda a, x: make([ph.Hyla(2)], dropout=1.0), "dropout must be in [0, 1) but is 1.0"),
     "positions of an input": (lambda a, x: make([ph.Hyla(2)], positions=ph.Learned()), "or Alibi() but is Learned()"),
     "no heads": (lambda a, x: make([]), "heads must be mechanisms such as [Softmax(4), Hyla(4)] but is []"),

@@ -65,6 +65,8 @@ def test_mistakes_are_one_line():
     for call, text in (
         (lambda: block(x, positions=torch.arange(6)[None], tail=2), f"{counts} positions cannot"),
         (lambda: block(x, cache=LayerCache(), tail=2), f"{counts} a cache cannot"),
+        (lambda: block(x, tail=0), r"tail must be 1 to 6 \(the positions\) but is 0"),
+        (lambda: block(x, tail=7), r"tail must be 1 to 6 \(the positions\) but is 7"),
         (lambda: block(x, x), "no context was wanted but one came"),
         (lambda: decoder(x), "a context was wanted but none came"),
         (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),

@@ -102,6 +102,7 @@ def test_experts_by_the_definition(experts, top_k, act, bias):
     assert abs(moe.balance_loss.item() - balance_oracle(moe, x)) < 1e-12
     folded = draw(2, 5, 3, 6, seed=8)
     torch.testing.assert_close(moe(folded).view(-1, 6), experts_oracle(moe, folded.view(-1, 6)), atol=1e-12, rtol=0)
+    torch.testing.assert_close(moe(x[0]), moe(x)[0], atol=1e-12, rtol=0)
     (towards_even,) = torch.autograd.grad(moe.balance_loss, moe.gate.weight)
     assert towards_even.any() == (experts > 1)
 

@@ -82,6 +82,11 @@ def test_a_broken_promise_is_noticed(fault, error, text, monkeypatch):
         ph.testing.check(Broken(2, fault=fault), fault)
 
 
+def test_an_unknown_promise_is_one_line():
+    line = r"^testing\.check: unknown promise 'causal'; did you mean 'causality'\?"
+    refused(lambda: ph.testing.check(ph.Softmax(2), "causal"), line)
+
+
 def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine):
     task = ph.tasks.FuzzyLogic(length=6)
     config = ph.TransformerConfig(*task.ends, dim=16, heads=(cosine(2, sharpness=3.0), ph.Softmax(2)), init="cs336")

@@ -127,6 +127,7 @@ MISTAKES = {
     "SymbolicAttention: heads must divide 12 and 9 but is 2": (
         lambda x: build_symbols(config.SymbolicAttention(dim=9, heads=2), 12)
     ),
+    "SymbolicAttention: heads must divide 4 but is 0": lambda x: SymbolicAttention(4, heads=0),
 }
 
 

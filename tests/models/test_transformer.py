@@ -135,6 +135,7 @@ def test_mistakes_are_one_line():
         (lambda: replace(BASE, heads=[]), "heads must be mechanisms"),
         (lambda: replace(BASE, norm="rsm"), "did you mean 'rms'"),
         (lambda: build(replace(BASE, outputs=ph.Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
+        (lambda: build(replace(BASE, heads=ph.Softmax(6), positions=ph.Rotary())), "Softmax: 6 heads do not divide"),
         (lambda: rotary(torch.zeros(1, 25, dtype=torch.long)), "25 positions but max_length is 24"),
     ):
         refused(call, text)

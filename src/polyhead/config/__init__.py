@@ -4,8 +4,7 @@ mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, 
 of the literature.  task.py: Batch and the abstract Task.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.
 """
 
-import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from polyhead.config.components import *  # noqa: F403
 from polyhead.config.components import __all__ as _components
@@ -16,6 +15,7 @@ from polyhead.config.run import *  # noqa: F403
 from polyhead.config.run import __all__ as _run
 from polyhead.config.serial import non_semantic, to_dict
 from polyhead.config.task import Batch, Task, stream
+from polyhead.spec.lazy import renamed
 
 __all__ = [
     *_components,
@@ -34,14 +34,8 @@ __all__ = [
     "to_dict",
 ]
 
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        if name != "plain":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn("config.plain is config.non_semantic now", DeprecationWarning, stacklevel=2)
-        return non_semantic
+    __getattr__ = renamed(__name__, {"plain": "non_semantic"})
 
 
 def __dir__() -> list[str]:

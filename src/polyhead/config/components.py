@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polyhead.config.serial import Checked, added_later
-from polyhead.spec import ACTS
+from polyhead.spec import ACTS, LAYOUTS
 from polyhead.spec.shapes import check_number
 
 __all__ = [
@@ -52,7 +52,7 @@ class Rotary(Position):
     theta: float = 1e4
     layout: str = "interleaved"
 
-    _choices: ClassVar = {"layout": ("interleaved", "half")}
+    _choices: ClassVar = {"layout": LAYOUTS}
 
     def __post_init__(self) -> None:
         super().__post_init__()

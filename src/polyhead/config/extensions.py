@@ -77,15 +77,18 @@ def added(sort: str) -> dict[str, object]:
     return {**{point.name: _load(point) for point in _points(sort)}, **_ADDED[sort]}
 
 
-def bring(modules: Iterable[str]) -> None:
-    """Import modules by name, also from the working directory.  Raises ValueError if one cannot be imported."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+def bring(modules: Iterable[str], asked: str = "--import") -> None:
+    """Import modules by name, also from the working directory.
+
+    Raises ValueError, which names where they were `asked` for, if one cannot be imported.
+    """
     for module in modules:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
         try:
             importlib.import_module(module)
         except ImportError as error:
-            raise ValueError(f"--import {module}: {error}") from error
+            raise ValueError(f"{asked} {module}: {error}") from error
 
 
 def kind_of(thing: object) -> str:
@@ -99,7 +102,7 @@ def find(kind: str, where: str) -> type:
     """The class of the name "module:Class".  Raises UnknownKind unless its module is imported or it is an entry
     point."""
     module, _, name = kind.partition(":")
-    bring(filter(None, os.environ.get(ASKED, "").split(",")))
+    bring(filter(None, os.environ.get(ASKED, "").split(",")), ASKED)
     for point in (point for sort in GROUPS for point in _points(sort)):
         if point.value.replace(" ", "").partition("[")[0] == kind:
             _load(point)

@@ -43,6 +43,7 @@ from polyhead.config.mechanisms import (
 from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
+from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
 from polyhead.spec.notebook import as_table
 
 __all__ = [
@@ -120,7 +121,7 @@ class TransformerConfig(Checked):
     """Activation checkpointing: in training, save only the inputs of the blocks and recompute the rest in the backward
     pass.  It takes less memory and one more forward pass, and gives the same gradients."""
 
-    _choices: ClassVar = {"norm": ("layer", "rms"), "norm_order": ("pre", "post"), "init": ("hyla", "cs336")}
+    _choices: ClassVar = {"norm": NORMS, "norm_order": NORM_ORDERS, "init": PRESETS}
     _least: ClassVar = {"dim": 1, "layers": 1, "max_length": 1, "window": 1, "norm_eps": 0}
     _most: ClassVar = {"layers": LARGEST}
 
@@ -329,11 +330,7 @@ class Run(Checked):
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 
     _choices: ClassVar = {"parallel": ("data", "sharded")}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"Run: threads must be at least 1, or None, but is {self.threads}")
+    _least: ClassVar = {"threads": 1}
 
     def __repr__(self) -> str:
         task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"

@@ -13,9 +13,8 @@ from jaxtyping import Float, Int
 
 from polyhead.jaxside.call import Array
 from polyhead.jaxside.latent_code import wide
+from polyhead.spec import LAYOUTS
 from polyhead.spec.shapes import one_of, shaped
-
-LAYOUTS = ("interleaved", "half")
 
 
 @shaped

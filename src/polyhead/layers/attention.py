@@ -232,8 +232,9 @@ class MultiHeadAttention(nn.Module):
         if self.shared[i]:
             made |= {"q": before["q"], "k": before["k"]}
         if "table" in made:
-            made["v"] = by_offset(made.pop("table"), call.t, call.s, call.first)
-        elif made["v"].shape[0] == 1:
+            table = made.pop("table")
+            made["v"] = table[None, :0] if call.empty else by_offset(table, call.t, call.s, call.first)
+        if made["v"].ndim == 4 and made["v"].shape[0] == 1:
             made["v"] = made["v"].expand(call.x.shape[0], -1, -1, -1)
         return made
 
@@ -279,20 +280,20 @@ class MultiHeadAttention(nn.Module):
         where = call.counted(queries=which % 2 == 0) if positions is None else positions
         if isinstance(self.rotary, OwnPositions):
             return self.rotary.rotate(rows, where)
-        beyond = max(call.past + call.t, call.s) > self.max_length
-        if beyond and call.positions is None and call.cu_seqlens is None:
-            reach = max(call.past + call.t, call.s)
+        reach = max(call.past + call.t, call.s) if call.positions is None else call.s  # given ones are those of x only
+        beyond = positions is None and reach > self.max_length
+        if beyond and call.cu_seqlens is None:
             raise ValueError(f"MultiHeadAttention: {reach} positions but max_length is {self.max_length}")
         # The test above proves that counted positions are in range; reading them would synchronise the device.  Those
         # of packed sequences can be out of range only if `beyond`; on a GPU the table lookup itself then fails.
-        packed = beyond and call.cu_seqlens is not None and call.x.device.type == "cpu"
+        packed = beyond and call.x.device.type == "cpu"
         return self.rotary[str(self.sizes[which // 2].dim)](
             rows, where[..., None], check=positions is not None or packed
         )
 
     def _bias(self, bias: Tensor | None, call: Call) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
-        if self.relative is None:
+        if self.relative is None or call.empty:
             return bias
         x, t, s = call.x, call.t, call.s
         if not isinstance(self.relative, RelativePositionBias):
@@ -350,7 +351,7 @@ class MultiHeadAttention(nn.Module):
         assert isinstance(group, LinearHeads)
         assert memory is not None
         q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))
-        mask = None if memory.real is None else memory.real[:, None, None, -call.t :]
+        mask = None if memory.real is None else memory.real[:, None, None, memory.real.shape[1] - call.t :]
         y, state = group.step(q, k, rows["v"], memory.state((i, "state")), mask=mask)
         memory.put((i, "state"), state)
         return y

@@ -18,6 +18,7 @@ from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
+from polyhead.spec import NORM_ORDERS, NORMS
 from polyhead.spec.shapes import check_number, named, one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
@@ -28,7 +29,7 @@ def build_norm(
     kind: str, dim: int, eps: float, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> RMSNorm | LayerNorm:
     """`kind` is "layer" or "rms"."""
-    cls = LayerNorm if one_of("norm", "kind", kind, ("layer", "rms")) == "layer" else RMSNorm
+    cls = LayerNorm if one_of("norm", "kind", kind, NORMS) == "layer" else RMSNorm
     return cls(dim, eps=eps, device=device, dtype=dtype)
 
 
@@ -66,7 +67,7 @@ class TransformerBlock(nn.Module):
         self.layer = layer
         if not hasattr(attention, "dim"):
             raise ValueError(f"TransformerBlock: attention must be a MultiHeadAttention but is {attention!r:.60}")
-        self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
+        self.pre = one_of("TransformerBlock", "norm_order", norm_order, NORM_ORDERS) == "pre"
         self.norm1 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.attention = attention
         self.cross = cross
@@ -102,7 +103,7 @@ class TransformerBlock(nn.Module):
         of x, `context_symbols` those of the context.  `cu_seqlens` are the edges of packed sequences in x, see
         `MultiHeadAttention`; they exclude a context and a tail.
         """
-        self._check(context, cu_seqlens, tail)
+        self._check(x, context, cu_seqlens, tail)
         with whole(cache):
             source = self.norm1(x) if self.pre else x
             if tail is None or tail == x.shape[1]:
@@ -151,10 +152,12 @@ class TransformerBlock(nn.Module):
             asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
         )
 
-    def _check(self, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
+    def _check(self, x: Tensor, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
         if (context is None) != (self.cross is None):
             wanted = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
             raise ValueError(f"TransformerBlock: {wanted} came")
         if cu_seqlens is not None and (context is not None or tail is not None):
             what = "context" if tail is None else "tail"
             raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {what} must be None")
+        if tail is not None and not 1 <= tail <= x.shape[1]:
+            raise ValueError(f"TransformerBlock: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")

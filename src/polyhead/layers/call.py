@@ -47,6 +47,11 @@ class Call:
         return self.x.shape[1]
 
     @property
+    def empty(self) -> bool:
+        """Whether there is neither a query nor a key, so that a tensor by offset would have -1 rows."""
+        return self.t + self.s == 0
+
+    @property
     def source(self) -> Tensor:
         return self.x if self.context is None else self.context
 
@@ -114,7 +119,7 @@ def call_of(
         span = _span(cache, positions, window)
         key_positions = None if positions is None else cache.last("positions", positions, span)
         s = past - gone + t
-    lead = s - t if causal and context is not None else past
+    lead = s - t if causal and context is not None and positions is None else past
     if first is None:
         first = s - t if causal else past
     return Call(
@@ -152,14 +157,17 @@ def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor |
         came = tuple(mask.shape)
         hint = "; of keys it is mask[:, None, None]" if came == (wanted[0], wanted[3]) else ""
         raise ValueError(f"{WHO}: mask must broadcast to (b h t s) = {wanted} but is {came}{hint}")
-    if bias is not None and not (bias.ndim == 4 and _broadcasts(bias.shape, wanted)):
-        by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
-        if tuple(bias.shape) != by_offset:
-            shape = tuple(bias.shape)
-            raise ValueError(f"{WHO}: bias must be (b h t s) = {wanted} or (h t+s-1) = {by_offset} but is {shape}")
-    # The backends need the dimensions of queries and keys in full; only those of batch and heads may be 1.
-    if keep is not None and not (keep.shape[-2:] == wanted[2:] and keep.ndim == 4 and _broadcasts(keep.shape, wanted)):
+    by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
+    if bias is not None and not _is_dense(bias, wanted) and tuple(bias.shape) != by_offset:
+        shape = tuple(bias.shape)
+        raise ValueError(f"{WHO}: bias must be (b|1 h|1 t s), here {wanted}, or (h t+s-1) = {by_offset} but is {shape}")
+    if keep is not None and not _is_dense(keep, wanted):
         raise ValueError(f"{WHO}: keep must be (b|1 h|1 t s), here {wanted}, but is {tuple(keep.shape)}")
+
+
+def _is_dense(array: Tensor, wanted: tuple[int, int, int, int]) -> bool:
+    """Whether it is (b|1 h|1 t s): the ops need the dimensions of queries and keys in full."""
+    return array.ndim == 4 and array.shape[-2:] == wanted[2:] and _broadcasts(array.shape, wanted)
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -145,7 +145,7 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("MixtureOfExperts", self.gate.in_features, x)
-        flat = x.flatten(0, -2)
+        flat = x.reshape(-1, x.shape[-1])
         scores = wide(self.gate(flat))
         best, chosen = scores.topk(self.top_k, dim=-1)
         self.balance_loss = self._balance(scores, chosen)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from polyhead.config import FeedForward, Position
 from polyhead.layers import Device
+from polyhead.layers.projection import distances
 from polyhead.ops.rope import check_range
 
 WAYS = ("bias", "rotate", "vectors")
@@ -78,7 +79,7 @@ class OwnPositions(OwnParameters):
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """The bias of query i and key j in column j - i + t - 1, as in `RelativePositionBias`."""
-        return self._bias(offset + t - 1 - torch.arange(t + s - 1, device=self.like.device))
+        return self._bias(distances(t, s, offset, self.like.device))
 
     def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
         """The bias between the given positions."""

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.layers import Device
 from polyhead.layers.own import OwnPositions
+from polyhead.layers.projection import distances
 from polyhead.ops.latent_code import at_least_float32, sequence_of
-from polyhead.ops.rope import LAYOUTS, check_even, check_range, check_shape, rope, rope_angles, rotate
+from polyhead.ops.rope import check_even, check_range, check_shape, rope, rope_angles, rotate
+from polyhead.spec import LAYOUTS
 from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
 from polyhead.spec.shapes import check_number, named, one_of
 
@@ -134,8 +136,11 @@ def rotary_tables(
     max_length: int = 512,
     device: Device = None,
 ) -> nn.ModuleDict:
-    """One rotary table per head width, shared by all layers."""
-    widths = {group.dim or dim // sum(g.heads for g in heads) for heads in layers for group in heads}
+    """One rotary table per head width, shared by all layers.
+
+    Raises ValueError for heads that must divide `dim` but do not.
+    """
+    widths = {group.sizes(dim, sum(g.heads for g in heads)).dim for heads in layers for group in heads}
     tables = {str(d): RotaryEmbedding(d, theta, max_length, layout=layout, device=device) for d in sorted(widths)}
     return nn.ModuleDict(tables)
 
@@ -206,7 +211,7 @@ class RelativePositionBias(nn.Module):
         `offset` is the position of query 0 minus that of key 0.  Causal attention aligns the last query with the last
         key and needs `offset = s - t`.
         """
-        return self._rows(_distances(t, s, offset, self.table.device)).T
+        return self._rows(distances(t, s, offset, self.table.device)).T
 
     def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
         """The bias between the given positions."""
@@ -219,11 +224,6 @@ class RelativePositionBias(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.heads}, {self.buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
-
-
-def _distances(t: int, s: int, offset: int, device: torch.device) -> Tensor:
-    """Query position minus key position in each column of a bias by offset."""
-    return offset + t - 1 - torch.arange(t + s - 1, device=device)
 
 
 def _slope_table(heads: int) -> Tensor:
@@ -244,7 +244,7 @@ class AlibiBias(nn.Module):
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """The bias by offset, as in `RelativePositionBias`."""
         slopes = self.slopes.value
-        return -slopes[:, None] * _distances(t, s, offset, slopes.device).abs()
+        return -slopes[:, None] * distances(t, s, offset, slopes.device).abs()
 
     def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
         """The bias between the given positions."""

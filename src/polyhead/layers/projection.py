@@ -113,9 +113,13 @@ def out_weight(out: nn.Module, sizes: Sequence[Sizes], i: int) -> Float[Tensor, 
     return columns.unflatten(1, (size.heads, size.value_dim)).transpose(0, 1)
 
 
+def distances(t: int, s: int, first: int, device: torch.device) -> Tensor:
+    """The t + s - 1 distances, query position minus key position, of a tensor by offset: that of query i and key j in
+    row j - i + t - 1.  Query i is at position `first` + i, key j at j."""
+    return first + t - 1 - torch.arange(t + s - 1, device=device)
+
+
 def by_offset(table: Tensor, t: int, s: int, first: int) -> Tensor:
-    """Rows of a table (2 distance + 1 ...) by clipped offset, as an op reads them: t + s - 1 rows, of which
-    j - i + t - 1 is for query i and key j.  Query i is token `first` + i of the keys."""
+    """The rows of a table (2 distance + 1 ...) for clipped offsets, as an op reads them, see `distances`."""
     distance = table.shape[0] // 2
-    offset = torch.arange(1 - t - first, s - first, device=table.device)
-    return table[offset.clamp(-distance, distance) + distance]
+    return table[distance - distances(t, s, first, table.device).clamp(-distance, distance)]

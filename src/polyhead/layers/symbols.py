@@ -34,7 +34,7 @@ _ALONE = (f"alone {n}" for n in itertools.count())
 def _heads(who: str, heads: int | None, *widths: int) -> int:
     if heads is None:
         return math.gcd(SYMBOL_HEADS, *widths)
-    if any(width % heads for width in widths):
+    if heads < 1 or any(width % heads for width in widths):
         raise ValueError(f"{who}: heads must divide {' and '.join(map(str, dict.fromkeys(widths)))} but is {heads}")
     return heads
 
@@ -148,8 +148,8 @@ class RelationalSymbols(SymbolModule):
     Token i is compared with the `neighbours` tokens before it, nearest first; unless `causal`, with that many on each
     side, from left to right.  `include_self` adds the token itself.  Beyond the ends of the sequence the first or last
     token is used.  Padding is replaced by the real token before it, or after it if there is none.  Each comparison
-    gives `relations` inner products.  With `normalise` a softmax runs over all of them, at scale (dim / relations) **
-    -0.5.  A linear map leads from them to `symbolic`.
+    gives `relations` inner products.  With `normalise` each relation is a softmax over the neighbours, at scale
+    (dim / relations) ** -0.5.  A linear map leads from them to `symbolic`.
 
     Neighbours are those of the sequence: a window or a mask of pairs, such as a layer on its own is given, hides none.
     `place`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
@@ -215,7 +215,7 @@ class RelationalSymbols(SymbolModule):
         if given.cache is None and given.first:
             raise ValueError(f"RelationalSymbols: first = {given.first} needs the tokens before it: give cache=")
         seen = self._seen(x, given)
-        x = seen[:, -x.shape[1] :]
+        x = seen[:, seen.shape[1] - x.shape[1] :]
         own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
         where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)

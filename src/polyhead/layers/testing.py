@@ -19,6 +19,7 @@ from polyhead.config.extensions import check_found, foreign
 from polyhead.config.mechanisms import MECHANISMS, SymbolSource
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache
+from polyhead.spec.shapes import one_of
 
 __all__ = ["PROMISES", "check"]
 
@@ -28,7 +29,9 @@ WIDTH, TOKENS = 4, 6
 
 def check(mechanism: Mechanism, *promises: str) -> None:
     """Raise AssertionError unless heads of `mechanism` keep the named promises, or all of `PROMISES` if none is
-    named."""
+    named; ValueError for an unknown promise."""
+    for name in promises:
+        one_of("testing.check", "promise", name, PROMISES)
     for name in promises or PROMISES:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are left alone
             torch.default_generator.manual_seed(0)

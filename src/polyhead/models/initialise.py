@@ -24,6 +24,7 @@ from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
+from polyhead.spec import PRESETS
 from polyhead.spec.numbers import TRUNCATION
 from polyhead.spec.shapes import one_of
 
@@ -38,7 +39,7 @@ OWN_RULE = (
 @torch.no_grad()
 def initialise(model: nn.Module, preset: str) -> None:
     """Initialise all parameters of `model` from torch's default generator."""
-    one_of("initialise", "preset", preset, ("hyla", "cs336"))
+    one_of("initialise", "preset", preset, PRESETS)
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # the meta device has nothing to fill, and checking each parameter would take most of the time
     inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}

@@ -16,6 +16,7 @@ from polyhead.layers.own import OwnVectors, way_of
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
+from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.precision import autocast_dtype
 from polyhead.spec.shapes import one_of
 
@@ -183,7 +184,7 @@ class LinearOutput(nn.Module):
 class TiedOutput(nn.Module):
     """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
 
-    bias = None  # as in LinearOutput
+    bias = None  # other libraries ask the map to the logits for it
 
     def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
         super().__init__()
@@ -240,11 +241,11 @@ class ClassOutput(nn.Module):
 
 
 def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
-    """The mean over the real tokens of a sequence (`mask` is True); 0 if there are none."""
+    """The mean over the real tokens of a sequence (`mask` is True), summed in at least float32; 0 if there are none."""
     if mask is None:
         return x.mean(1, keepdim=True)
-    total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True)
-    return total / mask.sum(1).clamp(min=1)[:, None, None].to(x.dtype)
+    total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True, dtype=at_least_float32(x.dtype))
+    return (total / mask.sum(1).clamp(min=1)[:, None, None]).to(x.dtype)
 
 
 def first_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:

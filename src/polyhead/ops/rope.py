@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.ops.latent_code import at_least_float32
+from polyhead.spec import LAYOUTS
 from polyhead.spec.shapes import one_of, shaped
-
-LAYOUTS = ("interleaved", "half")
 
 
 @shaped

@@ -17,13 +17,17 @@ __all__ = [
     "CAUSAL",
     "CODE",
     "COMMON",
+    "LAYOUTS",
     "MASKED_PAIR",
     "MASKED_ROW",
     "MECHANISMS",
     "MIX",
     "NETWORKS",
     "NORMALISE",
+    "NORMS",
+    "NORM_ORDERS",
     "POOLS",
+    "PRESETS",
     "PROJECTIONS",
     "QKV",
     "RELATION_ACTS",
@@ -62,6 +66,18 @@ query; its first layer reads the keys."""
 
 RELATION_INIT = ("balanced", "paper", "package")
 """Initialisations of the map from relations to a head's output."""
+
+LAYOUTS = ("interleaved", "half")
+"""Which components of a vector the rotary embedding rotates as a pair: (2j, 2j + 1), or (j, j + d/2)."""
+
+NORMS = ("layer", "rms")
+"""Norms of a transformer: LayerNorm, RMSNorm."""
+
+NORM_ORDERS = ("pre", "post")
+"""Where a block has its norms: before attention and feed-forward layer, or after their sum with the stream."""
+
+PRESETS = ("hyla", "cs336")
+"""Initialisations of a model: that of the HYLA paper's code, that of the course."""
 
 RMS_HEADS_EPS = 1e-6
 """Added inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""

@@ -71,13 +71,14 @@ class Options:
             raise ValueError(f"bench: can time cpu and cuda, not {device.type}")
         gpu = device.type == "cuda"
         dtype = self.dtype or ("bfloat16" if gpu else "float32")
+        compiled = gpu and not self.sides if self.compile is None else self.compile
         return replace(
             self,
             lengths=tuple(sorted(set(self.lengths or LENGTHS[device.type]))),
             dtype=one_of("bench", "dtype", dtype, DTYPES),
             device=str(device),
             repeats=self.repeats or REPEATS[device.type],
-            compile="compiled" in self.sides if self.sides else (gpu if self.compile is None else self.compile),
+            compile=compiled or "compiled" in self.sides,
             memory=available(device) / 2**30 if self.memory is None else self.memory,
         )
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
-from polyhead.spec import MECHANISMS, amount
+from polyhead.spec import amount, mechanism
 from polyhead.timing.options import Options
 
 PASSES = ("forward", "forward+backward")
@@ -45,7 +45,7 @@ def operations(options: Options, t: int, which: str) -> int:
     >>> operations(Options("hyla", heads=8, dim=64, causal=False), 1024, "forward")   # 2 x 3 x 8 x 64 x 1024^2
     3221225472
     """
-    (work,) = (m.work for m in MECHANISMS if m.op == PUBLIC[options.op])
+    work = mechanism(PUBLIC[options.op]).work
     d, r, h = options.dim, options.relations, options.heads
     # Without a model width only the op counts, without projections.
     sizes = {"m": 0, "d": d, "e": d, "p": h * d // r if options.op == "relational" else d, "r": r, "h": h}

@@ -67,7 +67,7 @@ class SoftmaxHeads(TokenHeads):
         kv_heads: int | None = None,
         share: bool = False,
         impl: str = "auto",
-        device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
+        device: Device = None,  # as every module takes them; these heads hold no tensor
         dtype: torch.dtype | None = None,
     ) -> None:
         row = spec.mechanism("softmax_attention")
@@ -89,7 +89,7 @@ class LinearHeads(TokenHeads):
         normalise: str = "identity",
         act: str = "identity",
         impl: str = "auto",
-        device: torch.device | str | None = None,  # as every module takes them; these heads hold no tensor
+        device: Device = None,  # as every module takes them; these heads hold no tensor
         dtype: torch.dtype | None = None,
     ) -> None:
         row, options = spec.mechanism("linear_attention"), {"normalise": normalise, "act": act}
