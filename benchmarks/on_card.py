@@ -16,8 +16,8 @@
 A slice appends a row to DIR/slice-N.jsonl as soon as it has it.  Called again it goes on after the last row, so a
 slice that was cut off loses one row.  `--minutes` is when a slice stops by itself (exit code 3).  At the first row
 whose parity is red everything stops (exit code 1), and the inputs are in DIR/red-N.pt.  Other errors are rows, and exit
-code 2.  Rows of earlier calls count for the exit code, too.  It wants src and tests/support beside it, torch from 2.11 on, triton from 3.6 on, and no more than numpy,
-einops, jaxtyping, safetensors, pyyaml, rich and matplotlib.
+code 2.  Rows of earlier calls count for the exit code, too.  It wants src and tests/support beside it, torch from 2.11
+on, triton from 3.6 on, and no more than numpy, einops, jaxtyping, safetensors, pyyaml, rich and matplotlib.
 """
 
 import argparse
