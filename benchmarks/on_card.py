@@ -16,8 +16,8 @@
 A slice appends a row to DIR/slice-N.jsonl as soon as it has it.  Called again it goes on after the last row, so a
 slice that was cut off loses one row.  `--minutes` is when a slice stops by itself (exit code 3).  At the first row
 whose parity is red everything stops (exit code 1), and the inputs are in DIR/red-N.pt.  Other errors are rows, and exit
-code 2.  It wants src and tests/support beside it, torch from 2.11 on, triton from 3.6 on, and no more than numpy,
-einops, jaxtyping, safetensors, pyyaml, rich and matplotlib.
+code 2.  Rows of earlier calls count for the exit code, too.  It wants src and tests/support beside it, torch from 2.11
+on, triton from 3.6 on, and no more than numpy, einops, jaxtyping, safetensors, pyyaml, rich and matplotlib.
 """
 
 import argparse
@@ -27,7 +27,6 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
@@ -52,13 +51,14 @@ ORDER = (1, 3, 4, 5, 6, 7, 2)
 FINISHED, RED, ERROR, UNFINISHED = 0, 1, 2, 3
 
 
-def known(path: pathlib.Path) -> set[str]:
-    """Keys of the rows that a file has; what was cut off in the middle of a row is removed from it."""
+def known(path: pathlib.Path) -> dict[str, int]:
+    """Exit codes of the rows that a file has, by key; what was cut off in the middle of a row is removed from it."""
     if not path.exists():
-        return set()
+        return {}
     whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
     path.write_text("".join(whole), encoding="utf-8")
-    return {json.loads(line)["key"] for line in whole}
+    rows = map(json.loads, whole)
+    return {row["key"]: RED if row.get("red") else ERROR if "error" in row else FINISHED for row in rows}
 
 
 def answer(item: Item) -> dict[str, Any]:
@@ -77,8 +77,9 @@ def answer(item: Item) -> dict[str, Any]:
 
 def run(number: int, setting: Setting, folder: pathlib.Path, minutes: float) -> int:
     """One slice, as far as the time reaches: FINISHED, RED, ERROR or UNFINISHED."""
-    path, start, code = folder / f"slice-{number}.jsonl", time.monotonic(), FINISHED
+    path, start = folder / f"slice-{number}.jsonl", time.monotonic()
     done = known(path)
+    code = RED if RED in done.values() else max(done.values(), default=FINISHED)
     for item in slices.SLICES[number](setting):
         if item.key in done:
             continue
@@ -94,12 +95,8 @@ def run(number: int, setting: Setting, folder: pathlib.Path, minutes: float) -> 
             torch.save(inputs, folder / f"red-{number}.pt")
             print(f"slice {number}: parity is red; the inputs are in {folder / f'red-{number}.pt'}", flush=True)
             return RED
-        code = ERROR if "error" in row else code
+        code = code or (ERROR if "error" in row else FINISHED)
     return code
-
-
-def chosen(options: argparse.Namespace) -> Iterator[int]:
-    yield from ORDER if options.all or not options.slice else [n for n in ORDER if n in options.slice]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -135,7 +132,7 @@ def main(words: list[str] | None = None) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "machine.json").write_text(json.dumps(machine(device), indent=1) + "\n", encoding="utf-8")
         codes = []
-        for number in chosen(options):
+        for number in ORDER if options.all else [n for n in ORDER if n in options.slice]:
             codes.append(run(number, setting, folder, options.minutes))
             if codes[-1] == RED:
                 break

@@ -136,16 +136,17 @@ def go(
     state = found["kinds"].setdefault(f"{kind} {only}".strip(), fresh(seed))
     if state["seed"] != seed:
         raise SystemExit(f"parity_campaign: the cases in {path} are of seed {state['seed']}, not {seed}")
-    retried = [line["case"] for line in state["failures"]]
-    state["cases"] -= len(retried)
-    state["failures"] = []
+    failed = [line["case"] for line in state["failures"]]
     saved = time.monotonic()
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(kind, total=cases, completed=state["cases"])
-        for number in [*retried, *range(state["cases"] + len(retried), cases)]:
+        bar = progress.add_task(kind, total=cases, completed=state["cases"] - len(failed))
+        for number in [*failed, *range(state["cases"], cases)]:
             begun = time.process_time()
             outcome = check(seed, number, **how)
             state["seconds"] = round(state["seconds"] + time.process_time() - begun, 3)
+            if number in failed:  # only now: a campaign that is killed before it has tried a failure again keeps it
+                state["cases"] -= 1
+                state["failures"] = [line for line in state["failures"] if line["case"] != number]
             again = repeat(kind, seed, number, only)
             count(state, again, number, outcome)
             if outcome.failed:

@@ -31,7 +31,7 @@ TESTS = {
     "train": ("train", "loaders"),
 }
 """Folder of the package -> folders of its tests, where they are not that of the same name alone."""
-LEFT_OUT = ("triton", "first_use", "cards")
+LEFT_OUT = ("triton", "ops/first_use", "ops/cards")
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
@@ -120,7 +120,8 @@ def noticed(fault: Fault, root: Path) -> str | None:
     files = sorted(file for folder in folders for file in folder.rglob("test_*.py"))
     words = {*path.stem.split("_"), path.parent.name} - {"task", "reference"}
     files.sort(key=lambda file: -len(words & {*file.stem.split("_"), *file.parent.name.split("_")}))
-    path.write_text(text.replace(fault.line, fault.after, 1), encoding="utf-8")
+    planted = [fault.after if line == fault.line else line for line in text.splitlines()]
+    path.write_text("\n".join(planted) + "\n", encoding="utf-8")
     try:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not compile and not campaign",

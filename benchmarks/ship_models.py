@@ -180,7 +180,7 @@ def check(name: str, part: int = 1) -> int:
         print(f"{name}: not scored, the text on this machine is another than that of its card")
         return 0
     for split, card in read_result(run.folder).scores.items():
-        batches = max(1, int(card["sequences"]) // run.train.batch_size // part)
+        batches = max(1, -(-int(card["sequences"]) // run.train.batch_size) // part)  # the last one may be short
         size = {"batches": batches, "batch_size": run.train.batch_size}
         found = evaluate(model, run.task, split, seed=run.seed, **size)
         flips = 2 / found["sequences"] if metric in COUNTED else 1e-4  # a rounding can turn the answer of a sequence

@@ -13,6 +13,7 @@ import multiprocessing
 import pathlib
 import platform
 import resource
+import sys
 import time
 
 import torch
@@ -71,7 +72,7 @@ def high_water() -> int:
         return next(
             int(line.split()[1]) for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM")
         )
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
 
 
 def memory(impl: str, options: argparse.Namespace, t: int) -> float:

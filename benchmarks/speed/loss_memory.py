@@ -9,11 +9,11 @@ allocator.  Time is that of the process's CPU, or of CUDA events.  Both must giv
 import argparse
 import json
 import pathlib
-import resource
 import subprocess
 import sys
 
 import torch
+from hyla import high_water
 from torch.nn import functional as F
 
 from polyhead.models.inputs_outputs import LazyLogits
@@ -52,11 +52,6 @@ def check(device: torch.device) -> None:
     torch.testing.assert_close(*results)
 
 
-def resident() -> int:
-    """The largest so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 def measure(way: str, options: argparse.Namespace) -> dict[str, float]:
     """In this process: growth of the peak over what is given, and seconds."""
     device = pick_device(options.device)
@@ -66,9 +61,9 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
     else:
-        before = resident()
+        before = high_water() * 1024
     seconds = Clock(device).seconds(lambda: loss(way, *given).backward())
-    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident()
+    after = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else high_water() * 1024
     return {"memory": after - before, "seconds": seconds}
 
 

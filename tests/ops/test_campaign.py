@@ -133,3 +133,23 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     campaign.count(whole, campaign.repeat("ops", 0, 7), 7, failed)
     line = {"case": 7, "repeat": campaign.repeat("ops", 0, 7), "words": "words", "detail": "dv: 1 > 0"}
     assert whole["failures"] == [line]
+
+
+def test_a_campaign_that_is_killed_keeps_the_failures_that_it_has_not_tried_again(tmp_path, monkeypatch):
+    campaign, path, tried = load_campaign(), tmp_path / "parity.json", []
+    outcome = agreement.ops.Outcome("g", "", "wrong", {}, "")
+
+    def check(seed, number, **how):
+        if len(tried) == 3:  # the second failure, when it is tried again
+            raise KeyboardInterrupt
+        tried.append(number)
+        return outcome if len(tried) < 3 else replace(outcome, what="right")
+
+    monkeypatch.setattr(campaign, "SAVED", -1.0)  # saves after each case
+    monkeypatch.setattr(campaign.pkgutil, "resolve_name", lambda name: check)
+    go = lambda: campaign.go("ops", 2, 0, campaign.read(str(path)), str(path), Console(quiet=True), how={})  # noqa: E731
+    go()
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    state = campaign.read(str(path))["kinds"]["ops"]
+    assert (state["cases"], state["right"], [line["case"] for line in state["failures"]]) == (2, 1, [1])

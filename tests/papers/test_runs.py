@@ -71,9 +71,9 @@ def test_models_that_are_compared_have_equal_parameters_and_steps(family, figure
 @pytest.mark.parametrize(
     ("figure", "heads", "said"),
     [
-        ("fig-5c", [ph.Softmax(2), ph.Softmax(2)], "rows: sraven-2-5-25-hyla-0 is none of the models of Table A1"),
-        ("games", [ph.Hyla(2)], "dual_models: same-16-dual-0 is none of the models of the study"),
-        ("lm-bytes", [ph.Disentangled(8)], "lm_models: bytes-softmax-0 is none of the language models of the studies"),
+        ("fig-5c", [ph.Softmax(2), ph.Softmax(2)], "row_of: sraven-2-5-25-hyla-0 is none of the models of Table A1"),
+        ("games", [ph.Hyla(2)], "row_of: same-16-dual-0 is none of the models of the study"),
+        ("lm-bytes", [ph.Disentangled(8)], "row_of: bytes-softmax-0 is none of the language models of the studies"),
     ],
 )
 def test_a_model_of_no_row_and_an_unknown_scale_are_one_line(figure, heads, said):

@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+import scipy.stats
 import torch
 from commands import mistake
 from compilers import IMPLS
@@ -286,3 +287,14 @@ def test_work_by_hand(op: str, adds: Any):
     options = Options(op, batch=3, heads=4, dim=8, relations=2, causal=False)
     assert bench_sides.operations(options, 10, "forward") == 2 * 3 * adds(10)
     assert bench_sides.operations(options, 10, "forward+backward") == 6 * 3 * adds(10)
+
+
+@pytest.mark.parametrize("n", [6, 14, 20, 40, 150])
+def test_the_interval_of_a_median_holds_it_in_95_of_100_cases(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the speed benchmarks, whose values here are their own places in order."""
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "speed"))
+    median, low, high = importlib.import_module("training").median_interval(range(n))
+    below = scipy.stats.binom(n, 0.5).cdf  # how many of them lie below the true median
+    assert median == (low + high) / 2
+    assert below(high) - below(low) >= 0.95
+    assert below(high - 1) - below(low + 1) < 0.95  # a narrower one would not do

@@ -118,6 +118,8 @@ def test_the_first_red_row_stops_it_and_the_inputs_are_kept(on_card, faked, tmp_
     assert calls == ["a", "b"]
     assert torch.load(tmp_path / "red-1.pt").equal(torch.ones(3))
     assert "inputs" not in rows(tmp_path, 1)[1]
+    assert go(on_card, tmp_path) == on_card.RED  # of the row that is there
+    assert calls == ["a", "b", "c"]
 
 
 def test_any_other_error_is_a_row_and_the_rest_goes_on(on_card, faked, tmp_path):
@@ -126,6 +128,7 @@ def test_any_other_error_is_a_row_and_the_rest_goes_on(on_card, faked, tmp_path)
     assert calls == ["a", "b", "c"]
     first, second, _ = rows(tmp_path, 1)
     assert (first["error"], second["skipped"]) == ("KeyError: 'who'", "out of memory")
+    assert go(on_card, tmp_path) == on_card.ERROR
 
 
 def test_it_stops_when_its_minutes_are_over(on_card, faked, tmp_path):

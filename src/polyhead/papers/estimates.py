@@ -52,6 +52,10 @@ class Estimate:
     def __neg__(self) -> "Estimate":
         return self.scaled(-1.0)
 
+    def __abs__(self) -> "Estimate":
+        """The absolute value: all seeds get the sign of the mean."""
+        return self if self.mean >= 0 else -self
+
     def __add__(self, other: "Estimate") -> "Estimate":
         runs, sampling = min(self.runs, other.runs), math.hypot(self.sampling, other.sampling)
         if self.values and self.values.keys() == other.values.keys():

@@ -65,6 +65,8 @@ def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path
         assert found.rows
         assert not [verdict for verdict in found.verdicts if "HYLA" in verdict.claim]
         assert figure != "fig-4a" or "gaussian process: 0.300 ± 0.000" in found.notes
+    found = FIGURES[figure].draw(without(study, lambda run: row_of(run) == "linear"), tmp_path)
+    assert any("gaps between the models" in verdict.claim for verdict in found.verdicts) == (figure == "fig-a3")
 
 
 def place(run):

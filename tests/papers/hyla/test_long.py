@@ -59,6 +59,13 @@ def test_differences_are_of_the_seeds_that_both_have():
     assert long.verdicts({("unseen", "hyla"): {0: 0.9, 6: 0.9}, ("unseen", "linear"): {0: 0.1, 6: 0.1}}) == []
 
 
+def test_primary_tests_alone_are_repeated_with_seed_6():
+    quantities = (("unseen", "hyla"), ("unseen", "softmax"), ("late", "hyla"))  # linear heads have no run
+    notes = long._notes(dict.fromkeys(quantities, dict.fromkeys(range(1, 7), 0.5)))
+    (again,) = (note for note in notes if "seed 6" in note)
+    assert again.startswith("With seed 6 in place of seed 1: no difference: 1. on unseen combinations")
+
+
 @pytest.fixture
 def study(tmp_path):
     """One run of HYLA and one of softmax, of the courses above; softmax has 0.05 less on unseen combinations."""

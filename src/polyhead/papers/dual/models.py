@@ -225,7 +225,7 @@ def row_of(run: Run) -> str:
     if relational is None and all(isinstance(group, Softmax) for group in groups):
         return {Rotary: "softmax-rope", RelativeBias: "softmax-t5"}.get(type(settings.positions), "softmax")
     if relational is None:
-        raise ValueError(f"dual_models: {run.name} is none of the models of the study")
+        raise ValueError(f"row_of: {run.name} is none of the models of the study")
     if len(groups) == 1:
         return "relational"
     return "dual-package" if relational.relation_init == "package" else "dual"

@@ -12,6 +12,7 @@ the games' numbers without standard errors, so those cannot be tested.
 """
 
 import itertools
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -232,4 +233,4 @@ def percent(values: Mapping[str, tuple[float, float]], model: str) -> str:
     if model not in values:
         return "–"
     value, error = values[model]
-    return f"{value / 100:.3f}" + ("" if error != error else f" ± {error / 100:.3f}")
+    return f"{value / 100:.3f}" + ("" if math.isnan(error) else f" ± {error / 100:.3f}")

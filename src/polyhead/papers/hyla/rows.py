@@ -108,7 +108,7 @@ def row_of(run: Run) -> str:
         for name, row in (ROWS | OURS).items():
             if row.heads == bare and row.experts == isinstance(run.transformer.feedforward, Experts):
                 return name
-    raise ValueError(f"rows: {run.name} is none of the models of Table A1")
+    raise ValueError(f"row_of: {run.name} is none of the models of Table A1")
 
 
 def label(model: str) -> str:

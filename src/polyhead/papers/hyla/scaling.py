@@ -15,6 +15,7 @@ from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
+    SEEN,
     TRAINING_LOSS,
     Cells,
     Levels,
@@ -221,7 +222,7 @@ def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> C
         for path in both(study.figure, folder):
             figures.lines([panel], path, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
         verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
-        caption = f"Compositional accuracy by {axis}; standard errors over seeds, a dot per seed."
+        caption = f"Compositional accuracy by {axis}; {SEEN}."
         return replace(_table(cells, (axis,), {}), pictures=((study.figure, caption),), verdicts=tuple(verdicts))
 
     return draw

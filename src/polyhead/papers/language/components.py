@@ -89,17 +89,17 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
 
     `scores[rate]["pre"]`: the reported scores; those of `validation` choose the best rates.
     """
-    both = {rate: by for rate, by in scores.items() if {"pre", "post"} <= set(by)}
-    if not both:
+    paired = {rate: by for rate, by in scores.items() if set(ORDERS) <= set(by)}
+    if not paired:
         return []
-    rates = {order: min(both, key=lambda rate: validation[rate][order].mean) for order in ("pre", "post")}
-    best = {order: both[rate][order] for order, rate in rates.items()}
-    most = max(both)
+    rates = {order: min(paired, key=lambda rate: validation[rate][order].mean) for order in ORDERS}
+    best = {order: paired[rate][order] for order, rate in rates.items()}
+    most = max(paired)
     return [
         above("pre-norm is better than post-norm, each at its best rate", {"post − pre": best["post"] - best["pre"]}),
         above(
             "pre-norm bears a higher rate",
-            {f"post − pre at rate {most:g}": both[most]["post"] - both[most]["pre"]},
+            {f"post − pre at rate {most:g}": paired[most]["post"] - paired[most]["pre"]},
         ),
     ]
 

@@ -149,12 +149,11 @@ def closer(scores: Scores) -> list[Verdict]:
     if not {"hyla", "linear", "softmax"} <= set(scores):
         return []
     linear, hyla, softmax = (scores[name] for name in ("linear", "hyla", "softmax"))
-    behind = hyla - softmax if hyla.mean >= softmax.mean else softmax - hyla
     return [
         above("HYLA is better than linear attention", lower(scores, "hyla", ("linear",))),
         above(
             "HYLA comes closer to softmax heads than linear attention does",
-            {"distance of linear − distance of HYLA": linear - softmax - behind},
+            {"distance of linear − distance of HYLA": linear - softmax - abs(hyla - softmax)},
         ),
     ]
 
@@ -177,13 +176,13 @@ def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def ending(cell: Cell, split: str = "iid") -> Estimate:
-    """The final score over seeds; for a single run, with its error over sequences."""
+def ending(cell: Cell) -> Estimate:
+    """The final score on held-out text over seeds; for a single run, with its error over sequences."""
     if len(cell.points) > 1:
-        return cell.score(split)
+        return cell.score("iid")
     (point,) = cell.points
-    error, count = (point.score(split, name) for name in (f"{point.run.task.metric}_se", "sequences"))
-    return Estimate(point.score(split), error, count - 1.0, runs=1.0, sampling=error)
+    error, count = (point.score("iid", name) for name in (f"{point.run.task.metric}_se", "sequences"))
+    return Estimate(point.score("iid"), error, count - 1.0, runs=1.0, sampling=error)
 
 
 def floors(study: Study) -> dict[str, float]:

@@ -58,14 +58,14 @@ def one_text(study: Study) -> tuple[bool, str]:
     return False, f"Texts of several fingerprints ({', '.join(found)}) of {data}: no claim is put to these runs."
 
 
-def seen(run: Run) -> int:
+def update_tokens(run: Run) -> int:
     """The number of tokens in one update."""
     return int(run.train.batch_size * run.task.length)
 
 
 def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     """Scores of a cell's seeds on validation text, by millions of training tokens."""
-    size = seen(cell.points[0].run)
+    size = update_tokens(cell.points[0].run)
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
 
 
@@ -96,5 +96,5 @@ def cost(cell: Cell) -> tuple[str, ...]:
     """The size, tokens and time of a run."""
     run = cell.points[0].run
     minutes = sum(point.result.seconds for point in cell.points) / 60 / len(cell.points)
-    tokens = run.train.steps * seen(run) / 1e6
+    tokens = run.train.steps * update_tokens(run) / 1e6
     return f"{cell.points[0].result.parameters:,}", f"{tokens:,.2f}", f"{minutes:.1f}"

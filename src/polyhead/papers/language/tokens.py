@@ -12,7 +12,7 @@ from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, Shape, label
-from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, seen
+from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
 from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Coordinates, Study
@@ -79,11 +79,16 @@ PERPLEXITY: dict[int, dict[str, float]] = {
 """Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M of
 softmax heads."""
 
-_LEVELS = (30.0, 27.0, 24.0, 21.0, 18.0, 15.0)
+LEVELS = {
+    "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
+    "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),
+    "smoke": (310.0, 305.0, 300.0),
+}
+"""Perplexities of the token-efficiency table."""
 
 
 def _reached(values: str) -> dict[float, float]:
-    return {level: float(value) for level, value in zip(_LEVELS, values.split(), strict=True) if value != "-"}
+    return {level: float(value) for level, value in zip(LEVELS["paper"], values.split(), strict=True) if value != "-"}
 
 
 TOKENS: dict[int, dict[str, dict[float, float]]] = {
@@ -121,14 +126,6 @@ def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Sc
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-LEVELS = {
-    "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
-    "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),
-    "smoke": (310.0, 305.0, 300.0),
-}
-"""Perplexities of the token-efficiency table."""
-
-
 def reached(course: Mapping[float, float], level: float) -> float | None:
     """The x at which a falling curve first reaches `level`, by linear interpolation over log x; None if it never does.
 
@@ -138,7 +135,7 @@ def reached(course: Mapping[float, float], level: float) -> float | None:
     before: tuple[float, float] | None = None
     for x, y in sorted(course.items()):
         if y <= level:
-            if before is None or before[1] == y:
+            if before is None:
                 return x
             part = (before[1] - level) / (before[1] - y)
             return math.exp(math.log(before[0]) + part * (math.log(x) - math.log(before[0])))
@@ -150,7 +147,8 @@ def needs(cell: Cell, level: float) -> Estimate | None:
     """The log of the millions of tokens until the validation perplexity is `level`; None if a seed never reaches it."""
     found = {}
     for point in cell.points:
-        losses = {step * seen(point.run) / 1e6: loss for step, loss in point.course("validation", "loss").items()}
+        size = update_tokens(point.run)
+        losses = {step * size / 1e6: loss for step, loss in point.course("validation", "loss").items()}
         if (at := reached(losses, math.log(level))) is None:
             return None
         found[point.run.seed] = math.log(at)
@@ -210,7 +208,7 @@ def _efficiency(
         text,
         "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – where "
         "a seed does not come there.",
-        *(f"{row.label}: {row.choice}." for name, row in ROWS.items() if name == "dual"),
+        f"{label('dual')}: {ROWS['dual'].choice}.",
         *(() if printed else _papers()),
         settings_note(cell for by in cells.values() for cell in by.values()),
     )
