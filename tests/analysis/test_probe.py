@@ -212,7 +212,7 @@ def test_codes_of_chosen_pairs_are_those_that_the_layer_returns(heads: tuple) ->
             torch.testing.assert_close(torch.tensor(code), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_query_that_is_no_token_and_unknown_pairs_are_refused() -> None:
+def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() -> None:
     """It was broadcast to all numbers of a token, and floats were cut to integers."""
     model = ph.Transformer(small_run(None).model)
     with refusing("query_codes: query must be one token of (4,), torch.float32, but is (), torch.float32"):
@@ -222,6 +222,8 @@ def test_a_query_that_is_no_token_and_unknown_pairs_are_refused() -> None:
     _check_token(torch.tensor(1), torch.tensor([1, 2]))
     with refusing("query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'?"):
         query_codes(model, RAVEN, "iid", 4, pairs="last_rwo")
+    with refusing("query_codes: sequences must be at least 1 but is 0"):
+        query_codes(model, TASK, "iid", 0)
 
 
 def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:

@@ -108,7 +108,7 @@ def test_what_cannot_be_swapped_is_refused():
     symbols = ph.Relational(3, relations=2, symbols=ph.SymbolicAttention(4))
     for heads, task, given, line in (
         (ph.Hyla(3), TASK, {"pairs": 1}, "swap_codes: pairs must be at least 2 but is 1"),
-        (ph.Hyla(3), TASK, {"layer": 2}, "swap_codes: layer must be in [-2, 2) but is 2"),
+        (ph.Hyla(3), TASK, {"layer": 2}, "swap_codes: layer must be an integer in [-2, 2) but is 2"),
         (symbols, TASK, {}, "swap_codes: unknown kind of heads 'relational'"),
         (ph.Softmax(3), Sraven(features=2, values=5), {}, "Sraven: has no sequences that differ in their rule alone"),
     ):

@@ -134,6 +134,23 @@ def test_attention_to_another_sequence(causal, positions):
     close(came, theirs(*map(torch.tensor, (x, context)), symbols=torch.tensor(symbols), **tensors(given)), 2e-6)
 
 
+@pytest.mark.usefixtures("quick_draws")
+def test_one_array_of_symbols_is_that_of_all_groups():
+    """It was read as a list of tables by offset, one for each sample."""
+    layer = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)
+    x, symbols = drawn(2, 5, DIM), drawn(2, 5, DIM, seed=2)
+    np.testing.assert_array_equal(layer(x, symbols=symbols), layer(x, symbols=[None, symbols]))
+
+
+@pytest.mark.usefixtures("quick_draws")
+def test_layers_of_nothing_return_nothing_and_nothing_to_look_at_is_0():
+    heads = [ph.Softmax(1), ph.Relational(2, symbols=ph.SymbolicAttention(count=4)), ph.Hyla(1)]
+    layer, x = nnx.MultiHeadAttention(DIM, heads, positions=ph.Rotary()), drawn(2, 3, DIM)
+    assert layer(x[:, :0]).shape == layer(x[:, :0], x).shape == (2, 0, DIM)
+    assert layer(x[:0]).shape == (0, 3, DIM)
+    assert not layer(x, x[:, :0]).any()
+
+
 DUAL = [ph.Softmax(2), ph.Relational(1, symbols=ph.SymbolicAttention(count=6)), ph.Hyla(1, normalise="softmax")]
 MODELS = {
     "language": ph.TransformerConfig(
@@ -279,6 +296,7 @@ def test_settings_of_pytorch_alone_and_wrong_ones_are_named(said):
 def test_bad_calls_are_one_line():
     layer, x = nnx.MultiHeadAttention(DIM, ph.Softmax(4), positions=ph.Rotary(), max_length=8), drawn(B, T, DIM)
     symbols = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)
+    learned = nnx.Transformer(MODELS["post-norm, sources of each layer"])
     model = nnx.Transformer(MODELS["language"])
     tokens = np.zeros((B, T), int)
     for said, call in {
@@ -292,9 +310,13 @@ def test_bad_calls_are_one_line():
         "positions must be integers (b|1 t) = (2, 6) but are int": lambda: layer(x, positions=np.zeros((1, 1), int)),
         "a table of relative symbols has 2 distance + 1 rows": lambda: symbols(x, symbols=[None, x[0]]),
         "group 1 takes symbols, of width 16, but there are none": lambda: symbols(x),
+        "symbols must be (b|1 s m) = (2, 6, 16) or, if relative, a table": lambda: symbols(x, symbols=x[:, :5]),
+        "symbols must be one array (or None) a group: 2, not 1": lambda: symbols(x, symbols=[x]),
+        "Transformer: positions must be integers (b|1 t)": lambda: learned(x[:, :, :3], positions=PLACES[0]),
+        "MultiHeadAttention: unknown init 'cs33'": lambda: nnx.MultiHeadAttention(8, ph.Softmax(2), init="cs33"),
         "positions must be Rotary": lambda: nnx.MultiHeadAttention(8, ph.Hyla(), positions=ph.Learned()),
         "window must be an integer of at least 1 but is": lambda: nnx.MultiHeadAttention(8, ph.Softmax(2), window=True),
-        "Block: dropout must be a finite number but is": lambda: nnx.TransformerBlock(layer, layer, dropout=np.nan),
+        "Block: dropout must be in [0, 1) but is 1.5": lambda: nnx.TransformerBlock(layer, layer, dropout=1.5),
         "Norm: eps must be a finite number but is inf": lambda: nnx.TransformerBlock(layer, layer, norm_eps=np.inf),
         "nnx.Transformer: integer tokens (b t) were wanted": lambda: model(x),
         "nnx.Transformer: mask must be boolean (b t)": lambda: model(tokens, mask=x[0]),

@@ -14,6 +14,7 @@ from polyhead.analysis.probe import draws
 from polyhead.config import Batch, Task
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
+from polyhead.spec.shapes import check_number
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 
@@ -39,8 +40,7 @@ def zero_heads(
     >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most
     """
     check_split(task, split)
-    if sequences < 2:
-        raise ValueError(f"zero_heads: sequences must be at least 2 but is {sequences}")
+    check_number("zero_heads", "sequences", sequences, 2)
     batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
     with looking(model):
         whole = _scores(model, task, batches, None, None)

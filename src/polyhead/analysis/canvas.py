@@ -39,7 +39,7 @@ def plain(axes: "Axes", lines_along: Literal["both", "x", "y"]) -> None:
 
 
 def grid_of(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple["Figure", list["Axes"]]:
-    """`size`: width and height of a panel in inches."""
+    """A figure, and its panels row by row.  `size`: width and height of a panel in inches."""
     figure = blank(size[0] * columns, size[1] * rows)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 

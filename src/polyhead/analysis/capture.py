@@ -5,6 +5,7 @@ made the output.
 """
 
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from polyhead.ops.call import AttentionCall
 from polyhead.spec import SOFTMAX_AXIS
 from polyhead.train.evaluation import sources
 
+INTEGER = (int, np.integer)
+
 
 def as_array(value: object) -> np.ndarray:
     """A NumPy array from a tensor on any device, or from anything that NumPy accepts.  bfloat16 becomes float32."""
@@ -26,18 +29,22 @@ def as_array(value: object) -> np.ndarray:
 
 
 def finite(codes: object, who: str) -> np.ndarray:
-    """Codes in double precision.  Raises a ValueError if one of their numbers is not finite."""
+    """Codes (b h) in double precision.  Raises a ValueError for another rank, or if a number is not finite."""
     x = as_array(codes).astype(np.float64)
+    if x.ndim != 2:
+        raise ValueError(f"{who}: codes must be (b h) but have shape {x.shape}")
     if not np.isfinite(x).all():
         raise ValueError(f"{who}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")
     return x
 
 
-def within(who: str, what: str, index: int, size: int) -> int:
-    """The index counted from 0; a negative one counts from the end.  Raises a ValueError if it is out of range."""
-    if not -size <= index < size:
-        raise ValueError(f"{who}: {what} must be in [{-size}, {size}) but is {index}")
-    return index % size
+def within(who: str, what: str, index: SupportsIndex, size: int) -> int:
+    """The index counted from 0; a negative one counts from the end.  Raises a ValueError unless it is an integer in
+    range."""
+    try:
+        return range(size)[index]
+    except (IndexError, TypeError):
+        raise ValueError(f"{who}: {what} must be an integer in [{-size}, {size}) but is {index}") from None
 
 
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:
@@ -69,9 +76,9 @@ def codes(
     because the function may use any of them.  Raises ValueError if the code is unknown.
     """
     groups = taps.groups if group is None else (taps.groups[within("codes", "group", group, len(taps.groups))],)
-    if isinstance(q_index, int) and isinstance(k_index, int):
-        return codes(taps, [q_index], [k_index], group=group)[:, 0]
-    if isinstance(q_index, int) or isinstance(k_index, int) or len(q_index) != len(k_index):
+    if isinstance(q_index, INTEGER) and isinstance(k_index, INTEGER):
+        return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]
+    if isinstance(q_index, INTEGER) or isinstance(k_index, INTEGER) or len(q_index) != len(k_index):
         raise ValueError(
             f"codes: two integers or two lists of one length were wanted but {q_index!r} and {k_index!r} came"
         )

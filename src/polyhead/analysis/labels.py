@@ -8,6 +8,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
 
 from polyhead.analysis.capture import as_array
 from polyhead.config import Batch, Classes, Task
@@ -25,8 +26,8 @@ def targets(batch: Batch) -> dict[str, Array]:
     """
     found: dict[str, Array] = {}
     for name, value in batch.latents.items():
-        numbers = not value.is_floating_point() and "bool" not in str(value.dtype)
-        if not numbers or value.ndim > 2 or f"query_{name}" in batch.latents:
+        whole = not value.is_floating_point() and value.dtype != torch.bool
+        if not whole or value.ndim > 2 or f"query_{name}" in batch.latents:
             continue
         single = name.removeprefix("query_").removesuffix("s")
         if value.ndim == 1:

@@ -26,7 +26,7 @@ from polyhead.analysis.geometry import purity
 from polyhead.analysis.labels import targets, unreadable, views, with_field
 from polyhead.config import Batch, Task, stream
 from polyhead.spec.optional import optional
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_number, one_of, shaped
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
@@ -127,6 +127,7 @@ def query_codes(
     >>> layers, batch = query_codes(model, task, "compositional", 1000)
     >>> unlike, batch = query_codes(model, task, "compositional", 1000, pairs=((-1, 0), (-1, 1)))      # (1000, 2 heads)
     """
+    check_number("query_codes", "sequences", sequences, 1)
     if isinstance(pairs, str):
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
     i, j = [query for query, _ in pairs], [key for _, key in pairs]
@@ -184,9 +185,8 @@ def probe_model(
     """
     if why := unreadable(task):
         raise ValueError(f"probe: {why}, so there is no code to read")
-    for name, value, least in (("sequences", sequences, 2), ("queries", queries, 0)):
-        if value < least:
-            raise ValueError(f"probe: {name} must be at least {least} but is {value}")
+    check_number("probe", "sequences", sequences, 2)
+    check_number("probe", "queries", queries, 0)
     rows: list[Row] = []
     for name, (drawn, _) in views(task).items():
         (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyhead.analysis.capture import as_array, capture
+from polyhead.analysis.capture import as_array, capture, within
 from polyhead.config import Batch, Patches, Task, Tokens
 from polyhead.layers.taps import GroupTaps, Taps
 
@@ -66,10 +66,10 @@ def look(
     """
     if "taps" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"look: a model with attention was wanted but a {type(model).__name__} came, without taps")
-    sample = _within("sample", sample, len(batch.inputs))
+    sample = within("look", "sample", sample, len(batch.inputs))
     one = batch.map(lambda array: array[sample : sample + 1])
     taps = capture(model, one)
-    chosen = range(len(taps)) if layer is None else [_within("layer", layer, len(taps))]
+    chosen = range(len(taps)) if layer is None else [within("look", "layer", layer, len(taps))]
     return [_layer(model, one, taps[i], i, task) for i in chosen]
 
 
@@ -81,7 +81,7 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
     for source, inputs in ((False, batch.inputs), (True, batch.source)):
         end = _inputs(model, source=source)
         if isinstance(end, Patches) and inputs is not None:
-            pixels = as_array(inputs[_within("sample", sample, len(inputs))]).astype(float)
+            pixels = as_array(inputs[within("look", "sample", sample, len(inputs))]).astype(float)
             # Decided by all images, as one bright image has no negative numbers.
             pixels = (pixels + 1) / 2 if inputs.min() < 0 else pixels
             channels, height, width = end.image
@@ -95,12 +95,6 @@ def _inputs(model: nn.Module, *, source: bool) -> object:
     """The configuration of the inputs of a model, or of its encoder; None if it has none."""
     settings: object = getattr(model, "config", None)
     return getattr(getattr(settings, "encoder", None) if source else settings, "inputs", None)
-
-
-def _within(what: str, index: int, size: int) -> int:
-    if not isinstance(index, int) or not -size <= index < size:
-        raise ValueError(f"look: {what} must be an integer in [{-size}, {size}) but is {index!r}")
-    return index % size
 
 
 def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:

@@ -24,7 +24,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.reference import hyla
 from polyhead.ops.linear.reference import linear_attention
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 
@@ -108,8 +108,7 @@ def _scores(
 ) -> dict[Name, dict[str, float]]:
     """The scores with each of the codes that `codes` makes of those of both sequences."""
     check_split(task, split)
-    if pairs < 2:
-        raise ValueError(f"{who}: pairs must be at least 2 but is {pairs}")
+    check_number(who, "pairs", pairs, 2)
     layer = _layer(who, model, layer)
     found: dict[Name, tuple[list[Tensor], list[Tensor]]] = {}
     with looking(model):

@@ -13,10 +13,11 @@ from typing import get_type_hints
 
 import tyro
 
+from polyhead.cli.output import FLAGS
 from polyhead.spec.home import home
 from polyhead.spec.shapes import one_of
 
-EVERYWHERE = ("--help", "--json", "--quiet", "--import")
+EVERYWHERE = ("--help", *FLAGS, "--import")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 

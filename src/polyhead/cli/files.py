@@ -76,7 +76,10 @@ def _changed(base: object, given: object) -> object:
 
 
 def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
-    """
+    """Groups of heads written as one word: names of mechanisms with numbers of heads, joined by commas or "+".
+
+    A name alone has the default number.  Raises ValueError, with `who` first, for an unknown name and a wrong number.
+
     >>> heads("softmax:4,hyla:4", "x")[1].heads
     4
     """

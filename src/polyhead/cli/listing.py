@@ -130,9 +130,10 @@ def show(found: "Records", title: str, *, folders: bool = False) -> None:
     """A row for each run: its distinguishing settings, state, scores, folder, and error if it failed."""
     from polyhead.cli.text import table
 
+    failures = any(record.detail for record in found)
     rows = [
         {**cells, "folder": str(record.folder) if folders else record.folder.name}
-        | ({"": record.detail} if any(one.detail for one in found) else {})
+        | ({"": record.detail} if failures else {})
         for record, cells in zip(found, found.cells(states=True), strict=True)
     ]
     table(f"{title} (* best, mean ± standard error)" if found.best() else title, rows)

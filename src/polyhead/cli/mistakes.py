@@ -98,7 +98,8 @@ def _either(names: Sequence[str]) -> str:
 
 
 def opposite(flag: str) -> str:
-    """
+    """The option that sets a Boolean field to its other value.
+
     >>> opposite("--model.causal"), opposite("--no-compile")
     ('--model.no-causal', '--compile')
     """

@@ -129,7 +129,8 @@ def show(found: "Found", hours: float | None = None) -> None:
 
 
 def duration(hours: float) -> str:
-    """
+    """A time as text, in minutes, hours or days.
+
     >>> duration(0.2), duration(5.25), duration(80.0)
     ('12.0 minutes', '5.2 hours', '3.3 days')
     """

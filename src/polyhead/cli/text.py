@@ -190,7 +190,7 @@ def tasks() -> list[Row]:
     return rows
 
 
-def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
+def mechanisms(dim: int, heads: int, length: int) -> tuple[list[Row], str]:
     """Equations, parameters and work of all mechanisms, and the meaning of the letters.
 
     The numbers are for a layer with `heads` heads of one kind, default widths and relations, and a sequence of `length`

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int32
 
@@ -68,6 +69,11 @@ class AttentionCall:
     def lengths(self) -> tuple[int, int]:
         """(t, s)."""
         return self.q.shape[1], self.k.shape[1]
+
+    @property
+    def factor(self) -> float | jax.Array:
+        """The factor of the products of queries and keys."""
+        return self.q.shape[-1] ** -0.5 if self.scale is None else jnp.asarray(self.scale, self.q.dtype)
 
 
 Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]

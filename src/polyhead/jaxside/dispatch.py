@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from polyhead.jaxside.call import AttentionCall
-from polyhead.jaxside.latent_code import blank, check_limits
+from polyhead.jaxside.latent_code import blank, check_limits, check_scale
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import one_of
 
@@ -38,7 +38,7 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) ->
     _check(who, x)
     k_rel = None if x.k_rel is None else blank(x.mask, x.k_rel)
     x = replace(x, k=blank(x.mask, x.k), v=blank(x.mask, x.v), k_rel=k_rel)
-    x = x if x.scale is None else replace(x, scale=x.scale.astype(x.q.dtype))  # an integer has no gradient
+    x = x if x.scale is None else replace(x, scale=x.factor)  # an integer has no gradient
     if impl != "auto":
         chosen = impls[one_of(who, "impl", impl, ("auto", *impls))]
         if (reason := chosen.unsupported_reason(x)) is not None:
@@ -49,11 +49,11 @@ def compute(who: str, impls: Mapping[str, Impl], impl: str, x: AttentionCall) ->
 
 def _check(who: str, x: AttentionCall) -> None:
     """The checks beyond those of `@shaped`."""
-    names = list(mechanism(who).tensors)
+    row = mechanism(who)
+    names = [*row.tensors, *(name for name in row.optional if getattr(x, name) is not None)]
     kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
     if any(kind != kinds[0] for kind in kinds):
         came = ", ".join(map(str, kinds))
         raise ValueError(f"{who}: {', '.join(names[:-1])} and {names[-1]} must have one dtype but have {came}")
-    if x.scale is not None and x.scale.ndim:
-        raise ValueError(f"{who}: scale must be a number but has shape {x.scale.shape}; multiply q by it")
+    check_scale(who, x.scale)
     check_limits(who, x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)

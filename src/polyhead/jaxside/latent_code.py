@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
@@ -149,10 +150,9 @@ def finite_bias(x: AttentionCall) -> tuple[jax.Array | None, jax.Array | None]:
 
 def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """Scores (b h t s) with their bias in at least float32, and the mask: the inputs of a softmax over keys."""
-    scale = x.q.shape[-1] ** -0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype)
     exact = jnp.promote_types(x.q.dtype, jnp.float32)
     k = share(x.k, x.q.shape[2])
-    inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q * scale, k, preferred_element_type=exact)
+    inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q * x.factor, k, preferred_element_type=exact)
     bias, look = finite_bias(x)
     return inner if bias is None else inner + bias, look
 
@@ -190,6 +190,12 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 
 
+def check_scale(who: str, scale: Scale) -> None:
+    """Raise ValueError unless the scale is a number: an array would be broadcast along the widths of queries."""
+    if scale is not None and np.ndim(scale):
+        raise ValueError(f"{who}: scale must be a number but has shape {np.shape(scale)}; multiply q by it")
+
+
 @shaped
 def latent_code(
     q: Float[Array, "b t h d"],
@@ -213,6 +219,7 @@ def latent_code(
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
+    check_scale("latent_code", scale)
     check_limits("latent_code", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
     given = AttentionCall(
         q, k, None, bias, mask, None, cu_seqlens, scale, causal=causal, window=window, normalise=normalise,

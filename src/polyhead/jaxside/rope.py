@@ -39,8 +39,9 @@ def rope(
     _check(x, positions)
     angles = rope_angles(positions, x.shape[-1], theta)
     cos, sin = (part.astype(wide(x).dtype) for part in (jnp.cos(angles), jnp.sin(angles)))
-    pairs = wide(x).reshape(*x.shape[:-1], *((-1, 2) if layout == "interleaved" else (2, x.shape[-1] // 2)))
-    axis = -1 if layout == "interleaved" else -2
+    half = x.shape[-1] // 2
+    axis, pair = (-1, (half, 2)) if layout == "interleaved" else (-2, (2, half))
+    pairs = wide(x).reshape(*x.shape[:-1], *pair)
     a, b = jnp.take(pairs, 0, axis), jnp.take(pairs, 1, axis)
     turned = jnp.stack((a * cos - b * sin, a * sin + b * cos), axis)
     return turned.reshape(x.shape).astype(x.dtype)

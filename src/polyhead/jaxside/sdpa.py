@@ -31,7 +31,6 @@ def forward(x: AttentionCall) -> jax.Array:
     """Softmax attention, or attention to symbols."""
     (t, s), (d, e) = x.lengths, (x.q.shape[-1], x.v.shape[-1])
     bias, look = finite_bias(x)
-    q = x.q * (d**-0.5 if x.scale is None else jnp.asarray(x.scale, x.q.dtype))
     bias = None if bias is None else _four(bias)
     somewhere = None
     if look is not None:
@@ -39,7 +38,7 @@ def forward(x: AttentionCall) -> jax.Array:
         # A row without keys is unmasked before the softmax and zeroed after it, so it has no gradient either.
         somewhere = look.any(-1, keepdims=True)
         look = look | ~somewhere
-    q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (q, x.k, x.v))
+    q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (x.q * x.factor, x.k, x.v))
     out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=look, scale=1.0)[..., :e]
     return out if somewhere is None else jnp.where(jnp.swapaxes(somewhere, 1, 2), out, 0)
 

@@ -16,6 +16,7 @@ float32.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; Dao et al. 20
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -271,12 +272,17 @@ def tile_sizes(x: AttentionCall, most: int, small: int, numbers: int) -> tuple[i
 
     Pooled heads need all keys; then queries are halved.
     """
-    (b, _, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
+    (b, t, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
     width = max(h, e, relations, h * e if x.pool or x.value_weight is not None else 0)
-    queries, keys = most, max(1, s) if x.pool else most
+    queries, keys = most, s if x.pool else most
     while x.pool and b * queries * keys * width > numbers and queries > 1:
         queries //= 2
     while not x.pool and b * queries * keys * width > numbers and max(queries, keys) > small:
-        queries, keys = (queries, keys // 2) if keys > queries // 2 else (queries // 2, keys)
-    return tuple(-(-n // max(1, -(-n // size))) or 1 for n, size in zip(x.lengths, (queries, keys), strict=True))  # type: ignore[return-value]
+        queries, keys = (queries, keys // 2) if keys >= queries else (queries // 2, keys)
+    return _even(t, queries), _even(s, keys)
+
+
+def _even(n: int, most: int) -> int:
+    """The size of parts of `n`: as few as possible, of at most `most`, and nearly equal."""
+    return math.ceil(n / math.ceil(n / most))

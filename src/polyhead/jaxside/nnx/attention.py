@@ -19,16 +19,16 @@ from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
 from polyhead.jaxside.call import Array, AttentionCall
 from polyhead.jaxside.latent_code import dense
-from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm
+from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm, check_rate, joined, parted
 from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
-from polyhead.spec.shapes import check_window, named
+from polyhead.spec.shapes import check_window, named, one_of
 
 WHO = "MultiHeadAttention"
-Symbols = Sequence[Array | None] | None
-"""For each group its symbols (b|1 s m), a table (2 distance + 1, m) by offset, or None."""
+Symbols = Array | Sequence[Array | None] | None
+"""Symbols (b|1 s m), or a table (2 distance + 1, m) by offset: one array for all groups, or one (or None) a group."""
 
 
 @named
@@ -61,15 +61,15 @@ class MultiHeadAttention(nnx.Module):
         rngs: nnx.Rngs | None = None,
         dtype: Any = jnp.float32,
     ) -> None:
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"{WHO}: dropout must be in [0, 1) but is {dropout}")
+        check_rate(WHO, dropout)
+        one_of(WHO, "init", init, ("hyla", "cs336"))
         heads, draw = config.head_list(WHO, heads), Draw(rngs, init, dtype)
         self.dim, self.causal, self.max_length = dim, causal, max_length
         self.window = check_window(WHO, window)
         self.dropout, self.dropout_shared, self.heads = dropout, dropout_shared, heads
         self.total_heads = sum(group.heads for group in heads)
         self.sizes = tuple(mechanism.sizes(dim, self.total_heads) for mechanism in heads)
-        check_shared("MultiHeadAttention", heads, self.sizes)
+        check_shared(WHO, heads, self.sizes)
         self.widths = tuple(sum(size.widths[part] for size in self.sizes) for part in range(3))
         self.qkv = Linear(dim, sum(self.widths), draw, bias=bias, rows=self.widths)
         self.out = Linear(sum(size.heads * size.value_dim for size in self.sizes), dim, draw, bias=bias)
@@ -110,11 +110,13 @@ class MultiHeadAttention(nnx.Module):
         `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
         scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` (b|1 t) are those of x, by default 0, 1, ... or,
         with a causal context, such that the last is that of its last key.
-        `keep` (b|1 h|1 t s) multiplies the code; with `rngs` it is drawn at the layer's dropout rate.
+        `keep` (b|1 h|1 t s) multiplies the code; with `rngs` it is drawn at the layer's dropout rate.  `symbols` is one
+        array for all groups or one (or None) per group: (b|1 s symbol width), or a table of 2 distance + 1 rows by
+        clipped offset.  Raises ValueError for shapes that do not match.
         """
         source = x if context is None else context
         self._check(x, source, mask, bias, keep)
-        _check_positions(positions, *x.shape[:2])
+        check_positions(WHO, positions, *x.shape[:2])
         t, s = x.shape[1], source.shape[1]
         rows = self._project(x, source)
         if keep is None and rngs is not None and self.dropout > 0.0:
@@ -134,7 +136,7 @@ class MultiHeadAttention(nnx.Module):
         for i, (group, a, b) in enumerate(zip(self.groups, (0, *last), last, strict=False)):
             made = self._inputs(i, group, rows[i], x, source, symbols=given[i], before=made, where=where)
             own = replace(made, bias=_of(bias, a, b), mask=_of(mask, a, b), keep=_of(keep, a, b), window=window)
-            outputs.append(group(own).reshape(*x.shape[:2], -1))
+            outputs.append(joined(group(own)))
             if return_code:
                 codes.append(group.code(own))
         y = self.out(jnp.concatenate(outputs, -1))
@@ -170,7 +172,7 @@ class MultiHeadAttention(nnx.Module):
             cuts = list(accumulate(size.widths[part] for size in self.sizes))[:-1]
             for own, size, piece in zip(rows, self.sizes, jnp.split(joint, cuts, -1), strict=True):
                 if name in size.takes:
-                    own[name] = piece.reshape(*piece.shape[:-1], size.heads if name == "q" else size.kv_heads, -1)
+                    own[name] = parted(piece, size.heads if name == "q" else size.kv_heads)
         return rows
 
     def _symbols(self, symbols: Symbols, source: Array, positions: Array | None) -> Sequence[Array | None]:
@@ -178,16 +180,16 @@ class MultiHeadAttention(nnx.Module):
         if symbols is None and self.source_of:
             made = [module(source, positions) for module in self.symbols]
             return [None if which is None else made[which] for which in self.source_of]
-        given = [None] * len(widths) if symbols is None else list(symbols)
+        given: list[Array | None]
+        given = [symbols] * len(widths) if symbols is None or isinstance(symbols, Array) else list(symbols)
         if len(given) != len(widths):
             raise ValueError(f"{WHO}: symbols must be one array (or None) a group: {len(widths)}, not {len(given)}")
         for i, (width, array) in enumerate(zip(widths, given, strict=True)):
-            if width is not None and (array is None or array.shape[-1] != width):
-                came = "there are none for it" if array is None else f"they are {tuple(array.shape)}"
-                raise ValueError(f"{WHO}: group {i} takes symbols, of width {width}, but {came}")
-            if width is not None and array is not None and array.ndim == 2 and len(array) % 2 == 0:
-                rows = f"2 distance + 1 rows, an odd number, not {len(array)}"
-                raise ValueError(f"{WHO}: a table of relative symbols has {rows}")
+            if width is None:
+                continue
+            if array is None:
+                raise ValueError(f"{WHO}: group {i} takes symbols, of width {width}, but there are none for it")
+            _check_symbols(array, source, width)
         return given
 
     def _inputs(
@@ -282,11 +284,26 @@ def _relative(
     raise ValueError(f"{WHO}: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}")
 
 
-def _check_positions(positions: Array | None, b: int, t: int) -> None:
+def _check_symbols(symbols: Array, source: Array, width: int) -> None:
+    """Raise ValueError unless symbols are those of the senders `source`, (b|1 s width), or a table by offset."""
+    (b, s), shape = source.shape[:2], tuple(symbols.shape)
+    if symbols.ndim == 2 and shape[1] == width:
+        if shape[0] % 2 == 0:
+            rows = f"2 distance + 1 rows, an odd number, not {shape[0]}"
+            raise ValueError(f"{WHO}: a table of relative symbols has {rows}")
+    elif shape not in ((b, s, width), (1, s, width)):
+        raise ValueError(
+            f"{WHO}: symbols must be (b|1 s m) = ({b}, {s}, {width}) or, if relative, a table (2 distance + 1, m) "
+            f"but are {shape}"
+        )
+
+
+def check_positions(who: str, positions: Array | None, b: int, t: int) -> None:
+    """Raise ValueError unless positions are integers (b|1 t)."""
     if positions is None or (jnp.issubdtype(positions.dtype, jnp.integer) and positions.shape in ((1, t), (b, t))):
         return
     came = f"{positions.dtype} {tuple(positions.shape)}"
-    raise ValueError(f"{WHO}: positions must be integers (b|1 t) = ({b}, {t}) but are {came}")
+    raise ValueError(f"{who}: positions must be integers (b|1 t) = ({b}, {t}) but are {came}")
 
 
 def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:

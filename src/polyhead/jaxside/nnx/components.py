@@ -1,7 +1,7 @@
 """Parts of the Flax NNX modules, with the names and layouts ([out, in]) of the PyTorch modules' parameters.
 
-Linear(x) = W x + b        Norm(x)   = layer_norm(x) or rms_norm(x)
-MLP(x)    = W_down act(W_up x)        SwiGLU(x) = W2 (silu(W1 x) * W3 x)
+Linear(x) = W x + b                       Norm(x) = layer_norm(x) or rms_norm(x)
+MlpLayer(x) = W_down act(W_up x)          SwigluLayer(x) = W2 (silu(W1 x) * W3 x)
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,7 @@ class Draw:
     """Initial parameters by a preset, "cs336" or "hyla", from a stream of random keys."""
 
     def __init__(self, rngs: nnx.Rngs | None, preset: str = "cs336", dtype: Any = jnp.float32) -> None:
-        self.rngs, self.dtype = nnx.Rngs(0) if rngs is None else rngs, dtype
-        self.preset = one_of("Draw", "preset", preset, ("hyla", "cs336"))
+        self.rngs, self.preset, self.dtype = nnx.Rngs(0) if rngs is None else rngs, preset, dtype
 
     def _cut(self, shape: Sequence[int], std: float, most: float) -> Array:
         return std * jax.random.truncated_normal(self.rngs.params(), -most, most, shape, self.dtype)
@@ -104,6 +103,16 @@ class Norm(nnx.Module):
         return norms.layer_norm(x, self.weight[...], None if self.bias is None else self.bias[...], self.eps)
 
 
+def parted(x: Array, parts: int) -> Array:
+    """(... n) as (... parts n/parts).  Sizes are given, because an empty array has no size -1."""
+    return x.reshape(*x.shape[:-1], parts, x.shape[-1] // parts)
+
+
+def joined(x: Array) -> Array:
+    """(... parts n) as (... parts*n): the inverse of `parted`."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
 def rows_of(table: Array, index: Array) -> Array:
     """The rows of a table; NaN where it has none, because JAX would silently take another row."""
     return jnp.asarray(table).at[index].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
@@ -140,6 +149,12 @@ class SwigluLayer(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         return self.w2(jax.nn.silu(self.w1(x)) * self.w3(x))
+
+
+def check_rate(who: str, dropout: float) -> None:
+    """Raise ValueError unless `dropout` is in [0, 1)."""
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"{who}: dropout must be in [0, 1) but is {dropout}")
 
 
 def dropped(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array:

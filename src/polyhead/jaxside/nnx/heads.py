@@ -20,7 +20,7 @@ from polyhead.jaxside.disentangled import disentangled_attention
 from polyhead.jaxside.hyla import hyla
 from polyhead.jaxside.latent_code import code as latent_code, relations
 from polyhead.jaxside.linear import linear_attention
-from polyhead.jaxside.nnx.components import Draw, Linear
+from polyhead.jaxside.nnx.components import Draw, Linear, parted
 from polyhead.jaxside.pooled import pooled_attention
 from polyhead.jaxside.relational import relational_attention
 from polyhead.jaxside.softmax import softmax_attention
@@ -151,21 +151,21 @@ class SymbolGroup(nnx.Module):
 
     def receive(self, f: Array) -> Made:
         """q_rel (b t r p); with hidden features also q (b t h d)."""
-        made = {} if self.hidden is None else {"q": _split(self.hidden.q(f), self.sizes.heads)}
-        return made if self.q_rel is None else made | {"q_rel": _split(self.q_rel(f), self.relations)}
+        made = {} if self.hidden is None else {"q": parted(self.hidden.q(f), self.sizes.heads)}
+        return made if self.q_rel is None else made | {"q_rel": parted(self.q_rel(f), self.relations)}
 
     def send(self, f: Array) -> Made:
         """k_rel (b s r|g p); with hidden features also k (b s g d)."""
-        made = {} if self.hidden is None else {"k": _split(self.hidden.k(f), self.sizes.kv_heads)}
+        made = {} if self.hidden is None else {"k": parted(self.hidden.k(f), self.sizes.kv_heads)}
         if self.q_rel is None:
             return made
         own = isinstance(self.mechanism, config.Disentangled)
         k_rel = (self.q_rel if self.k_rel is None else self.k_rel)(f)
-        return made | {"k_rel": _split(k_rel, self.sizes.kv_heads if own else self.relations)}
+        return made | {"k_rel": parted(k_rel, self.sizes.kv_heads if own else self.relations)}
 
     def values(self, symbols: Array) -> Array:
         """The mapped symbols of the heads (... g e), from symbols by key or from a table by offset."""
-        return _split(self.value(symbols), self.sizes.kv_heads)
+        return parted(self.value(symbols), self.sizes.kv_heads)
 
     def __call__(self, x: AttentionCall) -> Array:
         m = self.mechanism
@@ -188,10 +188,6 @@ class SymbolGroup(nnx.Module):
 
 
 Group = ValueHeads | SymbolGroup
-
-
-def _split(x: Array, parts: int) -> Array:
-    return x.reshape(*x.shape[:-1], parts, -1)
 
 
 def _relations(mechanism: config.SymbolHeads, sizes: Sizes) -> tuple[int, int]:

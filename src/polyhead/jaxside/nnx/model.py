@@ -13,7 +13,7 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.call import Array
-from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols
+from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols, check_positions
 from polyhead.jaxside.nnx.components import (
     Draw,
     Embedding,
@@ -22,12 +22,13 @@ from polyhead.jaxside.nnx.components import (
     MlpLayer,
     Norm,
     SwigluLayer,
+    check_rate,
     dropped,
     rows_of,
 )
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
-from polyhead.spec.shapes import check_number, named, one_of
+from polyhead.spec.shapes import named, one_of
 
 WHO = "polyhead.jaxside.nnx.Transformer"
 
@@ -48,7 +49,7 @@ class TransformerBlock(nnx.Module):
         dtype: Any = jnp.float32,
     ) -> None:
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
-        check_number("TransformerBlock", "dropout", dropout, 0)
+        check_rate("TransformerBlock", dropout)
         draw = Draw(None, dtype=dtype)  # for norms, which draw nothing
         self.norm1 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
         self.attention = attention
@@ -176,6 +177,7 @@ class Transformer(nnx.Module):
         b, t = x.shape[:2]
         if mask is not None and (mask.dtype != bool or mask.shape != (b, t)):
             raise ValueError(f"{WHO}: mask must be boolean (b t) = {(b, t)} but is {mask.dtype} {tuple(mask.shape)}")
+        check_positions(WHO, positions, b, t)
         if tail is not None and not 1 <= tail <= t:
             raise ValueError(f"{WHO}: tail must be 1 to {t} (the positions) but is {tail}")
         if self.positions is not None:

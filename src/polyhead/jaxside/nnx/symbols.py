@@ -16,7 +16,7 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.call import Array
-from polyhead.jaxside.nnx.components import Draw, Fixed, Linear, rows_of
+from polyhead.jaxside.nnx.components import Draw, Fixed, Linear, joined, parted, rows_of
 from polyhead.spec.numbers import SYMBOL_HEADS
 
 
@@ -37,11 +37,9 @@ class SymbolicAttention(nnx.Module):
 
     def __call__(self, x: Array, positions: Array | None = None) -> Array:
         """Symbols (b s dim) of each token, which depend on no other token."""
-        q, templates, library = (
-            a.reshape(*a.shape[:-1], self.heads, -1) for a in (self.query(x), self.templates[...], self.library[...])
-        )
+        q, templates, library = (parted(a, self.heads) for a in (self.query(x), self.templates[...], self.library[...]))
         assigned = jax.nn.softmax(jnp.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5, -1)
-        return jnp.einsum("bshn,nhe->bshe", assigned, library).reshape(*x.shape[:-1], -1)
+        return joined(jnp.einsum("bshn,nhe->bshe", assigned, library))
 
 
 class PositionSymbols(nnx.Module):
