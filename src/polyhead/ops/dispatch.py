@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import PUBLIC, REFERENCES
-from polyhead.ops.latent_code import blank, check_alike, check_limits
+from polyhead.ops.latent_code import blank, check_alike, check_limits, check_scale
 from polyhead.ops.precision import casting
 from polyhead.ops.tiles import refuse
 from polyhead.ops.tiling import Blocked
@@ -136,8 +136,7 @@ def choose(op: str, impl: str, x: AttentionCall) -> Impl:
     """
     check_alike(PUBLIC[op], {name: getattr(x, name) for name in TENSORS[op]})
     check_limits(PUBLIC[op], x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)
-    if isinstance(x.scale, Tensor):
-        raise ValueError(f"{PUBLIC[op]}: scale must be a number but is a Tensor; multiply q by it")
+    check_scale(PUBLIC[op], x.scale)
     if impl != "auto":
         one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
         if impl in IN_OP_FILE:

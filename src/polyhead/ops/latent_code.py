@@ -264,6 +264,12 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
 
 
+def check_scale(who: str, scale: object) -> None:
+    """Raise ValueError for a Tensor: native code and kernels take a number."""
+    if isinstance(scale, Tensor):
+        raise ValueError(f"{who}: scale must be a number but is a Tensor; multiply q by it")
+
+
 def check_alike(who: str, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless all tensors have one dtype and one device."""
     for what in ("dtype", "device"):
@@ -314,6 +320,7 @@ def latent_code(
     """
     one_of("latent_code", "normalise", normalise, NORMALISE)
     check_alike("latent_code", {"q": q, "k": k})
+    check_scale("latent_code", scale)
     (b, t), s = q.shape[:2], k.shape[1]
     check_limits("latent_code", b, t, s, window, cu_seqlens)
     (k,) = blank(mask, k)

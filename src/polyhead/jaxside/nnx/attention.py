@@ -24,6 +24,7 @@ from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHea
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
+from polyhead.spec import PRESETS
 from polyhead.spec.shapes import check_window, named, one_of
 
 WHO = "MultiHeadAttention"
@@ -62,7 +63,7 @@ class MultiHeadAttention(nnx.Module):
         dtype: Any = jnp.float32,
     ) -> None:
         check_rate(WHO, dropout)
-        one_of(WHO, "init", init, ("hyla", "cs336"))
+        one_of(WHO, "init", init, PRESETS)
         heads, draw = config.head_list(WHO, heads), Draw(rngs, init, dtype)
         self.dim, self.causal, self.max_length = dim, causal, max_length
         self.window = check_window(WHO, window)

@@ -14,6 +14,7 @@ from flax import nnx
 from polyhead.jaxside import norms
 from polyhead.jaxside.call import Array
 from polyhead.jaxside.latent_code import act as activation
+from polyhead.spec import NORMS
 from polyhead.spec.numbers import TRUNCATION, swiglu_width
 from polyhead.spec.shapes import check_number, named, one_of
 
@@ -93,7 +94,7 @@ class Norm(nnx.Module):
 
     def __init__(self, dim: int, draw: Draw, *, kind: str = "layer", eps: float = 1e-5, bias: bool = True) -> None:
         check_number("Norm", "eps", eps, 0)
-        self.kind, self.eps = one_of("norm", "kind", kind, ("layer", "rms")), eps
+        self.kind, self.eps = one_of("norm", "kind", kind, NORMS), eps
         self.weight = draw.full(1.0, dim)
         self.bias = draw.full(0.0, dim) if bias and kind == "layer" else None
 

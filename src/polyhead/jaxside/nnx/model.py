@@ -28,6 +28,7 @@ from polyhead.jaxside.nnx.components import (
 )
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
+from polyhead.spec import NORM_ORDERS
 from polyhead.spec.shapes import named, one_of
 
 WHO = "polyhead.jaxside.nnx.Transformer"
@@ -48,7 +49,7 @@ class TransformerBlock(nnx.Module):
         dropout: float = 0.0,
         dtype: Any = jnp.float32,
     ) -> None:
-        self.pre = one_of("TransformerBlock", "norm_order", norm_order, ("pre", "post")) == "pre"
+        self.pre = one_of("TransformerBlock", "norm_order", norm_order, NORM_ORDERS) == "pre"
         check_rate("TransformerBlock", dropout)
         draw = Draw(None, dtype=dtype)  # for norms, which draw nothing
         self.norm1 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
