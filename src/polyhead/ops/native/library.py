@@ -361,11 +361,11 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     Each part of the keys needs its own dq, and each part of either needs its own gradient of a bias by offset; so the
     parts are few.  Samples that share a dense bias are not cut.
     """
-    n, tiles = threads(), -(-s // LANES)
+    n, tiles = threads(), max(1, -(-s // LANES))
     if n == 1:
         return 1, 1
     shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
-    slots = 1 if shared else min(b, 4 * n)
+    slots = 1 if shared else max(1, min(b, 4 * n))
     return slots, min(tiles, -(-2 * n // slots))
 
 
