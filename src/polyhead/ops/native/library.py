@@ -102,10 +102,12 @@ def enabled() -> bool:
 
 
 def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) -> None:
-    """Run native code; `missing` must have returned None.  Raises MemoryError if it cannot allocate its memory."""
-    missing(name, dtype)
+    """Run native code.  Raises RuntimeError if there is none, and MemoryError if it cannot allocate its memory."""
+    if (reason := missing(name, dtype)) is not None:  # of an exported graph with this impl, which was made elsewhere
+        raise RuntimeError(f"polyhead: native code for {name} {reason}")
     function = _functions()[name, dtype]
-    if not callable(function) or function(ctypes.byref(struct), *more):
+    assert callable(function)
+    if function(ctypes.byref(struct), *more):
         raise MemoryError(f"polyhead: native code for {name} found too little memory")
 
 
