@@ -90,7 +90,7 @@ struct Sight {
   Mask of(int64_t h, const Vec& bias) const {
     Mask seen = all;
     if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
-    return limits.hides ? seen & (bias > splat(NEVER)) : seen;
+    return limits.hides ? seen & ~(bias <= NEVER) : seen;  // NaN is not hidden
   }
   Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
 };

@@ -105,18 +105,18 @@ POLYHEAD_INLINE Vec& operator+=(Vec& x, const Vec& y) { return x = x + y; }
 POLYHEAD_INLINE Mask operator&(const Mask& x, const Mask& y) {
   return each_mask([&](int p) { return x.of[p] & y.of[p]; });
 }
+POLYHEAD_INLINE Mask operator~(const Mask& x) {
+  return each_mask([&](int p) { return ~x.of[p]; });
+}
 POLYHEAD_INLINE Mask operator>(const Vec& x, number y) {
   return each_mask([&](int p) { return x.of[p] > y; });
 }
-POLYHEAD_INLINE Mask operator>(const Vec& x, const Vec& y) {
-  return each_mask([&](int p) { return x.of[p] > y.of[p]; });
+POLYHEAD_INLINE Mask operator<=(const Vec& x, number y) {
+  return each_mask([&](int p) { return x.of[p] <= y; });
 }
 // Where the mask is set x, elsewhere y.
 POLYHEAD_INLINE Vec choose(const Mask& mask, const Vec& x, const Vec& y) {
   return each_part([&](int p) { return mask.of[p] ? x.of[p] : y.of[p]; });
-}
-POLYHEAD_INLINE Mask operator<=(const Vec& x, number y) {
-  return each_mask([&](int p) { return x.of[p] <= y; });
 }
 
 // The larger and the smaller of two, and y where one of them is NaN: one instruction, which compilers do not find.
