@@ -37,7 +37,8 @@ from polyhead.spec.home import cache
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
 FLAGS = "-O3 -march=native" + (" -mprefer-vector-width=512" if platform.machine() in ("x86_64", "AMD64") else "")
-"""Compilers prefer vectors of 256 bits, AVX-512 or not; of what they write by halves, the whole is read late."""
+"""Even with AVX-512, compilers prefer vectors of 256 bits.  A whole vector that was written as two halves is slow to
+read."""
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
