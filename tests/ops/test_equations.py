@@ -122,6 +122,11 @@ def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, scale, ma
 # ------------------------------------------------------------------------------------------------------- one line each
 MISTAKES = [
     ("hyla", {"value_weight": torch.zeros(4, 5, 4)}, "e = 5 in v but 4 in value_weight (h e e) = (4, 5, 4)"),
+    (
+        "hyla",
+        {"value_weight": torch.zeros(4, 5, 5)},
+        "q, k, v and value_weight must have one dtype but have " + 3 * "torch.float64, " + "torch.float32",
+    ),
     ("relational", {"symbols": torch.zeros(7, 2, 5)}, "t+s-1 = 6 but 7 in symbols (t+s-1 g e) = (7, 2, 5)"),
     *(
         (row.folder, {name: f"{valid[0]}x"}, f"unknown {name} '{valid[0]}x'; did you mean {valid[0]!r}?")

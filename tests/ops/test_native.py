@@ -19,6 +19,7 @@ from torch.testing import assert_close
 import polyhead.ops.native.gelu  # noqa: F401  # with its check
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.custom_op_rules import packed
 from polyhead.ops.dispatch import BACKENDS, choose
 from polyhead.ops.native import library as native
 from polyhead.ops.native.check import CHECKS
@@ -173,6 +174,9 @@ def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch
     assert native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
     assert not caplog.records
     assert not calls(place)
+    exported = packed(AttentionCall(*torch.randn(3, 1, 8, 2, 4)))
+    with pytest.raises(RuntimeError, match=r"^polyhead: native code for hyla is turned off by POLYHEAD_NATIVE=0$"):
+        torch.ops.polyhead.hyla_native(*exported, causal=True, scale=1.0, normalise="identity", act="relu")
 
 
 # ------------------------------------------------------------------------------------------------------- the self-check

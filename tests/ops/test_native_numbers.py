@@ -128,6 +128,15 @@ def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
                 assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
+@needs_compiler
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("b", "s"), [(0, 3), (2, 0)])
+def test_threads_share_nothing(monkeypatch, arguments, op, b, s):
+    monkeypatch.setattr(native, "threads", lambda: 2)
+    out = resolve(op, "native")(*arguments(op, make_problem(3, s, b=b)[0]))
+    assert_close(out, out.new_zeros(b, 3, 4, 5))
+
+
 KINDS = (None, "offset", "dense", "per_sample")
 THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias is None or op != "linear"]
 

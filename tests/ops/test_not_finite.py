@@ -113,6 +113,20 @@ def test_what_a_query_sees_is_never_lost(op, impl):
     assert 2 * compared > taken
 
 
+@pytest.mark.parametrize(("op", "impl"), [(op, impl) for op, impl in ALL if impl in ("native", "blocked", "sdpa")])
+def test_a_bias_that_hides_other_pairs_loses_no_nan(op, impl):
+    if (op, impl) == ("linear", "native"):
+        pytest.skip("takes no bias")
+    torch.manual_seed(0)
+    for t in (3, 20):  # few queries, and many
+        qkv, options = make_problem(t, 6, bias="dense", dtype=torch.float32)
+        tensors, bias = make_arguments(op, qkv), options["bias"].detach()
+        bias[..., 0, 1], bias[..., 1, 0] = torch.nan, -torch.inf
+        came, wanted = (resolve(op, which)(*tensors, bias=bias).isnan() for which in (impl, "reference"))
+        assert wanted[:, 0].any()
+        assert came.equal(wanted)
+
+
 @pytest.mark.parametrize("s", [1, 5, 15, 16])
 @pytest.mark.parametrize("limit", [{}, {"causal": True}, {"mask": torch.tensor([True] + [False] * 3)[:, None]}])
 def test_a_query_with_no_score_but_nan(s, limit):

@@ -213,9 +213,7 @@ def custom_op(kernel: Kernel) -> Callable[[AttentionCall, bool], Outputs]:
         with torch.autocast(x.q.device.type, enabled=False):
             return kernel.forward(x) if kernel.guard is None else kernel.guard.forward(kernel, x, twice)
 
-    def fake(  # type: ignore[no-untyped-def]
-        tensors, fixed, *, causal, window=None, scale, normalise, act, pool="", network="", twice=False,
-    ):  # fmt: skip
+    def fake(tensors, fixed, **options):  # type: ignore[no-untyped-def]
         return kernel.like(unpacked(tensors, fixed))
 
     forward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
@@ -263,9 +261,7 @@ def _backward_op(name: str, kernel: Kernel) -> Callable[..., Outputs]:
             grads = kernel.backward(x, douts) if guard is None else guard.backward(kernel, x, douts, twice)
         return [_as(grads.get(name), like) for name, like in zip(LEARNED, tensors, strict=True)]
 
-    def fake(  # type: ignore[no-untyped-def]
-        douts, tensors, fixed, *, causal, window=None, scale, normalise, act, pool="", network="", twice=False,
-    ):  # fmt: skip
+    def fake(douts, tensors, fixed, **options):  # type: ignore[no-untyped-def]
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
     backward = torch.library.custom_op(name, run, mutates_args=(), device_types=kernel.device_types)
@@ -319,23 +315,7 @@ def vmapped(op: Callable[..., Any]) -> Callable[..., Any]:
     per entry of the new dimension.  An empty one-dimensional tensor stands for an absent one.
     """
 
-    def rule(
-        info: Any,
-        in_dims: Any,
-        *args: Any,
-        causal: bool | None = None,
-        window: int | None = None,
-        scale: float | None = None,
-        act: str | None = None,
-        normalise: str | None = None,
-        pool: str | None = None,
-        network: str | None = None,
-        twice: bool | None = None,
-    ) -> tuple[Any, Any]:
-        options = {"causal": causal, "scale": scale, "act": act, "normalise": normalise, "twice": twice}
-        options |= {"pool": pool, "network": network}
-        options = {name: x for name, x in options.items() if x is not None}  # only the options that this op has
-        options |= {} if causal is None else {"window": window}
+    def rule(info: Any, in_dims: Any, *args: Any, **options: object) -> tuple[Any, Any]:
         call = functools.partial(op, **options)
         (leaves, form), (dims, _), n = tree_flatten(args), tree_flatten(in_dims), info.batch_size
         paired = zip(leaves, dims, strict=True)

@@ -39,7 +39,10 @@ impls: its reference, and "blocked", which is derived from the reference."""
 BACKENDS |= {row.folder: ("blocked", "reference") for row in MECHANISMS if row.folder not in BACKENDS}
 
 TENSORS = {row.folder: tuple(row.tensors) for row in MECHANISMS}
-"""Op -> names of its tensor arguments; they must have one dtype and one device."""
+"""Op -> names of its tensor arguments; they and those of OPTIONAL must have one dtype and one device."""
+
+OPTIONAL = {row.folder: tuple(row.optional) for row in MECHANISMS}
+"""Op -> names of the tensor arguments that may be absent."""
 
 CHOICES = {row.folder: row.choices for row in MECHANISMS}
 """Op -> name of an option -> its allowed values."""
@@ -134,7 +137,8 @@ def choose(op: str, impl: str, x: AttentionCall) -> Impl:
 
     Keys that are masked for every query must be 0.  Raises ValueError if an explicit impl does not support the call.
     """
-    check_alike(PUBLIC[op], {name: getattr(x, name) for name in TENSORS[op]})
+    tensors = {name: getattr(x, name) for name in (*TENSORS[op], *OPTIONAL[op])}
+    check_alike(PUBLIC[op], {name: a for name, a in tensors.items() if a is not None})
     check_limits(PUBLIC[op], x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)
     check_scale(PUBLIC[op], x.scale)
     if impl != "auto":

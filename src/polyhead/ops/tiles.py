@@ -305,6 +305,10 @@ def diagonals(skewed: Tensor) -> Tensor:
     return skewed.as_strided((h, b, q, n - q + 1), (b * q * n, q * n, n - 1, 1), skewed.storage_offset() + q - 1)
 
 
+BIASED = 256 * 256
+"""The fewest pairs t s for which `fused` is no slower than the reference with a bias: it takes PyTorch's slow path."""
+
+
 def fused(x: AttentionCall) -> Tensor:
     """Softmax attention by PyTorch's kernels.
 

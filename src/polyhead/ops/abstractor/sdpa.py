@@ -4,7 +4,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import backward_once
-from polyhead.ops.tiles import fused
+from polyhead.ops.tiles import BIASED, fused
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -21,7 +21,7 @@ def preferred(x: AttentionCall) -> bool:
     width 8), median of seven.  Full: 1.1 at t = 32, 1.4 at t = 128, 1.1 at t = 256; causal: 1.7, 2.0, 2.6.  With a
     bias, the kernel and so the limit are those of softmax attention.
     """
-    return x.bias is None or x.q.shape[1] * x.k.shape[1] >= 256 * 256
+    return x.bias is None or x.q.shape[1] * x.k.shape[1] >= BIASED
 
 
 def forward(x: AttentionCall) -> Tensor:

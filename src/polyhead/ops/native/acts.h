@@ -1,4 +1,4 @@
-// Pointwise activations and their slopes; numbers in the order of RELATION_ACTS in spec.py.
+// Pointwise activations and their slopes; numbers in the order of RELATION_ACTS in spec/table.py.
 
 #pragma once
 #include "vec.h"
@@ -32,7 +32,7 @@ inline Vec tanh(const Vec& x) {
   return choose(size > 0.625f, choose(x > 0.0f, far, splat(0) - far), p * square * x + x);
 }
 
-// act(z), and its slope, of one vector; of what is asked for less often.
+// act(z) and its slope, of one vector, for the activations that are used less often.
 __attribute__((noinline)) inline Vec activate_one(int act, const Vec& z, Vec& slope) {
   switch (act) {
     case SIGMOID: {
@@ -66,7 +66,7 @@ __attribute__((noinline)) inline Vec activate_one(int act, const Vec& z, Vec& sl
   }
 }
 
-// The same of R vectors; what is asked for most stays in registers.
+// The same of R vectors; for the most frequent activations they stay in registers.
 template <int R> POLYHEAD_INLINE void activate(int act, const Vec* z, Vec* y, Vec* slope) {
   if (act == RELU) {
     POLYHEAD_UNROLL

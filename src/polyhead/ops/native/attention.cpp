@@ -24,14 +24,14 @@ using namespace polyhead;
 extern "C" struct AttentionCall {
   int64_t b, t, s, h, g, d, e, r, p;
   Rows q, k, q_rel, k_rel, symbols, dretrieved, drelated;
-  number *retrieved, *related, *logs;       // (b t h e), (b t h r), (b h t); of few queries as often as there are strips
+  number *retrieved, *related, *logs;       // (b t h e), (b t h r), (b h t); for few queries the first two have a part for each strip
   const number* delta;                      // (b h t)
-  number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel as often as there are strips
+  number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel have a part for each strip
   Limits limits;                            // own: queries
   BiasGrad dbias;
   const number* turned;                     // symbols by offset, or null; backwards in the forward pass
   int64_t columns, dsymbols_part;           // of symbols by offset, else 0; numbers of one part of their gradient
-  int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
+  int64_t slots, strips;  // numbers of parts of the batch and of the keys; parts are independent
   double scale, factor;
   int32_t act;
   Pool pool;
@@ -40,11 +40,10 @@ extern "C" struct AttentionCall {
 
 namespace {
 
-constexpr int TOGETHER = ONE_EACH ? 8 : 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
-constexpr int ROWS = ONE_EACH ? 32 : 24;  // rows of the other side that are taken at once, at most
+constexpr int ROWS = ONE_EACH ? 32 : 24;  // the most rows of the other side that are computed at once
 
-// What has all of a softmax's weight: its gradient is taken for 0, as roundings would be larger than what the other keys,
-// with 2 epsilon of the weight at most, add to it.
+// From this weight on, a pair has all of its softmax: the gradient of its score is set to 0.  The other keys, with a weight
+// of 2 epsilon at most, would add less to it than roundings do.
 constexpr number ALONE = 1 - 2 * std::numeric_limits<number>::epsilon();
 
 struct Attention {
@@ -74,7 +73,7 @@ struct Attention {
     number *q, *q_rel, *retrieved, *related, *top, *total;
   };
 
-  // From scores s[row][head][lane] to e^(s - top), top being the largest so far; `worth` is what earlier sums are worth.
+  // From scores s[row][head][lane] to e^(s - top), top being the largest so far; earlier sums must be multiplied by `worth`.
   void soften(const Queries& own, int64_t key, int n, number* s, number* worth) const {
     for (int r = 0; r < n; r++) add_bias(Sight(limits, own.tile, key + r), s + r * heads * LANES, heads, NEVER);
     for (int h = 0; h < heads; h++) {
@@ -93,7 +92,7 @@ struct Attention {
     }
   }
 
-  // Adds what n codes u[row][head][lane] read of symbols by key, or of columns of those by offset.
+  // Adds the sums of symbols by key, or of columns of symbols by offset, weighted by n codes u[row][head][lane].
   void retrieve(const Queries& own, const number* u, const Rows& symbols, int64_t key, int n, const number* worth) const {
     for (int h = 0; h < heads; h++) {
       const int64_t g = h / share, step = c.turned ? c.columns : 1;
@@ -122,7 +121,7 @@ struct Attention {
     return (TOGETHER * own + ROWS * (2 * heads + c.r) + heads) * LANES + ROWS * other + 1024;
   }
 
-  // Queries from `row` on, in as many tiles as read the same keys.
+  // Queries from `row` on, in up to TOGETHER tiles, which read the same keys.
   void forward(int64_t b, int64_t row, Memory& memory) const {
     Queries own[TOGETHER];
     Range all = {c.s, 0};
@@ -195,7 +194,7 @@ struct Attention {
   }
 
   // ------------------------------------------------------------------------------------------------------ backward
-  // da[row][head][lane] of symbols by offset; adds what is theirs to `to`.
+  // The part da[row][head][lane] that comes through symbols by offset; adds their gradient to `to`.
   void by_offset(const Tile& tile, int64_t query, int n, const number* u, const Rows& dretrieved, number* da, number* to) const {
     for (int r = 0; r < n; r++)
       for (int h = 0; h < heads; h++) {
@@ -210,7 +209,7 @@ struct Attention {
       }
   }
 
-  // What relations add to da, and du in place of rel.
+  // Adds the part of da that comes through relations; du replaces rel.
   void relations_back(const Tile& tile, int64_t query, int n, const number* u, number* rel, const number* slopes, number* turned,
                       number* da) const {
     for (int r = 0; r < n; r++) {

@@ -32,7 +32,7 @@ template <class Call> struct AttentionFew {
     }
   }
 
-  // What the queries of a sample read of some keys: symbols to (t h e), relations to (t h r).
+  // The sums of a sample's queries over some keys: of symbols (t h e) and of relations (t h r).
   void read(int64_t b, Range keys, const number* scores, const Stats& stats, Memory& memory, number* retrieved, number* related) const {
     number *u = memory.take(heads * LANES), *rel = memory.take(relations * LANES), *copy = memory.take(groups * wide);
     number *symbols = memory.zeros(c.t * heads * wide), *sums = memory.zeros(c.t * heads * relations * LANES);

@@ -1,7 +1,7 @@
 // Few queries over many keys, as in decoding: 16 keys in lanes, the rows of keys and values as they lie in memory.
 //
-// Time goes into reading keys and values, so each is read once.  Scores of all pairs are kept, which are few beside the
-// numbers of the keys; so a softmax over keys has its sum before the first value is read.
+// Most time is spent on reading keys and values, so each is read once.  The scores of all pairs are kept, as they are few
+// compared with the numbers of the keys; so a softmax over keys has its sum before the first value is read.
 
 #pragma once
 #include "parallel.h"

@@ -10,7 +10,7 @@
 using namespace polyhead;
 
 extern "C" struct GeluCall {
-  int64_t n, width, rows;  // of n numbers in rows of `width`, so many rows are a job
+  int64_t n, width, rows;  // n numbers in rows of `width`; a job has `rows` rows
   const number *x, *bias, *dout;  // no bias: 0; no dout: forward
   number *out, *dbias;            // of each job, its part of dbias; null if that is not wanted
   Pool pool;
@@ -33,7 +33,7 @@ POLYHEAD_INLINE Vec backward(const Vec& x, const Vec& dout) {
   return dout * choose(u > FAR, splat(1), s + x * s * r * (square * (3 * CUBED) + ONCE));
 }
 
-// A vector, or what there is of it with 0 behind.
+// A vector of the first `count` numbers, and zeros behind them.
 POLYHEAD_INLINE Vec some(const number* from, int64_t count) {
   if (from == nullptr) return splat(0);
   if (count >= LANES) return load(from);

@@ -10,7 +10,7 @@
 //   dq_ih  = sum_j ds_hij k_jh scale        dk_jh = sum_i ds_hij q_ih scale
 //
 // Schug et al. 2024, "Attention as a hypernetwork", eq. 6.  The forward pass has 16 queries in lanes, the backward
-// pass 16 keys, so that neither adds up over lanes but for dq; a softmax over keys needs a pass before each.
+// pass 16 keys; so only dq is a sum over lanes.  A softmax over keys needs a pass before each.
 
 #include "hyla_few.h"
 #include "hyla_pairs.h"
@@ -20,10 +20,10 @@ using namespace polyhead;
 extern "C" struct HylaCall {
   int64_t b, t, s, h, g, d, e;
   Rows q, k, v, dout;
-  number *out, *dq, *dk, *dv;  // contiguous; dq as often as there are strips, as is out of few queries
+  number *out, *dq, *dk, *dv;  // contiguous; dq has a part for each strip, and so has out for few queries
   Limits limits;               // own: queries
   BiasGrad dbias;
-  int64_t slots, strips;  // the batch and the keys are cut into so many, which are worked on independently
+  int64_t slots, strips;  // numbers of parts of the batch and of the keys; parts are independent
   double scale, eps;
   int32_t normalise, act;
   Pool pool;
@@ -31,8 +31,6 @@ extern "C" struct HylaCall {
 };
 
 namespace {
-
-constexpr int TOGETHER = ONE_EACH ? 8 : 4, PAIR = 4;  // tiles of queries that read the same keys; of keys, in the backward pass
 
 template <int H> struct Hyla : HylaPairs<HylaCall, H> {
   typedef HylaPairs<HylaCall, H> Of;
@@ -69,7 +67,7 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
            OTHERS * groups() * (blocked(c.d) + blocked(c.e));
   }
 
-  // Queries from `row` on, in as many tiles as read the same keys.
+  // Queries from `row` on, in up to TOGETHER tiles, which read the same keys.
   void forward(int64_t b, int64_t row, Memory& memory) const {
     Code code = code_memory(memory);
     number* y = memory.take(OTHERS * COLUMNS * LANES);

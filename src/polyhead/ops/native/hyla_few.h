@@ -33,7 +33,7 @@ template <class Call> struct HylaFew {
 
   int64_t size() const { return (2 * heads + groups) * LANES + (groups + 1 + c.t * heads) * wide + 128; }
 
-  // What the queries of a sample read of some keys; `to` is (t h e).
+  // The outputs of a sample's queries from some keys; `to` is (t h e).
   void read(int64_t b, Range keys, const number* scores, const Stats& stats, Memory& memory, number* to) const {
     number *a = memory.take(heads * LANES), *u = memory.take(heads * LANES), *w = memory.take(groups * LANES);
     number *copy = memory.take(groups * wide), *y = memory.take(wide), *out = memory.zeros(c.t * heads * wide);

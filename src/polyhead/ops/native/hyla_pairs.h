@@ -7,7 +7,7 @@
 
 namespace polyhead {
 
-constexpr int64_t COLUMNS = 2 * WIDE;  // numbers of the hidden layer that are made at once, at most
+constexpr int64_t COLUMNS = 2 * WIDE;  // the most numbers of the hidden layer that are computed at once
 
 template <class Call, int H> struct HylaPairs {
   const Call& c;
@@ -25,7 +25,7 @@ template <class Call, int H> struct HylaPairs {
     return fused() ? by_row(x, b, row, n, heads, c.e, to) : together(x, b, row, n, heads, c.e, 1.0f, to);
   }
 
-  // Of n rows of the other side: the code a, and u, that with dropout, and w, u added up over the heads of a group of keys.
+  // For n rows of the other side: the code a, the code with dropout u, and w, the sum of u over the heads of a group of keys.
   struct Code {
     number *a, *u, *w, *scale;
   };

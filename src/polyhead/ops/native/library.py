@@ -37,7 +37,8 @@ from polyhead.spec.home import cache
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
 FLAGS = "-O3 -march=native" + (" -mprefer-vector-width=512" if platform.machine() in ("x86_64", "AMD64") else "")
-"""Compilers prefer vectors of 256 bits, AVX-512 or not; of what they write by halves, the whole is read late."""
+"""Even with AVX-512, compilers prefer vectors of 256 bits.  A whole vector that was written as two halves is slow to
+read."""
 ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
@@ -102,10 +103,12 @@ def enabled() -> bool:
 
 
 def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) -> None:
-    """Run native code; `missing` must have returned None.  Raises MemoryError if it cannot allocate its memory."""
-    missing(name, dtype)
+    """Run native code.  Raises RuntimeError if there is none, and MemoryError if it cannot allocate its memory."""
+    if (reason := missing(name, dtype)) is not None:  # of an exported graph with this impl, which was made elsewhere
+        raise RuntimeError(f"polyhead: native code for {name} {reason}")
     function = _functions()[name, dtype]
-    if not callable(function) or function(ctypes.byref(struct), *more):
+    assert callable(function)
+    if function(ctypes.byref(struct), *more):
         raise MemoryError(f"polyhead: native code for {name} found too little memory")
 
 
@@ -361,11 +364,11 @@ def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     Each part of the keys needs its own dq, and each part of either needs its own gradient of a bias by offset; so the
     parts are few.  Samples that share a dense bias are not cut.
     """
-    n, tiles = threads(), -(-s // LANES)
+    n, tiles = threads(), max(1, -(-s // LANES))
     if n == 1:
         return 1, 1
     shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
-    slots = 1 if shared else min(b, 4 * n)
+    slots = 1 if shared else max(1, min(b, 4 * n))
     return slots, min(tiles, -(-2 * n // slots))
 
 

@@ -90,7 +90,7 @@ struct Sum {
       add_product(state + i * d * LANES, d, v_rows + i * LANES * LANES, k_rows, 1, d, n);
   }
 
-  // What n queries read of m keys of their own chunk.
+  // Adds the part of n queries' outputs that comes from m keys of their own chunk.
   void own(const number* q_rows, int64_t n, const number* k_lanes, const number* v_rows, int64_t m, number* scores, number* to) const {
     std::fill(scores, scores + LANES * LANES, 0.0f);
     add_product(scores, n, k_lanes, q_rows, d, 1, d);

@@ -1,7 +1,7 @@
-// The pairs of a query and a key: who may look, biases, dropout, and the code.
+// The pairs of a query and a key: which are visible, their biases, dropout, and the code.
 //
 // A tile holds 16 rows of one side in lanes (its own: queries in the forward pass, keys in the backward pass) and goes
-// through the other side one row after the other.  What is written here holds for both.
+// through the other side row by row.  The functions of this file serve both passes.
 
 #pragma once
 #include <algorithm>
@@ -25,8 +25,8 @@ template <class T> struct Pairs {
 };
 
 struct Limits {
-  const int32_t *first, *end;  // of each own row, the others it may meet; null if all
-  const int32_t *low, *high;   // of each other row, the own ones
+  const int32_t *first, *end;  // for each own row, the visible rows of the other side; null if all are
+  const int32_t *low, *high;   // for each other row, the visible own ones
   Pairs<const number> bias, keep;
   Pairs<const uint8_t> mask;
   int64_t owns, others, hides;  // may the bias be -inf?
@@ -46,7 +46,7 @@ struct Range {
 
 inline Tile tile_at(int64_t b, int64_t row, int64_t owns) { return {b, row, owns - row < LANES ? owns - row : LANES}; }
 
-// The others that any row of a tile may meet.
+// The rows of the other side that any row of a tile sees.
 inline Range others(const Limits& limits, const Tile& tile) {
   if (limits.first == nullptr) return {0, limits.others};
   return {limits.first[tile.row], limits.end[tile.row + tile.count - 1]};
@@ -70,7 +70,7 @@ template <class T> inline Vec lanes_of(const Pairs<T>& x, const Tile& tile, int6
   return lanes_from(x.at + tile.b * x.b + h * x.h + tile.row * x.own + other * x.other, x.own, tile.count);
 }
 
-// Who of the tile may look at (or be seen by) the other row, in a head: range, mask, and -inf in the bias.
+// Which rows of a tile see (or are seen by) another row, in each head: by range, mask, and -inf in the bias.
 struct Sight {
   const Limits& limits;
   const Tile& tile;
@@ -90,7 +90,7 @@ struct Sight {
   Mask of(int64_t h, const Vec& bias) const {
     Mask seen = all;
     if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
-    return limits.hides ? seen & (bias > splat(NEVER)) : seen;
+    return limits.hides ? seen & ~(bias <= NEVER) : seen;  // NaN is not hidden
   }
   Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
 };

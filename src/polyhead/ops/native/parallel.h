@@ -1,4 +1,4 @@
-// Work on PyTorch's own threads: the pool of the OpenMP library that it has loaded, whose door Python hands over.
+// Work on PyTorch's own threads, those of the OpenMP library that it has loaded; Python passes the address of its GOMP_parallel.
 
 #pragma once
 #include <algorithm>
@@ -17,7 +17,7 @@ struct Team {
   int64_t threads;
 };
 
-// Memory of one thread, or of a call, which is asked for once and handed out piece by piece.
+// Memory of one thread or of one call: allocated once, then handed out in pieces.
 class Memory {
  public:
   explicit Memory(int64_t numbers) {
@@ -71,8 +71,8 @@ template <class Work> bool each(const Team& team, int64_t items, int64_t numbers
   return !shared.failed;
 }
 
-// work(sample, keys from and to, slot, strip, memory) for every sample and all keys, cut into slots of samples and strips of
-// whole tiles of keys, each of which is one thread's.
+// work(sample, range of keys, slot, strip, memory) for every sample and all keys.  The samples are cut into slots and the keys
+// into strips of whole tiles; one thread computes a strip of a slot.
 template <class Work> bool each_strip(const Team& team, int64_t b, int64_t keys, int64_t slots, int64_t strips, int64_t numbers, const Work& work) {
   const int64_t tiles = (keys + LANES - 1) / LANES;
   return each(team, slots * strips, numbers, [&](int64_t job, Memory& memory) {

@@ -14,6 +14,8 @@ namespace polyhead {
 constexpr int OTHERS = 16;  // rows of the other side that are taken at once, at most
 constexpr int WIDE = WIDTH == 16 ? 8 : WIDTH == 8 ? 6 : 4;  // sums of vectors that are held in registers
 constexpr bool ONE_EACH = PARTS == 1 && MANY_REGISTERS;     // a vector of lanes is one register, of which there are 32
+constexpr int TOGETHER = ONE_EACH ? 8 : 4;  // tiles of queries that read the same keys in a forward pass
+constexpr int PAIR = 4;                     // tiles of keys that read the same queries in a backward pass
 
 // f(count, i) for all i below n: WIDE of them at a time, then 4, 2 and 1.
 template <int R, class F> POLYHEAD_INLINE int64_t steps_of(int64_t i, int64_t n, const F& f) {
@@ -191,7 +193,7 @@ inline void copy_rows(const Rows& x, const Tile& tile, int heads, int64_t width,
         to[(h * LANES + l) * wide + c] = x.at[tile.b * x.b + (tile.row + l) * x.n + h * x.h + c] * factor;
 }
 
-// Gradients ds[row][head][lane] of some tiles of own rows, and those rows by `copy_rows`; so far apart are the tiles.
+// Gradients ds[row][head][lane] of some tiles of own rows, and those rows by `copy_rows`, with the distances between tiles.
 struct Grads {
   const number *ds, *rows;
   int tiles;
@@ -257,9 +259,9 @@ inline void other_grads(const Grads& x, int heads, int share, int n, int64_t wid
 // Rows of a sample, the first being `row`.
 inline Rows rows_from(const Rows& x, int64_t b, int64_t row) { return {x.at + b * x.b + row * x.n, x.b, x.n, x.h}; }
 
-// n rows of the other side, [head][row][width]: those of a head lie together, at no distance that a cache dislikes.
-// Queries come times the scale, as in the forward pass: a score that is rounded in another way is off by so much of itself,
-// and a sharp softmax makes of it as large an error of its code.
+// n rows of the other side, [head][row][width]: those of a head lie together, which avoids cache conflicts.
+// Queries are multiplied by the scale here, as in the forward pass.  Otherwise a score would be rounded differently, and a
+// sharp softmax would make an equally large error of its code.
 inline Rows together(const Rows& x, int64_t b, int64_t row, int n, int heads, int64_t width, number factor, number* to) {
   const Rows from_row = rows_from(x, b, row);
   for (int r = 0; r < n; r++)

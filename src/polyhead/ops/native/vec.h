@@ -1,4 +1,4 @@
-// Vectors of 16 numbers, one per lane, made of as many of the machine's own as that takes (the compiler's vector
+// Vectors of 16 numbers, one per lane; each consists of one or more vectors of the machine (by the compiler's vector
 // extensions, so one source serves AVX-512, AVX2, NEON and machines without any).
 
 #pragma once
@@ -34,7 +34,7 @@ namespace polyhead {
 typedef POLYHEAD_NUMBER number;
 constexpr bool EXACT = sizeof(number) > 4;  // functions then come from the C library
 constexpr int WIDTH = POLYHEAD_WIDTH, LANES = 16, PARTS = LANES / WIDTH;
-constexpr number NEVER = -INFINITY, LEAST = number(-3e38);  // the score of a hidden pair; what is less than any other
+constexpr number NEVER = -INFINITY, LEAST = number(-3e38);  // the score of a hidden pair; less than any other score
 constexpr bool MANY_REGISTERS = WIDTH == 16 || WIDTH == 4;  // 32 of them, not 16
 
 typedef std::conditional<EXACT, int64_t, int32_t>::type integer;
@@ -105,18 +105,18 @@ POLYHEAD_INLINE Vec& operator+=(Vec& x, const Vec& y) { return x = x + y; }
 POLYHEAD_INLINE Mask operator&(const Mask& x, const Mask& y) {
   return each_mask([&](int p) { return x.of[p] & y.of[p]; });
 }
+POLYHEAD_INLINE Mask operator~(const Mask& x) {
+  return each_mask([&](int p) { return ~x.of[p]; });
+}
 POLYHEAD_INLINE Mask operator>(const Vec& x, number y) {
   return each_mask([&](int p) { return x.of[p] > y; });
 }
-POLYHEAD_INLINE Mask operator>(const Vec& x, const Vec& y) {
-  return each_mask([&](int p) { return x.of[p] > y.of[p]; });
+POLYHEAD_INLINE Mask operator<=(const Vec& x, number y) {
+  return each_mask([&](int p) { return x.of[p] <= y; });
 }
 // Where the mask is set x, elsewhere y.
 POLYHEAD_INLINE Vec choose(const Mask& mask, const Vec& x, const Vec& y) {
   return each_part([&](int p) { return mask.of[p] ? x.of[p] : y.of[p]; });
-}
-POLYHEAD_INLINE Mask operator<=(const Vec& x, number y) {
-  return each_mask([&](int p) { return x.of[p] <= y; });
 }
 
 // The larger and the smaller of two, and y where one of them is NaN: one instruction, which compilers do not find.
@@ -158,7 +158,7 @@ POLYHEAD_INLINE Vec hold(const number* from) {
   });
 }
 
-// relu(x); NaN stays NaN, as everywhere: a number that nobody can know must not become one that looks right.
+// relu(x); NaN stays NaN.
 POLYHEAD_INLINE Vec positive(const Vec& x) { return larger(splat(0), x); }
 
 // Lanes from `first` to `end`, end excluded.

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import backward_once
-from polyhead.ops.tiles import fused
+from polyhead.ops.tiles import BIASED, fused
 
 
 def unsupported_reason(x: AttentionCall) -> str | None:
@@ -19,7 +19,7 @@ def preferred(x: AttentionCall) -> bool:
     bias: 1.1 to 1.7 at t = 32 to 256.  A bias that is learned takes the kernel's slow path: 0.8 at t = 32, 1.0 at t =
     256.
     """
-    return x.bias is None or x.q.shape[1] * x.k.shape[1] >= 256 * 256
+    return x.bias is None or x.q.shape[1] * x.k.shape[1] >= BIASED
 
 
 def forward(x: AttentionCall) -> Tensor:
