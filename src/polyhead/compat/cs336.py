@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import ops
+from polyhead.compat.foreign import uncompiled
 from polyhead.config import Heads, Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.positions import RotaryEmbedding
@@ -35,7 +36,7 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
 
     Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match.
     """
-    state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
+    state = uncompiled(state_dict)
     layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
     _compare_keys(set(state), layers)
     table, up = state["token_embeddings.weight"], state["layers.0.ffn.w1.weight"]
@@ -71,7 +72,7 @@ def save(model: Transformer) -> dict[str, Tensor]:
             want, came = _heads(wanted), _heads(given)
         if field.name not in ("init", "dropout_shared", "dropout", "residual_dropout") and came != want:
             raise ValueError(f"cs336.save: {field.name} must be {want} but is {came}")
-    state = model.state_dict()
+    state = uncompiled(model.state_dict())
     parts = [zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()]
     return {key: part.clone() for pairs in parts for key, part in pairs}
 

@@ -1,4 +1,4 @@
-"""Shared by the readers of foreign models: the check of a folder, masks that are added to scores, and taps.
+"""Shared by the readers of foreign models: the check of a folder, keys, masks that are added to scores, and taps.
 
 Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
 ours.
@@ -6,7 +6,7 @@ ours.
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -24,6 +24,11 @@ def holds_model(folder: pathlib.Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
+
+
+def uncompiled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
+    return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
 
 
 def shown(mask: Tensor) -> Bool[Tensor, "..."]:

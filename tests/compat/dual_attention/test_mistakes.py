@@ -151,6 +151,15 @@ def test_a_bias_that_ours_lacks_is_0():
     assert not state["layers.final_out.bias"].any()
 
 
+def test_compiled_models_are_saved():
+    model = ph.Transformer(LANGUAGE)
+    state, arguments = dual_attention.save(model)
+    model.blocks[0] = torch.compile(model.blocks[0])
+    again, same = dual_attention.save(torch.compile(model))
+    assert same == arguments
+    assert all(torch.equal(again[key], value) for key, value in state.items())
+
+
 def test_values_without_a_place_in_the_package():
     for settings, name, line in (
         (language(bias=True), "blocks.1.attention.qkv.bias", "that the package has no place for: it has no bias there"),

@@ -44,6 +44,7 @@ from torch import Tensor
 
 from polyhead.compat.dual_attention import arguments as read, export as write, tensors as places
 from polyhead.compat.dual_attention.models import Layout, plan
+from polyhead.compat.foreign import uncompiled
 from polyhead.config import RelativeSymbols, Rotary, SymbolicAttention, SymbolSource, TransformerConfig, Values, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -93,8 +94,7 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
 
 def _tensors(state_dict: Mapping[str, Tensor], unused: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """The tensors without those that no head reads.  Raises ValueError unless all are floating tensors."""
-    state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
-    state = {key: value for key, value in state.items() if not key.startswith(unused)}
+    state = {key: value for key, value in uncompiled(state_dict).items() if not key.startswith(unused)}
     for key, value in state.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             came = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

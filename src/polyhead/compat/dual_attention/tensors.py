@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyhead.compat.dual_attention.arguments import Block, Group, Retriever
 from polyhead.compat.dual_attention.models import Layout
+from polyhead.compat.foreign import uncompiled
 from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -274,7 +275,7 @@ def _misshapen(key: str, wanted: tuple[int, ...], value: Tensor) -> NoReturn:
 @torch.no_grad()
 def take(module: nn.Module, places: Sequence[Place]) -> dict[str, Tensor]:
     """The inverse of `fill`, copied.  Raises ValueError for non-zero entries of ours that no place holds."""
-    ours = {name: value.detach() for name, value in module.state_dict().items()}
+    ours = {name: value.detach() for name, value in uncompiled(module.state_dict()).items()}
     rest = {name: value.clone() for name, value in ours.items()}
     theirs: dict[str, Tensor] = {}
     for place in places:
