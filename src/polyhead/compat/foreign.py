@@ -31,6 +31,17 @@ def uncompiled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
 
 
+def unread(x: Tensor) -> bool:
+    """Whether numbers cannot be read: in compiled code and on the meta device."""
+    return torch.compiler.is_compiling() or x.is_meta
+
+
+def check_mask(what: str, mask: Tensor) -> None:
+    """Raise ValueError unless a foreign mask, `what`, is Boolean or floating."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{what} must be boolean or floating but is {mask.dtype}")
+
+
 def shown(mask: Tensor) -> Bool[Tensor, "..."]:
     """Where a foreign mask does not mask a pair.  NaN masks nothing, so it is not lost."""
     return mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
@@ -42,7 +53,7 @@ def limits(
     """Our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
 
     Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  A bias of zeros and a
-    mask of True are None, unless the numbers cannot be read (in compiled code) or a mask is learned.
+    mask of True are None, unless the numbers are `unread` or a mask is learned.
     """
     bias = mask = None
     for array in given:
@@ -51,7 +62,7 @@ def limits(
         if array.dtype != torch.bool:
             added = array.masked_fill(~look, 0).to(dtype).expand(*array.shape[:2], t, s)
             bias = added if bias is None else bias + added
-    if torch.compiler.is_compiling() or any(array.requires_grad for array in given):
+    if any(unread(array) or array.requires_grad for array in given):
         return bias, mask
     return bias if bias is not None and bias.any() else None, mask if mask is not None and not mask.all() else None
 
