@@ -225,12 +225,12 @@ def masks(what: str, given: Sequence[Tensor | None], s: int) -> list[Tensor]:
 
     Raises ValueError, with `what`, unless each is (b h t s), and Boolean or floating.
     """
-    found = [array[..., :s] for array in given if array is not None]
+    found = [array for array in given if array is not None]
     for array in found:
         if array.ndim != 4:
             raise ValueError(f"{what} must be (b h t s) but is {tuple(array.shape)}")
         check_mask(what, array)
-    return found
+    return [array[..., :s] for array in found]
 
 
 def _columns(v: Tensor, call: _Linear) -> Tensor | None:
