@@ -172,6 +172,8 @@ def test_theta_and_positions():
     given, usual, named = (model(torch.arange(8)[None]) for model in models)
     assert torch.equal(given, named)
     assert not torch.allclose(given, usual)
+    with pytest.raises(TypeError, match=r"^TransformerLM: only 7 arguments may come without their names"):
+        cs336.TransformerLM(11, 8, 8, 1, 2, 16, 50.0, "meta")
     block, x, where = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
     y = x + block.attn(block.ln1(x), where)
     torch.testing.assert_close(block(x, where), y + block.ffn(block.ln2(y)))
@@ -205,12 +207,14 @@ def test_load_infers_the_sizes_and_saves_the_same_bits():
     assert torch.equal(saved["layers.0.attn.q_proj.weight"], course["layers.0.attn.q_proj.weight"])
 
 
-def test_load_strips_the_prefix_of_compiled_models():
+def test_the_prefix_of_compiled_models_is_removed():
     course = small()
     for name in (lambda k: f"_orig_mod.{k}", lambda k: k.replace("attn.", "attn._orig_mod.")):
         model = cs336.load({name(k): v for k, v in course.items()}, heads=4, theta=1e4, context=20)
         assert torch.equal(model.inputs.table.weight, course["token_embeddings.weight"])
         assert torch.equal(cs336.save(model)["layers.1.attn.v_proj.weight"], course["layers.1.attn.v_proj.weight"])
+    model.blocks[1] = torch.compile(model.blocks[1])
+    assert cs336.save(torch.compile(model)).keys() == course.keys()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -289,8 +293,8 @@ def test_save_refuses_other_architectures(field, value):
         cs336.save(ph.Transformer(settings))
 
 
-def test_save_ignores_which_code_computes_the_heads():
-    settings = loading().config
+def test_save_ignores_which_code_computes_the_heads_and_how_they_are_trained():
+    settings = dataclasses.replace(loading().config, checkpoint=True, dropout=0.1)
     per_layer = ((ph.Softmax(4, impl="reference"),), (ph.Softmax(4),))
     assert len(cs336.save(ph.Transformer(dataclasses.replace(settings, heads=per_layer)))) == 2 + 1 + 2 * 9
 

@@ -64,6 +64,7 @@ def test_there_and_back_are_the_same_bits(dtype):
     params["encoder/~/mha/~/linear_3"]["b"].flags.writeable = False  # as jax arrays are
     attention = from_haiku(params, heads=H)
     back = to_haiku(attention, name="encoder/~/mha")
+    assert to_haiku(torch.compile(attention)).keys() == tree().keys()
     for parameter in attention.parameters():
         parameter.data.zero_()
     assert list(back) == list(wanted)

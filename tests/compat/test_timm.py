@@ -225,6 +225,7 @@ MISTAKES = {
     "AttentionRope or EvaAttention was wanted but": lambda: drop_in(Odd(12, 4)),
     "relational heads need values of the model's width 8": lambda: drop_in(module(attn_head_dim=2), ph.Relational(4)),
     "attn_mask or is_causal was wanted but both came": lambda: called(attn_mask=torch.ones(T, T), is_causal=True),
+    "Attention: attn_mask must be boolean or floating but is": lambda: called(attn_mask=torch.ones(T, T).long()),
     "broadcast to (b h t s) = (2, 4, 6, 6) but is (6, 7)": lambda: called(attn_mask=torch.ones(T, T + 1)),
     "Attention: attn_mask must broadcast to (b": lambda: called(attn_mask=torch.ones(1, B, HEADS, T, T)),
     "Attention is one itself: use drop_in": lambda: replace(module()),

@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import ops
-from polyhead.config import Heads, Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
+from polyhead.compat.foreign import uncompiled
+from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
@@ -35,7 +36,7 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
 
     Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match.
     """
-    state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
+    state = uncompiled(state_dict)
     layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
     _compare_keys(set(state), layers)
     table, up = state["token_embeddings.weight"], state["layers.0.ffn.w1.weight"]
@@ -64,22 +65,29 @@ def save(model: Transformer) -> dict[str, Tensor]:
     swiglu = given.feedforward if isinstance(given.feedforward, Swiglu) else Swiglu()
     heads = sum(group.heads for group in given.layer_heads(0))
     theta = given.positions.theta if isinstance(given.positions, Rotary) else 1e4
-    wanted = _course(count, given.dim, swiglu.hidden, given.layers, heads, theta=theta, context=given.max_length)
+    course = _course(count, given.dim, swiglu.hidden, given.layers, heads, theta=theta, context=given.max_length)
+    wanted, own = _plain(course), _plain(given)
     for field in dataclasses.fields(wanted):
-        want, came = getattr(wanted, field.name), getattr(given, field.name)
-        if field.name == "heads":
-            want, came = _heads(wanted), _heads(given)
-        if field.name not in ("init", "dropout_shared", "dropout", "residual_dropout") and came != want:
+        want, came = getattr(wanted, field.name), getattr(own, field.name)
+        if came != want:
             raise ValueError(f"cs336.save: {field.name} must be {want} but is {came}")
-    state = model.state_dict()
+    state = uncompiled(model.state_dict())
     parts = [zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()]
     return {key: part.clone() for pairs in parts for key, part in pairs}
 
 
-def _heads(settings: TransformerConfig) -> tuple[Heads, ...]:
-    """The head groups of each layer, without `impl`, which does not belong to the format."""
+def _plain(settings: TransformerConfig) -> TransformerConfig:
+    """The settings with heads by layer, and without fields that do not belong to the format."""
     layers = map(settings.layer_heads, range(settings.layers))
-    return tuple(tuple(dataclasses.replace(group, impl="auto") for group in heads) for heads in layers)
+    return dataclasses.replace(
+        settings,
+        heads=tuple(tuple(dataclasses.replace(group, impl="auto") for group in heads) for heads in layers),
+        init="cs336",
+        dropout=0.0,
+        dropout_shared=False,
+        residual_dropout=0.0,
+        checkpoint=False,
+    )
 
 
 def _course(
@@ -271,7 +279,10 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """Tokens (..., t) to logits (..., t, vocab_size).  `rope_theta` may also be the seventh positional argument."""
+    """Tokens (..., t) to logits (..., t, vocab_size).  `rope_theta` may also be the seventh positional argument.
+
+    Raises TypeError for an eighth one.
+    """
 
     def __init__(
         self,
@@ -287,6 +298,8 @@ class TransformerLM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if len(seventh) > 1:
+            raise TypeError("TransformerLM: only 7 arguments may come without their names, the last is rope_theta")
         theta = seventh[0] if seventh else rope_theta
         self.context_length = context_length
         self.token_embeddings = Embedding(vocab_size, d_model, device, dtype)

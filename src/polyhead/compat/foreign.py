@@ -1,4 +1,4 @@
-"""Shared by the readers of foreign models: the check of a folder, masks that are added to scores, and taps.
+"""Shared by the readers of foreign models: the check of a folder, keys, masks that are added to scores, and taps.
 
 Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
 ours.
@@ -6,7 +6,7 @@ ours.
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,6 +26,22 @@ def holds_model(folder: pathlib.Path) -> bool:
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
+def uncompiled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
+    return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+
+
+def unread(x: Tensor) -> bool:
+    """Whether numbers cannot be read: in compiled code and on the meta device."""
+    return torch.compiler.is_compiling() or x.is_meta
+
+
+def check_mask(what: str, mask: Tensor) -> None:
+    """Raise ValueError unless a foreign mask, `what`, is Boolean or floating."""
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"{what} must be boolean or floating but is {mask.dtype}")
+
+
 def shown(mask: Tensor) -> Bool[Tensor, "..."]:
     """Where a foreign mask does not mask a pair.  NaN masks nothing, so it is not lost."""
     return mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
@@ -37,7 +53,7 @@ def limits(
     """Our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
 
     Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  A bias of zeros and a
-    mask of True are None, unless the numbers cannot be read (in compiled code) or a mask is learned.
+    mask of True are None, unless the numbers are `unread` or a mask is learned.
     """
     bias = mask = None
     for array in given:
@@ -46,7 +62,7 @@ def limits(
         if array.dtype != torch.bool:
             added = array.masked_fill(~look, 0).to(dtype).expand(*array.shape[:2], t, s)
             bias = added if bias is None else bias + added
-    if torch.compiler.is_compiling() or any(array.requires_grad for array in given):
+    if any(unread(array) or array.requires_grad for array in given):
         return bias, mask
     return bias if bias is not None and bias.any() else None, mask if mask is not None and not mask.all() else None
 

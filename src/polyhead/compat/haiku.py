@@ -14,6 +14,7 @@ from jaxtyping import Bool, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyhead.compat.foreign import uncompiled
 from polyhead.config import Softmax
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
@@ -58,7 +59,7 @@ def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, d
         "no positions, q/k norms, window or causal mask": not _extras(attention),
     }
     check(right, _summary(attention))
-    return tree_of({part: tensor.cpu().numpy() for part, tensor in attention.state_dict().items()}, name)
+    return tree_of({part: tensor.cpu().numpy() for part, tensor in uncompiled(attention.state_dict()).items()}, name)
 
 
 def _extras(attention: MultiHeadAttention) -> bool:

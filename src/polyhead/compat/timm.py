@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.compat.foreign import limits
+from polyhead.compat.foreign import check_mask, limits
 from polyhead.compat.heads import Heads, OurHeads, check_added, plain
 from polyhead.layers.call import Limits
 from polyhead.layers.projection import Rows
@@ -185,6 +185,7 @@ class Attention(OurHeads):
             return None, None
         if causal:
             raise ValueError("Attention: attn_mask or is_causal was wanted but both came")
+        check_mask("Attention: attn_mask", mask)
         whole, wanted = mask[(None,) * (4 - mask.ndim)], (b, self.num_heads, t, t)
         if whole.ndim != 4 or any(have not in (1, want) for have, want in zip(whole.shape, wanted, strict=True)):
             raise ValueError(f"Attention: attn_mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")

@@ -35,6 +35,7 @@ BAD_CONFIG = {
     "ra_kwargs: arguments: unknown name 'n_relation'; did you": changed(ra_kwargs={"n_relation": 2}),
     "dff, norm_first missing": {name: CONFIG[name] for name in CONFIG.keys() - {"dff", "norm_first"}},
     "vocab_size, image_shape or input_spec missing: no model of the package": {},
+    "arguments by name were wanted but (4, 8) came": (4, 8),
     "symbol_retrieval_kwargs: dropout must be 0 (the package applies it in": symbolic(dropout=0.1),
     "symbol_retrieval_kwargs: d_model must be 16, the model's width": symbolic(d_model=8),
     "symbol_retrieval_kwargs: its heads must divide 16 but are 5": symbolic(n_heads=5),
@@ -151,6 +152,23 @@ def test_a_bias_that_ours_lacks_is_0():
     assert not state["layers.final_out.bias"].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sequence_models_in_half_precision(dtype):
+    """Their tables of sines are rounded, too."""
+    state, arguments = dual_attention.save(ph.Transformer(pair()).to(dtype))
+    again = dual_attention.load(state, arguments)
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+
+
+def test_compiled_models_are_saved():
+    model = ph.Transformer(LANGUAGE)
+    state, arguments = dual_attention.save(model)
+    model.blocks[0] = torch.compile(model.blocks[0])
+    again, same = dual_attention.save(torch.compile(model))
+    assert same == arguments
+    assert all(torch.equal(again[key], value) for key, value in state.items())
+
+
 def test_values_without_a_place_in_the_package():
     for settings, name, line in (
         (language(bias=True), "blocks.1.attention.qkv.bias", "that the package has no place for: it has no bias there"),
@@ -163,6 +181,7 @@ def test_values_without_a_place_in_the_package():
 
 
 PARTS = {
+    "load_attention: arguments by name were wanted": lambda: dual_attention.load_attention({}, [4]),
     "load_attention: d_model must be an integer": lambda: dual_attention.load_attention({}, {"n_heads": 2}),
     "unknown cls 'Attn'": lambda: dual_attention.load_attention({}, {"d_model": 4}, cls="Attn"),
     "load_block: n_heads, dff, activation": lambda: dual_attention.load_block({}, {"d_model": 4}),

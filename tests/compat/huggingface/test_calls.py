@@ -188,6 +188,9 @@ def test_verify_counts_calls(script):
     assert [(x.heads, x.ours) for x in hf.verify(own, inputs=torch.ones(1, 3, dtype=torch.long)).layers] == [
         ("HylaHeads", True)
     ] * 2
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
+    images = script.transformers.BeitModel(script.transformers.BeitConfig(**sizes, intermediate_size=8))
+    assert len(hf.verify(images.bfloat16()).layers) == 1  # a model that does not cast images
     dropping, names = script.build("bert").train(), ("get_correct_attn_implementation", "set_attn_implementation")
     before, kind = torch.get_rng_state(), type(dropping)
     hf.verify(dropping)

@@ -152,6 +152,8 @@ def test_several_sequences_in_one_row():
         for options, line in (
             ({"position_ids": torch.tensor([[0, 1, 5, 6, 0, 1, 2]])}, "must count from 0 in each of the sequences"),
             ({"position_ids": positions + 1}, "must count from 0 in each of the sequences"),
+            ({"position_ids": positions, "attention_mask": (counted < 6).long()}, "must come without padding"),
+            ({"position_ids": positions[0]}, "position_ids must be (b|1 t) = (1, 7) but is (7,)"),
             ({"position_ids": positions, "use_cache": True}, "one after the other must come without a cache"),
             ({"cu_seq_lens_q": edges}, "position_ids that restart in each sequence were wanted, not only cu_seq_lens"),
             ({"attention_mask": 1 + (counted > 3)}, "attention_mask must be 1 at tokens and 0 at padding but has 2"),

@@ -114,10 +114,11 @@ def test_attention_that_is_not_plain_is_one_clear_line(name):
     for options, line in (
         ({"s_aux": q}, "must be plain attention but s_aux changes it"),
         ({"cache": q}, "must be plain attention but cache changes it"),
-        ({"attention_mask": torch.ones(1, 3)}, "must have masks (b h t s) but one is (1, 3)"),
-        ({"attention_mask": torch.ones(1, 1, 3, 3).long()}, "must have masks that are boolean or floating but one is "),
+        ({"attention_mask": torch.ones(1, 3)}, "must be (b h t s) but is (1, 3)"),
+        ({"attention_mask": q, "position_bias": q[0]}, "must be (b h t s) but is (2, 3, 4)"),
+        ({"attention_mask": torch.ones(1, 1, 3, 3).long()}, "must be boolean or floating but is torch.int64"),
     ):
-        with refusing(f"polyhead: Module {line}"):
+        with refusing(f"Module {line}"):
             named(name)(q, q, q, **options)
 
 

@@ -181,6 +181,23 @@ def test_new_heads_have_the_mode_of_their_layer_and_a_floating_dtype():
         assert {parameter.dtype for parameter in heads.parameters()} == {dtype}
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn, "wrapped"])
+def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
+    """Nor by a random map, where the layer is wrapped; the model is then unchanged."""
+    model, wrapped = llama(torch.float32), nn.Sequential()
+    attention = model.model.layers[1].self_attn
+    if kind == "wrapped":
+        wrapped.weight, wrapped.bias = attention.v_proj.weight, attention.v_proj.bias
+        attention.v_proj = wrapped
+    else:
+        attention.v_proj.weight = nn.Parameter(attention.v_proj.weight.detach().to(kind), requires_grad=False)
+    with refusing("heads: a linear v_proj was wanted, whose rows the map of symbols copies, but a "):
+        hf.swap_heads(model, None, MIXED["positions"])
+    assert type(model) is transformers.LlamaForCausalLM
+    assert not any(hasattr(layer.self_attn, "polyhead") for layer in model.model.layers)
+    hf.swap_heads(model, None, MIXED["hyla"])
+
+
 def test_swapped_again():
     model, ids = llama(), tokens()
     hf.swap_heads(model, [0], MIXED["hyla"])
@@ -194,6 +211,13 @@ def test_swapped_again():
 
 def swap(*heads, layers=None, model=llama):
     return lambda: hf.swap_heads(model(), layers, list(heads))
+
+
+def fewer(config, count):
+    """A model with heads in each of two layers, or in none, and fewer layers than that."""
+    config = config if hasattr(config, "polyhead_heads") else hf.with_heads(config, ph.Hyla(4))
+    config.num_hidden_layers = count
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def gpt():
@@ -210,6 +234,16 @@ MISTAKES = {
     "swap_heads: layers must be below 2 but are [2]": swap(ph.Softmax(4), layers=[2]),
     "a LlamaForCausalLM was wanted but a LlamaModel came": swap(ph.Softmax(4), model=lambda: llama().model),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in each": swap(ph.Softmax(4), model=gpt),
+    "swap_heads: the configuration of a causal language model was wanted but NoneType": swap(
+        ph.Hyla(4), model=lambda: nn.Linear(2, 2)
+    ),
+    "polyhead: no_type must be a type of causal language model": lambda: hf.register("no_type"),
+    "with_heads: the configuration of a causal language model was wanted but ViTConfig has no max_": lambda: (
+        hf.with_heads(transformers.ViTConfig(), ph.Hyla(12))
+    ),
+    "LlavaConfig has no num_hidden_layers": lambda: hf.with_heads(transformers.LlavaConfig(), ph.Hyla(4)),
+    "polyhead_heads: 1 layers were wanted but heads of 2 came": lambda: fewer(llama().config, 1),
+    "polyhead_heads: 2 layers were wanted but heads of 0 came": lambda: fewer(hf.PolyheadLlamaConfig(**SMALL), 2),
     "with_heads: 2 layers were wanted but heads of 3 came": lambda: hf.with_heads(llama().config, [None] * 3),
 }
 

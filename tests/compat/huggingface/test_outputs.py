@@ -124,6 +124,7 @@ def test_images():
     assert model.get_input_embeddings() is model.model.inputs.linear
     with refusing("PolyheadConfig: 3 labels but the model has 5 classes"):
         hf.PolyheadConfig(model.config.transformer, num_labels=3)
+    assert model.bfloat16()(images).logits.dtype == torch.bfloat16  # image processors return float32
 
 
 # --------------------------------------------------------------------------------------------------- texts and labels

@@ -179,6 +179,9 @@ def test_replace_under_a_default_device_of_meta(heads):
     shapes = [{name: x.shape for name, x in made.state_dict().items()} for made in (model, wanted)]
     assert shapes[0] == shapes[1]
     assert all(x.is_meta for x in model.state_dict().values())
+    x, hidden = torch.empty(2, 5, 16, device="meta"), PADDING.to("meta")
+    for given in (hidden, torch.empty(2, 5, device="meta")):
+        assert model(x, src_key_padding_mask=given).shape == x.shape
 
 
 def test_relational_heads_take_the_rows_of_values_for_their_symbols():

@@ -94,12 +94,17 @@ class Block:
         return [group.mechanism for group in self.groups]
 
 
-def options(given: Any, required: Iterable[str], optional: Arguments) -> dict[str, Any]:
-    """The arguments `given`, checked, with the defaults filled in."""
+def by_name(given: Any) -> Arguments:
+    """The arguments `given`.  Raises ValueError if they are no mapping."""
     if not isinstance(given, Mapping):
         raise ValueError(f"arguments by name were wanted but {given!r} came")
+    return given
+
+
+def options(given: Any, required: Iterable[str], optional: Arguments) -> dict[str, Any]:
+    """The arguments `given`, checked, with the defaults filled in."""
     required = tuple(required)
-    for name, value in given.items():
+    for name, value in by_name(given).items():
         _check(one_of("arguments", "name", name, (*required, *optional)), value, name in required)
     if missing := [name for name in required if name not in given]:
         raise ValueError(f"{', '.join(missing)} missing")

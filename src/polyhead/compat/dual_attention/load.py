@@ -44,6 +44,7 @@ from torch import Tensor
 
 from polyhead.compat.dual_attention import arguments as read, export as write, tensors as places
 from polyhead.compat.dual_attention.models import Layout, plan
+from polyhead.compat.foreign import uncompiled
 from polyhead.config import RelativeSymbols, Rotary, SymbolicAttention, SymbolSource, TransformerConfig, Values, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -83,7 +84,7 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
     and an option without an equivalent in ours.
     """
     with _named("load"):
-        its = plan({**({} if config is None else config), **arguments})
+        its = plan({**({} if config is None else read.by_name(config)), **arguments})
         state = _tensors(state_dict, its.unused)
         like = next(iter(state.values()))
         model = _build(its.settings, like)
@@ -93,8 +94,7 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
 
 def _tensors(state_dict: Mapping[str, Tensor], unused: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """The tensors without those that no head reads.  Raises ValueError unless all are floating tensors."""
-    state = {key.replace("_orig_mod.", ""): value for key, value in state_dict.items()}
-    state = {key: value for key, value in state.items() if not key.startswith(unused)}
+    state = {key: value for key, value in uncompiled(state_dict).items() if not key.startswith(unused)}
     for key, value in state.items():
         if not isinstance(value, Tensor) or not value.is_floating_point():
             came = f"of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -214,10 +214,9 @@ def load_block(
     `rotary`: the package's calls pass rotary angles.  Position-relative symbols are passed as their table.
     """
     with _named("load_block"):
-        its, dim = dict(config), _dim(config)
-        own = {name: value for name, value in its.items() if name != "d_model"}
-        dual, decoder = "n_heads_sa" in its or "n_heads_ra" in its, "n_heads_cross" in its
-        source = _given_source(its.get("ra_kwargs") or {})
+        dim, own = _width(config)
+        dual, decoder = "n_heads_sa" in own or "n_heads_ra" in own, "n_heads_cross" in own
+        source = _given_source(own.get("ra_kwargs") or {})
         found = read.block(own, dim, dual=dual, decoder=decoder, source=source)
         ends: dict[str, Any] = {"inputs": Vectors(dim), "outputs": Values(1), "dim": dim, "layers": 1}
         if decoder:
@@ -233,11 +232,13 @@ def load_block(
     return made
 
 
-def _dim(config: Mapping[str, Any]) -> int:
-    dim = config.get("d_model")
+def _width(config: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The model width, and the other arguments."""
+    own = dict(read.by_name(config))
+    dim = own.pop("d_model", None)
     if not isinstance(dim, int) or isinstance(dim, bool) or dim < 1:
         raise ValueError(f"d_model must be an integer of at least 1 but is {dim!r}")
-    return dim
+    return dim, own
 
 
 def load_attention(
@@ -255,9 +256,10 @@ def load_attention(
     these.  If `total_n_heads` says that it is a part of a wider layer, its output is the first features of ours.
     """
     with _named("load_attention"):
-        groups = _groups(CLASSES[one_of("arguments", "cls", cls, CLASSES)], config, causal)
+        kind, (dim, own) = CLASSES[one_of("arguments", "cls", cls, CLASSES)], _width(config)
+        groups = _groups(kind, dim, own, causal)
         state = _tensors(state_dict)
-        like, dim = next(iter(state.values())), _dim(config)
+        like = next(iter(state.values()))
         layer = MultiHeadAttention(
             dim,
             [group.mechanism for group in groups],
@@ -274,8 +276,7 @@ def load_attention(
     return layer
 
 
-def _groups(kind: str, config: Mapping[str, Any], causal: bool) -> tuple[read.Group, ...]:
-    dim, own = _dim(config), {name: value for name, value in config.items() if name != "d_model"}
+def _groups(kind: str, dim: int, own: Mapping[str, Any], causal: bool) -> tuple[read.Group, ...]:
     if kind == "dual":
         its = read.options(own, ("n_heads_sa", "n_heads_ra", "dropout"), read.DUAL)
         return read.dual_groups({**its, "causal": causal}, dim, "", _given_source(its["ra_kwargs"] or {}))

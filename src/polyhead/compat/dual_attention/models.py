@@ -50,10 +50,8 @@ class Layout:
     unused: tuple[str, ...] = ()
 
 
-def plan(arguments: Any) -> Layout:
+def plan(arguments: Mapping[str, Any]) -> Layout:
     """The model with these arguments.  Raises ValueError if the package has no such model or ours has no equivalent."""
-    if not isinstance(arguments, Mapping):
-        raise ValueError(f"arguments by name were wanted but {arguments!r} came")
     if set(arguments) == {"args", "kwargs"}:
         raise ValueError("config holds no arguments, as the package writes it when they are not given by name")
     for name, layout in (("vocab_size", _language), ("image_shape", _vision), ("input_spec", _sequence)):

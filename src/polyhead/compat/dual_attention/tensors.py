@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polyhead.compat.dual_attention.arguments import Block, Group, Retriever
 from polyhead.compat.dual_attention.models import Layout
+from polyhead.compat.foreign import uncompiled
 from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -219,7 +220,7 @@ def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
 def fill(module: nn.Module, places: Sequence[Place], state: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
     """Copy the tensors of `state` to our parameters and set all other entries to 0.
 
-    `extra`: optional tensors, which must equal these.  Raises ValueError for missing or unknown keys.
+    `extra`: optional tensors, which must equal these up to rounding.  Raises ValueError for missing or unknown keys.
     """
     _compare_keys(set(state), places, extra)
     targets = module.state_dict()
@@ -240,7 +241,8 @@ def fill(module: nn.Module, places: Sequence[Place], state: Mapping[str, Tensor]
         value, same = state[key], extra[key]
         if value.shape != same.shape:
             _misshapen(key, tuple(same.shape), value)
-        if not torch.allclose(value.to(same), same, atol=1e-3):
+        rounding = torch.finfo(value.dtype).eps
+        if not torch.allclose(value.to(same), same, atol=max(1e-3, rounding)):
             raise ValueError(f"{key} is not what the package computes, which is all that ours can")
 
 
@@ -274,7 +276,7 @@ def _misshapen(key: str, wanted: tuple[int, ...], value: Tensor) -> NoReturn:
 @torch.no_grad()
 def take(module: nn.Module, places: Sequence[Place]) -> dict[str, Tensor]:
     """The inverse of `fill`, copied.  Raises ValueError for non-zero entries of ours that no place holds."""
-    ours = {name: value.detach() for name, value in module.state_dict().items()}
+    ours = {name: value.detach() for name, value in uncompiled(module.state_dict()).items()}
     rest = {name: value.clone() for name, value in ours.items()}
     theirs: dict[str, Tensor] = {}
     for place in places:

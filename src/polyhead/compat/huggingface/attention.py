@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, check_added
-from polyhead.compat.huggingface.taps import REFUSED
+from polyhead.compat.huggingface.taps import REFUSED, masks
 from polyhead.layers.call import Limits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import HylaHeads
@@ -100,7 +100,7 @@ class Heads(Groups):
     ) -> None:
         super().__init__()
         pairs = fitted("heads", mechanisms, place)
-        self.slices = [where for _, where in pairs]
+        self.width, self.slices = place.width, [where for _, where in pairs]
         self.add_groups(
             "heads",
             tuple(mechanism for mechanism, _ in pairs),
@@ -113,21 +113,21 @@ class Heads(Groups):
         )
 
     @torch.no_grad()
-    def begin(self, v_proj: nn.Module | None) -> None:
+    def begin(self, v_proj: nn.Module) -> None:
         """Initialise parameters that no checkpoint has filled.
 
         The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
-        initialised as in our own models."""
+        initialised as in our own models.  Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such
+        rows."""
         for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
             if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
                 nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
-            if not isinstance(group, SymbolGroup) or keys is None or not isinstance(v_proj, nn.Linear):
+            if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
                 continue
-            if v_proj.in_features == group.symbol_dim:
-                rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
-                for name, parameter in group.value.named_parameters():
-                    if _fresh(parameter):
-                        parameter.copy_(v_proj.get_parameter(name)[rows])
+            rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
+            for name, parameter in group.value.named_parameters():
+                if _fresh(parameter):
+                    parameter.copy_(_values(v_proj, name)[rows])
         for module in self.modules():
             own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
             if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear) and any(map(_fresh, own)):
@@ -177,6 +177,19 @@ class Heads(Groups):
 
 def _fresh(tensor: Tensor) -> bool:
     return not getattr(tensor, "_is_hf_initialized", False)  # transformers sets this mark on loaded parameters
+
+
+def quantised(weight: Tensor) -> bool:
+    """Whether the entries of a weight are codes of its values: integers, or floating numbers of eight bits."""
+    return not weight.is_floating_point() or weight.dtype.itemsize == 1
+
+
+def _values(v_proj: nn.Module, name: str) -> Tensor:
+    if not isinstance(v_proj, nn.Linear) or quantised(v_proj.weight):
+        kind, dtype = type(v_proj).__name__, getattr(getattr(v_proj, "weight", None), "dtype", "no weight")
+        wanted = "a linear v_proj was wanted, whose rows the map of symbols copies"
+        raise ValueError(f"heads: {wanted}, but a {kind} of {dtype} came: swap before adapters and quantisation")
+    return v_proj.get_parameter(name)
 
 
 class Senders:
@@ -263,7 +276,11 @@ def attend(
     causal = bool(causal) and attention_mask is None and t > 1
     if causal:  # then query 0 is key 0, and further keys are empty rows of a static cache
         k, v = k[:, :t], v[:, :t]
-    bias, mask = _bias_and_mask(who, (attention_mask, position_bias), t, k.shape[1], q.dtype)
+    given = masks(f"polyhead: a mask of {who}", (attention_mask, position_bias), k.shape[1])
+    if len(given) == 1 and given[0].dtype == torch.bool:
+        bias, mask = None, given[0]  # unread, because reading would synchronise the device
+    else:
+        bias, mask = limits(given, t, k.shape[1], q.dtype)
     keep = None
     if dropout > 0:
         shape = q.shape[0], q.shape[2], t, k.shape[1]
@@ -295,19 +312,6 @@ def refuse(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -
         raise ValueError(f"polyhead: {who} hands out no attentions but output_attentions=True came")
     if mask is None and edges is not None and len(edges) > 2:
         raise ValueError(f"polyhead: {who} must get position_ids that restart in each sequence, not only cu_seq_lens_q")
-
-
-def _bias_and_mask(
-    who: str, given: Sequence[Tensor | None], t: int, s: int, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    arrays = [array[..., :s] for array in given if array is not None]
-    if any(array.ndim != 4 for array in arrays):
-        raise ValueError(f"polyhead: {who} must have masks (b h t s) but one is {tuple(arrays[0].shape)}")
-    if strange := [array.dtype for array in arrays if array.dtype != torch.bool and not array.is_floating_point()]:
-        raise ValueError(f"polyhead: {who} must have masks that are boolean or floating but one is {strange[0]}")
-    if len(arrays) == 1 and arrays[0].dtype == torch.bool:
-        return None, arrays[0]  # unread, because reading would synchronise the device
-    return limits(arrays, t, s, dtype)
 
 
 class _Stream:

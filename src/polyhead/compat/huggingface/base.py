@@ -200,18 +200,23 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         """Our transformer's output for images."""
         if pixel_values is None:
             raise ValueError(f"{type(self).__name__}: pixel_values (b c height width) were wanted but none came")
+        if pixel_values.is_floating_point():
+            pixel_values = pixel_values.to(self.dtype)  # image processors return float32
         return self.model(pixel_values, taps=looks.taps, stream=looks.stream)
 
     def _places(
         self, tokens: Tensor, mask: Tensor | None, positions: Tensor | None, cache: PolyheadCache | None
     ) -> dict[str, Tensor | None]:
         """The mask of real tokens and their positions; None for both if all are real and positions are 0, 1, ..."""
-        t, past = tokens.shape[1], 0 if cache is None else cache.get_seq_length()
-        if mask is not None and mask.shape != (tokens.shape[0], past + t):
+        (b, t), past = tokens.shape[:2], 0 if cache is None else cache.get_seq_length()
+        if mask is not None and mask.shape != (b, past + t):
             raise ValueError(
-                f"{type(self).__name__}: attention_mask must be (b s) = {(tokens.shape[0], past + t)}, the tokens "
-                f"before included, but is {tuple(mask.shape)}"
+                f"{type(self).__name__}: attention_mask must be (b s) = {(b, past + t)}, the tokens before included, "
+                f"but is {tuple(mask.shape)}"
             )
+        if positions is not None and tuple(positions.shape) not in ((b, t), (1, t)):
+            wanted = f"position_ids must be (b|1 t) = {(b, t)}"
+            raise ValueError(f"{type(self).__name__}: {wanted} but is {tuple(positions.shape)}")
         if mask is not None and not torch.compiler.is_compiling():
             mask = self._padding(mask, past, cache)
         if positions is not None and mask is None:
@@ -222,6 +227,8 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
                 if cache is not None:
                     raise ValueError(f"{type(self).__name__}: sequences one after the other must come without a cache")
                 return {"cu_seqlens": self._boundaries(positions)}
+        if positions is not None and mask is not None and not torch.compiler.is_compiling():
+            self._check_order(positions, mask[:, past:].bool())
         if positions is None and mask is not None:
             positions = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, past:]
         return {"mask": None if mask is None else mask[:, past:].bool(), "positions": positions}
@@ -238,6 +245,12 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             if not (before.all() if held is None else torch.equal(before, held[:, : before.shape[1]])):
                 raise ValueError(f"{who}: attention_mask must be as before at the {past} tokens in the cache")
         return None if bool(real.all()) else real  # a mask of True only costs time
+
+    def _check_order(self, positions: Tensor, real: Tensor) -> None:
+        """Raise ValueError for packed sequences beside padding: the positions of real tokens do not increase."""
+        before = torch.where(real, positions, -1).cummax(-1).values[:, :-1]
+        if (real[:, 1:] & (positions[:, 1:] <= before)).any():
+            raise ValueError(f"{type(self).__name__}: sequences one after the other must come without padding")
 
     def _boundaries(self, positions: Tensor) -> Tensor:
         """The edges (`cu_seqlens`) of several sequences packed in one row."""

@@ -4,7 +4,7 @@
 It holds keys and values, symbols and relation keys; for linear heads it holds a sum of fixed size.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -91,15 +91,10 @@ class PolyheadCache(transformers.Cache):
         if not self.is_croppable:
             raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, of which none can be taken away")
         left = self.memory.length + tokens_to_remove
-        self._each(lambda kept: kept[:, :left])
         for layer in self:
+            layer._kept = {name: kept[:, :left] for name, kept in layer._kept.items()}
+            layer.real = None if layer.real is None else layer.real[:, :left]
             layer.length = left
-
-    def _each(self, function: Callable[[Tensor], Tensor]) -> None:
-        """Apply `function` to all stored tensors and to the mask of real tokens."""
-        for layer in self:
-            layer._kept = {name: function(kept) for name, kept in layer._kept.items()}
-            layer.real = None if layer.real is None else function(layer.real)
 
 
 def _whole(name: Any, kept: Tensor, layer: LayerCache) -> bool:

@@ -26,23 +26,17 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from polyhead.compat.huggingface.taps import by_name
+from polyhead.compat.huggingface.taps import PREFIX, by_name, ours
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
 from polyhead.spec.shapes import one_of
 
-_PREFIX = "polyhead_"
 OF_LAYERS = "polyhead_heads"
 """The `attn_implementation` of models whose configuration has heads; each layer has its own."""
 
 _SYMBOLIC = ("relational", "disentangled", "abstractor")
 _COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)
-
-
-def ours(name: Any) -> bool:
-    """Whether an `attn_implementation` is one of ours."""
-    return isinstance(name, str) and name.startswith(_PREFIX)
 
 
 def note(module: nn.Module, heads: str) -> None:
@@ -136,7 +130,7 @@ def _first(before: Callable[..., None], method: Callable[..., Any]) -> Callable[
 
 def _known(name: str) -> None:
     """Raise ValueError for a name of ours whose heads need more than q, k and v."""
-    heads = name.removeprefix(_PREFIX)
+    heads = name.removeprefix(PREFIX)
     if heads in _SYMBOLIC:
         raise ValueError(
             f"polyhead: {heads} heads read more than q, k and v, so attn_implementation={name!r} cannot be: use "
@@ -313,5 +307,6 @@ def _tiny(model: Any) -> dict[str, Any]:
         ids = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
         return {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
     if main == "pixel_values" and isinstance(size := getattr(config, "image_size", None), int):
-        return {"pixel_values": torch.randn(1, getattr(config, "num_channels", 3), size, size)}
+        shape = 1, getattr(config, "num_channels", 3), size, size
+        return {"pixel_values": torch.randn(shape, dtype=getattr(model, "dtype", None))}
     raise ValueError(f"verify: {type(model).__name__} must be given inputs by name (main: {main}) but none came")

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from polyhead.compat.huggingface.taps import ours
 from polyhead.spec.optional import optional
 
 
@@ -34,8 +35,8 @@ def reach(model: nn.Module) -> tuple[int | None, int | None]:
     Raises ValueError for a model with our heads inside: `capture` would treat them as softmax heads.
     """
     config: Any = getattr(model, "config", None)
-    heads = str(getattr(config, "_attn_implementation", ""))
-    if heads.startswith("polyhead_"):
+    heads = getattr(config, "_attn_implementation", None)
+    if ours(heads):
         raise ValueError(f"explore: a model with its own softmax heads was wanted but {heads} are inside it")
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     length = getattr(config, "max_position_embeddings", None)

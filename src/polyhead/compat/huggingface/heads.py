@@ -23,10 +23,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polyhead import config as ours
-from polyhead.compat.huggingface.attention import Heads, Place, alone, attend, fitted, refuse, with_symbols
+from polyhead.compat.huggingface.attention import Heads, Place, alone, attend, fitted, quantised, refuse, with_symbols
 from polyhead.compat.huggingface.calls import ELSEWHERE, OF_LAYERS, guard, mask, note, uses_interface, watch
 from polyhead.compat.huggingface.config import FindsItself
-from polyhead.config import Hyla, Linear, Mechanism, Softmax, SymbolHeads, head_list
+from polyhead.compat.huggingface.taps import PREFIX
+from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
 from polyhead.layers.heads.groups import build
 
 NAMES: dict[str, Mechanism] = {
@@ -86,7 +87,7 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
     model's widths and groups of keys, so sizes may be omitted.  Raises ValueError for other widths.
     """
     register()
-    count = config.num_hidden_layers
+    place, count = _place("with_heads", config), config.num_hidden_layers
     nested = not isinstance(heads, Mechanism) and any(not isinstance(group, Mechanism) for group in heads)
     each = list(heads) if nested else [heads] * count  # type: ignore[arg-type]
     if len(each) != count:
@@ -94,7 +95,7 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
     layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in each]
     for groups in layers:
         if groups is not None:
-            fitted("with_heads", groups, _place(config))
+            fitted("with_heads", groups, place)
     return _hold(copy.deepcopy(config), layers)
 
 
@@ -116,10 +117,10 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     model is then unchanged.
     """
     register()
-    config: Any = model.config
-    groups = head_list("swap_heads", heads)
+    config: Any = getattr(model, "config", None)
+    groups, place = head_list("swap_heads", heads), _place("swap_heads", config)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        if any(True for _ in Heads(groups, _place(config), device=torch.device("meta")).parameters()):
+        if any(True for _ in Heads(groups, place, device=torch.device("meta")).parameters()):
             raise ValueError(
                 "swap_heads: heads with parameters of their own must come before PEFT, whose "
                 f"modules_to_save=['polyhead'] then keeps them, but a {type(model).__name__} came"
@@ -130,13 +131,14 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     chosen = range(count) if layers is None else [layer + count if layer < 0 else layer for layer in layers]
     if any(not 0 <= layer < count for layer in chosen):
         raise ValueError(f"swap_heads: layers must be below {count} but are {list(layers or ())}")
-    fitted("swap_heads", groups, _place(config))
+    fitted("swap_heads", groups, place)
     holder, network = _classes(_base_type(config))
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: a {network.__mro__[2].__name__} was wanted but a {type(model).__name__} came")
     attentions = _attentions(model)
-    for layer in chosen:
-        _put(attentions[layer], groups, config)
+    made = {layer: _made(attentions[layer], groups, config) for layer in chosen}  # an error changes no layer
+    for layer, new in made.items():
+        _put(attentions[layer], new)
     before = layer_heads(config) if isinstance(config, holder) else [None] * count
     _hold(config, [groups if layer in chosen else before[layer] for layer in range(count)])
     model.__class__ = network
@@ -145,10 +147,13 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
 
 
 def layer_heads(config: Any) -> Layers:
-    """The heads of a configuration, read from its JSON values."""
+    """The heads of a configuration, read from its JSON values.  Raises ValueError unless they are of every layer."""
+    held, count = config.polyhead_heads or [], config.num_hidden_layers
+    if len(held) != count:
+        raise ValueError(f"polyhead_heads: {count} layers were wanted but heads of {len(held)} came")
     return [
         None if groups is None else tuple(ours.from_dict(group, where="polyhead_heads") for group in groups)
-        for groups in config.polyhead_heads
+        for groups in held
     ]
 
 
@@ -189,7 +194,7 @@ class _HasHeads:
         attentions = _attentions(self)  # type: ignore[arg-type]
         for attention, groups in zip(attentions, layer_heads(config), strict=True):
             if groups is not None:
-                _put(attention, groups, config)
+                _put(attention, _made(attention, groups, config))
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, initialise the parameters that it did not have."""
@@ -243,17 +248,17 @@ def _described(module: Any, heads: nn.Module) -> str:
 @functools.cache
 def _classes(model_type: str) -> tuple[type, type]:
     """Create and register the configuration and model classes with heads: subclasses of those of `model_type`."""
-    base = CONFIG_MAPPING[model_type]
-    if base not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(f"polyhead: {model_type} must be a type of causal language model")
+    base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
     uses_interface(parent, OF_LAYERS)
-    what = {"__module__": __name__, "polyhead_heads": None, "model_type": f"polyhead_{model_type}"}
+    what = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
     holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), what)
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})
-    AutoConfig.register(f"polyhead_{model_type}", holder)
+    AutoConfig.register(f"{PREFIX}{model_type}", holder)
     AutoModelForCausalLM.register(holder, network)
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"polyhead_{model_type}"] = network.__name__  # the Trainer smooths shifted labels
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"{PREFIX}{model_type}"] = network.__name__  # the Trainer smooths shifted labels
     globals().update({made.__name__: made for made in (holder, network)})
     return holder, network
 
@@ -268,7 +273,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _base_type(config: Any) -> str:
-    return config.model_type.removeprefix("polyhead_")
+    return config.model_type.removeprefix(PREFIX)
 
 
 def _hold(config: Any, layers: Layers) -> Any:
@@ -279,7 +284,11 @@ def _hold(config: Any, layers: Layers) -> Any:
     return config
 
 
-def _place(config: Any, bias: bool = False) -> Place:
+def _place(who: str, config: Any, bias: bool = False) -> Place:
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
+        if not hasattr(config, name):  # as in a configuration of several models
+            wanted = "the configuration of a causal language model was wanted"
+            raise ValueError(f"{who}: {wanted} but {type(config).__name__} has no {name}")
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -297,13 +306,19 @@ def _attentions(model: nn.Module) -> list[Any]:
     return found
 
 
-def _put(attention: Any, groups: Sequence[Mechanism], config: Any) -> None:
-    """Put heads into an attention module, and initialise them."""
+def _made(attention: Any, groups: Sequence[Mechanism], config: Any) -> Heads:
+    """Heads for an attention module, initialised, on its device and in its dtype."""
     weight = attention.v_proj.weight
-    dtype = weight.dtype if weight.is_floating_point() else None  # a quantised weight does not show the dtype of values
-    place = _place(config, attention.v_proj.bias is not None)
-    attention.polyhead = Heads(groups, place, device=weight.device, dtype=dtype).train(attention.training)
-    attention.polyhead.begin(attention.v_proj)
-    if any(isinstance(group, SymbolHeads) for group in groups) and not hasattr(type(attention), "polyhead_stream"):
+    dtype = None if quantised(weight) else weight.dtype  # a quantised weight does not show the dtype of values
+    place = _place("heads", config, attention.v_proj.bias is not None)
+    heads = Heads(groups, place, device=weight.device, dtype=dtype).train(attention.training)
+    heads.begin(attention.v_proj)
+    return heads
+
+
+def _put(attention: Any, heads: Heads) -> None:
+    """Put heads into an attention module."""
+    attention.polyhead = heads
+    if len(heads.symbols) and not hasattr(type(attention), "polyhead_stream"):
         kind: Any = type(attention)
         attention.__class__ = with_symbols(kind)

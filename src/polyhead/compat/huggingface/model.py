@@ -169,7 +169,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         is no mask, they mean several packed sequences.  `others`: `output_hidden_states`, `output_attentions`, see
         `PolyheadModel`.  All other options go to `loss_function`.
 
-        Raises ValueError for a mask that contradicts the cache, and for packed sequences with a cache.
+        Raises ValueError for a mask that contradicts the cache, and for packed sequences with a cache or padding.
         """
         looks = self._look(others)
         given = (input_ids, attention_mask, past_key_values, inputs_embeds)

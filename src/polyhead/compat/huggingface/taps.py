@@ -12,7 +12,7 @@ between (a norm of values, a gate on the output, a cache), the weights are None.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,12 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.compat.foreign import limits, softmax_group
+from polyhead.compat.foreign import check_mask, limits, softmax_group
 from polyhead.layers.taps import Taps, looking
 from polyhead.spec.optional import optional
 
 NAME = "polyhead"
 """The name of our function in the interface; it is not saved in a configuration."""
+
+PREFIX = "polyhead_"
+"""The names of our heads as `attn_implementation` begin with it, and so do model types that hold them."""
 
 REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
 """Options of some models with which attention is not softmax(q k + bias) over the mask."""
@@ -60,6 +63,11 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     return recorder.found
 
 
+def ours(name: object) -> bool:
+    """Whether an `attn_implementation` is one of our heads."""
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
 def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone."""
     given = {getattr(model, "main_input_name", "input_ids"): batch} if isinstance(batch, Tensor) else batch or {}
@@ -72,7 +80,7 @@ def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
     linear = _interface()
     configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
-    foreign = [name for c in configs.values() if str(name := getattr(c, _IMPL)).startswith("polyhead_")]
+    foreign = [name for c in configs.values() if ours(name := getattr(c, _IMPL))]
     if foreign:  # their code is not that of softmax attention
         raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {foreign[0]}")
     ours = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
@@ -187,9 +195,7 @@ class _Recorder:
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
             attention_mask = ones.tril()[None, None]
-        given = [array[..., : k.shape[1]] for array in (attention_mask, position_bias) if array is not None]
-        if any(array.ndim != 4 for array in given):
-            raise ValueError(f"capture: {name} must have masks (b h t s) but one is {tuple(given[0].shape)}")
+        given = masks(f"capture: a mask of {name}", (attention_mask, position_bias), k.shape[1])
         bias, mask = limits(given, q.shape[1], k.shape[1], q.dtype)
         x, context, w_value, b_value = self._inputs(module, q, v)
         group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, w_value=w_value, b_value=b_value)
@@ -212,6 +218,19 @@ class _Recorder:
             bias = None if call.bias is None else call.bias[rows]
             return x, call.x.reshape(b, s, -1), call.weight[rows], bias
         return None, None, None, None
+
+
+def masks(what: str, given: Sequence[Tensor | None], s: int) -> list[Tensor]:
+    """Foreign masks, cut to the first `s` keys: further ones are empty rows of a static cache.
+
+    Raises ValueError, with `what`, unless each is (b h t s), and Boolean or floating.
+    """
+    found = [array for array in given if array is not None]
+    for array in found:
+        if array.ndim != 4:
+            raise ValueError(f"{what} must be (b h t s) but is {tuple(array.shape)}")
+        check_mask(what, array)
+    return [array[..., :s] for array in found]
 
 
 def _columns(v: Tensor, call: _Linear) -> Tensor | None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.compat.foreign import limits, shown
+from polyhead.compat.foreign import check_mask, limits, shown, unread
 from polyhead.compat.heads import Heads, OurHeads, check_added
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
@@ -198,7 +198,7 @@ class MultiheadAttention(OurHeads):
 
         They may be two views of the same memory, or copies.  Cross-attention is not asked again after its first call.
         """
-        if self.memory is None or _unread(query):
+        if self.memory is None or unread(query):
             return False
         return _one_view(query, key) or (not self.memory.crossed and _equal(query, key))
 
@@ -218,7 +218,7 @@ class MultiheadAttention(OurHeads):
         if self.called is not None:
             vars(self)["called"] = True  # quicker than Module.__setattr__
         memory.claim(WHO, self)
-        if context is not None and not _unread(context[0]):
+        if context is not None and not unread(context[0]):
             new = dict(zip(("keys", "values"), context[: 1 if context[1] is context[0] else 2], strict=False))
             kept = memory.once(
                 "context", lambda: {name: x.detach() if x.requires_grad else x for name, x in new.items()}
@@ -247,24 +247,7 @@ class MultiheadAttention(OurHeads):
 
     def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> Masks:
         """Our bias and mask (True where a query may attend) from PyTorch's masks."""
-        b, t = x.shape[:2]
-        given = []
-        for name, mask, shapes in (
-            ("key_padding_mask", padding, {1: (s,), 2: (b, s)}),
-            ("attn_mask", pairs, {2: (t, s), 3: (b * self.num_heads, t, s)}),
-        ):
-            if mask is None:
-                continue
-            if mask.dtype != torch.bool and not mask.is_floating_point():
-                raise ValueError(f"{WHO}: {name} must be boolean or floating but is {mask.dtype}")
-            if tuple(mask.shape) != shapes.get(mask.ndim):
-                raise ValueError(f"{WHO}: {name} must be one of {tuple(shapes.values())} but is {tuple(mask.shape)}")
-            mask = ~mask if mask.dtype == torch.bool else mask
-            if name == "key_padding_mask":
-                given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
-            else:
-                given.append(mask.view(-1, self.num_heads, t, s) if mask.ndim == 3 else mask[None, None])
-        bias, look = limits(given, t, s, x.dtype)
+        bias, look = limits(sdpa_masks(padding, pairs, self.num_heads, x, s), x.shape[1], s, x.dtype)
         check_added(WHO, self.own_groups(), bias)
         return bias, look
 
@@ -298,6 +281,29 @@ class MultiheadAttention(OurHeads):
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
 
 
+def sdpa_masks(padding: Tensor | None, pairs: Tensor | None, heads: int, x: Tensor, s: int) -> list[Tensor]:
+    """PyTorch's key_padding_mask and attn_mask as (b|1 h|1 t|1 s): Boolean ones True where a query may attend.
+
+    `x` (b t ...) has the queries, `s` is the number of keys.  Raises ValueError for another dtype or shape.
+    """
+    (b, t), given = x.shape[:2], []
+    for name, mask, shapes in (
+        ("key_padding_mask", padding, {1: (s,), 2: (b, s)}),
+        ("attn_mask", pairs, {2: (t, s), 3: (b * heads, t, s)}),
+    ):
+        if mask is None:
+            continue
+        check_mask(f"{WHO}: {name}", mask)
+        if tuple(mask.shape) != shapes.get(mask.ndim):
+            raise ValueError(f"{WHO}: {name} must be one of {tuple(shapes.values())} but is {tuple(mask.shape)}")
+        mask = ~mask if mask.dtype == torch.bool else mask
+        if name == "key_padding_mask":
+            given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
+        else:
+            given.append(mask.view(-1, heads, t, s) if mask.ndim == 3 else mask[None, None])
+    return given
+
+
 def projections(module: Any, widths: int | list[int]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
     """The weights and the biases of queries, keys and values, of PyTorch's module or of ours."""
     joint, offsets = module.in_proj_weight, module.in_proj_bias
@@ -312,11 +318,6 @@ def _check_late(late: tuple[object, ...], named: dict[str, object]) -> None:
     for name in LATE[: len(late)]:
         if named[name]:
             raise TypeError(f"{WHO}: {name} came twice, by its place and by its name")
-
-
-def _unread(x: Tensor) -> bool:
-    """Whether numbers cannot be read: in compiled code and on the meta device."""
-    return torch.compiler.is_compiling() or x.is_meta
 
 
 def _one_view(a: Tensor, b: Tensor) -> bool:

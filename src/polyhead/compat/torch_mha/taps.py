@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from polyhead.compat import timm
 from polyhead.compat.foreign import limits, softmax_group
-from polyhead.compat.torch_mha.module import MultiheadAttention, projections
+from polyhead.compat.torch_mha.module import MultiheadAttention, projections, sdpa_masks
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
@@ -99,7 +99,9 @@ def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
     weights, biases = projections(module, module.embed_dim)
     heads, split = module.num_heads, (module.num_heads, module.head_dim)
     q, k, v = (F.linear(*part).unflatten(-1, split) for part in zip(inputs, weights, biases, strict=True))
-    bias, mask = _limits(call, heads, q, k)
+    s = k.shape[1]
+    given = sdpa_masks(call.get("key_padding_mask"), call.get("attn_mask"), heads, q, s)
+    bias, mask = limits(given, q.shape[1], s, q.dtype)  # is_causal is only a hint about attn_mask
     b_value = _detached(biases[2])
     group = softmax_group(
         q,
@@ -159,15 +161,3 @@ def _batch_first(module: nn.MultiheadAttention | MultiheadAttention, x: Tensor) 
     if x.ndim == 2:
         return x[None]
     return x if module.batch_first else x.transpose(0, 1)
-
-
-def _limits(call: dict[str, Any], heads: int, q: Tensor, k: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Our (bias, mask) from both masks of a call; `is_causal` is only a hint about `attn_mask`."""
-    b, t, s = q.shape[0], q.shape[1], k.shape[1]
-    padding, pairs = call.get("key_padding_mask"), call.get("attn_mask")
-    given = []
-    if padding is not None:
-        given.append(padding.reshape(b, 1, 1, s))
-    if pairs is not None:
-        given.append(pairs[None, None] if pairs.ndim == 2 else pairs.reshape(b, heads, t, s))
-    return limits([~array if array.dtype == torch.bool else array for array in given], t, s, q.dtype)
