@@ -149,8 +149,6 @@ def test_mistakes_of_codes_are_one_clear_line():
         latent_code(q, k, normalise="softmax")
     with refusing("latent_code: unknown normalise 'rms'"):
         latent_code(q, q, normalise="rms")
-    with refusing("latent_code: scale must be a number but is a Tensor; multiply q by it"):
-        latent_code(q, q, normalise="softmax", scale=torch.tensor(0.5))
     with refusing("relations: unknown relation_act 'sofmax'; did you mean 'softmax'?"):
         relations(q, q, relation_act="sofmax")
     with refusing("linear_step: unknown act 'rleu'; did you mean 'relu'?"):

@@ -4,6 +4,7 @@ Kernels run in Triton's interpreter.  See "What every op promises" in docs/conve
 """
 
 import functools
+import inspect
 
 import pytest
 import torch
@@ -205,6 +206,8 @@ def test_a_scale_is_a_number(op):
     scaled = AttentionCall(q, q, q, q_rel=q, k_rel=q, relation_weight=q[0], scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(ValueError, match=r"scale must be a number but is a Tensor; multiply q by it$"):
         choose(op, "auto", scaled)
+    with refusing("latent_code: scale must be a number but is a Tensor; multiply q by it"):
+        inspect.unwrap(ops.latent_code)(q, q, normalise="softmax", scale=scaled.scale)
 
 
 LIMITED = {
