@@ -277,10 +277,8 @@ def attend(
     if causal:  # then query 0 is key 0, and further keys are empty rows of a static cache
         k, v = k[:, :t], v[:, :t]
     given = masks(f"polyhead: a mask of {who}", (attention_mask, position_bias), k.shape[1])
-    if len(given) == 1 and given[0].dtype == torch.bool:
-        bias, mask = None, given[0]  # unread, because reading would synchronise the device
-    else:
-        bias, mask = limits(given, t, k.shape[1], q.dtype)
+    unread = len(given) == 1 and given[0].dtype == torch.bool  # not read, because that would synchronise the device
+    bias, mask = (None, given[0]) if unread else limits(given, t, k.shape[1], q.dtype)
     keep = None
     if dropout > 0:
         shape = q.shape[0], q.shape[2], t, k.shape[1]
