@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.dispatch import BACKENDS, resolve
-from polyhead.ops.native import library as native
+from polyhead.ops.native import library as native, structs
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
 OPS = [op for op, impls in BACKENDS.items() if "native" in impls]
@@ -122,7 +122,7 @@ def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
         limits = {"bias": torch.randn(h, t + s + 3).double()[:, 1:-3], "window": 15}
         limits = {"causal": t < 70} if op == "linear" else limits
         for few in (0, 1000):
-            monkeypatch.setattr(native, "FEW", few)
+            monkeypatch.setattr(structs, "FEW", few)
             mine, exact = both(op, tensors, torch.randn(2, t, h, e), **limits)
             for x, y in zip(mine, exact, strict=True):
                 assert_close(x, y, rtol=1e-9, atol=1e-9)
@@ -132,9 +132,19 @@ def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize(("b", "s"), [(0, 3), (2, 0)])
 def test_threads_share_nothing(monkeypatch, arguments, op, b, s):
-    monkeypatch.setattr(native, "threads", lambda: 2)
+    monkeypatch.setattr(structs, "threads", lambda: 2)
     out = resolve(op, "native")(*arguments(op, make_problem(3, s, b=b)[0]))
     assert_close(out, out.new_zeros(b, 3, 4, 5))
+
+
+def test_wrong_edges_of_packed_sequences_lead_to_ranges_in_memory():
+    """No op reads the entries of cu_seqlens, so any may come."""
+    for edges in ([0, 4, 2, 6], [0, 5, 1, 9], [3, 2, 1, 0]):
+        first, end, low, high = structs.sight(6, 6, False, None, torch.tensor(edges, dtype=torch.int32))
+        for start, stop in ((first, end), (low, high)):
+            assert all(0 <= i <= j <= 6 for i, j in zip(start, stop, strict=True))
+            for ends in (start, stop):
+                assert (ends.diff() >= 0).all()
 
 
 KINDS = (None, "offset", "dense", "per_sample")
@@ -154,9 +164,9 @@ def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bia
     def grads(impl="native"):
         run = resolve(name, impl)
         out = run(*tensors, **options)
-        monkeypatch.setattr(native, "FEW", 1000)  # keys in lanes
+        monkeypatch.setattr(structs, "FEW", 1000)  # keys in lanes
         few = run(*tensors, **options)
-        monkeypatch.setattr(native, "FEW", 0)
+        monkeypatch.setattr(structs, "FEW", 0)
         return [few, out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     one = grads()

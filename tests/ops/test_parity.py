@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from polyhead.ops import tiling
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, implementation, resolve
-from polyhead.ops.native import library
+from polyhead.ops.native import structs
 
 SKIPPED = ("reference", "triton")
 """The specification; kernels, whose interpreter is too slow: they have own tests."""
@@ -104,7 +104,7 @@ def test_backend_equals_reference(monkeypatch, problem, arguments, case):
         bias, mask, keep, causal = how
         together = (1, 2, 9)[n % 3]
         chunks_of(monkeypatch, together, t, s, variant)
-        monkeypatch.setattr(library, "FEW", 100 * (n % 2))
+        monkeypatch.setattr(structs, "FEW", 100 * (n % 2))
         limits = {"window": window, "edges": edges}
         b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
         g, scale = (2, 1, 4)[n // 3 % 3], (None, -0.3)[n // 2 % 2]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import polyhead.ops.native.library as native
+import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.native.check import check
@@ -34,7 +35,7 @@ def preferred(x: AttentionCall) -> bool:
     one query: 1.1 to 3.7 at 2^8 pairs, 1.4 to 6.3 at 2^10.
     """
     t, s = x.lengths
-    return x.q.device.type == "cpu" and x.q.shape[0] * t * s >= (1 << 12 if t >= native.FEW else 1 << 8)
+    return x.q.device.type == "cpu" and x.q.shape[0] * t * s >= (1 << 12 if t >= structs.FEW else 1 << 8)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
@@ -49,10 +50,10 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
-        *((name, native.Rows) for name in ("q", "k", "v", "dout")),
+        *((name, structs.Rows) for name in ("q", "k", "v", "dout")),
         *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv")),
-        ("limits", native.Limits),
-        ("dbias", native.BiasGrad),
+        ("limits", structs.Limits),
+        ("dbias", structs.BiasGrad),
         *((name, ctypes.c_int64) for name in ("slots", "strips")),
         *((name, ctypes.c_double) for name in ("scale", "eps")),
         *((name, ctypes.c_int32) for name in ("normalise", "act")),
@@ -64,11 +65,11 @@ class Call(ctypes.Structure):
 def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
     """The struct for both passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
-    q, k, v = (native.numbers(a, dtype) for a in (x.q, x.k, x.v))
+    q, k, v = (structs.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
-    limits, kept = native.limits(x, dtype)
+    limits, kept = structs.limits(x, dtype)
     call = Call(
-        b, t, s, h, g, d, e, native.rows(q), native.rows(k), native.rows(v),
+        b, t, s, h, g, d, e, structs.rows(q), structs.rows(k), structs.rows(v),
         limits=limits, scale=x.factor, eps=RMS_HEADS_EPS,
         normalise=NORMALISE.index(x.normalise), act=RELATION_ACTS.index(x.act),
         pool=pool(), threads=threads(),
@@ -78,7 +79,7 @@ def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
 
 def _forward(x: AttentionCall) -> list[Tensor]:
     dtype = native.NUMBERS[x.q.dtype]
-    slots, strips, what = native.forward_shares(x)
+    slots, strips, what = structs.forward_shares(x)
     outs = torch.empty(strips, *x.q.shape[:3], x.v.shape[-1], dtype=dtype)
     if not x.v.numel():
         outs.zero_()
@@ -86,7 +87,7 @@ def _forward(x: AttentionCall) -> list[Tensor]:
         call, _kept = _call(x)
         call.out, call.slots, call.strips = outs.data_ptr(), slots, strips
         native.call("hyla", dtype, call, what)
-    return [native.added(outs).to(x.q.dtype)]
+    return [structs.added(outs).to(x.q.dtype)]
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
@@ -94,15 +95,15 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
         return {}
     call, _kept = _call(x)
     dtype = native.NUMBERS[x.q.dtype]
-    dout = native.numbers(douts[0], dtype)
-    call.dout = native.rows(dout)
-    call.slots, call.strips = native.shares(call.b, call.s, x.bias)
+    dout = structs.numbers(douts[0], dtype)
+    call.dout = structs.rows(dout)
+    call.slots, call.strips = structs.shares(call.b, call.s, x.bias)
     dq = torch.zeros(call.strips, *x.q.shape, dtype=dtype)
     dk, dv = (torch.empty(a.shape, dtype=dtype) for a in (x.k, x.v))
     call.dq, call.dk, call.dv = (a.data_ptr() for a in (dq, dk, dv))
-    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t)
-    native.call("hyla", dtype, call, native.BACKWARD)
-    grads = {"q": native.added(dq), "k": dk, "v": dv}
+    parts, call.dbias = structs.bias_grad(x.bias, call.slots, call.strips, call.t)
+    native.call("hyla", dtype, call, structs.BACKWARD)
+    grads = {"q": structs.added(dq), "k": dk, "v": dv}
     return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyhead.ops.native.library as native
+import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
 from polyhead.ops.latent_code import act as activation, emptied
@@ -48,7 +49,7 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
-        *((name, native.Rows) for name in ("q", "k", "v", "dout")),
+        *((name, structs.Rows) for name in ("q", "k", "v", "dout")),
         *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv", "edges")),
         ("sequences", ctypes.c_int64),
         ("causal", ctypes.c_int32),
@@ -61,14 +62,14 @@ class Call(ctypes.Structure):
 def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
     """The struct for both passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
-    q, k, v = (native.numbers(a, dtype) for a in (x.q, x.k, x.v))
+    q, k, v = (structs.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
     edges = None
     if x.cu_seqlens is not None:
         # Rows before the first edge belong to the first sequence; those behind the last are one.
         edges = F.pad(F.pad(x.cu_seqlens[1:], (1, 0)), (0, 1), value=t).clamp(0, t).cummax(0).values.to(torch.int32)
     call = Call(
-        b, t, s, h, g, d, e, native.rows(q), native.rows(k), native.rows(v),
+        b, t, s, h, g, d, e, structs.rows(q), structs.rows(k), structs.rows(v),
         edges=None if edges is None else edges.data_ptr(), sequences=0 if edges is None else len(edges) - 1,
         causal=x.causal, scale=x.factor, pool=pool(), threads=threads(),
     )  # fmt: skip
@@ -83,7 +84,7 @@ def _forward(x: AttentionCall) -> list[Tensor]:
     elif out.numel():
         call, _kept = _call(x)
         call.out = out.data_ptr()
-        native.call("linear", dtype, call, native.FORWARD)
+        native.call("linear", dtype, call, structs.FORWARD)
     return [out.to(x.q.dtype)]
 
 
@@ -92,11 +93,11 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
         return {}
     call, _kept = _call(x)
     dtype = native.NUMBERS[x.q.dtype]
-    dout = native.numbers(douts[0], dtype)
-    call.dout = native.rows(dout)
+    dout = structs.numbers(douts[0], dtype)
+    call.dout = structs.rows(dout)
     dq, dk, dv = (torch.empty(a.shape, dtype=dtype) for a in (x.q, x.k, x.v))
     call.dq, call.dk, call.dv = (a.data_ptr() for a in (dq, dk, dv))
-    native.call("linear", dtype, call, native.BACKWARD)
+    native.call("linear", dtype, call, structs.BACKWARD)
     return {"q": dq, "k": dk, "v": dv}
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyhead.ops.native.library as native
+import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients
 from polyhead.ops.native.threads import pool, threads
@@ -21,11 +22,11 @@ class Call(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgderp"),
-        *((name, native.Rows) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
+        *((name, structs.Rows) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
         *((name, ctypes.c_void_p) for name in ("retrieved", "related", "logs", "delta")),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")),
-        ("limits", native.Limits),
-        ("dbias", native.BiasGrad),
+        ("limits", structs.Limits),
+        ("dbias", structs.BiasGrad),
         ("turned", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("columns", "dsymbols_part", "slots", "strips")),
         *((name, ctypes.c_double) for name in ("scale", "factor")),
@@ -38,22 +39,22 @@ class Call(ctypes.Structure):
 def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
     """The struct for all passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
-    q, k = (native.numbers(a, dtype) for a in (x.q, x.k))
-    q_rel, k_rel = (None if a is None else native.numbers(a, dtype) for a in (x.q_rel, x.k_rel))
+    q, k = (structs.numbers(a, dtype) for a in (x.q, x.k))
+    q_rel, k_rel = (None if a is None else structs.numbers(a, dtype) for a in (x.q_rel, x.k_rel))
     (b, t, h, d), (s, g), e = q.shape, k.shape[1:3], x.v.shape[-1]
     r, p = (0, 1) if q_rel is None else q_rel.shape[2:]
     symbols, turned, columns = None, None, 0
     if x.v.ndim == 4:
-        symbols = native.numbers(x.v, dtype)
-    elif what == native.FEW_QUERIES:
-        symbols, columns = native.numbers(x.v.expand(1, -1, -1, -1), dtype), len(x.v)
+        symbols = structs.numbers(x.v, dtype)
+    elif what == structs.FEW_QUERIES:
+        symbols, columns = structs.numbers(x.v.expand(1, -1, -1, -1), dtype), len(x.v)
     else:
         turned = x.v.to(dtype).permute(1, 2, 0)
-        turned = F.pad(turned.flip(-1) if what == native.FORWARD else turned, (0, native.LANES)).contiguous()
+        turned = F.pad(turned.flip(-1) if what == structs.FORWARD else turned, (0, structs.LANES)).contiguous()
         columns = turned.shape[-1]
-    limits, kept = native.limits(x, dtype)
+    limits, kept = structs.limits(x, dtype)
     call = Call(
-        b, t, s, h, g, d, e, r, p, *(native.rows(a) for a in (q, k, q_rel, k_rel, symbols)), limits=limits,
+        b, t, s, h, g, d, e, r, p, *(structs.rows(a) for a in (q, k, q_rel, k_rel, symbols)), limits=limits,
         turned=None if turned is None else turned.data_ptr(), columns=columns, scale=x.factor, factor=p**-0.5,
         act=RELATION_ACTS.index(x.act), pool=pool(), threads=threads(),
     )  # fmt: skip
@@ -64,7 +65,7 @@ def forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
     """The sums over symbols (b t h e) and over relations (b t h r), and the log-sum-exp (b h t).
 
     `tiles`: take the kernel for many queries even for few, because it rounds scores as the backward pass does."""
-    slots, strips, what = (1, 1, native.FORWARD) if tiles else native.forward_shares(x)
+    slots, strips, what = (1, 1, structs.FORWARD) if tiles else structs.forward_shares(x)
     *outs, logs = (torch.empty_like(a) for a in like(x))
     parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in outs]
     if not x.k.numel():
@@ -74,7 +75,7 @@ def forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
         call.slots, call.strips = slots, strips
         call.retrieved, call.related, call.logs = (a.data_ptr() for a in (*parts, logs))
         native.call("attention", logs.dtype, call, what)
-    return [*map(native.added, parts), logs]
+    return [*map(structs.added, parts), logs]
 
 
 def backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
@@ -82,19 +83,19 @@ def backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     if not x.q.numel() or not x.k.numel():
         return {}
     dtype = native.NUMBERS[x.q.dtype]
-    call, _kept = _call(x, native.BACKWARD)
-    dretrieved, drelated = (native.numbers(a, dtype) for a in douts[:2])
+    call, _kept = _call(x, structs.BACKWARD)
+    dretrieved, drelated = (structs.numbers(a, dtype) for a in douts[:2])
     # A score that is rounded in two ways is off by so much of itself, and the sum over keys of ds is no longer 0.
-    few = x.q.shape[1] < native.FEW
+    few = x.q.shape[1] < structs.FEW
     retrieved, related, logs = forward(x, tiles=True) if few else douts[3:]
     delta = (dretrieved * retrieved).sum(-1)
     if call.r:
         delta += (drelated * related).sum(-1)
-        call.drelated = native.rows(drelated)
+        call.drelated = structs.rows(drelated)
     delta = delta.transpose(1, 2).contiguous()
-    call.dretrieved = native.rows(dretrieved)
+    call.dretrieved = structs.rows(dretrieved)
     call.logs, call.delta = logs.data_ptr(), delta.data_ptr()
-    call.slots, call.strips = native.shares(call.b, call.s, x.bias)
+    call.slots, call.strips = structs.shares(call.b, call.s, x.bias)
     grads = {"q": torch.zeros(call.strips, *x.q.shape, dtype=dtype), "k": torch.empty(x.k.shape, dtype=dtype)}
     if x.q_rel is not None and x.k_rel is not None:
         grads["q_rel"] = torch.zeros(call.strips, *x.q_rel.shape, dtype=dtype)
@@ -106,11 +107,11 @@ def backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
         call.dsymbols_part = dsymbols[0, 0].numel()
     for name, grad in (*grads.items(), ("symbols", dsymbols)):
         setattr(call, f"d{name}", grad.data_ptr())
-    parts, call.dbias = native.bias_grad(x.bias, call.slots, call.strips, call.t)
-    native.call("attention", dtype, call, native.BACKWARD)
+    parts, call.dbias = structs.bias_grad(x.bias, call.slots, call.strips, call.t)
+    native.call("attention", dtype, call, structs.BACKWARD)
     if call.turned is not None:
-        dsymbols = dsymbols.sum((0, 1))[..., : call.columns - native.LANES].permute(2, 0, 1)
-    grads = {name: native.added(a) if name in ("q", "q_rel") else a for name, a in grads.items()} | {"v": dsymbols}
+        dsymbols = dsymbols.sum((0, 1))[..., : call.columns - structs.LANES].permute(2, 0, 1)
+    grads = {name: structs.added(a) if name in ("q", "q_rel") else a for name, a in grads.items()} | {"v": dsymbols}
     return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
 
 

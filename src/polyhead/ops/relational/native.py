@@ -12,6 +12,7 @@ from torch import Tensor
 
 import polyhead.ops.native.attention as passes
 import polyhead.ops.native.library as native
+import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Kernel, backward_only, custom_op
 from polyhead.ops.latent_code import retrieved_and_related
@@ -35,8 +36,8 @@ def preferred(x: AttentionCall) -> bool:
     0.9 at 2^10 pairs, 0.4 from 2^11 pairs of at least 8 samples on; of 4 to 7 queries of one sample 1.2 to 1.3.
     """
     b, (t, s) = x.q.shape[0], x.lengths
-    few = t < native.FEW and (t == 1 or b >= 8)
-    return x.q.device.type == "cpu" and b * t * s >= (1 << 10 if few else 1 << 16) and (few or t >= native.FEW)
+    few = t < structs.FEW and (t == 1 or b >= 8)
+    return x.q.device.type == "cpu" and b * t * s >= (1 << 10 if few else 1 << 16) and (few or t >= structs.FEW)
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:

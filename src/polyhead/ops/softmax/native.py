@@ -10,6 +10,7 @@ from torch import Tensor
 
 import polyhead.ops.native.attention as passes
 import polyhead.ops.native.library as native
+import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Kernel, backward_only, custom_op
 from polyhead.ops.native.check import check
@@ -31,7 +32,7 @@ def preferred(x: AttentionCall) -> bool:
     (t, s), width = x.lengths, max(x.q.shape[-1], x.v.shape[-1])
     small = width <= 8 or (width <= 64 and (x.bias is not None or (x.causal and t >= 128)))
     exact = native.NUMBERS.get(x.q.dtype) == x.q.dtype  # half precision was not timed
-    return x.q.device.type == "cpu" and exact and small and t >= native.FEW and x.q.shape[0] * t * s >= 1 << 16
+    return x.q.device.type == "cpu" and exact and small and t >= structs.FEW and x.q.shape[0] * t * s >= 1 << 16
 
 
 def forward(x: AttentionCall, twice: bool = False) -> Tensor:
