@@ -27,6 +27,7 @@ from polyhead.tasks import Text
 from polyhead.train import evaluate, load_model, read_config, read_result
 from polyhead.train.store import shipped
 from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.claims import LOCK
 from polyhead.train.store.files import checksum, seal
 
 ROWS = 1000  # of training rows one is kept
@@ -67,7 +68,7 @@ def described() -> dict[str, dict]:
     found = {}
     for into in sorted(path.parent for path in shipped.REPOSITORY.glob("*/config.json")):
         run, result = read_config(into), read_result(into)
-        files = sorted(path for path in into.iterdir() if path.name != CARD)
+        files = sorted(path for path in into.iterdir() if path.name not in (CARD, LOCK))
         found[into.name] = {
             "task": run.task.name,
             "digest": result.digest,

@@ -1,4 +1,7 @@
-"""nn.Modules: the parameters around the ops.  They take plain keyword arguments and need none of our configurations."""
+"""nn.Modules: the parameters around the ops.  They take plain keyword arguments.
+
+Of the configurations only those of heads, positions and sources of symbols are needed, such as `Hyla(4)`.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,7 @@
 """Pure functions on (b t h d) tensors: no parameters, no configuration, no modules.
 
-Each mechanism has a folder with its equation (reference.py) and its faster implementations.  Three names are both a
-function and a folder or file: `hyla`, `softmax` and `rope`.  `polyhead.ops.hyla` is the function;
+Each mechanism has a folder with its equation (reference.py) and its faster implementations.  Four names are both a
+function and a folder or file: `hyla`, `softmax`, `latent_code` and `rope`.  `polyhead.ops.hyla` is the function;
 `from polyhead.ops.hyla.reference import ...` imports from the folder.
 """
 

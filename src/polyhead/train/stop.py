@@ -2,7 +2,7 @@
 
 SIGINT and SIGTERM interrupt.  SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`).
 Under Slurm, SIGTERM also preempts.  A preempted run inside a Slurm batch job asks Slurm to queue the job again, unless
-its environment has REQUEUE=0: then its sweep restarts it.
+its environment has POLYHEAD_REQUEUE=0: then its sweep restarts it.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
 """transformers: latent codes of its models (taps.py), our heads in its models (heads.py, attention.py), the check of
-its layers (calls.py), and our models as its models (model.py, base.py, config.py, cache.py, tokens.py, card.py).
+its layers (calls.py), its models for `polyhead explore` (explore.py), and our models as its models (model.py, base.py,
+config.py, cache.py, tokens.py, card.py).
 
 Importing this folder registers our models with the Auto classes, our heads as `attn_implementation`, and configurations
 with heads.  If transformers is not installed, nothing is registered, and using a name raises an error that says so.

@@ -1,1 +1,2 @@
-"""Linear attention: the equation, parallel and recurrent (reference.py), and chunk by chunk in PyTorch and Triton."""
+"""Linear attention: the equation, parallel and recurrent (reference.py), chunks in PyTorch (chunked.py), C++
+(native.py), Triton kernels."""

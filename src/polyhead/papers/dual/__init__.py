@@ -1,1 +1,2 @@
-"""Relational and dual attention (Altabaa et al. 2024 and 2025): models at equal parameters, runs, claims, figures."""
+"""Relational and dual attention (Altabaa et al. 2024, Altabaa and Lafferty 2024): models at equal
+parameters, runs, claims, figures."""

@@ -1,4 +1,5 @@
-"""Hyper-parameter search: search.py (Optuna proposes, workers train), space.py (the search space), screen.py."""
+"""Hyper-parameter search: search.py (Optuna proposes, workers train), space.py (the search space), trial.py,
+screen.py."""
 
 from polyhead.scale.tune.search import status, tune
 from polyhead.scale.tune.trial import Outcome, Trial
