@@ -20,7 +20,7 @@ def verb(arguments: list[str]) -> int:
     """Search for the best fields of a recipe: Optuna proposes settings, workers train them.
 
     Give a field a range, LOW:HIGH or LOW:HIGH:log, or a list of values, A,B,C; other fields are fixed.  The score is
-    the headline metric on split validation if train.evaluate has it, else on its first split.  Trials are ordinary runs
+    the main metric on split validation if train.evaluate has it, else on its first split.  Trials are ordinary runs
     in --folder (default: runs/tune/NAME), which also has the study.  After an interruption, run it again to resume,
     also on another machine; a larger --trials adds trials.  --sampler: tpe or random.  --prune stops trials that are
     worse than the median (--prune hyperband: by hyperband).  --status only shows the trials.

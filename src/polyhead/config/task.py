@@ -76,9 +76,9 @@ class Task(Checked, abc.ABC):
     """A stream of data with a loss and metrics.  It does not depend on any network."""
 
     name: ClassVar[str]  # name of its seed streams, such as "fuzzy_logic"
-    metric: ClassVar[str]  # the headline metric among `metrics`
+    metric: ClassVar[str]  # the main metric among `metrics`
     items: ClassVar[str] = "sequences"  # the word for the items that it scores
-    better: ClassVar[str] = "higher"  # or "lower": whether high or low scores of the headline metric are good
+    better: ClassVar[str] = "higher"  # or "lower": whether high or low scores of the main metric are good
     lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (tasks/task.py)
     words: ClassVar[Words] = Words()  # words that reports print about it
 
@@ -146,7 +146,7 @@ class Task(Checked, abc.ABC):
         return None
 
     def gain(self, score: float) -> float:
-        """A score of the headline metric for ranking: negated if lower is better."""
+        """A score of the main metric for ranking: negated if lower is better."""
         return score if self.better == "higher" else -score
 
     def derived(self, scores: dict[str, float]) -> dict[str, float]:

@@ -40,7 +40,7 @@ class Parts:
 class Words:
     """The words of a task.
 
-    `splits`: descriptions of splits ("unseen shapes"), if their names are not clear.  `metric`: the headline metric and
+    `splits`: descriptions of splits ("unseen shapes"), if their names are not clear.  `metric`: the main metric and
     its meaning.  `floors`: by their names in `task.floors`.  `views`: descriptions of the lists of `task.pairs`.
     `terms`: further entries of the glossary.  `parts`: for a task that combines parts."""
 

@@ -68,7 +68,7 @@ class Paper:
 class Point:
     """One finished run.
 
-    `courses`: the scores of its headline metric during training, by split and optimiser step, where the run's folder is
+    `courses`: the scores of its main metric during training, by split and optimiser step, where the run's folder is
     gone; None: they are in the folder.  `text`: the fingerprint of its text, likewise.
     """
 

@@ -53,7 +53,7 @@ class Record:
         return {"run": self.label, **self.settings, **about, **found, **size, "folder": str(self.folder)}
 
     def score(self, split: str) -> float | None:
-        """The headline metric of its task on `split`."""
+        """The main metric of its task on `split`."""
         return self.scores.get(split, {}).get(self.run.task.metric)
 
 
@@ -100,7 +100,7 @@ class Records:
         return pandas.DataFrame(self.rows())
 
     def best(self) -> dict[str, Record]:
-        """For each split, the finished run with the best headline metric, nan aside; empty if the runs have different
+        """For each split, the finished run with the best main metric, nan aside; empty if the runs have different
         tasks (other than in `split_seed`)."""
         done = [record for record in self if record.scores]
         if len({_question(record.run) for record in done}) != 1 or len(done) < 2:

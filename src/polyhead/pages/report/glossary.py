@@ -7,7 +7,7 @@ from polyhead.pages.report.headline import metric_name, split_name
 def definitions(task: Task) -> list[tuple[str, str]]:
     """The terms of the report with their definitions."""
     words, named = task.words, metric_name(task.metric).capitalize()
-    metric = words.metric or (named, f"The headline metric of {task.name.replace('_', ' ')}.")
+    metric = words.metric or (named, f"The main metric of {task.name.replace('_', ' ')}.")
     if words.parts is not None:
         name = words.parts.name
         return [

@@ -16,7 +16,7 @@ from polyhead.train.store.state import State, read_end
 def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """A row for each run in `folder`/NAME-DIGEST.
 
-    It has the name, the fields in which runs differ, the state, the step, the headline metric on the last evaluated
+    It has the name, the fields in which runs differ, the state, the step, the main metric on the last evaluated
     split, and the error of a failed run.
 
     elsewhere: a process on another machine trains it.  retrying: its worker died, and a sweep will restart it.

@@ -58,7 +58,7 @@ def tune(
 ) -> Outcome:
     """Search for the best fields of `run`: tune(run, {"train.lr": "1e-4:1e-2:log"}, folder="runs/tune/a").
 
-    The score is the task's headline metric at the end of training, on split `validation` if it is in train.evaluate,
+    The score is the task's main metric at the end of training, on split `validation` if it is in train.evaluate,
     else on the first split there.  `trials`: the total number, including earlier calls.  `prune`: stop trials that are
     worse than the median, or by hyperband.  A trial that fails, or has invalid settings, also counts.
     Raises ValueError for a folder that holds another study, Interrupted after Ctrl-C, when all have saved.

@@ -236,7 +236,7 @@ def load_model(
 ) -> tuple[Run, Any]:
     """The run of a folder and its trained model in eval mode on `device`.
 
-    `which`: "newest"; "best": the best evaluated checkpoint by the headline metric, on the validation split or else on
+    `which`: "newest"; "best": the best evaluated checkpoint by the main metric, on the validation split or else on
     the first evaluated split; or the step of an existing checkpoint.
     """
     config = read_config(folder)

@@ -57,12 +57,12 @@ def drop(path: pathlib.Path, error: Damaged) -> None:
 
 
 def selection_split(train: Train) -> str:
-    """The split whose headline metric selects models: validation, else the first evaluated split; "" without any."""
+    """The split whose main metric selects models: validation, else the first evaluated split; "" without any."""
     return "validation" if "validation" in train.evaluate else next(iter(train.evaluate), "")
 
 
 class Rating:
-    """Tracks the best checkpoint: by the headline metric on the selection split."""
+    """Tracks the best checkpoint: by the main metric on the selection split."""
 
     def __init__(self, config: Run, folder: pathlib.Path, digest: str) -> None:
         self.task, self.split = config.task, selection_split(config.train)
