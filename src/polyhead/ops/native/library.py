@@ -1,9 +1,9 @@
 """Native code: the C++ sources in ops/native, compiled at first use, cached per user, called with pointers.
 
-A library has a plain C interface and includes no header of PyTorch, so it compiles in half a minute and depends on no ABI.
-Its file name in the cache is a digest of sources, flags, versions and processor.  One process builds it under a file
-lock, which the system releases if the process dies; the finished file is then renamed.  Before its first use small
-calls are compared with the reference.  Any failure becomes the reason, in one line, why there is no native code; then
+A library has a plain C interface and includes no header of PyTorch, so it compiles in half a minute and depends on no
+ABI. Its file name in the cache is a digest of sources, flags, versions and processor. One process builds it under a
+file lock, which the system releases if the process dies; the finished file is then renamed. Before its first use small
+calls are compared with the reference. Any failure becomes the reason, in one line, why there is no native code; then
 other impls compute the op.
 
 POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder; POLYHEAD_NATIVE_FLAGS sets the flags.
