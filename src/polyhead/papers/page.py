@@ -21,7 +21,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     """Write the page; `about` is the content of results.json."""
     page = Page()
     if outcome.verdicts:
-        page.section("verdicts", "Does the paper's claim hold here?", "Verdicts")
+        page.section("verdicts", "Do the claims hold here?", "Verdicts")
         page.add("".join(_verdict(verdict) for verdict in outcome.verdicts))
         page.add(f'<p class="note">{escape(_HOW)}</p>')
     if outcome.pictures:
@@ -31,7 +31,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
         page.section("table", "Numbers", "Table")
         rows = [("", [escape(cell) for cell in row]) for row in outcome.rows]
         page.add(f'<div style="overflow-x:auto">{table(list(outcome.head), rows)}</div>')
-        page.add('<p class="note">± is the standard error over seeds, of a floor over sequences.</p>')
+        page.add(f'<p class="note">{_ERRORS}</p>')
     page.add(bullets(outcome.notes, "notes"))
     page.section("made", "How it was made", "Made")
     _made(page, about)
@@ -41,6 +41,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     return path
 
 
+_ERRORS = "± is the standard error over seeds (of a floor: over sequences, too), if no note below says otherwise."
 _HOW = (
     "Each number above is a difference over seeds with its 95 % interval (Student's t, seed by seed where seeds are "
     "shared; the sampling error of a finite test set is added). It holds if it is above zero, or above the margin that "

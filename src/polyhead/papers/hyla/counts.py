@@ -39,7 +39,7 @@ def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:
             named = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
             verdicts = [rarely_ambiguous(words, measured[n].mean, measured[n].count) for n, words in named.items()]
     head = ("M", "K", "ambiguous, the code's definition", "ambiguous, the text's", "paper", "Bayes-optimal accuracy")
-    note = f"{count} instances of the training split, seed 0."
+    note = f"{count} instances of the training split, seed 0. ± is the standard error over instances."
     return Outcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=found)
 
 
