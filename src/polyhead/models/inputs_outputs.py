@@ -247,6 +247,13 @@ def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) 
     total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True, dtype=at_least_float32(x.dtype))
     return (total / mask.sum(1).clamp(min=1)[:, None, None]).to(x.dtype)
 
+def check_mask(who: str, name: str, mask: Tensor | None, x: Tensor | None) -> None:
+    """Raise ValueError unless `mask` is that of all tokens of `x` (b t m): one column would be read as all of them."""
+    if mask is not None and x is not None and mask.shape != x.shape[:2]:
+        wanted, came = tuple(x.shape[:2]), tuple(mask.shape)
+        raise ValueError(f"{who}: {name} must have one entry for each token, {wanted}, but is {came}")
+
+
 
 def first_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
     """The first real token of a sequence (`mask` is True); token 0 if there are none."""

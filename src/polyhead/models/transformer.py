@@ -34,6 +34,7 @@ from polyhead.models.inputs_outputs import (
     are_own,
     build_input,
     build_output,
+    check_mask,
     input_positions,
 )
 from polyhead.models.rivals.abstractor import PRESET, Abstractor
@@ -182,6 +183,7 @@ class Transformer(nn.Module):
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
+        check_mask("Transformer", "source_mask (b s)", source_mask, given.context)
         with whole(cache):
             x = self._embed(inputs, given)
             if tail is not None and not 1 <= tail <= x.shape[1]:
@@ -236,6 +238,7 @@ class Transformer(nn.Module):
 
     def _embed(self, inputs: Tensor, given: "_Given") -> Tensor:
         x = self.inputs(inputs)
+        check_mask("Transformer", "mask (b t)", given.mask, x)
         if given.cache is not None:
             given.cache.expect(given.mask, x)
         if self.positions is None:
