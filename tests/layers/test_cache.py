@@ -65,6 +65,16 @@ def test_symbols_that_are_given_are_those_of_the_new_tokens():
     assert_close(pieces, layer(x, symbols=[None, by_key, table]), atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], [ph.RelativeBias(8, 8), ph.Alibi()]))
+def test_the_next_tokens_may_be_written_into_the_same_memory(mixture, positions):
+    layer, x, cache = make(zoo.EVERY[mixture], causal=True, positions=positions), tokens(4), LayerCache()
+    pieces, now, where = [], torch.zeros_like(x[:, :1]), torch.zeros(1, 1, dtype=torch.int16)
+    for i in range(4):
+        pieces.append(layer(now.copy_(x[:, i : i + 1]), positions=where, cache=cache))
+        where += 1
+    assert_close(torch.cat(pieces, 1), layer(x), atol=1e-10, rtol=1e-10)
+
+
 @pytest.mark.parametrize("window", [None, 3])
 def test_masks_biases_and_dropout_cover_all_keys(window):
     layer, x, cache = make([*DUAL, ph.Hyla(2)], causal=True, window=window), tokens(T), LayerCache()
@@ -135,12 +145,15 @@ GIVEN = {
 
 @pytest.mark.parametrize("name", GIVEN)
 def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on(name):
+    """The first with tokens."""
     layer, x, whole = make([ph.Linear(4)], causal=True), tokens(5), GIVEN[name]
 
     def given(a, b):
         return {name: whole[..., :b] if name == "mask" else whole[:, :, a:b, :b]}
 
     assert_close(in_pieces(layer, x, [3, 2], given), layer(x, **{name: whole}), atol=1e-10, rtol=1e-10)
+    pieces = in_pieces(layer, x, [0, 3, 2], lambda a, b: given(a, b) if (a, b) == (0, 3) else {})
+    assert_close(pieces[:, 3:], layer(x)[:, 3:], atol=1e-10, rtol=1e-10)
     cache = LayerCache()
     layer(x[:, :3], cache=cache)
     call = functools.partial(layer, x[:, 3:4], cache=cache, **given(3, 4))
@@ -163,6 +176,8 @@ def test_padding_stays_hidden_under_a_mask_of_the_caller_and_where_it_comes_late
         assert_close(torch.cat(pieces, 1), layer(x, mask=whole), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
     refused(lambda: cache.expect(None, x[:1]), "Cache: 2 sequences were wanted but 1 came")
+    for t in (1, 2):
+        refused(lambda t=t: layer(x[:, :t], cache=cache[0]), f"`expect` must .* but it announced 0 and {t} came$")
 
 
 @pytest.mark.parametrize("mixture", zoo.EVERY)

@@ -63,6 +63,15 @@ def test_a_copied_cache_belongs_to_the_layer_that_continues_it(way):
     refused(lambda: other(x[:, 5:], cache=same), OTHER)
 
 
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_is_a_branch(way):
+    layer, cache, x = make([ph.Softmax(2), ph.Linear(2)], causal=True), Cache(1), tokens(6)
+    layer(x[:, :3], cache=cache[0])
+    branch = COPIES[way](cache[0] if way == "copied" else cache)
+    layer(x[:, 4:], cache=branch if way == "copied" else branch[0])
+    assert_close(layer(x[:, 3:4], cache=cache[0]), layer(x[:, :4])[:, 3:], atol=1e-10, rtol=1e-10)
+
+
 def test_cross_attention_has_an_owner_of_its_own():
     own, cross, other = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)]), make([ph.Softmax(4)])
     x, context, cache = tokens(3), tokens(4), LayerCache()

@@ -9,6 +9,8 @@ import pytest
 import torch
 from refusals import refused
 
+from polyhead.config import Alibi, Softmax
+from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.positions import (
     AlibiBias,
     LearnedPositions,
@@ -79,6 +81,8 @@ def test_positions_take_a_dtype_and_keep_at_least_float32():
     for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         assert RotaryEmbedding(8, max_length=4, dtype=dtype).table.value.dtype == wanted
         assert AlibiBias(4, dtype=dtype).slopes.value.dtype == wanted
+        assert SinusoidalPositions(4, 8, dtype=dtype).table.value.dtype == wanted
+        assert MultiHeadAttention(24, Softmax(12), positions=Alibi(), dtype=dtype).relative.slopes.value.dtype == wanted
 
 
 def test_rotary_mistakes_are_one_line():

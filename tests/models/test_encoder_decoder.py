@@ -157,7 +157,7 @@ def test_experts_of_both_sides_add_their_balance():
 def test_mistakes_are_one_line():
     model, (x, source) = build(WRITES), data(WRITES)
     alone = build(replace(WRITES, encoder=None))
-    relative = ph.Relational(4, symbols=ph.RelativeSymbols())
+    relative, one = ph.Relational(4, symbols=ph.RelativeSymbols()), torch.ones(2, 1).bool()
     for call, text in (
         (lambda: model(x), "Transformer: its encoder reads a source: source or, once encoded, encoded must be given"),
         (lambda: model(x, source=source, encoded=model.encode(source)), "source or, once encoded, encoded must be"),
@@ -165,6 +165,7 @@ def test_mistakes_are_one_line():
         (lambda: alone.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
         (lambda: model(x, source=source[:1]), r"b = 2 in inputs but 1 in source \(b s\) = \(1, 6\)"),
         (lambda: model(x, source=source, source_mask=torch.ones(2, 6)), "source_mask must be boolean"),
+        (lambda: model(x, encoded=model.encode(source), source_mask=one), r"source_mask .* \(2, 6\), but is \(2, 1\)"),
         (lambda: model(x, source=torch.full((2, 6), 8)), "tokens must be 0 to 6 but 8 came"),
         (lambda: replace(WRITES, encoder=replace(READS, dim=8)), "the encoder's dim is 8 but the decoder's 16"),
         (lambda: replace(WRITES, encoder=WRITES), "an encoder has no encoder of its own"),

@@ -58,6 +58,10 @@ def test_without_gradients_a_batch_is_scored_once(monkeypatch):
         torch.testing.assert_close(lazy.cross_entropy(targets + 0), losses)
         other = (targets + 1) % 23
         torch.testing.assert_close(lazy.cross_entropy(other), token_losses(logits, other))
+        other.copy_(targets)
+        torch.testing.assert_close(lazy.cross_entropy(other), losses)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(tokens, lazy=True).cross_entropy(targets + 0), losses)
     assert torch.equal(model(tokens, lazy=True).argmax(), guesses)
 
 
@@ -69,6 +73,13 @@ def test_products_are_in_autocasts_dtype_and_losses_are_not():
     assert lazy.weight.dtype == torch.bfloat16
     assert losses.dtype == torch.float32
     torch.testing.assert_close(losses, token_losses(logits, targets), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_leaves_float64_unchanged():
+    model, (tokens, targets) = model_of(ENDS["bias"]), batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lazy, logits = model(tokens, lazy=True), model(tokens)
+    torch.testing.assert_close(lazy.cross_entropy(targets), token_losses(logits, targets))
 
 
 def test_lazy_logits_that_are_refused():

@@ -187,3 +187,24 @@ def test_a_source_of_symbols_may_be_replaced():
         before, home[0] = made(IDS), Ones()
         assert not torch.allclose(made(IDS), before)
         assert_close(copy.deepcopy(made)(IDS), made(IDS))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_symbols_come_from_the_blocks_that_a_model_has_now(tied):
+    """All parts are those of another model: what it computes, with its parameters."""
+    heads = [
+        ph.Relational(2, symbols=ph.SymbolicAttention(5, shared=way, tied=tied and not way)) for way in (False, True)
+    ]
+    settings = ph.TransformerConfig(WORDS, ph.Logits(20), dim=24, layers=2, heads=heads, causal=True)
+    made, other = ph.Transformer(settings), ph.Transformer(settings)
+    for name, part in other.named_children():
+        setattr(made, name, copy.deepcopy(part))
+    assert_close(made(IDS), other(IDS))
+    for model in (made, other):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+    assert_close(made(IDS), other(IDS))
+    assert_close(made.double()(IDS), other.double()(IDS))
+    libraries = {id(block.symbols[0].library) for block in made.blocks}
+    assert len(libraries) == (1 if tied else 2)

@@ -353,7 +353,8 @@ class MultiHeadAttention(nn.Module):
         q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))
         mask = None if memory.real is None else memory.real[:, None, None, memory.real.shape[1] - call.t :]
         y, state = group.step(q, k, rows["v"], memory.state((i, "state")), mask=mask)
-        memory.put((i, "state"), state)
+        if call.past + call.t:  # the first call with tokens decides, see `_sums`
+            memory.put((i, "state"), state)
         return y
 
     def _keep(self, x: Tensor, s: int) -> Tensor | None:

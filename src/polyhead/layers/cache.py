@@ -7,6 +7,7 @@ to, so its cache does not grow either.  If positions are given, they must increa
 """
 
 import contextlib
+import copy
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
@@ -75,13 +76,15 @@ class LayerCache:
     def extend(self, name: Hashable, new: Tensor) -> Tensor:
         """Append `new` (b t ...) to what is stored under `name` and return all of it (b s ...).
 
+        It is copied, because the caller may write the next tokens into the same memory.
+
         Raises ValueError if the shapes do not match.
         """
         old = self._kept.get(name)
         if old is not None and (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
             was, came = tuple(old.shape), tuple(new.shape)
             raise ValueError(f"LayerCache: stored {name} is (b s ...) = {was} but new {name} is {came}")
-        self._kept[name] = new if old is None else torch.cat((old, new), dim=1)
+        self._kept[name] = new.clone() if old is None else torch.cat((old, new), dim=1)
         return self._kept[name]
 
     def state(self, name: Hashable) -> Tensor | None:
@@ -126,6 +129,11 @@ class LayerCache:
         cross = None if self._cross is None else self._cross.copied()
         new.__dict__ = {**vars(self), "_kept": self._kept.copy(), "_made": self._made.copy(), "_cross": cross}
         new._whole = False
+        return new
+
+    def __copy__(self) -> "LayerCache":
+        new = self.copied()  # Python's own copy would share the dictionaries
+        new._owner, new._cross = None, copy.copy(self._cross)
         return new
 
     def __getstate__(self) -> dict[str, object]:
@@ -237,6 +245,11 @@ class Cache:
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Context manager: a call of a model inside adds its tokens to all layers or, if it is interrupted, to none."""
         return _all_or_none(self.layers)
+
+    def __copy__(self) -> "Cache":
+        new = Cache(len(self))
+        new.layers = tuple(map(copy.copy, self.layers))
+        return new
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -117,8 +117,9 @@ def call_of(
     elif cache is not None:
         memory, past, gone = cache, cache.length, cache.gone
         span = _span(cache, positions, window)
-        key_positions = None if positions is None else cache.last("positions", positions, span)
         s = past - gone + t
+        _check_announced(cache, s, t)
+        key_positions = None if positions is None else cache.last("positions", positions, span)
     lead = s - t if causal and context is not None and positions is None else past
     if first is None:
         first = s - t if causal else past
@@ -140,6 +141,16 @@ def _check_exclusions(
         raise ValueError(
             f"{WHO}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
             f"but x (b t m) = {tuple(x.shape)} and {given} came"
+        )
+
+
+def _check_announced(cache: LayerCache, s: int, t: int) -> None:
+    """Raise ValueError if padding is known, but not of all `s` keys."""
+    if cache.real is not None and cache.real.shape[1] != s:
+        announced = cache.real.shape[1] - (s - t)
+        raise ValueError(
+            f"{WHO}: its cache has padding, so `expect` must announce the tokens of every call, but it announced "
+            f"{announced} and {t} came"
         )
 
 

@@ -163,7 +163,7 @@ def build_bias(
         reach = positions.max_distance or buckets
         return RelativePositionBias(heads, buckets, reach, positions.bidirectional, device=device, dtype=dtype)
     if isinstance(positions, config.Alibi):
-        return AlibiBias(heads, device=device)
+        return AlibiBias(heads, device=device, dtype=dtype)
     strange = isinstance(positions, (config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors")
     if strange or not isinstance(positions, config.Position):
         raise ValueError(
@@ -219,7 +219,7 @@ class RelativePositionBias(nn.Module):
 
     def _rows(self, distance: Tensor) -> Tensor:
         reach = max(self.buckets, self.max_distance)
-        bucket = self.bucket(self.table)[distance.clamp(-reach, reach) + reach]
+        bucket = self.bucket(self.table)[distance.long().clamp(-reach, reach) + reach]
         return F.embedding(bucket, self.table.T)
 
     def extra_repr(self) -> str:
@@ -303,7 +303,7 @@ class SinusoidalPositions(nn.Module):
         check_even("SinusoidalPositions", dim)
         check_number("SinusoidalPositions", "theta", theta, 0, above=True)
         self.max_length, self.dim, self.theta = max_length, dim, float(theta)
-        self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device)
+        self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device, dtype)
         self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
 
     @named

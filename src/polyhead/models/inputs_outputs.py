@@ -17,7 +17,7 @@ from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
 from polyhead.ops.latent_code import at_least_float32
-from polyhead.ops.precision import autocast_dtype
+from polyhead.ops.precision import product_dtype
 from polyhead.spec.shapes import one_of
 
 
@@ -128,35 +128,42 @@ class LazyLogits:
     """
 
     def __init__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, factor: float = 1.0) -> None:
-        dtype = autocast_dtype(x) or x.dtype
+        dtype = product_dtype(x)
         self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
         self.bias = None if bias is None else bias.to(dtype)
-        self.known: tuple[Tensor, Tensor, Tensor] | None = None  # targets, their losses, most likely classes
+        self.known: tuple[Tensor, int, Tensor, Tensor] | None = None
 
     def cross_entropy(self, targets: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
         """The cross entropy of each of `targets`, in nats."""
         if torch.is_grad_enabled():
             return chunked_cross_entropy(*self._given(targets), factor=self.factor).view(targets.shape)
-        return self._ask(targets)[0]
+        if self.known is None or self.known[0] is not targets or self.known[1] != _version(targets):
+            self.known = self._scored(targets)
+        return self.known[2]
 
     def argmax(self) -> Int[Tensor, "b t"]:
         """The most likely class of each position."""
         with torch.no_grad():
-            return self._ask(None if self.known is None else self.known[0])[1]
+            if self.known is None:
+                self.known = self._scored(self.x.new_zeros(self.x.shape[:-1], dtype=torch.long))
+            return self.known[3]
 
-    def _ask(self, targets: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The losses of `targets` and the most likely classes; kept, because loss and metrics both need them."""
-        if self.known is None or self.known[0] is not targets:
-            targets = self.x.new_zeros(self.x.shape[:-1], dtype=torch.long) if targets is None else targets
-            losses, guesses = chunked_guesses(*self._given(targets), factor=self.factor)
-            self.known = (targets, losses.view(targets.shape), guesses.view(targets.shape))
-        return self.known[1], self.known[2]
+    def _scored(self, targets: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
+        """The targets and their version, their losses and the most likely classes; `known` keeps them, because loss
+        and metrics both need them."""
+        losses, guesses = chunked_guesses(*self._given(targets), factor=self.factor)
+        return targets, _version(targets), losses.view(targets.shape), guesses.view(targets.shape)
 
     def _given(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         if targets.shape != self.x.shape[:-1]:
             wanted, came = tuple(self.x.shape[:-1]), tuple(targets.shape)
             raise ValueError(f"LazyLogits: targets (b t) = {wanted} were wanted but {came} came")
         return self.x.flatten(0, 1), self.weight, self.bias, targets.flatten()
+
+
+def _version(x: Tensor) -> int:
+    """How often `x` was changed in place; 0 if it was made in inference mode, which does not count."""
+    return 0 if x.is_inference() else x._version
 
 
 class LinearOutput(nn.Module):
@@ -238,6 +245,13 @@ class ClassOutput(nn.Module):
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}"
+
+
+def check_mask(who: str, name: str, mask: Tensor | None, x: Tensor | None) -> None:
+    """Raise ValueError unless `mask` is that of all tokens of `x` (b t m): one column would be read as all of them."""
+    if mask is not None and x is not None and mask.shape != x.shape[:2]:
+        wanted, came = tuple(x.shape[:2]), tuple(mask.shape)
+        raise ValueError(f"{who}: {name} must have one entry for each token, {wanted}, but is {came}")
 
 
 def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:

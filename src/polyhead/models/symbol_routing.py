@@ -21,6 +21,9 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, build_symbols
 from polyhead.layers.taps import Taps
 
+Owners = tuple[nn.Module | None, nn.Module | None]
+"""The model and the block in which the sources of a layer are registered."""
+
 
 class Sources:
     """The sources that the groups of each layer read, by index.  Their modules are registered in `shared`, and in `own`
@@ -68,7 +71,8 @@ class Sources:
         if lender is not None and source in lender.known:
             module = lender.module(lender.known[source])
         else:
-            module = build(source, place=number)
+            # Names under which caches keep the neighbours: borrowed modules have the encoder's numbers.
+            module = build(source, place=number if lender is None else ("decoder", number))
         home = self.shared if source.shared else self.own[layer]
         self.places.append((home, len(home)))
         home.append(module)
@@ -77,21 +81,25 @@ class Sources:
         self.once.append(self.cross or getattr(source, "once", False))
         return number
 
-    def module(self, number: int) -> nn.Module:
-        """The module of a source as it is registered now: it may have been wrapped or replaced."""
+    def module(self, number: int, owners: Owners = (None, None)) -> nn.Module:
+        """The module of a source as it is registered now, in the model or in the block of its layer: it and the block
+        may have been wrapped or replaced, for example by copies."""
         home, place = self.places[number]
-        return home[place]
+        now = getattr(owners[home is not self.shared], "cross_symbols" if self.cross else "symbols", None)
+        return (now if isinstance(now, nn.ModuleList) and len(now) == len(home) else home)[place]
 
     def layer_of(self, block: nn.Module, place: int) -> int:
         """The layer for which the block at this place was built: others may have been dropped, or it may be foreign."""
         layer = getattr(block, "layer", None)
         return layer if isinstance(layer, int) and layer < len(self.reads) else place
 
-    def tie(self) -> None:
+    def tie(self, model: nn.Module | None = None, blocks: Sequence[nn.Module] = ()) -> None:
         """Share the library of the first of equal sources with the others, if their settings say so."""
         libraries: dict[object, Tensor] = {}
+        placed = {self.layer_of(block, i): block for i, block in enumerate(blocks)}
         for number, source in self.tied:
-            module = self.module(number)
+            layer = next(layer for layer, reads in enumerate(self.reads) if number in reads)
+            module = self.module(number, (model, placed.get(layer)))
             owner = module.symbolic if isinstance(module, RelationalSymbols) else module
             if isinstance(owner, SymbolicAttention):
                 owner.library = libraries.setdefault(source, owner.library)
@@ -102,6 +110,7 @@ class Sources:
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
         made: dict[int, Tensor],
+        owners: Owners,
         *,
         mask: Bool[Tensor, "b s"] | None = None,
         cu_seqlens: Tensor | None = None,
@@ -119,7 +128,7 @@ class Sources:
             return None
 
         def computed(number: int) -> Tensor:
-            source = recomputed(self.module(number), again and cache is None)
+            source = recomputed(self.module(number, owners), again and cache is None)
             seen = embedded if self.once[number] else x
             ask = functools.partial(source, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
             if cache is None:
@@ -143,6 +152,7 @@ class Sources:
         layer: int,
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
+        owners: Owners,
         mask: Bool[Tensor, "b s"] | None,
         cu_seqlens: Tensor | None = None,
     ) -> Taps:
@@ -152,7 +162,7 @@ class Sources:
         """
         groups = list(taps.groups)
         for i, number in enumerate(self.reads[layer]):
-            module = None if number is None else self.module(number)
+            module = None if number is None else self.module(number, owners)
             if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
                 seen = embedded if self.once[number] else x
                 assigned = module.assignments(seen, mask=mask, cu_seqlens=cu_seqlens)

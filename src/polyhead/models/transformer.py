@@ -34,10 +34,11 @@ from polyhead.models.inputs_outputs import (
     are_own,
     build_input,
     build_output,
+    check_mask,
     input_positions,
 )
 from polyhead.models.rivals.abstractor import PRESET, Abstractor
-from polyhead.models.symbol_routing import Sources, recomputed
+from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
 
@@ -182,6 +183,7 @@ class Transformer(nn.Module):
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
+        check_mask("Transformer", "source_mask (b s)", source_mask, given.context)
         with whole(cache):
             x = self._embed(inputs, given)
             if tail is not None and not 1 <= tail <= x.shape[1]:
@@ -236,6 +238,7 @@ class Transformer(nn.Module):
 
     def _embed(self, inputs: Tensor, given: "_Given") -> Tensor:
         x = self.inputs(inputs)
+        check_mask("Transformer", "mask (b t)", given.mask, x)
         if given.cache is not None:
             given.cache.expect(given.mask, x)
         if self.positions is None:
@@ -261,7 +264,7 @@ class Transformer(nn.Module):
                 given.stream.append(x)
             entering, layer = x, self._own.layer_of(block, i)
             seen: list[Taps] = []
-            symbols, context_symbols = self._symbols(layer, x, embedded, made, given, again)
+            symbols, context_symbols = self._symbols(layer, (self, block), x, embedded, made, given, again)
             x = recomputed(block, again)(
                 x,
                 given.context,
@@ -277,29 +280,31 @@ class Transformer(nn.Module):
                 taps=None if taps is None else seen,
             )
             if taps is not None:
-                taps += self._shown(layer, seen, (entering, embedded), given)
+                taps += self._shown(layer, (self, block), seen, (entering, embedded), given)
         return x
 
     def _symbols(
-        self, i: int, x: Tensor, embedded: Tensor, made: Made, given: "_Given", again: bool
+        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_Given", again: bool
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
         cache = None if given.cache is None else given.cache[i]
         own = self._own.read(
-            i, x, embedded, made[0], mask=given.mask, cu_seqlens=given.cu_seqlens, positions=given.positions,
-            cache=cache, again=again,
+            i, x, embedded, made[0], owners, mask=given.mask, cu_seqlens=given.cu_seqlens,
+            positions=given.positions, cache=cache, again=again,
         )  # fmt: skip
         context, mask = given.context, given.context_mask
         if context is None:
             return own, None
-        return own, self._across.read(i, context, context, made[1], mask=mask, cache=cache, again=again)
+        return own, self._across.read(i, context, context, made[1], owners, mask=mask, cache=cache, again=again)
 
-    def _shown(self, layer: int, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given") -> list[Taps]:
+    def _shown(
+        self, layer: int, owners: Owners, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given"
+    ) -> list[Taps]:
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
         if given.cache is None:  # a cache does not hold the stream of earlier tokens
-            seen[0] = self._own.shown(seen[0], layer, *stream, given.mask, given.cu_seqlens)
+            seen[0] = self._own.shown(seen[0], layer, *stream, owners, given.mask, given.cu_seqlens)
             if given.context is not None:
-                seen[1] = self._across.shown(seen[1], layer, given.context, given.context, given.context_mask)
+                seen[1] = self._across.shown(seen[1], layer, given.context, given.context, owners, given.context_mask)
         if self.encoder is None:
             return seen
         names = (f"decoder {layer}", f"cross {layer}")
@@ -332,7 +337,7 @@ class _Given(NamedTuple):
 def _tie(model: Transformer, _: object = None) -> None:
     """Tie libraries of symbols: off the meta device, and by `assign=True`, each layer got its own."""
     for sources in (model._own, model._across):
-        sources.tie()
+        sources.tie(model, list(model.blocks))
 
 
 def _encoder(

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from polyhead.ops.custom_op_rules import batched, by_reference, differentiated
 from polyhead.ops.latent_code import wide
-from polyhead.ops.precision import autocast_dtype
+from polyhead.ops.precision import product_dtype
 from polyhead.spec.shapes import shaped
 
 CHUNK = 4096
@@ -75,7 +75,7 @@ def _entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if chunk < 1:
         raise ValueError(f"chunked_cross_entropy: chunk must be at least 1 but is {chunk}")
-    dtype = x.dtype if x.dtype == torch.float64 else autocast_dtype(x) or x.dtype  # autocast leaves float64 alone
+    dtype = product_dtype(x)
     x, weight = x.to(dtype), weight.to(dtype)
     bias, targets = None if bias is None else bias.to(dtype), targets.long()
     if differentiated():

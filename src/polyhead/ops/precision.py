@@ -32,6 +32,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of products of `x`: that of autocast, which leaves float64 unchanged, or its own."""
+    return x.dtype if x.dtype == torch.float64 else autocast_dtype(x) or x.dtype
+
+
 def autocasting(function: Function) -> Function:
     """Decorator: under autocast, cast the arguments as PyTorch's own attention does.  The first argument gives the
     device.

@@ -25,7 +25,7 @@ from polyhead.layers.norms import LayerNorm
 from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
-from polyhead.models.inputs_outputs import build_input, build_output
+from polyhead.models.inputs_outputs import build_input, build_output, check_mask
 from polyhead.spec.shapes import shaped
 
 PRESET = "cs336"
@@ -68,6 +68,7 @@ class Abstractor(nn.Module):
         `taps` collects the Taps of each layer's relational cross-attention.
         """
         x = self.inputs(inputs)
+        check_mask("Abstractor", "mask (b s)", mask, x)
         keys = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask=keys)
