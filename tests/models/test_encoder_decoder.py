@@ -154,6 +154,9 @@ def test_experts_of_both_sides_add_their_balance():
     assert build(WRITES).auxiliary_loss() == 0.0
 
 
+NO_SOURCE = r"Transformer: it has no encoder, so no source \(or its mask\) was wanted but one came"
+
+
 def test_mistakes_are_one_line():
     model, (x, source) = build(WRITES), data(WRITES)
     alone = build(replace(WRITES, encoder=None))
@@ -161,7 +164,8 @@ def test_mistakes_are_one_line():
     for call, text in (
         (lambda: model(x), "Transformer: its encoder reads a source: source or, once encoded, encoded must be given"),
         (lambda: model(x, source=source, encoded=model.encode(source)), "source or, once encoded, encoded must be"),
-        (lambda: alone(x, source=source), "Transformer: it has no encoder, so no source was wanted but one came"),
+        (lambda: alone(x, source=source), NO_SOURCE),
+        (lambda: alone(x, source_mask=torch.ones(2, 3, dtype=bool)), NO_SOURCE),
         (lambda: alone.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
         (lambda: model(x, source=source[:1]), r"b = 2 in inputs but 1 in source \(b s\) = \(1, 6\)"),
         (lambda: model(x, source=source, source_mask=torch.ones(2, 6)), "source_mask must be boolean"),

@@ -104,6 +104,8 @@ class TransformerBlock(nn.Module):
         `MultiHeadAttention`; they exclude a context and a tail.
         """
         self._check(x, context, cu_seqlens, tail)
+        if context is None and context_mask is not None:
+            raise ValueError("TransformerBlock: a context_mask came without a context")
         with whole(cache):
             source = self.norm1(x) if self.pre else x
             if tail is None or tail == x.shape[1]:

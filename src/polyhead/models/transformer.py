@@ -212,8 +212,8 @@ class Transformer(nn.Module):
 
     def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
         keep, cache, context = given.keep, given.cache, given.context
-        if self.encoder is None and (source is not None or context is not None):
-            raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
+        if self.encoder is None and any(x is not None for x in (source, context, given.context_mask)):
+            raise ValueError("Transformer: it has no encoder, so no source (or its mask) was wanted but one came")
         if self.encoder is not None and (source is None) == (context is None):
             raise ValueError("Transformer: its encoder reads a source: source or, once encoded, encoded must be given")
         if keep is not None and len(keep) != len(self.blocks):
