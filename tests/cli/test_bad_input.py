@@ -42,7 +42,7 @@ train fuzzy-hyla --model.heads.0.dim None --model.dim 30 | do not divide
 train nowhere.yaml | nowhere.yaml: cannot be read (No such file or directory)
 train demo --print | polyhead train: --print is for one run but demo has 8
 train three.yaml | three.yaml: recipe must be a name but is 3
-train list.yaml | list.yaml
+train list.yaml | list.yaml: an object with fields was wanted but [1, 2] came$
 train demo.yaml | demo.yaml: demo has 8 runs but a file is one
 train hula.yaml | hula.yaml: unknown mechanism 'hula'; did you mean 'hyla'
 train count.yaml | count.yaml: hyla:x: a number of heads was wanted but 'x'

@@ -31,7 +31,7 @@ def test_a_type_checker_sees_what_is_there_under_names_of_their_own():
     assert typed() == ph._HOME | modules | heads
     assert dir(ph) == sorted(ph.__all__) == sorted(typed())
     for name, (module, attribute) in typed().items():
-        assert getattr(ph, name) is getattr(importlib.import_module(module), attribute, None) or name in ph._MODULES
+        assert getattr(ph, name) is getattr(importlib.import_module(module), attribute)
     classes = [name for name in ph.__all__ if name[0].isupper()]
     assert len({name.lower() for name in classes}) == len(classes), "two that differ in case alone"
 

@@ -334,7 +334,7 @@ def test_the_words_of_values_are_read_again(tmp_path):
     assert found == changed(run, values | {"train.lr": 0.25})
 
 
-def test_bad_options(tmp_path, monkeypatch):
+def test_bad_options(tmp_path):
     for options, said in [
         ({"sampler": "tpee"}, "tune: unknown sampler 'tpee'; did you mean 'tpe'"),
         ({"prune": "mean"}, "tune: unknown pruner 'mean'; did you mean 'median'"),

@@ -37,7 +37,7 @@ def test_the_c_library_is_asked_to_keep_freed_memory(asked, monkeypatch):
     assert len(asked) == 3
 
 
-def test_other_libraries_are_left_alone(monkeypatch):
+def test_other_libraries_are_left_alone(asked, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     device.keep_memory()
     monkeypatch.setattr("os.name", "nt")

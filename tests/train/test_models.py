@@ -147,7 +147,7 @@ def test_a_population_of_classifiers_is_each_of_them(tmp_path):
         assert result.scores["iid"]["loss"] == pytest.approx(alone.scores["iid"]["loss"], rel=1e-4)
 
 
-def test_a_model_without_its_kind_is_a_transformer(tmp_path):
+def test_a_model_without_its_kind_is_a_transformer():
     run = a_run("tokens", None)
     values = config.to_dict(run)
     del values["model"]["kind"]  # as people write it

@@ -35,7 +35,7 @@ def test_every_way_of_decoding_says_the_same(example):
 
 
 def test_a_folder(example):
-    """Without its last part, of which test_huggingface_model_outputs.py has a closer look."""
+    """Without its last part, of which test_outputs.py has a closer look."""
     found = example("folder")(40, stranger=False)
     assert found["AutoModel"] == ((1, 8, 32), 2, (1, 4, 8, 8))
     assert found["AutoModelForSequenceClassification"] > 0.9

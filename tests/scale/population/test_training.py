@@ -160,7 +160,8 @@ def test_groups_are_what_can_be_trained_together(tiny, members, monkeypatch):
         *([a, b, c], [wider], [dropped], [longer], [dropped]),
         *([half] for half in halves),
     ]
-    assert groups([dataclasses.replace(a, threads=2), a, dataclasses.replace(b, folder="x")]) != [[a, b]]
+    threaded, placed = dataclasses.replace(a, threads=2), dataclasses.replace(b, folder="x")
+    assert groups([threaded, a, placed]) == [[threaded], [a, placed]]
     assert len(groups([a, dataclasses.replace(b, task=dataclasses.replace(b.task, held_out=0.3))])) == 2
     monkeypatch.setattr(population, "LARGEST_STACK", 2)
     assert groups([a, b, c]) == [[a, b], [c]]
@@ -200,7 +201,7 @@ def test_a_step_does_not_wait_for_the_device(members):
             stack.step(2, wanted=True)["loss"][0].item()
 
 
-def test_a_pass_too_large_is_made_smaller(members, monkeypatch):
+def test_a_pass_too_large_is_made_smaller(members):
     runs = members(heads=(ph.Hyla(2),), dropout=0.2)
     plain, small, tried = Stack(runs, torch.device("cpu"), 3), Stack(runs, torch.device("cpu"), 3), []
     whole = small.losses

@@ -104,7 +104,7 @@ def test_what_ray_cannot_give_and_a_folder_it_cannot_see(tmp_path):
         engine.close()
 
 
-def test_no_ray_and_no_cluster(monkeypatch, tmp_path):
+def test_no_ray_and_no_cluster():
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         port = held.getsockname()[1]  # bound, without a listener
