@@ -99,6 +99,18 @@ def test_tracked_from_the_middle_on_and_anew(tiny, tmp_path, monkeypatch):
     assert [given["resume"] for given in starts(module)] == ["never", "never"]
 
 
+def test_a_corrected_run_in_the_folder_of_another_sends_all_rows(tiny, tmp_path, monkeypatch):
+    """The other was killed before its first checkpoint, so the folder is free; rows of both have the same names."""
+    module = fake(monkeypatch, "tensorboard")
+    crashed(tiny(tmp_path, track=("tensorboard",), lr=0.1), 4)
+    (tmp_path / "bad_batch.safetensors").write_bytes(b"of that run")
+    count = len(told(module))
+    assert count
+    ph.train.run(tiny(tmp_path, track=("tensorboard",)), progress=False)
+    assert told(module)[count:] == written(tmp_path)
+    assert not (tmp_path / "bad_batch.safetensors").exists()
+
+
 def test_members_of_a_population(tiny, tmp_path, monkeypatch):
     module = fake(monkeypatch, "wandb")
     runs = [tiny(tmp_path, residual_dropout=0.0, seed=seed, track=("wandb",)) for seed in (0, 1)]

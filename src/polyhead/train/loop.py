@@ -210,7 +210,7 @@ class Loop:
         self._leave(list(lost))
 
     def _diverged(self, member: Member, what: str, losses: Sequence[Tensor]) -> int:
-        self.ended(member, member.trouble(what, self.step, losses))
+        self.ended(member, member.trouble(what, self.step, losses, self.device))
         return 0
 
     def _finish(self, i: int) -> Result:

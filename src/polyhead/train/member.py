@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.train.network import RECENT, State
+from polyhead.train.network import RECENT, State, initial
 from polyhead.train.parallel import is_sharded, whole
 from polyhead.train.store import checkpoint
 from polyhead.train.store.bad_batch import first_bad, write_batch
@@ -60,7 +60,7 @@ class Member:
         return self.step
 
     def _read(self, path: pathlib.Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """The metadata of a checkpoint, or None for a damaged one, which is renamed."""
+        """The metadata of a checkpoint; None for a damaged one: it is renamed, and the run is as before its first step."""
         metadata, error = None, Damaged(f"checkpoint: {path} is damaged for another process")
         try:
             metadata = READ[path.suffix](path, self.digest, model, optimiser)
@@ -70,6 +70,10 @@ class Member:
             return metadata
         if self.world.first:
             drop(path, error)
+        # Some pieces of a sharded checkpoint may be loaded, and another process may have read this one without error.
+        first = {f"model/{name}": value for name, value in initial(self.config).state_dict().items()}
+        checkpoint.load_weights(model, first, self.folder)
+        optimiser.state.clear()
         return None
 
     def begin(self) -> None:
@@ -120,16 +124,18 @@ class Member:
             for _, part in checkpoint.state(model, optimiser):
                 whole(part)
 
-    def trouble(self, what: str, step: int, losses: Sequence[Tensor]) -> ValueError:
+    def trouble(self, what: str, step: int, losses: Sequence[Tensor], device: torch.device) -> ValueError:
         """The error of a run whose loss or parameters (`what`) are not finite: advice, and the path of its first bad
-        batch, which is saved.  `losses`: of its last steps."""
+        batch, which is saved.  `losses`: of its last steps.  `device`: that of training; another draws other numbers.
+        """
         config, path = self.config, self.folder / BAD_BATCH
         bad = first_bad(list(losses))
         first = step if bad is None else step - len(losses) + bad + 1
         known = f" of the last {RECENT:,}" if bad == 0 and len(losses) == RECENT else ""
         about = {"digest": self.digest, "split": "train", "seed": config.seed, "step": first, "seen": step}
         try:
-            batch = config.task.batch("train", config.train.batch_size, seed=config.seed, step=first - 1)
+            size, seed = config.train.batch_size, config.seed
+            batch = config.task.batch("train", size, seed=seed, step=first - 1, device=device)
             write_batch(path, batch, {**about, "what": what})
             where = f"is in {path}"
         except OSError as error:  # not fatal: the batch can be drawn again

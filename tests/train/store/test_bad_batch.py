@@ -1,6 +1,7 @@
 """The batch at which a run diverged can be read again; other files are refused."""
 
 import pytest
+import torch
 from torch import nn
 from torch.testing import assert_close
 
@@ -28,6 +29,21 @@ def test_the_batch_of_the_first_bad_step_is_kept(tiny, tmp_path, at_step, monkey
     path.write_bytes(data)
     with pytest.raises(ValueError, match=r"^batch: \S+ is damaged \(its contents do not match their checksum\)$"):
         read_batch(path)
+
+
+def test_it_is_drawn_on_the_device_of_the_run(tiny, tmp_path, monkeypatch):
+    """Another device draws other numbers."""
+    config, places = tiny(tmp_path, lr=1e38, warmup=0, evaluate=()), []
+    draw = type(config.task).batch
+
+    def drawn(task, split, size, **at):
+        places.append(at.get("device"))
+        return draw(task, split, size, **at)
+
+    monkeypatch.setattr(type(config.task), "batch", drawn)
+    with pytest.raises(ValueError, match="the batch of step 2"):
+        run(config, progress=False)
+    assert set(places) == {torch.device("cpu")}
 
 
 def test_a_checkpoint_is_no_batch(whole):

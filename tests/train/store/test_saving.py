@@ -79,6 +79,22 @@ def test_the_best_is_the_best_of_the_headline(tiny, tmp_path, monkeypatch, bette
     assert steps(tmp_path) == [6, wanted]
 
 
+def test_a_save_that_is_tried_again_keeps_the_one_before(tiny, tmp_path, monkeypatch):
+    """The disk may fail after the rename, so the newest is already that of this step."""
+    failing, plain = iter([OSError(errno.EIO, "Input/output error")]), checkpoint.rotate
+
+    def rotate(folder, keep):
+        if step_of(folder / "checkpoint.safetensors") == 12 and (error := next(failing, None)):
+            raise error
+        plain(folder, keep)
+
+    monkeypatch.setattr(checkpoint, "rotate", rotate)
+    monkeypatch.setattr("polyhead.train.store.disk.sleep", lambda seconds: None)
+    run(tiny(tmp_path, save_every=2, eval_every=100, keep=3, evaluate=()), progress=False)
+    assert next(failing, None) is None
+    assert steps(tmp_path) == [12, 10, 8]
+
+
 def test_a_kill_before_the_best_is_linked_does_not_lose_it(tiny, tmp_path, monkeypatch):
     """Between the rename of a checkpoint and its link."""
     changes = {"steps": 8, "save_every": 2, "eval_every": 2, "lr": 3e-2}

@@ -4,6 +4,7 @@ Here one process has the only shard; ../test_devices.py has two and three proces
 """
 
 import contextlib
+import errno
 import json
 import pathlib
 import shutil
@@ -14,6 +15,7 @@ import tiny_runs
 import torch
 from run_folders import damage
 from torch import distributed as dist
+from torch.distributed import checkpoint as dcp
 from traps import guises
 
 import polyhead as ph
@@ -21,6 +23,7 @@ from polyhead.models.build import build
 from polyhead.train import optimiser
 from polyhead.train.evaluation import answers
 from polyhead.train.member import Member
+from polyhead.train.network import Single, initial
 from polyhead.train.parallel import is_part
 from polyhead.train.stop import Stop
 from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, save_checkpoint, step_of
@@ -149,6 +152,20 @@ def test_damage_is_noticed(saved, fault):
         restore_sharded(path, "d" * 12, *trained(config, steps=0))
 
 
+def test_a_damaged_checkpoint_leaves_nothing_of_itself_in_a_run_that_starts_anew(saved, capsys):
+    """Its undamaged pieces were read into the parameters before the damage was noticed."""
+    path, config, _ = saved
+    member, networks = Member(config, path.parent, DiskRetry(Stop())), Single(config, torch.device("cpu"))
+    member.digest = "d" * 12
+    rewrite(path, lambda index: list(index["tensors"].values())[-1]["chunks"][0].update(checksum=0))
+    assert member.load(networks.alone(0, 0)) == 0
+    assert capsys.readouterr().err.endswith("so it starts at step 0; the result will be the same\n")
+    assert all(
+        torch.equal(value, networks.model.state_dict()[name]) for name, value in initial(config).state_dict().items()
+    )
+    assert not networks.optimiser.state
+
+
 def test_nothing_is_unpickled(saved, tmp_path):
     """Neither its index, nor a shard, nor the `.metadata` that torch's own reader would unpickle."""
     path, config, _ = saved
@@ -181,6 +198,17 @@ def test_an_unfinished_folder_is_no_checkpoint(saved):
     for step in (5, 9):
         save_sharded(path.parent, model, found, {**METADATA, "step": step}, keep=2)
     assert sorted(path.parent.iterdir()) == [path, path.with_name("checkpoint-00000009.sharded")]
+
+
+def test_only_one_process_deletes_so_only_it_tries_that_again(saved):
+    """Saving again would wait for the others, which have gone on."""
+    path, config, _ = saved
+    model, found = trained(config, steps=1, sharded=True)
+    slow = mock.patch("polyhead.train.store.sharded.rotate", side_effect=[OSError(errno.EIO, "I/O error"), None])
+    once = mock.patch("polyhead.train.store.sharded.dcp.save", wraps=dcp.save)
+    with slow as deleted, once as written, mock.patch("polyhead.train.store.disk.sleep"):
+        save_sharded(path.parent, model, found, {**METADATA, "step": 9}, retry=DiskRetry(Stop(), speaks=False))
+    assert (deleted.call_count, written.call_count) == (2, 1)
 
 
 def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(tiny, tmp_path, group):

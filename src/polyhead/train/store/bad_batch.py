@@ -28,8 +28,10 @@ def write_batch(path: pathlib.Path, batch: Batch, metadata: dict[str, Any]) -> N
 def read_batch(path: str | pathlib.Path) -> tuple[Batch, dict[str, Any]]:
     """The batch in `bad_batch.safetensors` (or in a run folder with one), and its step, seed, split and run digest.
 
-    It is the batch of update `step`: `task.batch(split, size, seed=seed, step=step - 1)`.  Raises ValueError for a file
-    that is damaged or holds something else.
+    It is the batch of update `step`: `task.batch(split, size, seed=seed, step=step - 1, device=...)` with the device of
+    the run, because another type of device draws other numbers.
+
+    Raises ValueError for a file that is damaged or holds something else.
     """
     path = pathlib.Path(path)
     path = path / BAD_BATCH if path.is_dir() else path

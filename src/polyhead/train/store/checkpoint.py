@@ -44,7 +44,7 @@ def save_checkpoint(
     A complete checkpoint exists at any time.  Raises OSError for a disk error that `retry` does not retry.
     """
     data = _packed(model, optimiser, metadata)
-    retry(lambda: _put(folder, data, keep, best))
+    retry(lambda: _put(folder, data, metadata["step"], keep, best))
 
 
 def save_best(
@@ -74,11 +74,11 @@ def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[
         yield from ((f"optimiser/{name}/{key}", kept[key]) for key in STATES if key in kept)
 
 
-def _put(folder: pathlib.Path, data: bytes, keep: int, best: bool) -> None:
-    """Write the file and its links; safe to repeat after any failure."""
+def _put(folder: pathlib.Path, data: bytes, step: int, keep: int, best: bool) -> None:
+    """Write the file of step `step` and its links; safe to repeat after any failure."""
     path = folder / CHECKPOINT
-    if keep > 1 and (step := step_of(path)) > 0:
-        link(path, folder / f"{EARLIER.format(step)}.safetensors")
+    if keep > 1 and (earlier := step_of(path)) not in (0, step):  # of this step only if it is repeated
+        link(path, folder / f"{EARLIER.format(earlier)}.safetensors")
     write(path, data)
     if best:
         link(path, folder / BEST)

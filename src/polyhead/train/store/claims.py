@@ -14,8 +14,8 @@ from polyhead.config.extensions import UnknownKind
 from polyhead.config.serial import flat
 from polyhead.train.stop import HELD
 from polyhead.train.store.checkpoint import candidates, read_metadata
-from polyhead.train.store.files import set_aside, write
-from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, read_config, read_result
+from polyhead.train.store.files import forget, set_aside, write
+from polyhead.train.store.folder import BAD_BATCH, CONFIG, DIGEST, RESULT, SENT, read_config, read_result
 
 LOCK = ".lock"
 SHOWN = 3
@@ -44,11 +44,20 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
         text = json.dumps(values, indent=2) + "\n"
         if not path.exists() or path.read_bytes() != text.encode():
             try:
+                _forget_other(folder, mine)
                 write(path, text.encode())
             except OSError:
                 if not (folder / RESULT).exists():  # a finished run may be in a read-only folder
                     raise
         yield
+
+
+def _forget_other(folder: pathlib.Path, mine: str) -> None:
+    """Delete what another run left in `folder` before its first checkpoint and run `mine` would take for its own."""
+    with contextlib.suppress(ValueError):
+        if (folder / CONFIG).exists() and configs.digest(read_config(folder)) != mine:
+            for path in [folder / BAD_BATCH, *folder.glob(f"*/{SENT}")]:
+                forget(path)
 
 
 def _differs(config: Run, folder: pathlib.Path) -> str:

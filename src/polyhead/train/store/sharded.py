@@ -52,12 +52,9 @@ def save_sharded(
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     tensors = dict(state(model, optimiser))
 
-    def put() -> None:
-        _together(lambda: dcp.save(tensors, storage_writer=Writer(path, metadata)))
-        if dist.get_rank() == 0:
-            rotate(folder, keep)
-
-    retry(put)
+    retry(lambda: _together(lambda: dcp.save(tensors, storage_writer=Writer(path, metadata))))
+    if dist.get_rank() == 0:  # alone, so not part of what all processes try again together
+        retry(lambda: rotate(folder, keep))
 
 
 def restore_sharded(
