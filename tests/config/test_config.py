@@ -71,7 +71,7 @@ def test_streams_never_meet():
     seeds = {stream(seed, name, step) for seed in range(5) for name in names for step in range(50)}
     assert len(seeds) == 5 * 5 * 50
     assert all(0 <= s < 2**63 for s in seeds)
-    assert stream(1, "train", 23) == stream(1, "train", 23)
+    assert stream(1, "train", 23) == 3332356567283682511  # in every process and version: batches are drawn by it
 
 
 MISTAKES = [
@@ -160,7 +160,7 @@ ZERO = {"lr", "weight_decay", "warmup", "final", "eps", "norm_eps", "noise", "sh
 
 FREE = {
     *{"FuzzyLogic.split_seed", "Sraven.split_seed", "Run.seed", "Experts.top_k", "Hyla.value_depth"},
-    *{"AbstractorConfig.encoder_layers", "Run.name", "Run.device", "Run.folder", "Maths.module", "Maths.folder"},
+    *{"AbstractorConfig.encoder_layers", "Run.name", "Run.device", "Run.folder", "Maths.folder"},
     *{"Images.folder", "RelationalGames.folder", "Text.data", "Text.tokenizer", "Text.column", "Text.folder"},
     *(f"{cls.__name__}.impl" for cls in MECHANISMS),
 }

@@ -116,7 +116,7 @@ def test_workers_of_a_search_import_ones_own_task(theirs, tmp_path, monkeypatch)
     assert extensions.ASKED not in os.environ
 
 
-def test_what_is_registered_is_known_by_name(theirs, monkeypatch, capsys):
+def test_what_is_registered_is_known_by_name(theirs, capsys):
     assert ph.register(theirs.recipes.parity_hyla) is theirs.recipes.parity_hyla
     ph.register(theirs.recipes.parity_hyla)  # again, as when a module is loaded anew
     ph.register(theirs.task.Parity, name="bits")

@@ -106,8 +106,7 @@ def check(op, impl, case, n, variant, dtype=torch.float64):
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("op", OPS)
 def test_references_agree(op, half):
-    """Half of the cases: 0, 2, 5, 7, ..., which have all biases, or the others.  Each code and relation alone is in
-    test_parts.py."""
+    """Half of the cases: 0, 2, 5, 7, ..., or the others.  Each code and relation alone is in test_parts.py."""
     for n, (case, variant) in some([(n, x) for n, x in enumerate(cases(op)) if (n + n // 4) % 2 == half]):
         check(op, "reference", case, n, variant)
 
@@ -143,6 +142,15 @@ def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
         grid = [(a, b) for a in range(0, t, queries) for b in range(0, s, keys)]
         wanted = {(a, b) for a, b in grid if look[a : a + queries, b : b + keys].any()}
         assert wanted <= came if causal and window else wanted == came
+
+
+@pytest.mark.parametrize(
+    ("b", "pool", "wanted"), [(8, "", (100, 100)), (64, "", (50, 60)), (9999, "", (16, 16)), (2, "max", (29, 300))]
+)
+def test_tiles_of_large_calls_are_smaller(b, pool, wanted):
+    """All numbers of a tile are at most 2^22; of pooled heads (h e = 128 numbers a pair) a tile has all keys."""
+    q, k = (jax.ShapeDtypeStruct((b, n, 8, 16), jnp.float32) for n in (200, 300))
+    assert tiles.tile_sizes(AttentionCall(q, k, k, pool=pool), 128, tiles.SMALL, tiles.NUMBERS) == wanted
 
 
 @pytest.mark.parametrize(("op", "n"), [("softmax_attention", n) for n in (1, 2, 3, 4)] + [("abstractor_attention", 7)])

@@ -35,7 +35,7 @@ def test_meta_device_then_reset(kind):
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in norm.parameters())
     norm = norm.to_empty(device="cpu")
     norm.reset_parameters()
-    assert torch.equal(norm(torch.ones(2, 6)), kind(6)(torch.ones(2, 6)))
+    assert all(x.eq(name == "weight").all() for name, x in norm.named_parameters())  # gain 1, shift 0
 
 
 BLOCK = functools.partial(ph.TransformerBlock, ph.MultiHeadAttention(8, ph.Softmax(2)), ph.MlpLayer(8))

@@ -122,7 +122,7 @@ def test_any_other_error_is_raised(monkeypatch):
         call("hyla")
 
 
-def test_lengths_are_no_configuration_and_layouts_are(monkeypatch):
+def test_lengths_are_no_configuration_and_layouts_are():
     call("hyla")
     count = len(first_use.VERDICTS)
     call("hyla", t=7, s=9)

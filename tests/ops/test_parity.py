@@ -59,8 +59,8 @@ def _small_tiles(monkeypatch):
     """Sizes of the grid are several of these, and few are multiples."""
     small_tiles(monkeypatch)
     monkeypatch.setattr(implementation("relational", "sdpa"), "WIDTH", 4)
-    for constant in ("SMALL", "LARGE"):
-        monkeypatch.setattr(implementation("hyla", "state"), constant, 2)
+    for constant, value in (("SMALL", 2), ("LARGE", 4)):  # g d = 3 lies between
+        monkeypatch.setattr(implementation("hyla", "state"), constant, value)
 
 
 def chunks_of(monkeypatch, samples, t, s, variant):
