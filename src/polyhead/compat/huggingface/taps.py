@@ -83,13 +83,13 @@ def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     foreign = [name for c in configs.values() if ours(name := getattr(c, _IMPL))]
     if foreign:  # their code is not that of softmax attention
         raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {foreign[0]}")
-    ours = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
-    before = [(c, name, getattr(c, name)) for c in configs.values() for name in ours if hasattr(c, name)]
+    during = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
+    before = [(c, name, getattr(c, name)) for c in configs.values() for name in during if hasattr(c, name)]
     hooks = []
     active = _ACTIVE.set(recorder)
     try:
         for config, name, _ in before:
-            setattr(config, name, ours[name])
+            setattr(config, name, during[name])
         for module in model.modules():
             if type(module) in linear:  # a subclass may compute something else
                 hooks.append(module.register_forward_hook(recorder.linear, prepend=True))
