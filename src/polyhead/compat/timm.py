@@ -58,7 +58,7 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> "A
     if unknown := sorted(held - PARTS - NUMBERS):
         raise ValueError(f"replace: {type(old).__name__} of a known timm was wanted but one with {unknown[0]} came")
     own = vars(old)
-    if not own["fused_attn"] and own["scale"] != (scale := own["head_dim"] ** -0.5):
+    if not own.get("fused_attn", True) and own["scale"] != (scale := own["head_dim"] ** -0.5):
         came = f"scale = head_dim ** -0.5 = {scale:.6g} but has {own['scale']:.6g}"
         raise ValueError(f"replace: {type(old).__name__} must have {came}")
     return (Attention if name_of(old) in PLAIN else AttentionRope)(old, heads, max_length)
