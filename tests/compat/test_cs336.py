@@ -293,6 +293,13 @@ def test_save_refuses_other_architectures(field, value):
         cs336.save(ph.Transformer(settings))
 
 
+def test_save_refuses_a_users_function():
+    model = loading()
+    model.blocks[1].attention.groups[0].use(ph.ops.linear_attention)
+    with refusing("cs336.save: SoftmaxHeads must compute the op of their kind but compute a user's function"):
+        cs336.save(model)
+
+
 def test_save_ignores_which_code_computes_the_heads_and_how_they_are_trained():
     settings = dataclasses.replace(loading().config, checkpoint=True, dropout=0.1)
     per_layer = ((ph.Softmax(4, impl="reference"),), (ph.Softmax(4),))

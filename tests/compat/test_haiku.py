@@ -127,6 +127,10 @@ def test_layers_without_an_equivalent_in_the_tutorial():
             to_haiku(ph.MultiHeadAttention(16, heads, bias=True))
     with refusing("biases but this one has not"):
         to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4)))
+    own = ph.MultiHeadAttention(16, ph.Softmax(4), bias=True)
+    own.groups[0].use(ph.ops.linear_attention)
+    with refusing("to_haiku: SoftmaxHeads must compute the op of their kind but compute a user's function"):
+        to_haiku(own)
 
 
 def test_a_window_in_flax():

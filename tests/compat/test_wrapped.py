@@ -7,10 +7,12 @@ import warnings
 import pytest
 import torch
 from refusals import refusing
+from some import some
 from tiny_transformers import GREEDY, drawn, llama as plain, tokens
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.testing import assert_close
+from torch_attention import rebuilt
 
 import polyhead as ph
 from polyhead.compat import huggingface as hf, torch_mha
@@ -84,6 +86,31 @@ def test_heads_are_swapped_in_a_model_that_peft_has_wrapped():
     assert (logits.logits - before).abs().max() > 1e-4
     assert all(p.grad.abs().max() > 0 for key, p in model.named_parameters() if "lora" in key)
     assert_close(model.merge_and_unload()(IDS).logits, logits.logits, rtol=1e-5, atol=1e-5)
+
+
+def test_taps_of_adapted_projections():
+    """Weights that an adapter changes are unknown until they are merged; its matrices read no inputs of attention."""
+    model = adapted(plain(torch.float32, std=None), target_modules=["q_proj", "o_proj"])
+    for layer in some(hf.capture(model, IDS)):
+        assert torch.equal(layer.x, layer.context)
+        assert layer.output is layer.groups[0].w_out is None
+    model.merge_adapter()
+    for layer in some(hf.capture(model, IDS)):
+        assert_close(rebuilt(layer, 0, 4), layer.output[0, 4])
+
+
+def test_offloaded_weights():
+    """accelerate keeps them off the device between calls: they are unknown to taps, and no map of symbols can copy
+    them."""
+    accelerate = pytest.importorskip("accelerate")
+    model = plain(torch.float32, std=None)
+    wanted = hf.capture(model, IDS)[1]
+    accelerate.cpu_offload(model, execution_device="cpu")
+    taps = hf.capture(model, IDS)[1]
+    assert_close((taps.q, taps.x, taps.output), (wanted.q, wanted.x, wanted.output))
+    assert taps.groups[0].w_out is taps.groups[0].w_value is None
+    with refusing("swap_heads: weights in memory were wanted but accelerate has offloaded those of layer 1"):
+        hf.swap_heads(model, [1], ph.Relational(4))
 
 
 def compiled_heads_are_used(name, wrap):

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import ops
-from polyhead.compat.foreign import uncompiled
+from polyhead.compat.foreign import check_functions, uncompiled
 from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers import Device
 from polyhead.layers.positions import RotaryEmbedding
@@ -58,8 +58,10 @@ def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context:
 def save(model: Transformer) -> dict[str, Tensor]:
     """The inverse of `load`: the course's state dict, copied.
 
-    Raises ValueError, which names the field, if the model does not have the course's architecture.
+    Raises ValueError, which names the field, if the model does not have the course's architecture, and for heads that
+    compute a user's function.
     """
+    check_functions("cs336.save", model)
     given = model.config
     count = given.inputs.count if isinstance(given.inputs, Tokens) else 1
     swiglu = given.feedforward if isinstance(given.feedforward, Swiglu) else Swiglu()

@@ -1,4 +1,5 @@
-"""Shared by the readers of foreign models: the check of a folder, keys, masks that are added to scores, and taps.
+"""Shared by the readers of foreign models: the check of a folder, keys, masks that are added to scores, and taps;
+and by the writers of foreign formats: the check of heads.
 
 Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
 ours.
@@ -10,8 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.heads.functions import compiled, is_own
 from polyhead.layers.taps import GroupTaps
 from polyhead.ops.dispatch import code_of
 from polyhead.ops.softmax.reference import softmax_attention
@@ -29,6 +32,15 @@ def holds_model(folder: pathlib.Path) -> bool:
 def uncompiled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
     return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+
+
+def check_functions(who: str, model: nn.Module) -> None:
+    """Raise ValueError for heads that compute a user's function: a foreign format holds parameters only."""
+    for layer in model.modules():
+        for group in layer.groups if isinstance(layer, MultiHeadAttention) else ():
+            if is_own(group):
+                name = type(compiled(group)).__name__
+                raise ValueError(f"{who}: {name} must compute the op of their kind but compute a user's function")
 
 
 def unread(x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.compat.foreign import uncompiled
+from polyhead.compat.foreign import check_functions, uncompiled
 from polyhead.config import Softmax
 from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
@@ -51,6 +51,7 @@ def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, d
 
     Raises ValueError unless it is one group of softmax heads with biases, of width / heads each.
     """
+    check_functions("to_haiku", attention)
     group, dim = attention.groups[0], attention.dim
     plain = len(attention.groups) == 1 and isinstance(group, SoftmaxHeads) and attention.widths == [dim] * 3
     right = {

@@ -46,8 +46,8 @@ def is_attention(module: nn.Module) -> bool:
 def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> "Attention":
     """Our module with the parts of one of timm's; both share the parameters and can be used side by side.
 
-    Raises ValueError for heads of other widths or another number, a module with hooks, and one with parts that are
-    unknown here.
+    Raises ValueError for heads of other widths or another number, a module with hooks, one with parts that are unknown
+    here, and one with another scale, which timm uses without `fused_attn`.
     """
     if not is_attention(old):
         wanted = "nn.MultiheadAttention, or timm's Attention, AttentionRope or EvaAttention"
@@ -57,6 +57,10 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> "A
     held = {*vars(old), *old._modules, *old._parameters, *old._buffers} - _PYTORCH
     if unknown := sorted(held - PARTS - NUMBERS):
         raise ValueError(f"replace: {type(old).__name__} of a known timm was wanted but one with {unknown[0]} came")
+    own = vars(old)
+    if not own.get("fused_attn", True) and own["scale"] != (scale := own["head_dim"] ** -0.5):
+        came = f"scale = head_dim ** -0.5 = {scale:.6g} but has {own['scale']:.6g}"
+        raise ValueError(f"replace: {type(old).__name__} must have {came}")
     return (Attention if name_of(old) in PLAIN else AttentionRope)(old, heads, max_length)
 
 

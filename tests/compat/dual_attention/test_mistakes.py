@@ -147,6 +147,13 @@ def test_models_without_an_equivalent_in_the_package(line):
         dual_attention.save(model)
 
 
+def test_a_users_function_is_refused():
+    model = ph.Transformer(LANGUAGE)
+    model.blocks[1].attention.groups[0].use(ph.ops.linear_attention)
+    with refusing("dual_attention.save: SoftmaxHeads must compute the op of their kind but compute a user's function"):
+        dual_attention.save(model)
+
+
 def test_a_bias_that_ours_lacks_is_0():
     state, _ = dual_attention.save(ph.Transformer(pair(outputs=ph.Logits(VOCAB))))
     assert not state["layers.final_out.bias"].any()

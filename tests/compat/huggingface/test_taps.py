@@ -167,8 +167,10 @@ def test_ways_to_give_the_inputs():
         ("v_proj", lambda module, args, y: 2 * y, "values"),
         ("v_proj", lambda module, args, y: y.mul_(2), "values"),
         ("o_proj", None, "output"),
+        ("o_proj", lambda module, args, y: 2 * y, "output"),
+        ("o_proj", lambda module, args, y: y.mul_(2), "output"),
     ],
-    ids=["another tensor", "in place", "a gate"],
+    ids=["another tensor", "in place", "a gate", "another output", "an output in place"],
 )
 def test_weights_are_unknown_if_another_operation_lies_between(part, hook, what):
     model, given = make("llama"), inputs("llama")
@@ -183,6 +185,14 @@ def test_weights_are_unknown_if_another_operation_lies_between(part, hook, what)
     line = f"value_network: the {what} of layer model.layers.1.self_attn must be one linear map of known weights"
     with refusing(f"{line} but are not"):
         value_network(taps[1], -1, -1)
+
+
+def test_layers_that_share_their_weights_have_their_own_inputs():
+    """Between two calls of one module its output projection reads another tensor, which is no input of queries."""
+    sizes = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 32, "num_hidden_layers": 2}
+    config = transformers.AlbertConfig(vocab_size=COUNT, embedding_size=8, **sizes)
+    for layer in some(capture(drawn(transformers.AlbertModel(config)), tokens())):
+        assert torch.equal(layer.x, layer.context)
 
 
 def test_keys_from_a_cache_have_codes_but_no_context():

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from polyhead.compat.dual_attention import arguments as read, export as write, tensors as places
 from polyhead.compat.dual_attention.models import Layout, plan
-from polyhead.compat.foreign import uncompiled
+from polyhead.compat.foreign import check_functions, uncompiled
 from polyhead.config import RelativeSymbols, Rotary, SymbolicAttention, SymbolSource, TransformerConfig, Values, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -130,8 +130,9 @@ def save(model: Transformer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     A bias of zeros is omitted if the package does not need it.
 
     Raises ValueError, which names the field or the tensor, for all that the package cannot express: for instance non-
-    zero entries of the output projection between two kinds of heads, which training creates.
+    zero entries of the output projection between two kinds of heads, which training creates, or a user's function.
     """
+    check_functions(f"{WHO}.save", model)
     with _named("save"):
         ours = write.plain(model.config)
         sides = {"": model.config, "decoder": model.config, "encoder": model.config.encoder}

@@ -113,8 +113,8 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     original rows then have no effect.  The configuration has the heads, so the model can be saved and loaded.  A model
     wrapped by PEFT keeps its adapters, and accepts only heads without parameters.
 
-    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match it; the
-    model is then unchanged.
+    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, for heads that do not match it, and for new
+    parameters in a layer whose weights are offloaded; the model is then unchanged.
     """
     register()
     config: Any = getattr(model, "config", None)
@@ -137,6 +137,11 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
         raise ValueError(f"swap_heads: a {network.__mro__[2].__name__} was wanted but a {type(model).__name__} came")
     attentions = _attentions(model)
     made = {layer: _made(attentions[layer], groups, config) for layer in chosen}  # an error changes no layer
+    for layer, new in made.items():
+        if hasattr(attentions[layer].v_proj, "_hf_hook") and any(parameter.is_meta for parameter in new.parameters()):
+            raise ValueError(
+                f"swap_heads: weights in memory were wanted but accelerate has offloaded those of layer {layer}"
+            )
     for layer, new in made.items():
         _put(attentions[layer], new)
     before = layer_heads(config) if isinstance(config, holder) else [None] * count

@@ -8,7 +8,8 @@ its arguments: q and k as they enter the scores (after rotation and norms), v, m
 
 The weights around the code are found by following tensors, not by name.  A linear layer is the value projection if v is
 a view of its output; it is the output projection if its input is the output of attention.  If another operation lies
-between (a norm of values, a gate on the output, a cache), the weights are None.
+between (a norm of values, a gate on the output, a cache), or changes the result (a hook, an adapter of PEFT), or if
+accelerate has offloaded them, the weights are None.
 """
 
 import contextlib
@@ -69,9 +70,12 @@ def ours(name: object) -> bool:
 
 
 def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone."""
+    """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone.
+
+    Offloaded parameters are on the meta device until accelerate loads them, and then it moves the inputs, too.
+    """
     given = {getattr(model, "main_input_name", "input_ids"): batch} if isinstance(batch, Tensor) else batch or {}
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
     return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in {**given, **inputs}.items()}
 
 
@@ -83,16 +87,21 @@ def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     foreign = [name for c in configs.values() if ours(name := getattr(c, _IMPL))]
     if foreign:  # their code is not that of softmax attention
         raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {foreign[0]}")
-    ours = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
-    before = [(c, name, getattr(c, name)) for c in configs.values() for name in ours if hasattr(c, name)]
+    during = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
+    before = [(c, name, getattr(c, name)) for c in configs.values() for name in during if hasattr(c, name)]
     hooks = []
     active = _ACTIVE.set(recorder)
     try:
         for config, name, _ in before:
-            setattr(config, name, ours[name])
+            setattr(config, name, during[name])
+        adapters = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), nn.Module)]
+        others = [child for module in adapters for name, child in module.named_children() if name != "base_layer"]
+        matrices = {part for child in others for part in child.modules()}  # they read the input of the base layer
         for module in model.modules():
-            if type(module) in linear:  # a subclass may compute something else
+            if type(module) in linear and module not in matrices:  # a subclass may compute something else
                 hooks.append(module.register_forward_hook(recorder.linear, prepend=True))
+                hooks.append(module.register_forward_hook(recorder.changed))
+        hooks += [module.register_forward_hook(recorder.changed) for module in adapters]
         yield
     finally:
         _ACTIVE.reset(active)
@@ -132,15 +141,15 @@ class _Linear:
     version: int  # version of y, which detects in-place changes
 
     @property
-    def weight(self) -> Tensor:
-        """The weight [out, in]; Conv1D of transformers stores it transposed."""
+    def weight(self) -> Tensor | None:
+        """The weight [out, in], or None if it is offloaded; Conv1D of transformers stores it transposed."""
         weight = self.module.get_parameter("weight").detach()
-        return weight if isinstance(self.module, nn.Linear) else weight.T
+        return None if weight.is_meta else weight if isinstance(self.module, nn.Linear) else weight.T
 
     @property
     def bias(self) -> Tensor | None:
         bias = self.module.bias
-        return bias.detach() if isinstance(bias, Tensor) else None
+        return bias.detach() if isinstance(bias, Tensor) and not bias.is_meta else None
 
 
 @dataclass
@@ -149,7 +158,8 @@ class _Recorder:
 
     names: dict[nn.Module, str]
     found: list[Taps] = field(default_factory=list)
-    linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention
+    linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention, without `out`
+    out: _Linear | None = None  # the output projection of the last attention
     version: int = 0  # version of the last attention's output
 
     def linear(self, module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
@@ -157,16 +167,26 @@ class _Recorder:
         if not args:
             return
         call = _Linear(module, args[0], y, y._version)
-        self.linears.append(call)
-        if self.found and self.found[-1].output is None and self._is_output(call):
-            taps = self.found[-1]
+        if not self.found or not self._reads_heads(call):
+            self.linears.append(call)
+        elif self.out is None:
+            self.out, taps = call, self.found[-1]
             heads = taps.groups[0]
-            h, e = heads.output.shape[2:]
-            w_out = call.weight.unflatten(1, (h, e)).transpose(0, 1)
+            weight, (h, e) = call.weight, heads.output.shape[2:]
+            w_out = None if weight is None else weight.unflatten(1, (h, e)).transpose(0, 1)
             output = y.reshape(*heads.output.shape[:2], -1)
             self.found[-1] = replace(taps, output=output, b_out=call.bias, groups=(replace(heads, w_out=w_out),))
 
-    def _is_output(self, call: _Linear) -> bool:
+    def changed(self, module: nn.Module, args: object, y: Tensor) -> None:
+        """A hook on linear layers and adapters, after all other hooks: a changed output has unknown weights."""
+        out = self.out
+        if out is None or (y is out.y and y._version == out.version):
+            return
+        if any(part is out.module for part in module.modules()):
+            taps = self.found[-1]
+            self.found[-1] = replace(taps, output=None, b_out=None, groups=(replace(taps.groups[0], w_out=None),))
+
+    def _reads_heads(self, call: _Linear) -> bool:
         heads, x = self.found[-1].groups[0].output, call.x
         same = x.data_ptr() == heads.data_ptr() and x.numel() == heads.numel() and x.is_contiguous()
         return same and x.shape[-1] == heads.shape[2:].numel() and heads._version == self.version
@@ -201,6 +221,7 @@ class _Recorder:
         group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, w_value=w_value, b_value=b_value)
         self.version = group.output._version
         self.linears.clear()
+        self.out = None
         self.found.append(Taps(x=x, context=context, output=None, b_out=None, groups=(group,), name=name))
         return group.output
 
@@ -215,8 +236,8 @@ class _Recorder:
                 continue
             others = [x for key, x in inputs.items() if key != id(call.x)] or [call.x]
             x = others[0].reshape(b, t, -1) if len(others) == 1 and others[0].shape[:-1].numel() == b * t else None
-            bias = None if call.bias is None else call.bias[rows]
-            return x, call.x.reshape(b, s, -1), call.weight[rows], bias
+            weight, bias = (None if array is None else array[rows] for array in (call.weight, call.bias))
+            return x, call.x.reshape(b, s, -1), weight, bias
         return None, None, None, None
 
 

@@ -143,7 +143,8 @@ class MultiheadAttention(OurHeads):
 
         Shapes are PyTorch's: (t b m), (b t m) if `batch_first`, (t m) for one sequence.  True in a mask masks a pair;
         floating masks are added to the scores.  `is_causal` states that `attn_mask` is the causal mask, and requires
-        one; as in PyTorch, the mask is read nevertheless if `need_weights`.
+        one; as in PyTorch, the mask is read nevertheless if `need_weights`.  PyTorch also reads it if there is a
+        `key_padding_mask`, this module does not: a wrong hint then gives another result.
         """
         average, causal = (*late, *(average_attn_weights, is_causal)[len(late) :])
         one, first = query.ndim == 2, self.batch_first
