@@ -226,6 +226,7 @@ def test_compiles_whole():
         return turned, bias, relative.dense(where[None], where[None])
 
     compiled = torch.compile(everything, fullgraph=True, dynamic=True, backend="eager")
-    for t in (3, 6):
+    for t, stance in ((5, "default"), (7, "fail_on_recompile")):
         x, where = draw(2, t, 3, 8, dtype=torch.float32), torch.arange(t)
-        torch.testing.assert_close(compiled(x, where), everything(x, where))
+        with torch.compiler.set_stance(stance):
+            torch.testing.assert_close(compiled(x, where), everything(x, where))
