@@ -60,7 +60,7 @@ class Member:
         return self.step
 
     def _read(self, path: pathlib.Path, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """The metadata of a checkpoint; None for a damaged one: it is renamed, and the run is as before its first step."""
+        """The metadata of a checkpoint; None for a damaged one, which is renamed: the state is then the initial one."""
         metadata, error = None, Damaged(f"checkpoint: {path} is damaged for another process")
         try:
             metadata = READ[path.suffix](path, self.digest, model, optimiser)
