@@ -241,7 +241,8 @@ def softmax_visible(scores: Tensor, look: Tensor | None, dim: int) -> Tensor:
 def rms_heads(scores: Tensor) -> Tensor:
     """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero.
 
-    Tiles compute it by hand: hyla/tiles.py, hyla/triton/code.py, native/pairs.h; grep RMS_HEADS finds all.
+    Written again, with its gradient, in hyla/tiles.py, in triton_tiles.py (`rms_root`; gradient in hyla/triton/code.py)
+    and in native/pairs.h (`normalise`, `through_heads`); for JAX in jaxside/latent_code.py.
     """
     return scores * torch.rsqrt(scores.square().mean(1, keepdim=True) + RMS_HEADS_EPS)
 
