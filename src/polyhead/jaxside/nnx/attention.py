@@ -279,7 +279,7 @@ def _relative(
         return RelativePositionBias(heads, positions, max_length, draw)
     if isinstance(positions, config.Alibi):
         return AlibiBias(heads)
-    raise ValueError(f"{WHO}: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}")
+    raise ValueError(f"{WHO}: positions must be Rotary(), RelativeBias() or Alibi() but is {positions!r}")
 
 
 def _check_positions(positions: Array | None, b: int, t: int) -> None:
