@@ -181,7 +181,8 @@ if not TYPE_CHECKING:  # to a type checker a module with this function would hav
             return __getattr__(_RENAMED[name])
         if f"{__name__}.{name}" in _MOVED:
             return importlib.import_module(f"{__name__}.{name}")
-        raise AttributeError(f"module 'polyhead' has no attribute {name!r}")
+        here = sys.modules[__name__]  # with it a traceback says: Did you mean
+        raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name, obj=here)
 
 
 def __dir__() -> list[str]:

@@ -3,9 +3,10 @@
 import json
 import re
 import typing
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
+from refusals import refusing
 from some import some
 
 from polyhead import config
@@ -199,3 +200,20 @@ def test_sizes_have_bounds_names_choices_and_numbers_are_finite(part):
             refused(name, 0, rf"{name} must be at least \d but is 0")
         elif str in kinds and tuple not in map(typing.get_origin, kinds) and f"{who}.{name}" not in FREE:
             refused(name, "none such", f"unknown {name} 'none such'")
+
+
+def test_a_field_that_hides_a_method_is_refused_at_once():
+    """As `count` of a user's task did: training went well up to its first evaluation."""
+
+    @dataclass(frozen=True)
+    class Firsts(FuzzyLogic):
+        count: int = 6
+
+    @dataclass(frozen=True)
+    class Wide(config.Mechanism):
+        sizes: int = 3
+
+    with refusing("Firsts: the field count hides the method Task.count(): give it another name"):
+        Firsts()
+    with refusing("Wide: the field sizes hides the method Mechanism.sizes()"):
+        Wide()

@@ -251,7 +251,8 @@ def test_a_family_is_a_folder(tmp_path, monkeypatch):
 
 def test_every_backend_has_a_reference_of_ten_lines_after_its_arguments_and_its_equation_as_loops():
     for op in BACKENDS:
-        assert hasattr(Loops, op) or (ROOT / "tests" / "ops" / f"test_{op}.py").exists()
+        own = ROOT / "tests" / "ops" / f"test_{op}.py"
+        assert hasattr(Loops, op) or own.exists(), f"{op}: neither {own.name} nor a method of tests/support/loops.py"
         for f in some(f for f in functions(PACKAGE / "ops" / op / "reference.py") if f.name == "reference"):
             body = f.body[1:] if isinstance(f.body[0], ast.Expr) else f.body
             assert body[-1].end_lineno - body[0].lineno + 1 <= 10, op

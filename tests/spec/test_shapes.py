@@ -110,6 +110,16 @@ def test_other_libraries_names_are_answered_with_ours():
         (lambda: layer(x, batch_first=True), "MultiHeadAttention: batch_first is not needed"),
         (lambda: ph.MultiHeadAttention(8, need_weights=True), "called return_code here and belongs to the call"),
         (lambda: ph.MultiHeadAttention(8, head_dim=2), r"head_dim belongs to a part, as in heads=Softmax\(8, dim=64\)"),
+        (
+            lambda: layer(x, key_padding_mask=x),
+            "key_padding_mask is called mask here, True where attention is allowed$",
+        ),
+        (lambda: ph.Hyla(normalize="softmax"), "Hyla: normalize is called normalise here$"),
+        (
+            lambda: ph.Transformer(dim=64),
+            r"Transformer: dim is not taken here; .* TransformerConfig\(\.\.\., dim=\.\.\.\)",
+        ),
+        (lambda: ph.Transformer(num_layers=2), r"num_layers is not taken here; .* TransformerConfig\(\.\.\., layers="),
         (lambda: ph.Softmax(head_dim=2), "Softmax: head_dim is called dim here"),
         (lambda: ph.TransformerConfig(d_ff=2), r"d_ff belongs to a part, as in feedforward=Mlp\(hidden=256\)"),
         (lambda: ph.generate(None, [], max_new_tokens=2), "generate: max_new_tokens is called steps here"),

@@ -79,6 +79,7 @@ def run(
             if step.result == "out":
                 out = out[:, :, 0]
         elif step.then:
+            assert step.then in options, f"{op}: a step to {step.then!r}, which has no branch here"
             act = options[step.then]
             out = out * arrays["q_rel"].shape[-1] ** -0.5 if step.then == "relation_act" else out
             own = out.shape[1] == h and "h" in step.einsum.split("->")[1]

@@ -47,6 +47,13 @@ def within(who: str, what: str, index: SupportsIndex, size: int) -> int:
         raise ValueError(f"{who}: {what} must be an integer in [{-size}, {size}) but is {index}") from None
 
 
+def check_taps(who: str, taps: object) -> None:
+    """Raise ValueError unless these are the taps of one layer: not a list of layers, nor the layer itself."""
+    if not isinstance(taps, Taps):
+        hint = ", of which one layer is [0], [1], ..." if isinstance(taps, list) else ", as layer(x, taps=...) collects"
+        raise ValueError(f"{who}: the Taps of one layer were wanted but a {type(taps).__name__} came{hint}")
+
+
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     """One forward pass of `batch`, without dropout or gradients: the taps of every layer, first to last.
 
@@ -56,7 +63,12 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
 
     >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
     >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
+
+    Raises ValueError for tensors in place of a batch: the taps of a layer come from its call, `layer(x, taps=taps)`.
     """
+    if not isinstance(batch, Batch):
+        ways = "task.batch(...) gives one; a tensor goes into the model or layer itself, model(x, taps=[])"
+        raise ValueError(f"capture: a Batch was wanted but a {type(batch).__name__} came: {ways}")
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     taps: list[Taps] = []
     with looking(model):
@@ -75,6 +87,7 @@ def codes(
     row of scores per pair, any other code one score per head.  Heads with a user's own function cost all t x s scores,
     because the function may use any of them.  Raises ValueError if the code is unknown.
     """
+    check_taps("codes", taps)
     groups = taps.groups if group is None else (taps.groups[within("codes", "group", group, len(taps.groups))],)
     if isinstance(q_index, INTEGER) and isinstance(k_index, INTEGER):
         return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.analysis.capture import codes, within
+from polyhead.analysis.capture import check_taps, codes, within
 from polyhead.layers.taps import OWN, GroupTaps, Taps
 from polyhead.ops.latent_code import act as activation, retrieve
 
@@ -57,6 +57,7 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     `group`, and adds them.  Raises ValueError if there is no value network: for values that are not a linear map, and
     for a user's own function without a code or whose output is not the sum of code times value.
     """
+    check_taps("value_network", taps)
     code = codes(taps, q_index, k_index, group=group)
     sample = within("value_network", "sample", sample, len(code))
     heads = taps.groups[group]

@@ -48,6 +48,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
+        _check_fields(kind)
         for name, kinds, wanted in _plain_fields(kind):
             value = getattr(self, name)
             if type(value) is int and value.bit_length() > 63:
@@ -67,6 +68,17 @@ class Checked:
                 check_number(kind.__name__, name, value, least[name])
             if name in most and value > most[name]:
                 raise ValueError(f"{kind.__name__}: {name} must be at most {most[name]} but is {value}")
+
+
+@functools.cache
+def _check_fields(cls: type[Checked]) -> None:
+    """Raise ValueError for a field that hides a method of a base, as `count: int` of a user's task hides `Task.count`:
+    else the first call of that method would fail, which may be after hours of training."""
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        for base in cls.__mro__[1:]:
+            if isinstance(vars(base).get(f.name), types.FunctionType):
+                called = f"{base.__name__}.{f.name}()"
+                raise ValueError(f"{cls.__name__}: the field {f.name} hides the method {called}: give it another name")
 
 
 @functools.cache

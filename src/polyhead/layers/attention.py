@@ -44,6 +44,7 @@ class MultiHeadAttention(nn.Module):
     >>> attention = MultiHeadAttention(64, [Softmax(4), Hyla(4)], causal=True)
     >>> attention(torch.randn(2, 10, 64)).shape
     torch.Size([2, 10, 64])
+    >>> y, code = attention(torch.randn(2, 10, 64), return_code=True)      # the latent code of all pairs (b h t s)
 
     `dim` is the model width; heads without a given width get dim // (number of all heads).  `positions`: Rotary,
     RelativeBias or Alibi, or rotary tables that layers share.  `dropout` is a rate on the latent code; it draws one

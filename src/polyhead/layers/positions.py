@@ -167,7 +167,7 @@ def build_bias(
     strange = isinstance(positions, (config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors")
     if strange or not isinstance(positions, config.Position):
         raise ValueError(
-            f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}"
+            f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions!r}"
         )
     return OwnPositions(positions, heads, dim, max_length, device=device, dtype=dtype)
 

@@ -40,11 +40,12 @@ from polyhead.models.inputs_outputs import (
 from polyhead.models.rivals.abstractor import PRESET, Abstractor
 from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
-from polyhead.spec.shapes import shaped
+from polyhead.spec.shapes import named, shaped
 
 Made = tuple[dict[int, Tensor], dict[int, Tensor]]  # symbols of self- and of cross-attention, by index of their source
 
 
+@named
 class Transformer(nn.Module):
     """Inputs, blocks, outputs: an encoder, a causal decoder or, with `encoder`, both; any list of heads in every layer.
 

@@ -241,7 +241,8 @@ def softmax_visible(scores: Tensor, look: Tensor | None, dim: int) -> Tensor:
 def rms_heads(scores: Tensor) -> Tensor:
     """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero.
 
-    Tiles compute it by hand: hyla/tiles.py, triton_tiles.py, native/pairs.h.
+    Tiles compute it by hand, with its gradient: hyla/tiles.py, triton_tiles.py (`rms_root`; gradient in
+    hyla/triton/code.py), native/pairs.h (`normalise`, `through_heads`).  For JAX: jaxside/latent_code.py.
     """
     return scores * torch.rsqrt(scores.square().mean(1, keepdim=True) + RMS_HEADS_EPS)
 

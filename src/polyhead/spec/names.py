@@ -24,7 +24,8 @@ HERE = {
     "residual_dropout": ("resid_pdrop", "hidden_dropout_prob", "proj_drop"),
     "window": ("sliding_window", "window_size"),
     "cache": ("past_key_values", "past_key_value", "kv_cache"),
-    "return_code": ("need_weights", "output_attentions"),
+    "return_code": ("need_weights", "output_attentions", "return_weights", "return_attention"),
+    "normalise": ("normalize",),
     "causal": ("is_causal",),
     "bias": ("attn_bias", "qkv_bias", "attention_bias", "use_bias"),
     "scale": ("softmax_scale",),
@@ -81,7 +82,8 @@ def _answer(who: str, name: str, names: Collection[str], kind: type | None) -> N
     meant = () if of_a_head else ELSEWHERE.get(name, (name,))
     for ours in meant:
         if ours in names:
-            raise TypeError(f"{who}: {name} is called {ours} here")
+            meaning = ", True where attention is allowed" if ours.endswith("mask") else ""
+            raise TypeError(f"{who}: {name} is called {ours} here{meaning}")
     for part in (name, *meant) if "mask" not in names else ():  # a call has `positions`, but as numbers
         if part in PARTS and PARTS[part][0] in names:
             raise TypeError(f"{who}: {name} belongs to a part, as in {'='.join(PARTS[part])}")
@@ -93,5 +95,8 @@ def _answer(who: str, name: str, names: Collection[str], kind: type | None) -> N
                 raise TypeError(f"{who}: {name} {called}belongs to {place}")
     if "dropout" in meant and "keep" in names:
         raise TypeError(f"{who}: {name} is not taken here; give keep=F.dropout(torch.ones(b, h, t, s), p)")
+    if "settings" in names:
+        field = next((ours for ours in meant if ours != name), name)
+        raise TypeError(f"{who}: {name} is not taken here; fields of a model are TransformerConfig(..., {field}=...)")
     if name == "batch_first":
         raise TypeError(f"{who}: batch_first is not needed, the batch always comes first")

@@ -63,7 +63,8 @@ REFUSED = {
     ),
     "another run": (
         lambda path: rewrite(path, digest="0" * 12),
-        "belongs to run 000000000000 but the folder's run is [0-9a-f]{12}$",
+        r"belongs to run 000000000000 but the folder's run is [0-9a-f]{12}: undo the change of its config\.json, choose"
+        " another folder, or start over with --again$",
     ),
     "another version": (lambda path: rewrite(path, format=99), "has format 99 but this version reads 1$"),
     "no file": (lambda path: path.unlink(), "does not exist: this run has not been trained yet$"),

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import tiny_runs
 import torch
+from refusals import refusing
 from run_folders import copied, damage, names, rows, same, steps
 from tiny_runs import interrupted
 
@@ -221,6 +222,35 @@ def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(tiny, 
     assert said.endswith("set aside as config.json.damaged\n") or (how == "missing" and said == "")
     assert ph.digest(ph.train.read_config(tmp_path)) == ph.digest(tiny(tmp_path))
     same(tmp_path, whole)
+
+
+def test_a_config_that_was_changed_or_lost_says_the_way_on(tiny, tmp_path, begun):
+    copied(begun, tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    changed = {**values, "train": {**values["train"], "lr": 0.5}}
+    for wrong, line in (
+        (changed, 'it is damaged or edited; undo that, or train it in another folder, without its line "digest"'),
+        ({**values, "train": {**values["train"], "momentum": 0.5}}, "unknown field 'momentum' (choose from steps"),
+        (
+            {**values, "train": {**values["train"], "momentum": 0.5}},
+            "edited, or written by another version of polyhead",
+        ),
+    ):
+        path.write_text(json.dumps(wrong))
+        with refusing(line):
+            ph.train.read_config(tmp_path)
+    changed.pop("digest")
+    path.write_text(json.dumps(changed))
+    with refusing("undo the change of its config.json, choose another folder, or start over with --again"):
+        ph.load(tmp_path)
+    again = f"; `polyhead train RECIPE --folder {tmp_path}` with the recipe and fields of the run writes it again"
+    path.write_text("{")
+    with refusing(again):
+        ph.train.read_config(tmp_path)
+    path.unlink()
+    with refusing(again):
+        ph.train.read_config(tmp_path)
 
 
 def test_a_row_with_a_flipped_digit_is_left_out(tmp_path, whole):

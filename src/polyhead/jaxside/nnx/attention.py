@@ -282,7 +282,7 @@ def _relative(
         return RelativePositionBias(heads, positions, max_length, draw)
     if isinstance(positions, config.Alibi):
         return AlibiBias(heads)
-    raise ValueError(f"{WHO}: positions must be Rotary(), RelativeBias() or Alibi() but is {positions}")
+    raise ValueError(f"{WHO}: positions must be Rotary(), RelativeBias() or Alibi() but is {positions!r}")
 
 
 def _check_symbols(symbols: Array, source: Array, width: int) -> None:

@@ -159,9 +159,13 @@ class Padded(NamedTuple):
 def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     """`prompts` as one batch on the model's device.
 
-    Raises ValueError without prompts, for an empty prompt and for tokens outside the vocabulary.
+    Raises ValueError without prompts, for an empty prompt, for texts and for tokens outside the vocabulary.
     """
-    rows: list[list[int]] = prompts.tolist() if isinstance(prompts, Tensor) else [list(row) for row in prompts]
+    given = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+    if isinstance(given, str) or any(isinstance(row, str) or not hasattr(row, "__iter__") for row in given):
+        said = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
+        raise ValueError(f"generate: prompts must be lists of {said}, but {given!r:.60} came")
+    rows: list[list[int]] = [list(row) for row in given]
     if not rows or not all(rows):
         raise ValueError(f"generate: {'an empty prompt' if rows else 'no prompt'} came: each needs at least one token")
     assert isinstance(model.config.inputs, config.Tokens)

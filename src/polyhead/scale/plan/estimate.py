@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyhead.config import Batch, Run, TransformerConfig
+from polyhead.config import Batch, Run, TransformerConfig, check_run
 from polyhead.models.build import build
 from polyhead.scale.plan.cards import MACHINE, Card, card as card_of, quickest
 from polyhead.scale.plan.count import Count, Kernels, count, loss_of, size_of
@@ -118,6 +118,7 @@ def plan(
     device sends.  `search`: also find the largest batch, and a change that makes the run fit.  Raises ValueError for an
     unknown card, a wrong number of devices, and a batch that the devices cannot divide.
     """
+    check_run("plan", run)
     check_number("plan", "devices", devices, 1)
     if share is not None and not 0 < share <= 1:
         raise ValueError(f"plan: share must be above 0 and at most 1 but is {share}")

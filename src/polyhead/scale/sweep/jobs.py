@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from polyhead.config import Run
+from polyhead.config import Run, check_run
 from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
@@ -83,6 +83,10 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
 
     Raises ValueError for a run that occurs twice, and if a new run's folder cannot be written.
     """
+    if isinstance(runs, Run) or not hasattr(runs, "__iter__"):
+        raise ValueError(f"{who}: a list of runs was wanted but {runs!r:.60} came")
+    for run in runs:
+        check_run(who, run)
     places = [place_of(run, folder) for run in runs]
     if len(set(places)) < len(places):
         twice = next(run.name for run, place in zip(runs, places, strict=True) if places.count(place) > 1)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead import config as configs
-from polyhead.config import Run, serial, stream
+from polyhead.config import Run, check_run, serial, stream
 from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
@@ -63,6 +63,7 @@ def tune(
     worse than the median, or by hyperband.  A trial that fails, or has invalid settings, also counts.
     Raises ValueError for a folder that holds another study, Interrupted after Ctrl-C, when all have saved.
     """
+    check_run("tune", run)
     one_of("tune", "sampler", sampler, SAMPLERS)
     if prune is not None:
         one_of("tune", "pruner", prune, PRUNERS)

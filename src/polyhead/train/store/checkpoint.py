@@ -23,7 +23,7 @@ from polyhead.models.build import build
 from polyhead.train.parallel import like, whole
 from polyhead.train.store.disk import Retry, once
 from polyhead.train.store.files import Damaged, checksum, forget, link, one_line, packed, unseal, write
-from polyhead.train.store.folder import BEST, CHECKPOINT, EARLIER, read_config, saves
+from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, read_config, saves
 
 FORMAT = 1
 STATES = ("exp_avg", "exp_avg_sq", "step")
@@ -132,8 +132,14 @@ def read_checkpoint(
     if metadata["checksum"] != checksum(tensors):
         raise Damaged(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
     if metadata["digest"] != digest:
-        raise ValueError(f"checkpoint: {path} belongs to run {metadata['digest']} but the folder's run is {digest}")
+        raise ValueError(another_run(path, metadata["digest"], digest))
     return tensors, metadata
+
+
+def another_run(path: pathlib.Path, theirs: str, mine: str) -> str:
+    """What is wrong with a checkpoint of another run, and the ways on."""
+    other = f"checkpoint: {path} belongs to run {theirs} but the folder's run is {mine}"
+    return f"{other}: undo the change of its {CONFIG}, choose another folder, or start over with --again"
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -96,17 +97,34 @@ def read_config(folder: str | pathlib.Path) -> Run:
         path = path / CONFIG
         if not path.is_file():
             inside = len(list(pathlib.Path(folder).glob(f"*/{CONFIG}")))
-            hint = f"; of the {inside} runs in it, name one, or {path.parent}/*" if inside else ""
+            hint = f"; of the {inside} runs in it, name one, or {path.parent}/*" if inside else _written_again(path)
             raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run{hint}")
-    data = serial.read(path)
+    try:
+        data = serial.read(path)
+    except ValueError as error:
+        raise ValueError(f"{error}{_written_again(path)}") from None
     said = data.pop(DIGEST, None) if isinstance(data, dict) and path.name == CONFIG else None
-    config = configs.from_dict(data, KINDS, where=str(path))
+    try:
+        config = configs.from_dict(data, KINDS, where=str(path))
+    except ValueError as error:
+        if said is None or not re.search("unknown (field|kind)", str(error)):
+            raise
+        raise type(error)(f"{error}; it was edited, or written by another version of polyhead") from None
     if not isinstance(config, Run):
         raise ValueError(f"{path}: a Run was wanted but a {type(config).__name__} came")
     if said not in (None, mine := configs.digest(config)):
         way_on = f'if it is meant as it is, delete its line "{DIGEST}"'
+        if saves(path.parent):
+            way_on = f'undo that, or train it in another folder, without its line "{DIGEST}"'
         raise Damaged(f"{path} was written for run {said} but is that of run {mine}: it is damaged or edited; {way_on}")
     return dataclasses.replace(config, folder=str(path.parent)) if path.name == CONFIG else config
+
+
+def _written_again(path: pathlib.Path) -> str:
+    """How a lost or damaged config.json of a run that has checkpoints comes back."""
+    if path.name != CONFIG or not saves(path.parent):
+        return ""
+    return f"; `polyhead train RECIPE --folder {path.parent}` with the recipe and fields of the run writes it again"
 
 
 def read_result(folder: str | pathlib.Path) -> Result | None:

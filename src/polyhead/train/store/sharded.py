@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from polyhead.train.store.checkpoint import STATES, check_kinds, rotate, state, step_place
+from polyhead.train.store.checkpoint import STATES, another_run, check_kinds, rotate, state, step_place
 from polyhead.train.store.disk import Retry, once
 from polyhead.train.store.files import Damaged, checksum, forget, one_line, seal, sync_folder, unseal, write
 from polyhead.train.store.folder import EARLIER
@@ -66,7 +66,7 @@ def restore_sharded(
     """
     index = read_index(path)
     if index["digest"] != digest:
-        raise ValueError(f"checkpoint: {path} belongs to run {index['digest']} but the folder's run is {digest}")
+        raise ValueError(another_run(path, index["digest"], digest))
     stored = index["tensors"]
     tensors = {f"model/{name}": value.detach() for name, value in model.state_dict().items()}
     if strange := sorted(tensors.keys() ^ {name for name in stored if name.startswith("model/")}):
