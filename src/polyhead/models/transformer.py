@@ -17,21 +17,19 @@ from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.config.components import narrower
 from polyhead.layers import Device
-from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
-from polyhead.layers.block import TransformerBlock, build_norm
+from polyhead.layers.block import build_norm
 from polyhead.layers.cache import Cache, whole
-from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
-from polyhead.layers.own import way_of
+from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.positions import places_in
 from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
+from polyhead.models.blocks import build_block, layer_positions
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import (
     ClassOutput,
     LazyLogits,
     LinearOutput,
     TiedOutput,
-    are_own,
     build_input,
     build_output,
     check_mask,
@@ -89,8 +87,8 @@ class Transformer(nn.Module):
         self._own = Sources(settings, layers, lender=lender, device=device, dtype=dtype)
         self._across = Sources(settings, crossing, cross=True, device=device, dtype=dtype)
         self.symbols, self.cross_symbols = self._own.shared, self._across.shared
-        shared = _layer_positions(settings, device)
-        self.blocks = nn.ModuleList(_block(settings, i, shared, device, dtype) for i in range(settings.layers))
+        shared = layer_positions(settings, device)
+        self.blocks = nn.ModuleList(build_block(settings, i, shared, device, dtype) for i in range(settings.layers))
         for block, *sources in zip(self.blocks, self._own.own, self._across.own, strict=True):
             for name, own in zip(("symbols", "cross_symbols"), sources, strict=True):
                 if len(own):
@@ -349,53 +347,3 @@ def _encoder(
     if isinstance(settings, TransformerConfig):
         return Transformer(settings, outputs=False, device=device, dtype=dtype)
     return Abstractor(settings, device=device, dtype=dtype)
-
-
-def _layer_positions(settings: TransformerConfig, device: Device) -> Positions:
-    """The argument `positions` of every layer: layers share rotary tables, but each has its own relative bias."""
-    positions = settings.positions
-    if isinstance(positions, config.Rotary):
-        layers = [settings.layer_heads(i) for i in range(settings.layers)]
-        theta, layout, length = positions.theta, positions.layout, settings.max_length
-        return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
-    if are_own(positions):
-        return None if way_of(positions) == "vectors" else positions
-    return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
-
-
-def _block(
-    settings: TransformerConfig, layer: int, positions: Positions, device: Device, dtype: torch.dtype | None
-) -> TransformerBlock:
-    def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
-        """Self-attention, or cross-attention: that has no positions, as each sequence counts its own."""
-        return MultiHeadAttention(
-            settings.dim,
-            heads,
-            causal=settings.causal and own,
-            positions=positions if own else None,
-            bias=settings.bias,
-            window=settings.window if own else None,
-            qk_norm=settings.qk_norm,
-            dropout=settings.dropout,
-            dropout_shared=settings.dropout_shared,
-            max_length=settings.max_length,
-            own_symbols=False,
-            device=device,
-            dtype=dtype,
-        )
-
-    across = settings.layer_cross_heads(layer)
-    own = attention(settings.layer_heads(layer), own=True)
-    cross = attention(across, own=False) if across else None
-    return TransformerBlock(
-        own,
-        build_feedforward(settings.feedforward, settings.dim, device=device, dtype=dtype),
-        cross=cross,
-        norm=settings.norm,
-        norm_eps=settings.norm_eps,
-        norm_order=settings.norm_order,
-        dropout=settings.residual_dropout,
-        layer=layer,
-        device=device,
-        dtype=dtype,
-    )

@@ -1,0 +1,66 @@
+"""The blocks of a transformer, from its configuration."""
+
+from collections.abc import Sequence
+
+import torch
+
+from polyhead import config
+from polyhead.config import TransformerConfig
+from polyhead.layers import Device
+from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
+from polyhead.layers.block import TransformerBlock
+from polyhead.layers.feedforward import build_feedforward
+from polyhead.layers.own import way_of
+from polyhead.models.inputs_outputs import are_own
+
+
+def layer_positions(settings: TransformerConfig, device: Device) -> Positions:
+    """The argument `positions` of every layer: layers share rotary tables, but each has its own relative bias."""
+    positions = settings.positions
+    if isinstance(positions, config.Rotary):
+        layers = [settings.layer_heads(i) for i in range(settings.layers)]
+        theta, layout, length = positions.theta, positions.layout, settings.max_length
+        return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
+    if are_own(positions):
+        return None if way_of(positions) == "vectors" else positions
+    return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
+
+
+def build_block(
+    settings: TransformerConfig, layer: int, positions: Positions, device: Device, dtype: torch.dtype | None
+) -> TransformerBlock:
+    """The block of a layer; `positions` are those of `layer_positions`."""
+
+    def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
+        """Self-attention, or cross-attention: that has no positions, as each sequence counts its own."""
+        return MultiHeadAttention(
+            settings.dim,
+            heads,
+            causal=settings.causal and own,
+            positions=positions if own else None,
+            bias=settings.bias,
+            window=settings.window if own else None,
+            qk_norm=settings.qk_norm,
+            dropout=settings.dropout,
+            dropout_shared=settings.dropout_shared,
+            max_length=settings.max_length,
+            own_symbols=False,
+            device=device,
+            dtype=dtype,
+        )
+
+    across = settings.layer_cross_heads(layer)
+    own = attention(settings.layer_heads(layer), own=True)
+    cross = attention(across, own=False) if across else None
+    return TransformerBlock(
+        own,
+        build_feedforward(settings.feedforward, settings.dim, device=device, dtype=dtype),
+        cross=cross,
+        norm=settings.norm,
+        norm_eps=settings.norm_eps,
+        norm_order=settings.norm_order,
+        dropout=settings.residual_dropout,
+        layer=layer,
+        device=device,
+        dtype=dtype,
+    )
