@@ -95,6 +95,11 @@ def too_long(path):
         yield f"{path}: {lines} lines"
 
 
+WRAPPERS = {("shapes.py", "checked"), ("precision.py", "lowered")}
+WRAPPERS |= {("custom_op_rules.py", "fake"), ("custom_op_rules.py", "rule")}
+"""Functions that take **options, because they stand in for functions of any signature."""
+
+
 def violations(path):
     """Every broken rule of one file, in words."""
     where = path.relative_to(PACKAGE.parent) if path.is_relative_to(PACKAGE.parent) else path.name
@@ -124,7 +129,7 @@ def _function_violations(where, f):
         yield f"{where}:{f.lineno}: {f.name} has {positional} positional arguments"
     if positional + len(a.kwonlyargs) > 15:
         yield f"{where}:{f.lineno}: {f.name} has {positional + len(a.kwonlyargs)} arguments"
-    wrapper = (pathlib.Path(where).name, f.name) in (("shapes.py", "checked"), ("precision.py", "lowered"))
+    wrapper = (pathlib.Path(where).name, f.name) in WRAPPERS
     allowed = "compat" in str(where) or wrapper
     if a.kwarg is not None and not allowed:
         yield f"{where}:{f.lineno}: {f.name} takes **{a.kwarg.arg}"

@@ -153,6 +153,7 @@ class Sources:
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
         owners: Owners,
+        *,
         mask: Bool[Tensor, "b s"] | None,
         cu_seqlens: Tensor | None = None,
     ) -> Taps:

@@ -182,7 +182,6 @@ class Transformer(nn.Module):
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
-        check_mask("Transformer", "source_mask (b s)", source_mask, given.context)
         with whole(cache):
             x = self._embed(inputs, given)
             if tail is not None and not 1 <= tail <= x.shape[1]:
@@ -211,6 +210,7 @@ class Transformer(nn.Module):
 
     def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
         keep, cache, context = given.keep, given.cache, given.context
+        check_mask("Transformer", "source_mask (b s)", given.context_mask, context)
         if self.encoder is None and any(x is not None for x in (source, context, given.context_mask)):
             raise ValueError("Transformer: it has no encoder, so no source (or its mask) was wanted but one came")
         if self.encoder is not None and (source is None) == (context is None):
@@ -263,7 +263,7 @@ class Transformer(nn.Module):
                 given.stream.append(x)
             entering, layer = x, self._own.layer_of(block, i)
             seen: list[Taps] = []
-            symbols, context_symbols = self._symbols(layer, (self, block), x, embedded, made, given, again)
+            symbols, context_symbols = self._symbols(layer, (self, block), x, embedded, made, given, again=again)
             x = recomputed(block, again)(
                 x,
                 given.context,
@@ -283,7 +283,7 @@ class Transformer(nn.Module):
         return x
 
     def _symbols(
-        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_Given", again: bool
+        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_Given", *, again: bool
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
         cache = None if given.cache is None else given.cache[i]
@@ -301,9 +301,11 @@ class Transformer(nn.Module):
     ) -> list[Taps]:
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
         if given.cache is None:  # a cache does not hold the stream of earlier tokens
-            seen[0] = self._own.shown(seen[0], layer, *stream, owners, given.mask, given.cu_seqlens)
+            seen[0] = self._own.shown(seen[0], layer, *stream, owners, mask=given.mask, cu_seqlens=given.cu_seqlens)
             if given.context is not None:
-                seen[1] = self._across.shown(seen[1], layer, given.context, given.context, owners, given.context_mask)
+                seen[1] = self._across.shown(
+                    seen[1], layer, given.context, given.context, owners, mask=given.context_mask
+                )
         if self.encoder is None:
             return seen
         names = (f"decoder {layer}", f"cross {layer}")
