@@ -224,6 +224,14 @@ def test_a_damaged_config_is_one_line_and_the_same_recipe_writes_it_again(tiny, 
     same(tmp_path, whole)
 
 
+def test_whoever_reads_a_damaged_checkpoint_hears_of_another(tmp_path, begun):
+    copied(begun, tmp_path)
+    damage(tmp_path / "checkpoint.safetensors", "truncated")
+    with refusing("); that of step 10 is there, too: --checkpoint 10, which=10"):
+        load_model(tmp_path)
+    assert load_model(tmp_path, which=10)[0].name == load_model(begun)[0].name
+
+
 def test_a_config_that_was_changed_or_lost_says_the_way_on(tiny, tmp_path, begun):
     copied(begun, tmp_path)
     path = tmp_path / "config.json"

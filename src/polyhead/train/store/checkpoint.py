@@ -247,7 +247,13 @@ def load_model(
     """
     config = read_config(folder)
     path = _find(pathlib.Path(config.folder or folder), which)
-    tensors, _ = read_checkpoint(path.parent, configs.digest(config), path.name)
+    try:
+        tensors, _ = read_checkpoint(path.parent, configs.digest(config), path.name)
+    except Damaged as error:
+        others = [other for other in candidates(path.parent) if other != path and other.suffix == ".safetensors"]
+        if not (step := max(map(step_of, others), default=0)):
+            raise
+        raise Damaged(f"{error}; that of step {step} is there, too: --checkpoint {step}, which={step}") from None
     with torch.random.fork_rng(devices=[]):
         model = build(config.model)
     load_weights(model, tensors, path)
