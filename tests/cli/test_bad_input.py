@@ -225,6 +225,9 @@ def test_arguments_of_another_kind():
             lambda: ph.compat.cs336.RotaryPositionalEmbedding(1e4, 8, 9)(q[:, :, 0], positions),
             "RotaryEmbedding: positions must be of an integer dtype but are torch.float32",
         ),
+        (lambda: ph.analysis.embed(torch.zeros(4)), "embed: codes must be (b h) but have shape (4,)"),
+        (lambda: ph.compat.dual_attention.load({}, (4, 8)), "load: arguments by name were wanted but (4, 8) came"),  # type: ignore[arg-type]
+        (lambda: ph.compat.dual_attention.load_attention({}, [4]), "load_attention: arguments by name were wanted"),  # type: ignore[arg-type]
     ]:
         with refusing(line):
             make()

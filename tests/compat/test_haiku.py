@@ -1,5 +1,6 @@
 """The tutorial's module against ours with its parameters; biases are random: at init they are 0."""
 
+import copy
 import math
 
 import numpy as np
@@ -64,7 +65,9 @@ def test_there_and_back_are_the_same_bits(dtype):
     params["encoder/~/mha/~/linear_3"]["b"].flags.writeable = False  # as jax arrays are
     attention = from_haiku(params, heads=H)
     back = to_haiku(attention, name="encoder/~/mha")
-    assert to_haiku(torch.compile(attention)).keys() == tree().keys()
+    compiled = copy.deepcopy(attention)
+    compiled.out = torch.compile(compiled.out)
+    assert to_haiku(compiled).keys() == tree().keys()
     for parameter in attention.parameters():
         parameter.data.zero_()
     assert list(back) == list(wanted)

@@ -221,7 +221,9 @@ MISTAKES = {
     "of a known timm was wanted but one with temperature came": lambda: drop_in(changed(temperature=2.0)),
     "of a known timm was wanted but one with mix came": lambda: drop_in(changed(mix=nn.Linear(2, 2))),
     "replace: Attention as timm makes it was wanted but one with hooks": lambda: drop_in(hooked()),
-    "Attention must have scale = head_dim ** -0.5 = 0.5 but has 1": lambda: drop_in(changed(scale=1, fused_attn=False)),
+    "Attention must have scale = head_dim ** -0.5 = 0.57735 but has 1": lambda: drop_in(
+        changed(scale=1, fused_attn=False)
+    ),
     "HylaHeads but a mask with -10000 came": lambda: called(ph.Hyla(4), attn_mask=torch.full((T, T), -1e4)),
     "AttentionRope or EvaAttention was wanted but": lambda: drop_in(Odd(12, 4)),
     "relational heads need values of the model's width 8": lambda: drop_in(module(attn_head_dim=2), ph.Relational(4)),

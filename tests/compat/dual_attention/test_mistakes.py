@@ -35,7 +35,6 @@ BAD_CONFIG = {
     "ra_kwargs: arguments: unknown name 'n_relation'; did you": changed(ra_kwargs={"n_relation": 2}),
     "dff, norm_first missing": {name: CONFIG[name] for name in CONFIG.keys() - {"dff", "norm_first"}},
     "vocab_size, image_shape or input_spec missing: no model of the package": {},
-    "arguments by name were wanted but (4, 8) came": (4, 8),
     "symbol_retrieval_kwargs: dropout must be 0 (the package applies it in": symbolic(dropout=0.1),
     "symbol_retrieval_kwargs: d_model must be 16, the model's width": symbolic(d_model=8),
     "symbol_retrieval_kwargs: its heads must divide 16 but are 5": symbolic(n_heads=5),
@@ -167,6 +166,7 @@ def test_sequence_models_in_half_precision(dtype):
     assert {parameter.dtype for parameter in again.parameters()} == {dtype}
 
 
+@pytest.mark.compile
 def test_compiled_models_are_saved():
     model = ph.Transformer(LANGUAGE)
     state, arguments = dual_attention.save(model)
@@ -188,7 +188,6 @@ def test_values_without_a_place_in_the_package():
 
 
 PARTS = {
-    "load_attention: arguments by name were wanted": lambda: dual_attention.load_attention({}, [4]),
     "load_attention: d_model must be an integer": lambda: dual_attention.load_attention({}, {"n_heads": 2}),
     "unknown cls 'Attn'": lambda: dual_attention.load_attention({}, {"d_model": 4}, cls="Attn"),
     "load_block: n_heads, dff, activation": lambda: dual_attention.load_block({}, {"d_model": 4}),

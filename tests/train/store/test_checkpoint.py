@@ -76,7 +76,7 @@ REFUSED = {
 def test_other_files_are_refused_in_one_line(trained, how):
     change, text = REFUSED[how]
     change(trained / "checkpoint.safetensors")
-    with pytest.raises(ValueError, match="^checkpoint: ") as caught:
+    with pytest.raises(ValueError, match=r"^checkpoint: ") as caught:
         load_model(trained)
     said = re.sub(r"; that of step (\d+) is there, too: --checkpoint \1, which=\1$", "", str(caught.value))
     assert re.search(rf"^checkpoint: \S+checkpoint\.safetensors {text}", said)
