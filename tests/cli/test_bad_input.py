@@ -210,6 +210,7 @@ def test_arguments_of_another_kind():
         (lambda: ph.plan("fuzzy-hyla"), "plan: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but 'fuzzy-hyla'"),  # type: ignore[arg-type]
         (lambda: ph.tune("demo", {}, folder="runs"), "tune: a Run was wanted, as"),  # type: ignore[arg-type]
         (lambda: ph.sweep(ph.recipes.RECIPES["fuzzy-hyla"](), "runs"), "sweep: a list of runs was wanted but Run("),  # type: ignore[arg-type]
+        (lambda: ph.sweep((run for run in ()), "runs"), "sweep: a list of runs was wanted but <generator"),  # type: ignore[arg-type]
         (lambda: ph.sweep(["demo"], "runs"), "sweep: a Run was wanted, as"),  # type: ignore[list-item]
         (lambda: ph.analysis.codes([], 0, 0), "codes: the Taps of one layer were wanted but a list came, of which one"),  # type: ignore[arg-type]
         (lambda: ph.analysis.value_network(q, 0, 0), "value_network: the Taps of one layer were wanted but a Tensor"),  # type: ignore[arg-type]

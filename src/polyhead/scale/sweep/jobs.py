@@ -83,7 +83,7 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
 
     Raises ValueError for a run that occurs twice, and if a new run's folder cannot be written.
     """
-    if isinstance(runs, Run) or not hasattr(runs, "__iter__"):
+    if isinstance(runs, Run) or not hasattr(runs, "__len__"):  # a generator could be read only once
         raise ValueError(f"{who}: a list of runs was wanted but {runs!r:.60} came")
     for run in runs:
         check_run(who, run)
