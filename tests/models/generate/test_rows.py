@@ -142,3 +142,10 @@ def test_texts_and_a_single_row_are_no_prompts(prompts):
     refused(
         lambda: stream(make(BASE), prompts, steps=1), r"^generate: prompts must be lists of tokens, as \[\[1, 2\], "
     )
+
+
+@pytest.mark.compile
+def test_prompts_may_come_one_by_one():
+    model = make(BASE)
+    given = {"steps": 2, "temperature": 0.0}
+    assert generate(model, (row for row in PROMPTS), **given) == generate(model, PROMPTS, **given)

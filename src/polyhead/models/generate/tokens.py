@@ -161,10 +161,10 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
 
     Raises ValueError without prompts, for an empty prompt, for texts and for tokens outside the vocabulary.
     """
-    given = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    if isinstance(given, str) or any(isinstance(row, str) or not hasattr(row, "__iter__") for row in given):
+    given = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
+    if isinstance(prompts, str) or any(isinstance(row, str) or not hasattr(row, "__iter__") for row in given):
         said = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
-        raise ValueError(f"generate: prompts must be lists of {said}, but {given!r:.60} came")
+        raise ValueError(f"generate: prompts must be lists of {said}, but {prompts!r:.60} came")
     rows: list[list[int]] = [list(row) for row in given]
     if not rows or not all(rows):
         raise ValueError(f"generate: {'an empty prompt' if rows else 'no prompt'} came: each needs at least one token")
