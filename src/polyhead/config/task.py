@@ -170,7 +170,10 @@ class Task(Checked, abc.ABC):
         return " ".join(map(str, answer))
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
-        """At the start of a run, write to its folder all that the trained model needs for use without the data."""
+        """At the start of a run, write to its folder which data these are, and what the model needs without them.
+
+        Raises ValueError if the run in the folder was begun with other data.
+        """
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step` of `split`: a pure function of (seed, split, step)."""

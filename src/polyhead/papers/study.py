@@ -16,7 +16,7 @@ from polyhead.config import Run, TransformerConfig
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
-from polyhead.tasks.text.tokens import RECORD
+from polyhead.tasks.record import RECORD
 from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, RESULT, read_metrics
 
@@ -115,7 +115,7 @@ class Point:
         return found
 
     def fingerprint(self) -> str | None:
-        """The fingerprint of its text; None without text, or where it was not kept."""
+        """The fingerprint of its text or files; None if its data are generated, or where it was not kept."""
         try:
             return self.text or str(json.loads((self.result.folder / RECORD).read_bytes())["fingerprint"])
         except (OSError, ValueError, RecursionError, KeyError, TypeError):

@@ -19,7 +19,7 @@ from polyhead.papers.reproduce import FIGURES, described, reproduce
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
 from polyhead.tasks.task import Score
-from polyhead.tasks.text.tokens import RECORD
+from polyhead.tasks.record import RECORD
 from polyhead.train.store.folder import METRICS, Result
 
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")

@@ -63,6 +63,12 @@ class Images:
             return self.pixels[rows]
         return torch.stack([_decode(self.paths[row], self.size) for row in rows.tolist()]).to(rows.device)
 
+    def identity(self) -> tuple[Tensor | str, ...]:
+        """What makes other images of these: pixels and labels, or class and name of each file."""
+        if self.pixels is not None:
+            return self.pixels, self.labels
+        return tuple(f"{path.parent.name}/{path.name}" for path in self.paths)
+
     def to(self, device: torch.device) -> "Images":
         """A copy on `device`."""
         pixels = None if self.pixels is None else self.pixels.to(device)

@@ -10,6 +10,7 @@ tensor([[[[0, 0],
 """
 
 import functools
+import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, stream
 from polyhead.config.words import Words
+from polyhead.tasks import record
 from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES
@@ -134,6 +136,13 @@ class Images(Classification):
             batch_size = min(batch_size, len(rows) - place * batch_size)
         chosen = walk(len(rows), first, batch_size, seed=seed, name=f"{self.name}/{split}/order")
         return self._batch(split, rows[chosen.to(rows.device)], fork(generator, "moves"))
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """Write data.json with a fingerprint of the training images: of CIFAR's pixels, of names in a folder."""
+        if self.data != "digits":
+            images = _images(self, "train", torch.device("cpu"), located(self.folder))
+            found = record.fingerprint(images.identity())
+            record.keep("Images", folder, {"data": self.data, "fingerprint": found})
 
     def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
         source, images = SOURCES[self.data], _images(self, split, rows.device, located(self.folder))

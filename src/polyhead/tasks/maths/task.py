@@ -8,6 +8,7 @@ modules.py makes questions of five modules.  text.py reads the published files a
 """
 
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks import record
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Dice, Level, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
@@ -161,6 +163,12 @@ class Maths(Task):
     def written(self, answer: Sequence[int]) -> str:
         names = {"␣": " ", "end": "", "-": "−"}
         return "".join(names.get(name, name) for name in maths_text.characters(answer))
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """Write data.json with a fingerprint of the training questions, unless they are generated."""
+        if self.data != "generated":
+            found = record.fingerprint(_pool(self, "train", torch.device("cpu"), located(self.folder)))
+            record.keep("Maths", folder, {"data": f"{self.module} ({self.data})", "fingerprint": found})
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:

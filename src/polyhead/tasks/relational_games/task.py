@@ -22,6 +22,7 @@ Half of all images have class 1.  Objects that the rule does not compare carry n
 
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, non_semantic
 from polyhead.config.words import Words
+from polyhead.tasks import record
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_floors import KNOWN_PAIRS
@@ -180,6 +182,12 @@ class RelationalGames(Classification):
         draw = _drawer(self.game, shapes, generator)
         novel = shapes != "pentominoes"
         return draw(kinds) if novel else unseen(draw, kinds, _pool(self, kinds.device)[0]), kinds % 2
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """Write data.json with a fingerprint of the published pentominoes, unless the images are generated."""
+        if self.data == "original":
+            found = record.fingerprint(original.load(located(self.folder), self.game, "pentominoes"))
+            record.keep("RelationalGames", folder, {"data": self.game, "fingerprint": found})
 
     def _original(self, split: str, sets: tuple[str, ...], batch_size: int, generator: torch.Generator) -> Batch:
         """A batch of the published images, on the generator's device."""

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from polyhead.tasks.record import write
 from polyhead.tasks.text import sources as text_sources, tokens as text_tokens
 from polyhead.tasks.text.sources import Files, Hub, Piece, Source
 from polyhead.tasks.text.tokens import Codec
@@ -40,7 +41,6 @@ from polyhead.tasks.text.writer import (
     hasher,
     say,
     text_of,
-    write,
 )
 
 STRETCH = 4 << 20  # bytes of text per line of the journal

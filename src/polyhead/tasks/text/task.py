@@ -14,7 +14,6 @@ pseudorandom permutation that is computed for single indices (`order`), so its c
 """
 
 import functools
-import json
 import math
 import os
 import pathlib
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.words import Floor, Words
+from polyhead.tasks import record
 from polyhead.tasks.task import (
     LazyLogits,
     Score,
@@ -41,7 +41,6 @@ from polyhead.tasks.task import (
 from polyhead.tasks.text import data as text_data, tokens as text_tokens
 from polyhead.tasks.text.sources import SPLITS
 from polyhead.tasks.text.tokens import Codec
-from polyhead.tasks.text.writer import write
 
 ROUNDS = 5  # rounds of the Feistel network
 SHOWN = 64  # tokens that a report prints
@@ -259,20 +258,8 @@ class Text(Task):
             split: {"tokens": found["tokens"], "bytes": found["bytes"]}
             for split, found in corpus.manifest["splits"].items()
         }
-        record = root / text_tokens.RECORD
-        if record.exists():
-            try:
-                before = json.loads(record.read_bytes())
-                known = before["fingerprint"], before["tokenizer"]["digest"]
-            except (ValueError, RecursionError, KeyError, TypeError) as error:
-                way_on = "delete it if the text is the same as before"
-                raise ValueError(f"Text: {record} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
-            mine = about["fingerprint"], about["tokenizer"]["digest"]
-            for what, then, now in zip(("text", "tokenizer"), known, mine, strict=True):
-                if then != now:
-                    raise ValueError(f"Text: {root} was begun with another {what} of {self.data} ({then}, not {now})")
-        write(root / text_tokens.FILE, corpus.codec.to_json().encode())
-        write(record, json.dumps(about, indent=2).encode() + b"\n")
+        record.keep("Text", folder, about)
+        record.write(root / text_tokens.FILE, corpus.codec.to_json().encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------- order

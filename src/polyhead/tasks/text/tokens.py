@@ -20,12 +20,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from polyhead.config import Run, Task
 from polyhead.spec.optional import optional
+from polyhead.tasks.record import RECORD
 
 FILE = "tokenizer.json"
 """In a run's folder: its tokenizer."""
-
-RECORD = "data.json"
-"""In a run's folder: its text and tokenizer, by name and hash."""
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """Names of the separator of documents in other tokenizers; the first that a tokenizer has is used."""

@@ -7,10 +7,11 @@ import pathlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from polyhead.tasks.record import sync, write
 from polyhead.tasks.text.sources import SPLITS, Piece
 from polyhead.tasks.text.tokens import Bytes, Codec
 
@@ -109,12 +110,12 @@ class Writer:
     def commit(self) -> None:
         """Flush everything to disk, then append a line to the journal."""
         for handle in self.handles.values():
-            _sync(handle)
+            sync(handle)
         state = {"pieces": self.pieces, "read": self.read, "fingerprint": self.fingerprint, "tokens": self.tokens}
         state |= {"bytes": self.bytes, "sums": {split: total.hexdigest() for split, total in self.sums.items()}}
         with self.journal.open("ab") as handle:
             handle.write(as_json(state) + b"\n")
-            _sync(handle)
+            sync(handle)
 
     def finish(self, about: dict[str, Any], listing: object) -> None:
         """Write the manifest, then delete the files that it does not name."""
@@ -163,20 +164,6 @@ def _hash_head(path: pathlib.Path, size: int, total: hashlib.blake2b) -> None:
         while size and (data := handle.read(min(size, 1 << 20))):
             total.update(data)
             size -= len(data)
-
-
-def _sync(handle: IO[bytes]) -> None:
-    handle.flush()
-    os.fsync(handle.fileno())
-
-
-def write(path: pathlib.Path, data: bytes) -> None:
-    """Write a file atomically and flush it to disk."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as handle:
-        handle.write(data)
-        _sync(handle)
-    part.replace(path)
 
 
 def say(line: str) -> None:

@@ -167,9 +167,10 @@ def saves(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def clear(folder: pathlib.Path) -> None:
     """Delete everything that training wrote in `folder`."""
+    from polyhead.tasks.record import RECORD
     from polyhead.tasks.text import tokens as text_tokens
 
-    names = (ENDED, RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, text_tokens.RECORD)
+    names = (ENDED, RESULT, METRICS, BEST, BAD_BATCH, text_tokens.FILE, RECORD)
     told = folder.glob(f"*/{SENT}")  # trackers restart
     for path in [*(folder / name for name in names), *saves(folder), *folder.glob("*" + DAMAGED), *told]:
         forget(path)

@@ -1,0 +1,67 @@
+"""data.json: a run begun with some files does not resume with others."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from polyhead import tasks
+
+
+def maths(folder, changed):
+    for part in ("train-easy", "interpolate"):
+        (folder / part).mkdir(parents=True)
+        lines = [line for n in range(30) for line in (f"What is {n}?", str(n + (changed and part == "train-easy")))]
+        (folder / part / "numbers__gcd.txt").write_text("\n".join(lines[: 20 if part == "interpolate" else 60]) + "\n")
+    return tasks.Maths("numbers__gcd", "easy", data="original", folder=str(folder))
+
+
+def games(folder, changed):
+    folder.mkdir()
+    images = np.zeros((40, 36, 36, 3), dtype=np.uint8)
+    images[:, 0, 0, 0] = np.arange(40) + changed
+    np.savez(folder / "same_pentos.npz", images=images, labels=np.arange(40) % 2)
+    return tasks.RelationalGames("same", examples=10, data="original", folder=str(folder))
+
+
+def cifar(folder, changed):
+    folder.mkdir()
+    for i in range(1, 6):
+        records = np.full((20, 3073), i + changed, dtype=np.uint8)
+        records.tofile(folder / f"data_batch_{i}.bin")
+    return tasks.Images("cifar10", folder=str(folder))
+
+
+def folders(folder, changed):
+    for i, name in enumerate("ab"):
+        (folder / "train" / name).mkdir(parents=True)
+        for number in range(12):
+            name_of = f"{number + (changed and i)}.png"
+            Image.new("RGB", (8, 8)).save(folder / "train" / name / name_of)
+    return tasks.Images("folder", size=8, patch=4, folder=str(folder))
+
+
+@pytest.mark.parametrize("make", [maths, games, cifar, folders])
+def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    task, same, other = (make(tmp_path / name, changed) for name, changed in (("a", 0), ("b", 0), ("c", 1)))
+    task.keep(run)
+    before = (run / "data.json").read_bytes()
+    same.keep(run)  # the folder may move
+    assert (run / "data.json").read_bytes() == before
+    with pytest.raises(ValueError, match=rf"^{type(task).__name__}: {re.escape(str(run))} was begun with another data"):
+        other.keep(run)
+    assert (run / "data.json").read_bytes() == before
+    assert set(json.loads(before)) == {"data", "fingerprint"}
+    (run / "data.json").write_text("{")
+    with pytest.raises(ValueError, match="delete it if the data is the same as before"):
+        task.keep(run)
+
+
+@pytest.mark.parametrize("task", [tasks.Maths(), tasks.RelationalGames(), tasks.Images()])
+def test_a_run_on_generated_data_keeps_nothing(task, tmp_path):
+    task.keep(tmp_path)
+    assert not list(tmp_path.iterdir())
