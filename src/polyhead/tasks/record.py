@@ -5,11 +5,12 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import IO, Any
+from typing import IO
 
 from torch import Tensor
 
 RECORD = "data.json"
+Folder = str | os.PathLike[str]
 
 
 def fingerprint(parts: Iterable[Tensor | str]) -> str:
@@ -19,35 +20,32 @@ def fingerprint(parts: Iterable[Tensor | str]) -> str:
         text = part if isinstance(part, str) else f"{part.dtype} {tuple(part.shape)}"
         total.update(f"{len(text.encode())} {text}".encode())
         if isinstance(part, Tensor):
-            total.update(memoryview(part.cpu().contiguous().numpy()).cast("B") if part.numel() else b"")
+            total.update(part.cpu().numpy().tobytes())
     return total.hexdigest()
 
 
-def keep(who: str, folder: str | os.PathLike[str], about: Mapping[str, Any]) -> None:
-    """Write `about` to `folder`/data.json: "data", its name; its "fingerprint"; for text, "tokenizer" and its "digest".
+def keep(
+    who: str, folder: Folder, data: str, found: str, text: Mapping[str, Mapping[str, object]] | None = None
+) -> None:
+    """Write the name `data` and the fingerprint `found` to `folder`/data.json, and all of `text`.
 
+    text: of a text, its "tokenizer", which has a "digest", and its "splits".
     Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
     """
-    root, path, mine = pathlib.Path(folder), pathlib.Path(folder) / RECORD, _identity(about)
+    root, path = pathlib.Path(folder), pathlib.Path(folder) / RECORD
+    mine = {"data": found} if text is None else {"text": found, "tokenizer": text["tokenizer"]["digest"]}
     if path.exists():
         try:
-            before = _identity(json.loads(path.read_bytes()))
-            known = {what: before[what] for what in mine}
+            before = json.loads(path.read_bytes())
+            known = [before["fingerprint"], *([] if text is None else [before["tokenizer"]["digest"]])]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             way_on = f"delete it if the {next(iter(mine))} is the same as before"
             raise ValueError(f"{who}: {path} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
-        for what, now in mine.items():
-            if known[what] != now:
-                then = f"another {what} of {about['data']} ({known[what]}, not {now})"
-                raise ValueError(f"{who}: {root} was begun with {then}")
+        for (what, now), then in zip(mine.items(), known, strict=True):
+            if then != now:
+                raise ValueError(f"{who}: {root} was begun with another {what} of {data} ({then}, not {now})")
+    about = {"data": data, "fingerprint": found, **(text or {})}
     write(path, json.dumps(about, indent=2).encode() + b"\n")
-
-
-def _identity(about: Mapping[str, Any]) -> dict[str, str]:
-    """What must stay the same, by its name in messages."""
-    if "tokenizer" in about:
-        return {"text": str(about["fingerprint"]), "tokenizer": str(about["tokenizer"]["digest"])}
-    return {"data": str(about["fingerprint"])}
 
 
 def write(path: pathlib.Path, data: bytes) -> None:

@@ -142,7 +142,7 @@ class Images(Classification):
         if self.data != "digits":
             images = _images(self, "train", torch.device("cpu"), located(self.folder))
             found = record.fingerprint(images.identity())
-            record.keep("Images", folder, {"data": self.data, "fingerprint": found})
+            record.keep("Images", folder, self.data, found)
 
     def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
         source, images = SOURCES[self.data], _images(self, split, rows.device, located(self.folder))

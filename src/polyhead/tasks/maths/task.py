@@ -168,7 +168,7 @@ class Maths(Task):
         """Write data.json with a fingerprint of the training questions, unless they are generated."""
         if self.data != "generated":
             found = record.fingerprint(_pool(self, "train", torch.device("cpu"), located(self.folder)))
-            record.keep("Maths", folder, {"data": f"{self.module} ({self.data})", "fingerprint": found})
+            record.keep("Maths", folder, f"{self.module} ({self.data})", found)
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:

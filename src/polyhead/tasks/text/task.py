@@ -253,12 +253,12 @@ class Text(Task):
         Raises ValueError if the run in the folder was started with another text or tokenizer.
         """
         corpus, root = self._corpus(), pathlib.Path(folder)
-        about = {"data": self.data, "fingerprint": self.fingerprint(), "tokenizer": corpus.manifest["tokenizer"]}
-        about["splits"] = {
+        splits = {
             split: {"tokens": found["tokens"], "bytes": found["bytes"]}
             for split, found in corpus.manifest["splits"].items()
         }
-        record.keep("Text", folder, about)
+        text = {"tokenizer": corpus.manifest["tokenizer"], "splits": splits}
+        record.keep("Text", folder, self.data, self.fingerprint(), text)
         record.write(root / text_tokens.FILE, corpus.codec.to_json().encode())
 
 
