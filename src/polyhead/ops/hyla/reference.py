@@ -24,7 +24,9 @@ def reference(x: AttentionCall) -> Tensor:
     # Contiguous: with mixed layouts the gradient of act takes 40 times as long as this copy.
     z = phi(einsum(a, share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t s e").contiguous())
     if x.value_weight is not None:
-        z = phi(einsum(a, x.value_weight, z, "b h t s, h f e, b t s e -> b t s f"))
+        # Two operands at a time: for three, PyTorch chooses an order by the sizes, which an export then has fixed.
+        layers = einsum(x.value_weight, z, "h f e, b t s e -> b t s h f")
+        z = phi(einsum(a, layers, "b h t s, b t s h f -> b t s f"))
     return einsum(a, z, "b h t s, b t s e -> b t h e")
 
 
