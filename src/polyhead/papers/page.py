@@ -51,8 +51,8 @@ _HOW = (
     "cancels in differences). It holds if it is above zero, or above the margin that is named: one-sided p below 0.05, "
     "corrected by Holm over all numbers of this page, or of their family where the page names families. It does not "
     "hold if the same test in the other direction passes. There is no difference if its 90 % interval lies within 0.02 "
-    "of zero. Otherwise there is not enough evidence, and with fewer than five seeds it is not a test. A claim holds if "
-    "all of its numbers do. A small scale is not the paper's: a verdict is about what was run here."
+    "of zero. Otherwise there is not enough evidence, and with fewer than five seeds it is not a test. A claim holds "
+    "if all of its numbers do. A small scale is not the paper's: a verdict is about what was run here."
 )
 
 
