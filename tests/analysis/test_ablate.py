@@ -79,6 +79,25 @@ def test_a_zeroed_head_is_a_head_without_output_weights(heads: tuple) -> None:
         assert row["n"] == 600
 
 
+class Weighed(FuzzyLogic):
+    """Sequences that do not count the same."""
+
+    def amounts(self, batch: ph.Batch) -> torch.Tensor:
+        return 1 + batch.inputs[:, 0, 0]
+
+
+def test_a_sequence_counts_as_much_as_the_task_says() -> None:
+    task = Weighed(variables=3, terms=2, length=8)
+    model = model_of(task, ph.Linear(2))
+    counted = torch.cat([task.amounts(b) for b in draws(task, "compositional", 600, seed=0, purpose="zero")]).double()
+    whole, rows = scores(model, task, 600), zero_heads(model, task, sequences=600)
+    without(model, 1, None)
+    for row, found in ((rows[0], whole), (rows[-1], whole - scores(model, task, 600))):
+        wanted = (counted * found).sum() / counted.sum()
+        assert row["drop" if row["layer"] else "score"] == pytest.approx(wanted.item(), rel=1e-4)
+        assert wanted.item() != pytest.approx(found.mean().item(), rel=1e-3)
+
+
 def test_mistakes() -> None:
     model = model_of(FUZZY, ph.Linear(2))
     with refusing("zero_heads: sequences must be at least 2 but is 1"):

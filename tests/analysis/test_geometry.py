@@ -99,6 +99,8 @@ def test_centred_similarity_is_of_what_classes_do_not_share() -> None:
     assert similarity(codes, labels)[1].min() == pytest.approx(24 / 26)
     wanted = np.array([[1, -1, 1, -1], [-1, 1, -1, 1], [1, -1, 1, -1], [-1, 1, -1, 1]])
     np.testing.assert_allclose(similarity(codes, labels, centred=True)[1], wanted, atol=1e-12)
+    alike = np.full((6, 3), 0.1)  # what is left of them is the rounding of their mean
+    assert (similarity(alike, labels.repeat(2)[:6], centred=True)[1] == 0).all()
 
 
 def test_codes_of_a_model_in_bfloat16() -> None:

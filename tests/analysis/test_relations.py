@@ -137,6 +137,9 @@ def test_an_image_is_shown_as_it_is():
     bright = dataclasses.replace(digits, inputs=digits.inputs.clone())
     bright.inputs[2] = 0.2  # from -1 to 1, it was drawn as 0.2 of 0 to 1
     np.testing.assert_allclose(picture(model_of(Images()), bright, sample=2)[0], 0.6)
+    deep = dataclasses.replace(digits, inputs=torch.rand(1, 4, 8, 8))  # the fourth channel is no colour
+    settings = ph.TransformerConfig(ph.Patches((4, 8, 8), (2, 2)), ph.Classes(2), dim=16, heads=DUAL)
+    np.testing.assert_allclose(picture(ph.Transformer(settings), deep)[0], deep.inputs[0, :3].permute(1, 2, 0))
     assert picture(model_of(EASY), batch_of(EASY)) is None
 
 

@@ -44,6 +44,7 @@ def test_splits_share_no_image_and_lose_none():
     assert sorted(itertools.chain(*found.values())) == list(range(1797))
     sampled = STILL.sample("iid", 500, torch.Generator().manual_seed(0)).latents["image"].tolist()
     assert set(sampled) <= set(found["iid"])
+    assert not STILL.shared("iid")
 
 
 def test_a_walk_shows_each_image_once_before_any_again():
@@ -140,6 +141,10 @@ def test_cifar_is_read_from_its_binary_version(tmp_path, data):
         assert sorted(shown(task, "iid", 30)) == list(range(30))
         rows = shown(task, "train", 27 * files) + shown(task, "validation", 3 * files)
         assert sorted(rows) == list(range(30 * files))
+        other = Images(data, folder=str(folder), split_seed=1)
+        for split, size in (("iid", 30), ("validation", 3 * files)):
+            same = sorted(shown(task, split, size)) == sorted(shown(other, split, size))
+            assert task.shared(split) == same == (split == "iid")
         for split in task.splits:
             batch = task.batch(split, 27, seed=0, step=0)
             file, number = batch.latents["image"] // 30 + files * (split == "iid"), batch.latents["image"] % 30

@@ -32,9 +32,9 @@ def zero_heads(
 
     Rows are {layer, head, score, se, drop, drop_se, n}; head None: a whole layer; layer None: nothing zeroed.
 
-    `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences.  All rows use the same
-    `sequences` sequences, from a stream that neither training nor evaluation reads.  Of an encoder-decoder, layers are
-    those of the decoder, and their self-attention is zeroed.
+    `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences; means are weighted by
+    the task's `amounts`.  All rows use the same `sequences` sequences, from a stream that neither training nor
+    evaluation reads.  Of an encoder-decoder, layers are those of the decoder, and their self-attention is zeroed.
 
     >>> rows = zero_heads(model, task)
     >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most
@@ -42,12 +42,15 @@ def zero_heads(
     check_split(task, split)
     check_number("zero_heads", "sequences", sequences, 2)
     batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
+    amounts = [found for batch in batches if (found := task.amounts(batch)) is not None]
+    counted = torch.cat(amounts).cpu() if amounts else None
     with looking(model):
         whole = _scores(model, task, batches, None, None)
-        rows = [_row(None, None, whole, whole, 1.0)]
+        rows = [_row(None, None, whole, 0 * whole, counted)]
         for layer in range(len(model.blocks)):
             for head in (*range(_heads(model, layer)), None):
-                rows.append(_row(layer, head, _scores(model, task, batches, layer, head), whole, task.gain(1.0)))
+                scores = _scores(model, task, batches, layer, head)
+                rows.append(_row(layer, head, scores, task.gain(1.0) * (whole - scores), counted))
     return rows
 
 
@@ -73,7 +76,7 @@ def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> l
     return [kept.expand(1, heads, t, t) if i == layer else None for i in range(len(model.blocks))]
 
 
-def _row(layer: int | None, head: int | None, scores: Tensor, whole: Tensor, sign: float) -> dict[str, Any]:
-    score, drop = Score.of(scores), Score.of(sign * (whole - scores))
+def _row(layer: int | None, head: int | None, scores: Tensor, drops: Tensor, amounts: Tensor | None) -> dict[str, Any]:
+    score, drop = Score.of(scores, amounts=amounts), Score.of(drops, amounts=amounts)
     errors = {"score": score.mean, "se": score.standard_error, "drop": drop.mean, "drop_se": drop.standard_error}
     return {"layer": layer, "head": head, **errors, "n": len(scores)}

@@ -59,13 +59,15 @@ def similarity(
     """Cosine similarity between the mean codes of all classes: (classes in ascending order, matrix).
 
     `centred`: subtract the mean over classes first.  Without it, a component that all classes share brings every
-    similarity near 1: softmax codes, for example, are all positive.  A class whose mean code is exactly zero has
-    similarity 0 to every class, itself included.  Raises ValueError for codes that are not finite.
+    similarity near 1: softmax codes, for example, are all positive.  A class whose mean code is exactly zero, or of
+    which only rounding is left after centring, has similarity 0 to every class, itself included.  Raises ValueError for
+    codes that are not finite.
     """
     classes, mean = means(codes, labels)
+    least = 1e-12 * np.abs(mean).max() if centred else 0.0
     mean = mean - mean.mean(0) if centred else mean
     norms = np.linalg.norm(mean, axis=1, keepdims=True)
-    unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > 0)
+    unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > least)
     return classes, unit @ unit.T
 
 

@@ -44,7 +44,7 @@ def probe_layers(
         names = names or [layer.name for layer in layers]
         if [layer.name for layer in layers] != names:
             raise ValueError(f"probe_layers: {len(names)} layers in batch 0 but {len(layers)} others in batch {i}")
-        found.append([as_array(codes(layer, q_index, k_index).double()) for layer in layers])
+        found.append([as_array(codes(layer, q_index, k_index)) for layer in layers])
         truth.append(as_array(wanted))
         shape = found[i][0].shape[:-1]
         if truth[i].shape != shape:

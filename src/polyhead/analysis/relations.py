@@ -85,7 +85,7 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
             # Decided by all images, as one bright image has no negative numbers.
             pixels = (pixels + 1) / 2 if inputs.min() < 0 else pixels
             channels, height, width = end.image
-            colours = np.broadcast_to(pixels, (3, height, width)) if channels == 1 else pixels[[0, 1 % channels, -1]]
+            colours = pixels[[0, min(1, channels - 1), min(2, channels - 1)]]
             rows, columns = height // end.patch[0], width // end.patch[1]
             return np.clip(colours, 0, 1).transpose(1, 2, 0), rows, columns
     return None

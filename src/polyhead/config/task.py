@@ -122,6 +122,11 @@ class Task(Checked, abc.ABC):
         """The number of sequences of a finite held-out split, all in its first batches; None: every batch is drawn."""
         return None
 
+    def shared(self, split: str) -> bool:
+        """Whether the sequences of a finite held-out split are the same for all seeds, whatever the seed of the split:
+        their sampling error is then common to all runs."""
+        return False
+
     @abc.abstractmethod
     def sample(self, split: str, batch_size: int, generator: Any) -> Batch:
         """A batch on the generator's device."""

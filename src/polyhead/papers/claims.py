@@ -114,7 +114,7 @@ def _row(part: Part) -> dict[str, object]:
         "mean": part.estimate.mean,
         "margin": part.margin,
         "standard_error": part.estimate.error if known else None,
-        "sampling_error": part.estimate.sampling,
+        "sampling_error": abs(part.estimate.sampling),
         "interval": list(part.estimate.interval()) if known else None,
         "p": part.estimate.above(part.margin) if known else None,
         "corrected_p": None if math.isnan(part.up) else part.up,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polyhead.spec.optional import optional
 
@@ -14,8 +14,10 @@ class Estimate:
     """A mean, its standard error and degrees of freedom; `values`: by seed, if known.
 
     `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
-    error from finite test sets; `error` includes it.  Sums and differences are paired by seed if both sides have the
-    same seeds (equal seeds share data and split); otherwise by Welch-Satterthwaite.
+    error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
+    Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
+    of both.  Sums and differences are paired by seed if both sides have the same seeds (equal seeds share data and
+    split); otherwise by Welch-Satterthwaite, where the sampling errors of both sides count.
     """
 
     mean: float
@@ -25,24 +27,27 @@ class Estimate:
     runs: float = math.inf
     sampling: float = 0.0
     finite: bool = False
+    test: str = ""
 
     @classmethod
-    def of(cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False) -> "Estimate":
+    def of(
+        cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False, test: str = ""
+    ) -> "Estimate":
         """The estimate from one value per seed.
 
         `sampling`: the standard error of the mean from finite test sets.  If every seed has its own test sequences, the
         spread over seeds includes it.  If the test sets are parts of one `finite` set, the spread includes only a part
-        of it, so it is added.
+        of it, so it is added; so it is if all seeds have one test set, called `test`.
         """
         if not values:
             raise ValueError("Estimate: at least one value is needed but none came")
         n, mean = len(values), math.fsum(values.values()) / len(values)
         if n == 1:
-            return cls(mean, math.nan, 0.0, dict(values), 1.0, sampling, finite)
+            return cls(mean, math.nan, 0.0, dict(values), 1.0, sampling, finite, test)
         spread = math.fsum((value - mean) ** 2 for value in values.values()) / (n - 1) / n
         more = sampling**2 if finite else 0.0
         freedom = (n - 1) * (1 + more / spread) ** 2 if spread > 0 else math.inf if more else n - 1.0
-        return cls(mean, math.sqrt(spread + more), freedom, dict(values), float(n), sampling, finite)
+        return cls(mean, math.sqrt(spread + more), freedom, dict(values), float(n), sampling, finite, test)
 
     @classmethod
     def printed(cls, mean: float, error: float, seeds: int = 3) -> "Estimate":
@@ -60,7 +65,9 @@ class Estimate:
         runs, sampling = min(self.runs, other.runs), math.hypot(self.sampling, other.sampling)
         if self.values and self.values.keys() == other.values.keys():
             values = {seed: value + other.values[seed] for seed, value in self.values.items()}
-            return Estimate.of(values, sampling, finite=self.finite or other.finite)
+            test = self.test if self.test == other.test else ""
+            sampling = self.sampling + other.sampling if test else sampling
+            return Estimate.of(values, sampling, finite=self.finite or other.finite, test=test)
         parts = [(e.error**2, e.freedom) for e in (self, other)]
         total = math.fsum(part for part, _ in parts)
         if not total > 0:  # also nan, from a single seed on either side
@@ -76,8 +83,9 @@ class Estimate:
     def scaled(self, by: float) -> "Estimate":
         """The estimate times `by`."""
         values = {seed: by * value for seed, value in self.values.items()}
-        errors = (abs(by) * self.error, self.freedom, values, self.runs, abs(by) * self.sampling, self.finite)
-        return Estimate(by * self.mean, *errors)
+        return replace(
+            self, mean=by * self.mean, error=abs(by) * self.error, values=values, sampling=by * self.sampling
+        )
 
     def above(self, margin: float) -> float:
         """The one-sided p-value of a mean above `margin`; 1 with a single seed."""

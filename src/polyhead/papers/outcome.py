@@ -150,7 +150,7 @@ def setting_text(cell: Cell) -> str:
 
 
 def numbers(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as JSON: mean, standard error over seeds (null for one seed), values by seed."""
+    """An estimate as JSON: mean, standard error (null for one seed), values by seed."""
     values = {str(seed): value for seed, value in estimate.values.items()}
     error = None if math.isnan(estimate.error) else estimate.error
     return {"mean": estimate.mean, "standard_error": error, "by_seed": values}

@@ -41,15 +41,18 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     return path
 
 
-_ERRORS = "± is the standard error over seeds (of a floor: over sequences, too), if no note below says otherwise."
+_ERRORS = (
+    "± is the standard error over seeds (of a floor, or on a finite test set: over sequences, too), if no note below "
+    "says otherwise."
+)
 _HOW = (
     "Each number above is a difference over seeds with its 95 % interval (Student's t, seed by seed where seeds are "
-    "shared; the sampling error of a finite test set is added). It holds if it is above zero, or above the margin that "
-    "is named: one-sided p below 0.05, corrected by Holm over all numbers of this page, or of their family where the "
-    "page names families. It does not hold if the same test in the other direction passes. There is no difference if "
-    "its 90 % interval lies within 0.02 of zero. Otherwise there is not enough evidence, and with fewer than five "
-    "seeds it is not a test. A claim holds if all of its numbers do. A small scale is not the paper's: a verdict is "
-    "about what was run here."
+    "shared; the sampling error of a finite test set is added, in full if it is one set for all seeds; there it "
+    "cancels in differences). It holds if it is above zero, or above the margin that is named: one-sided p below 0.05, "
+    "corrected by Holm over all numbers of this page, or of their family where the page names families. It does not "
+    "hold if the same test in the other direction passes. There is no difference if its 90 % interval lies within 0.02 "
+    "of zero. Otherwise there is not enough evidence, and with fewer than five seeds it is not a test. A claim holds "
+    "if all of its numbers do. A small scale is not the paper's: a verdict is about what was run here."
 )
 
 

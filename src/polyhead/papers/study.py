@@ -139,10 +139,14 @@ class Cell:
     validation: Estimate
 
     def score(self, split: str, metric: str | None = None) -> Estimate:
-        """The score over seeds, with the error from finite test sets."""
+        """The score over seeds, with the error from finite test sets: that of one set does not fall with more seeds."""
         errors = [point.sampling(split, metric) for point in self.points]
-        finite = any(point.run.task.count(split) is not None for point in self.points)
         values = {point.run.seed: point.score(split, metric) for point in self.points}
+        tasks = {point.run.task for point in self.points}
+        if all(task.shared(split) for task in tasks):
+            test = f"{split} of {sorted(map(repr, tasks))}"
+            return Estimate.of(values, math.fsum(errors) / len(errors), finite=True, test=test)
+        finite = any(task.count(split) is not None for task in tasks)
         return Estimate.of(values, math.hypot(*errors) / len(errors), finite=finite)
 
     def course(self, split: str, metric: str | None = None) -> dict[int, list[float]]:

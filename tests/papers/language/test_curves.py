@@ -10,7 +10,7 @@ from texts import lines
 
 from polyhead.config import digest
 from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
-from polyhead.papers.estimates import Estimate
+from polyhead.papers.estimates import Estimate, constant
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
@@ -93,6 +93,7 @@ def post_norm(best, most):
         ("fig-6", by_row(softmax=1.9, hyla=1.8, linear=2.2), [HOLDS, HOLDS]),
         ("fig-6", by_row(softmax=1.8, hyla=2.2, linear=1.9), [FAILS, FAILS]),
         ("fig-6", by_row(softmax=1.8, hyla=1.2, linear=2.2), [HOLDS, FAILS]),
+        ("fig-6", by_row(softmax=1.8, hyla=1.75, linear=1.6), [FAILS, HOLDS]),  # a distance has no sign
         ("swiglu", gated(1.9), [HOLDS]),
         ("swiglu", gated(2.1), [FAILS]),
         # pre-norm is better at the best rate, and at the highest
@@ -140,6 +141,22 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
     assert FIGURES["lm-long"].draw(study, tmp_path).verdicts[0].outcome == NO_TEST
+
+
+def test_all_seeds_and_models_are_scored_on_one_text(tmp_path, monkeypatch):
+    """Its sampling error stays whatever the number of seeds, and cancels in differences; the text is not read."""
+    monkeypatch.delattr(Text, "count")
+    runs = STUDIES["fig-6"]("smoke")
+    done = [planted(run, tmp_path, 2.0 + 0.1 * run.seed * (row_of(run) == "hyla")) for run in runs]
+    cells = Study.of("fig-6", FIGURES["fig-6"].paper, "smoke", tmp_path, runs, done).cells("model")
+    softmax, hyla = (cells[name,].score("iid") for name in ("softmax", "hyla"))
+    assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.01))  # not 0.01 / sqrt(2)
+    assert [one.error for one in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
+    found = hyla - softmax
+    assert (found.error, found.freedom) == (pytest.approx(0.05), 1.0)
+    wider = Estimate.of(hyla.values, 0.03, finite=True, test=hyla.test) - softmax
+    assert wider.error == pytest.approx(math.hypot(0.05, 0.02))
+    assert (hyla - cells["softmax",].score("validation")).error == pytest.approx(math.hypot(0.05, 0.01, 0.01))
 
 
 def test_reached():

@@ -117,6 +117,7 @@ def test_every_token_that_is_held_out_is_scored_once(length, folder):
         assert sum(batch.latents["bytes"].sum() for batch in batches) == len(tokens) - 1
         again = task.batch(split, size, seed=0, step=len(batches))
         assert torch.equal(again.inputs, batches[0].inputs)
+        assert task.shared(split)
         if length == 16:
             there = np.lib.stride_tricks.sliding_window_view(tokens, 16)
             shown = torch.cat([batch.inputs for batch in batches]).numpy()

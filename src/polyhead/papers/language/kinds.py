@@ -153,7 +153,7 @@ def closer(scores: Scores) -> list[Verdict]:
         above("HYLA is better than linear attention", lower(scores, "hyla", ("linear",))),
         above(
             "HYLA comes closer to softmax heads than linear attention does",
-            {"distance of linear − distance of HYLA": linear - softmax - abs(hyla - softmax)},
+            {"distance of linear − distance of HYLA": abs(linear - softmax) - abs(hyla - softmax)},
         ),
     ]
 

@@ -54,8 +54,16 @@ def one_text(study: Study) -> tuple[bool, str]:
     if found == ["unknown"]:
         return False, f"Text: {data}; its fingerprint was not kept, so no claim is put to these runs."
     if len(found) == 1:
-        return True, f"Text: {data}, fingerprint {found[0]}. Scores can be compared where it is the same."
+        same = f"Text: {data}, fingerprint {found[0]}. Scores can be compared where it is the same."
+        return True, same + (ONE_TEXT if len({point.run.seed for point in study.points}) > 1 else "")
     return False, f"Texts of several fingerprints ({', '.join(found)}) of {data}: no claim is put to these runs."
+
+
+ONE_TEXT = (
+    " All seeds and models are scored on the same windows of it. So ± of bits per byte and of accuracy has their "
+    "sampling error in full, however many seeds there are. In a difference of two models it cancels: such a claim is "
+    "about these windows. ± of a perplexity is over seeds alone."
+)
 
 
 def update_tokens(run: Run) -> int:

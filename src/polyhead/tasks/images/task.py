@@ -115,6 +115,9 @@ class Images(Classification):
     def count(self, split: str) -> int | None:
         return None if split == "train" else len(_rows(self, split, torch.device("cpu"), located(self.folder)))
 
+    def shared(self, split: str) -> bool:
+        return split == "iid" and self.data != "digits"
+
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: inputs (b c height width), targets (b 1); drawn with replacement."""
         check_draw(self, split, batch_size)
@@ -202,7 +205,7 @@ def _images(task: Images, split: str, device: torch.device, folder: str) -> imag
 def _rows(task: Images, split: str, device: torch.device, folder: str) -> Tensor:
     """The indices of the images of `split` in its file or part of `folder`."""
     count = len(_images(task, split, device, folder).labels)
-    if task.data != "digits" and split == "iid":
+    if task.shared(split):
         return torch.arange(count, device=device)
     order = shuffled(range(count), stream(task.split_seed, f"{task.name}/{task.data}/split"))
     held = portion(HELD_OUT["validation"], count)

@@ -144,6 +144,9 @@ class Text(Task):
     def count(self, split: str) -> int | None:
         return None if split == "train" else -(-(len(self._tokens(split)) - 1) // self.length)
 
+    def shared(self, split: str) -> bool:
+        return split != "train"
+
     def _tokens(self, split: str) -> np.ndarray:
         check_split(self, split)
         tokens = self._corpus().tokens[split]
