@@ -1,6 +1,7 @@
 """The command line: every verb, its help, and its tables."""
 
 import json
+import os
 import pathlib
 import re
 import sys
@@ -126,10 +127,19 @@ def test_a_package_of_the_user_that_is_missing_is_not_disguised(monkeypatch):
 
 
 def test_a_table_keeps_brackets_and_rounds(capsys):
-    cli_text.table("t", [{"a": "[red]x[/red]", "b": 0.12345}])
+    cli_text.table("runs:b:t", [{"a": "[red]x[/red]", "b": 0.12345, ":key:": "k:x:v"}])
     text = capsys.readouterr().out
-    assert "[red]x[/red]" in text
-    assert "0.123 " in text
+    assert all(words in text for words in ("[red]x[/red]", "0.123 ", "runs:b:t", ":key:", "k:x:v"))  # no emoji
+
+
+@pytest.mark.parametrize("command", ["--version", "list --help", "list recipes"])
+def test_a_pipe_that_is_closed_is_no_error(monkeypatch, command):
+    """As `| head -1` closes it: rich ended with 1, and Python complained at its end of what was not yet written."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(command.split()) == 0
 
 
 def test_a_warning_of_ours_is_one_line():

@@ -45,6 +45,10 @@ def table(title: str, rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1
+
     shown = Table(
         title=title, title_justify="left", show_lines=any("\n" in str(v) for row in rows for v in row.values())
     )
@@ -53,7 +57,8 @@ def table(title: str, rows: Sequence[Row]) -> None:
         shown.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(_cell(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False).print(shown)
+    width = None if sys.stdout.isatty() else WIDTH
+    Terminal(width=width, markup=False, highlight=False, emoji=False).print(shown)
 
 
 def _cell(value: object) -> str:
