@@ -262,6 +262,19 @@ def test_eval_scores_splits_over_their_floors(capsys, monkeypatch):
     assert {p.name: p.read_bytes() for p in pathlib.Path("here").iterdir()} == before
 
 
+def test_scores_are_shown_where_floors_cannot_be_computed(capsys, monkeypatch):
+    """As of a large family of functions: there was this line alone, and no score."""
+
+    def refuse(*_, **__):
+        raise ValueError("floors: too many")
+
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", refuse)
+    cli_text.scores(small(), {"a": {"iid": {"r2": 0.5, "r2_se": 0.125}}})
+    said = capsys.readouterr().out
+    assert "0.500 ± 0.125" in said
+    assert said.endswith("No floors and ceiling: floors: too many\n")
+
+
 @pytest.mark.usefixtures("recipe")
 def test_probe_and_report(capsys, monkeypatch):
     ph.train.run(small(folder="here", threads=1), progress=False)

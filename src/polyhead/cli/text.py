@@ -66,17 +66,22 @@ def _cell(value: object) -> str:
 
 
 def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool = True, seed: int = 0) -> None:
-    """Print the task's metric by run and split, with the task's floors and ceiling."""
+    """Print the task's metric by run and split, with the task's floors and ceiling, or why there are none."""
     metric = run.task.metric
     splits = list(dict.fromkeys(split for by_split in found.values() for split in by_split))
     rows = [{"": name, **{s: _score(by_split.get(s), metric) for s in splits}} for name, by_split in found.items()]
+    missing = ""
     if floors and (offered := getattr(run.task, "floors", None)):
-        tables = {split: offered(split, seed=seed) for split in splits}
+        try:
+            tables = {split: offered(split, seed=seed) for split in splits}
+        except ValueError as error:  # the ceiling of a large family cannot be enumerated
+            tables, missing = {}, f"No floors and ceiling: {error}\n"
         for name in next(iter(tables.values()), {}):
             cells = {s: _measured(tables[s][name]) for s in splits}
             rows.append({"": name.replace("_", " "), **cells})
     low = "; lower is better" if run.task.better == "lower" else ""
     table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
+    print(missing, end="")
 
 
 def _measured(score: "Score") -> str:
