@@ -80,6 +80,11 @@ def test_labels_are_unique_however_many_settings_differ() -> None:
     assert runs.unequal(pair) == ["train.lr: 0.001 (Softmax · lr 0.001), 0.003 (Softmax · lr 0.003)"]
 
 
+def test_runs_whose_data_lie_in_two_folders_have_one_task(tmp_path: pathlib.Path) -> None:
+    made = [fabricate(tmp_path, run_of(name, task=Maths(folder=name)), None) for name in ("softmax", "hyla")]
+    assert [group.label for group in grouped(made)] == ["Softmax", "HYLA"]
+
+
 def test_mechanisms_have_colours_of_their_own() -> None:
     """A second group of softmax heads had the colour of relational ones, if these came first."""
     kinds = ["relational", "softmax", "softmax", "mixture", *["softmax"] * 4]
