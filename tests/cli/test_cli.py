@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -89,6 +89,27 @@ def test_every_recipe_is_listed_and_the_list_is_short(capsys):
 def test_a_recipe_without_a_docstring_is_listed():
     row = {"recipe": "mine", "runs": 1, "steps": 4, "core minutes": "not measured", "what": ""}
     assert cli_text._recipe("mine", lambda: small()) == row
+    assert cli_text._recipe("mine", lambda: [small(), small()]) == {**row, "runs": 2}
+
+
+def test_a_recipe_may_return_a_list(monkeypatch):
+    monkeypatch.setitem(recipes.RECIPES, "mine", lambda: [small("a"), small("b")])
+    assert [run.name for run in configured("train", "mine", [["--seed", "3"]])[0]] == ["a", "b"]
+
+
+def test_a_task_of_ones_own_without_defaults_is_listed(monkeypatch):
+    """It was a traceback, also where an installed package brings the task."""
+
+    @dataclass(frozen=True)
+    class Own(ph.tasks.ObjectSorting):
+        """Mine."""
+
+        path: str = field(kw_only=True)
+
+    monkeypatch.setattr("polyhead.config.extensions.added", lambda sort: {"Own": Own})
+    *_, row = cli_text.tasks()
+    assert (row["task"], row["what"], row["splits"], row["metric"]) == ("Own", "Mine.", "not known", "accuracy")
+    assert row["fields"].endswith(", path")
 
 
 @pytest.mark.parametrize("mechanism", spec.MECHANISMS, ids=lambda mechanism: mechanism.config)

@@ -134,7 +134,7 @@ def write_listed() -> None:
 def _recipe(name: str, function: object) -> Row:
     assert callable(function)
     made = function()
-    runs = made if isinstance(made, tuple) else (made,)
+    runs = made if isinstance(made, (list, tuple)) else (made,)
     row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
     return {**row, "what": _what(function)}
 
@@ -193,10 +193,12 @@ def tasks() -> list[Row]:
 
     rows: list[Row] = []
     for kind in (*KINDS, *cast("dict[str, type[Task]]", added("tasks")).values()):
-        task = kind()
-        row = {"task": kind.__name__, "what": _what(kind), "splits": ", ".join(task.splits), "metric": kind.metric}
-        fields = ", ".join(f"{f.name}={getattr(task, f.name)!r}" for f in dataclasses.fields(kind))
-        rows.append({**row, "fields": fields})
+        fields = dataclasses.fields(kind)
+        needy = any(f.init and f.default is f.default_factory for f in fields)  # both are MISSING
+        task = None if needy else kind()
+        row = {"task": kind.__name__, "what": _what(kind), "splits": ", ".join(task.splits) if task else "not known"}
+        told = ", ".join(f"{f.name}={getattr(task, f.name)!r}" if task else f.name for f in fields)
+        rows.append({**row, "metric": kind.metric, "fields": told})
     return rows
 
 
