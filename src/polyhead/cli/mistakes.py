@@ -36,7 +36,7 @@ def one_line(box: str, prog: str, arguments: Sequence[str] = (), options: Callab
 def _whole(text: str, arguments: Sequence[str]) -> str:
     """`text` with long arguments in one piece: the box breaks them at its edge and at hyphens."""
     for word in (part for given in arguments for part in given.split("=", 1) if len(part) > 8):
-        text = re.sub(" ?".join(map(re.escape, word)), lambda _, word=word: word, text)  # type: ignore[misc]
+        text = re.sub(" ?".join(map(re.escape, word)), word.replace("\\", r"\\"), text)
     return text
 
 
