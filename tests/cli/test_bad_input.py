@@ -171,6 +171,18 @@ def test_a_value_that_the_oldest_library_misses():
     assert one_line(box, "polyhead train x") == "polyhead train x: --seed needs a value"
 
 
+@pytest.mark.parametrize("columns", ["45", "80"])
+def test_a_long_word_stays_whole_in_a_narrow_terminal(monkeypatch, capsys, columns):
+    """The library breaks lines at hyphens and in words."""
+    monkeypatch.setenv("COLUMNS", columns)
+    option, value = f"--train.{'very-long-' * 9}option", "a" * 90
+    said = mistake(capsys, f"train fuzzy-hyla {option} 3")
+    assert said.startswith(f"polyhead train fuzzy-hyla: unknown option {option}; ")
+    for words in (f"--train.lr {value}", f"--train.lr={value}"):
+        said = mistake(capsys, f"train fuzzy-hyla {words}")
+        assert said == f"polyhead train fuzzy-hyla: --train.lr must be a number but is {value!r}"
+
+
 def test_a_full_disk_before_the_first_step_is_one_line_and_exit_1(tmp_path, capsys):
     path, folder = tmp_path / "mine.json", tmp_path / "run"
     save(small(folder=str(folder)), path)

@@ -1,11 +1,12 @@
 """The command line: every verb, its help, and its tables."""
 
 import json
+import os
 import pathlib
 import re
 import sys
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -88,6 +89,27 @@ def test_every_recipe_is_listed_and_the_list_is_short(capsys):
 def test_a_recipe_without_a_docstring_is_listed():
     row = {"recipe": "mine", "runs": 1, "steps": 4, "core minutes": "not measured", "what": ""}
     assert cli_text._recipe("mine", lambda: small()) == row
+    assert cli_text._recipe("mine", lambda: [small(), small()]) == {**row, "runs": 2}
+
+
+def test_a_recipe_may_return_a_list(monkeypatch):
+    monkeypatch.setitem(recipes.RECIPES, "mine", lambda: [small("a"), small("b")])
+    assert [run.name for run in configured("train", "mine", [["--seed", "3"]])[0]] == ["a", "b"]
+
+
+def test_a_task_of_ones_own_without_defaults_is_listed(monkeypatch):
+    """It was a traceback, also where an installed package brings the task."""
+
+    @dataclass(frozen=True)
+    class Own(ph.tasks.ObjectSorting):
+        """Mine."""
+
+        path: str = field(kw_only=True)
+
+    monkeypatch.setattr("polyhead.config.extensions.added", lambda sort: {"Own": Own})
+    *_, row = cli_text.tasks()
+    assert (row["task"], row["what"], row["splits"], row["metric"]) == ("Own", "Mine.", "not known", "accuracy")
+    assert row["fields"].endswith(", path")
 
 
 @pytest.mark.parametrize("mechanism", spec.MECHANISMS, ids=lambda mechanism: mechanism.config)
@@ -126,10 +148,19 @@ def test_a_package_of_the_user_that_is_missing_is_not_disguised(monkeypatch):
 
 
 def test_a_table_keeps_brackets_and_rounds(capsys):
-    cli_text.table("t", [{"a": "[red]x[/red]", "b": 0.12345}])
+    cli_text.table("runs:b:t", [{"a": "[red]x[/red]", "b": 0.12345, ":key:": "k:x:v"}])
     text = capsys.readouterr().out
-    assert "[red]x[/red]" in text
-    assert "0.123 " in text
+    assert all(words in text for words in ("[red]x[/red]", "0.123 ", "runs:b:t", ":key:", "k:x:v"))  # no emoji
+
+
+@pytest.mark.parametrize("command", ["--version", "list --help", "list recipes"])
+def test_a_pipe_that_is_closed_is_no_error(monkeypatch, command):
+    """As `| head -1` closes it: rich ended with 1, and Python complained at its end of what was not yet written."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w", encoding="utf-8") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(command.split()) == 0
 
 
 def test_a_warning_of_ours_is_one_line():
@@ -250,6 +281,19 @@ def test_eval_scores_splits_over_their_floors(capsys, monkeypatch):
     assert model not in said
     assert "novel" in ask(capsys, "eval here --batches 1 --batch-size 2")
     assert {p.name: p.read_bytes() for p in pathlib.Path("here").iterdir()} == before
+
+
+def test_scores_are_shown_where_floors_cannot_be_computed(capsys, monkeypatch):
+    """As of a large family of functions: there was this line alone, and no score."""
+
+    def refuse(*_, **__):
+        raise ValueError("floors: too many")
+
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", refuse)
+    cli_text.scores(small(), {"a": {"iid": {"r2": 0.5, "r2_se": 0.125}}})
+    said = capsys.readouterr().out
+    assert "0.500 ± 0.125" in said
+    assert said.endswith("No floors and ceiling: floors: too many\n")
 
 
 @pytest.mark.usefixtures("recipe")

@@ -39,6 +39,13 @@ def test_a_file_says_what_differs_of_a_recipe_or_another_file(tmp_path, monkeypa
     assert (run.task, run.model.dim, run.train.batch_size) == (base.task, base.model.dim, base.train.batch_size)
 
 
+def test_a_file_may_leave_out_the_encoder(tmp_path, monkeypatch):
+    """It was a traceback."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("mine.yaml").write_text("recipe: sorting-dual\nmodel: {encoder: null}\n")
+    assert configured("train", "mine.yaml", [[]])[0][0].model.encoder is None
+
+
 def test_heads_in_one_word():
     assert files.heads("Linear:2", "x") == (ph.Linear(2),)
 

@@ -54,7 +54,8 @@ def fitted(run: "Run", default: "Run") -> "Run":
     if isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig):
         if before.max_length == default.task.length and model.max_length == before.max_length:
             model = replace(model, max_length=run.task.length)
-        if run.task.source is not None and isinstance(before.encoder, TransformerConfig | AbstractorConfig):
+        encoders = TransformerConfig | AbstractorConfig
+        if run.task.source is not None and all(isinstance(x.encoder, encoders) for x in (model, before)):
             model = replace(model, encoder=_fitted_encoder(model.encoder, before.encoder, run.task, default.task))
     return replace(run, model=model)
 

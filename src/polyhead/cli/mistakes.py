@@ -26,11 +26,18 @@ def one_line(box: str, prog: str, arguments: Sequence[str] = (), options: Callab
     """The text of a box without its frame, in our words where we know it."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]
-    said = Box(" ".join(" ".join(lines).split()), prog, arguments, options)
+    said = Box(_whole(" ".join(" ".join(lines).split()), arguments), prog, arguments, options)
     for pattern, told in MISTAKES.items():
         if found := re.search(pattern, said.text):
             return told(said, *found.groups())
     return f"{prog}: {said.text.partition(' For full helptext')[0]}"
+
+
+def _whole(text: str, arguments: Sequence[str]) -> str:
+    """`text` with long arguments in one piece: the box breaks them at its edge and at hyphens."""
+    for word in (part for given in arguments for part in given.split("=", 1) if len(part) > 8):
+        text = re.sub(" ?".join(map(re.escape, word)), word.replace("\\", r"\\"), text)
+    return text
 
 
 def _unknown(box: Box, word: str) -> str:

@@ -45,6 +45,10 @@ def table(title: str, rows: Sequence[Row]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1
+
     shown = Table(
         title=title, title_justify="left", show_lines=any("\n" in str(v) for row in rows for v in row.values())
     )
@@ -53,7 +57,8 @@ def table(title: str, rows: Sequence[Row]) -> None:
         shown.add_column(str(name), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         shown.add_row(*(_cell(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False).print(shown)
+    width = None if sys.stdout.isatty() else WIDTH
+    Terminal(width=width, markup=False, highlight=False, emoji=False).print(shown)
 
 
 def _cell(value: object) -> str:
@@ -61,17 +66,22 @@ def _cell(value: object) -> str:
 
 
 def scores(run: "Run", found: Mapping[str, Mapping[str, Row]], *, floors: bool = True, seed: int = 0) -> None:
-    """Print the task's metric by run and split, with the task's floors and ceiling."""
+    """Print the task's metric by run and split, with the task's floors and ceiling, or why there are none."""
     metric = run.task.metric
     splits = list(dict.fromkeys(split for by_split in found.values() for split in by_split))
     rows = [{"": name, **{s: _score(by_split.get(s), metric) for s in splits}} for name, by_split in found.items()]
+    missing = ""
     if floors and (offered := getattr(run.task, "floors", None)):
-        tables = {split: offered(split, seed=seed) for split in splits}
+        try:
+            tables = {split: offered(split, seed=seed) for split in splits}
+        except ValueError as error:  # the ceiling of a large family cannot be enumerated
+            tables, missing = {}, f"No floors and ceiling: {error}\n"
         for name in next(iter(tables.values()), {}):
             cells = {s: _measured(tables[s][name]) for s in splits}
             rows.append({"": name.replace("_", " "), **cells})
     low = "; lower is better" if run.task.better == "lower" else ""
     table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
+    print(missing, end="")
 
 
 def _measured(score: "Score") -> str:
@@ -124,7 +134,7 @@ def write_listed() -> None:
 def _recipe(name: str, function: object) -> Row:
     assert callable(function)
     made = function()
-    runs = made if isinstance(made, tuple) else (made,)
+    runs = made if isinstance(made, (list, tuple)) else (made,)
     row = {"recipe": name, "runs": len(runs), "steps": runs[0].train.steps, "core minutes": _minutes(name)}
     return {**row, "what": _what(function)}
 
@@ -183,10 +193,12 @@ def tasks() -> list[Row]:
 
     rows: list[Row] = []
     for kind in (*KINDS, *cast("dict[str, type[Task]]", added("tasks")).values()):
-        task = kind()
-        row = {"task": kind.__name__, "what": _what(kind), "splits": ", ".join(task.splits), "metric": kind.metric}
-        fields = ", ".join(f"{f.name}={getattr(task, f.name)!r}" for f in dataclasses.fields(kind))
-        rows.append({**row, "fields": fields})
+        fields = dataclasses.fields(kind)
+        needy = any(f.init and f.default is f.default_factory for f in fields)  # both are MISSING
+        task = None if needy else kind()
+        row = {"task": kind.__name__, "what": _what(kind), "splits": ", ".join(task.splits) if task else "not known"}
+        told = ", ".join(f"{f.name}={getattr(task, f.name)!r}" if task else f.name for f in fields)
+        rows.append({**row, "metric": kind.metric, "fields": told})
     return rows
 
 

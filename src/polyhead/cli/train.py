@@ -139,7 +139,7 @@ def _resolve(verb: str, recipe: str, scale: str | None, within: tuple[str, ...] 
     if scale is None and name in STUDIES:
         scale = default_scale(name)
     runs = recipes[name]() if scale is None else recipes[name](scale)
-    return list(runs) if isinstance(runs, tuple) else [runs], recipes[name].__doc__ or ""
+    return list(runs) if isinstance(runs, (list, tuple)) else [runs], recipes[name].__doc__ or ""
 
 
 def train(

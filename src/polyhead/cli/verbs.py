@@ -294,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             bring(modules)
         with asked(taken(arguments)), short_warnings():
-            return _dispatch(arguments)
+            return _answer(arguments)
     except Interrupted as stop:
         goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command resumes
         code = say(str(stop), stop.code)
@@ -309,8 +309,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         return say(reason(error), 1)
-    except SystemExit as leave:  # --help
-        return int(leave.code or 0)
 
 
 def _modules(arguments: list[str]) -> list[str]:
@@ -322,6 +320,16 @@ def _modules(arguments: list[str]) -> list[str]:
             raise ValueError("polyhead: --import needs the name of a module")
         found.append(module if given else arguments.pop(at))
     return found
+
+
+def _answer(arguments: list[str]) -> int:
+    """Run one command and write all that it printed: a pipe that is closed is noticed here."""
+    try:
+        code = _dispatch(arguments)
+    except SystemExit as leave:  # --help
+        code = int(leave.code or 0)
+    sys.stdout.flush()
+    return code
 
 
 def _dispatch(arguments: list[str]) -> int:

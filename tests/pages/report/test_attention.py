@@ -282,7 +282,7 @@ def test_still_pictures_of_every_layer(games, tmp_path, monkeypatch):
     assert (rows, columns, more["grouped"]) == (3, 3, False)
 
 
-def test_questions_and_answers_are_written_out(tmp_path: pathlib.Path) -> None:
+def test_questions_and_answers_are_written_out(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a text not as the numbers of its tokens."""
     sorting, maths = ObjectSorting(length=4, examples=50), Maths(question=30, answer=6)
     (tmp_path / "text.txt").write_text("a <b>\n" * 40)
@@ -306,3 +306,6 @@ def test_questions_and_answers_are_written_out(tmp_path: pathlib.Path) -> None:
     one = dataclasses.replace(batch, inputs=batch.inputs[1:2])
     names = "".join(look(build(model_of(text)), one, task=text)[0].receivers)
     assert names.replace("␣", " ").replace("\\n", "\n").replace("\\x00", "") == shown
+    monkeypatch.setattr(ObjectSorting, "asked", lambda *_: "Which?")
+    monkeypatch.setattr(ObjectSorting, "written", lambda *_: "the X of Y")
+    assert told(sorting, drawn(sorting, "iid"), 2) == "Which? The X of Y; the model says the X of Y."

@@ -72,8 +72,13 @@ def games_file(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A report on relational games: a layer of softmax heads alone, then one of both kinds."""
     relational = ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3)
     runs = [("dual", ((ph.Softmax(4),), (ph.Softmax(3), relational)), 0)]
-    return page_on(tmp_path_factory.mktemp("games"), RelationalGames(examples=20), runs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RelationalGames, "token_names", lambda *_, **__: NAMES)
+        return page_on(tmp_path_factory.mktemp("games"), RelationalGames(examples=20), runs)
 
+
+NAMES = ("<s>", "a<b>c", "&lt;", *"456789")
+"""Of tokens: Plotly would read tags and entities."""
 
 LOOK = """() => {
     const shown = (box) => box.getClientRects().length > 0, look = document.querySelector('.look');
@@ -93,6 +98,7 @@ def test_a_reader_chooses_what_to_look_at(browser: Any, games_file: pathlib.Path
     first, wanted = page.evaluate(LOOK), [look(model, batch, sample=i) for i in (0, 1)]
     assert undrawn(page) == []
     assert (first["heads"][3], first["images"], len(first["z"])) == ("head 4", [0], 1)
+    assert set(page.locator(".look .ytick text").all_text_contents()) >= set(NAMES)
     page.locator("select[name=attention]").select_option("head 4")
     softmax = wanted[0][0].groups[0]
     np.testing.assert_allclose(np.array(page.evaluate(LOOK)["z"][0]), softmax.attention[3], atol=1e-3)

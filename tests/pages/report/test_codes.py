@@ -16,6 +16,7 @@ import polyhead as ph
 from polyhead.analysis import embed, figures as still, probe_model, purity, query_codes, similarity, zero_heads
 from polyhead.pages.report import codes, headline, sections, trained as in_full, writer as report
 from polyhead.pages.report.page import Page
+from polyhead.pages.report.runs import Entry, Group
 from polyhead.tasks import Sraven
 
 RAVEN = Sraven(features=2, values=5)
@@ -131,6 +132,23 @@ def test_maps_are_coloured_by_value_and_by_rule(models: list[ph.Transformer], pa
     assert "Layer 2, pairs “last_row”" in words
     legend = re.search(r"Rules: (.*?) HYLA", words)[1].split()
     assert {NAMES[rule] for rule in batch.latents["query_rules"][:, -1].tolist()} <= set(legend)
+
+
+def test_marks_of_a_legend_have_the_names_of_every_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had those of the first; and without any label the report was not written."""
+    monkeypatch.setattr(Sraven, "class_name", lambda self, target, label: f"{target}-{label}")
+    entry = Entry(pathlib.Path("run"), run_of("hyla", task=RAVEN), (), None, ())
+
+    def words(**labels: list[int]) -> str:
+        held = {name: np.array(values) for name, values in labels.items()}
+        made = codes.CodeMap("self", 0, np.zeros((2, 1)), {}, np.zeros(2), held, {})
+        one = codes.Analysed(entry, Group("HYLA", "hyla", (entry,)), maps=(made,))
+        return plain(sections.legend(one, headline.PARTS))
+
+    assert [word for word in words(rule=[0, 1], shape=[1, 2]).split() if "-" in word or word == "or"] == [
+        "rule-0", "rule-1", "or", "shape-1", "shape-2",
+    ]  # fmt: skip
+    assert words() == ""
 
 
 def test_zeroed_heads(models: list[ph.Transformer], page: Written) -> None:

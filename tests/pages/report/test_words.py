@@ -14,6 +14,7 @@ import polyhead as ph
 from polyhead.analysis import figures
 from polyhead.pages.report import headline as text, runs
 from polyhead.pages.report.export import _over_layers
+from polyhead.pages.report.figures import styles
 from polyhead.pages.report.runs import Entry, Group, Summary
 from polyhead.tasks import FuzzyLogic, Maths
 from polyhead.tasks.task import Score
@@ -77,6 +78,19 @@ def test_labels_are_unique_however_many_settings_differ() -> None:
     pair = groups([every[0], every[8]])
     assert [group.label for group in pair] == ["Softmax · lr 0.001", "Softmax · lr 0.003"]
     assert runs.unequal(pair) == ["train.lr: 0.001 (Softmax · lr 0.001), 0.003 (Softmax · lr 0.003)"]
+
+
+def test_runs_whose_data_lie_in_two_folders_have_one_task(tmp_path: pathlib.Path) -> None:
+    made = [fabricate(tmp_path, run_of(name, task=Maths(folder=name)), None) for name in ("softmax", "hyla")]
+    assert [group.label for group in grouped(made)] == ["Softmax", "HYLA"]
+
+
+def test_mechanisms_have_colours_of_their_own() -> None:
+    """A second group of softmax heads had the colour of relational ones, if these came first."""
+    kinds = ["relational", "softmax", "softmax", "mixture", *["softmax"] * 4]
+    found = [Group(f"{i}", kind, ()) for i, kind in enumerate(kinds)]
+    assert len({colour for colour, _ in styles(found).values()}) == len(found)
+    assert len(styles([*found, *(Group(f"more {i}", "hyla", ()) for i in range(9))])) == len(found) + 9
 
 
 # ------------------------------------------------------------------------------------------------------------ headline

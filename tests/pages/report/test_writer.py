@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from refusals import refusing
-from reported import TASK, fabricate, folders, plain, run_of, small, written
+from reported import TASK, fabricate, folders, plain, run_of, scored, small, written
 
 import polyhead as ph
 from polyhead.pages.report import codes as report_codes, writer as report
@@ -90,6 +90,15 @@ def test_curves_are_the_rows_of_the_metrics(tmp_path: pathlib.Path) -> None:
         page.cells("HYLA")
     unfinished = written(made[1:], tmp_path / "r.html")
     assert "No finished run with a score on unseen combinations yet" in unfinished.words
+
+
+def test_scores_that_are_not_finite_leave_the_axis_as_it_is(tmp_path: pathlib.Path) -> None:
+    made = [fabricate(tmp_path / "a b", run_of("hyla"), None, scored(20, iid=math.nan) + scored(40, iid=math.inf))]
+    made += [fabricate(tmp_path, run_of("softmax"), {"iid": (0.7, 0.1)}, scored(20, iid=0.3) + scored(40, iid=0.7))]
+    page = written(made, tmp_path / "r.html")
+    low, high = page.axis("iid R²")["layout"]["yaxis"]["range"]
+    assert low < 0.3 < 1 < high
+    assert f"python -m polyhead.train '{made[0]}/config.json'" in page.words  # a command for a shell
 
 
 # ------------------------------------------------------------------------------------------------------ codes, probes

@@ -162,4 +162,4 @@ def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
     else:
         wanted, said = (task.written(values.reshape(-1).tolist()) for values in (targets, given.argmax(-1)))
     asked = task.asked(batch, i)
-    return f"{asked} {wanted.capitalize() if asked.endswith('?') else wanted}; the model says {said}."
+    return f"{asked} {wanted[:1].upper() + wanted[1:] if asked.endswith('?') else wanted}; the model says {said}."

@@ -3,6 +3,7 @@
 Figures use the colours of the light theme; the page's script maps them to the dark theme.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
@@ -60,11 +61,11 @@ def dashes(table: Iterable[str]) -> dict[str, str]:
 def styles(found: Sequence[Group]) -> dict[str, Style]:
     """Colour and marker by label: a mechanism has the same colour in every report, its variants get spare colours."""
     chosen: dict[str, Style] = {}
-    spare = iter(EXTRA * len(found))
     used: set[str] = set()
     for i, group in enumerate(found):
         colour = COLOURS.get(group.kind, FAINT)
-        colour = next(spare) if colour in used else colour
+        if colour in used:
+            colour = next((spare for spare in EXTRA if spare not in used), EXTRA[i % len(EXTRA)])
         used.add(colour)
         chosen[group.label] = (colour, MARKERS[i % len(MARKERS)])
     return chosen
@@ -174,7 +175,7 @@ def scores(found: Sequence[Group], split: str, table: Table) -> go.Figure:
     for name, value in rows.items():
         width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
         figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
-    seen = [value for g in found for e in g.entries for value in e.curve("eval", metric, split)[1]]
+    seen = [y for g in found for e in g.entries for y in e.curve("eval", metric, split)[1] if math.isfinite(y)]
     # A run or floor far below would compress the rest of the plot.
     low = min([*rows.values(), max(min(seen, default=0.0), LOWEST)]) - 0.08
     low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low

@@ -28,6 +28,9 @@
 
   const hidden = (id) => document.getElementById(id).closest("details:not([open]), [hidden]") !== null;
 
+  // In texts of figures, Plotly reads tags such as the token <s>, and entities.
+  const literal = (name) => name.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
   // A matrix that was chosen goes into its figure: whole numbers become values, names become ticks.
   const place = (spec, map) => {
     const [trace] = spec.data, { layout } = spec, unit = map.limit / page.steps;
@@ -35,12 +38,12 @@
     const gap = (names) => (names.length > 32 ? 0 : 1);
     Object.assign(trace, {
       z: map.z.map((row) => row.map((value) => value * unit)),
-      text: map.rows.map((row) => columns.map((column) => `${row} → ${column}`)),
+      text: map.rows.map((row) => columns.map((column) => literal(`${row} → ${column}`))),
       colorscale: page.scales[map.signed ? "signed" : "plain"],
       zmin: map.signed ? -map.limit : 0, zmax: map.limit, xgap: gap(columns), ygap: gap(map.rows),
     });
     const ticks = (names) => ({
-      tickmode: "array", tickvals: names.map((_, i) => i), ticktext: names, tickfont: { size: names.length > 24 ? 9 : 11 },
+      tickmode: "array", tickvals: names.map((_, i) => i), ticktext: names.map(literal), tickfont: { size: names.length > 24 ? 9 : 11 },
     });
     Object.assign(layout.yaxis, ticks(map.rows));
     if (map.columns) Object.assign(layout.xaxis, ticks(columns), { tickangle: columns.every((name) => name.length < 3) ? 0 : -60 });

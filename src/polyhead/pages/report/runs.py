@@ -199,9 +199,9 @@ def _numbers(scores: object) -> bool:
 def _same_task(entries: Sequence[Entry]) -> None:
     """Raise a ValueError unless all runs are on one task; the seeds of the split may differ."""
     first = entries[0]
-    wanted = flat(to_dict(_unseeded(first.run).task))
+    wanted = flat(to_dict(_unseeded(first.run).task, semantic=True))
     for entry in entries[1:]:
-        came = flat(to_dict(_unseeded(entry.run).task))
+        came = flat(to_dict(_unseeded(entry.run).task, semantic=True))
         for name in sorted(wanted.keys() | came.keys()):
             if wanted.get(name) != came.get(name):
                 raise ValueError(

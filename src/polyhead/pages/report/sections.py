@@ -242,12 +242,15 @@ def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
 
 
 def legend(one: Analysed, parts: Parts) -> str:
-    """The marks of terms or rules, shared by all maps."""
+    """The marks of terms or rules, shared by all maps; "" where maps show the target alone."""
     labels = [(name, values) for layer in one.maps for name, values in layer.labels.items() if name != "function"]
+    if not labels:
+        return ""
     items = []
     for i in np.unique(np.concatenate([values for _, values in labels])).tolist():
         colour, _, glyph = category(i)
-        items.append(f"<span>{swatch(colour, glyph)}{escape(class_name(one.entry.run.task, labels[0][0], i))}</span>")
+        names = dict.fromkeys(class_name(one.entry.run.task, name, i) for name, values in labels if i in values)
+        items.append(f"<span>{swatch(colour, glyph)}{escape(' or '.join(names))}</span>")
     return f'<p class="legend"><span>{parts.name.capitalize()}s:</span>{"".join(items)}</p>'
 
 

@@ -7,6 +7,7 @@ checkpoints and task.
 
 import json
 import pathlib
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -333,12 +334,13 @@ def _runs(out: Page, entries: Sequence[Entry]) -> None:
     for entry in entries:
         run, result = entry.run, entry.result
         state = f"{entry.step:,} steps" if result else f"unfinished, {entry.step:,} of {run.train.steps:,} steps"
-        command = result.command if result else f"python -m polyhead.train {entry.folder / 'config.json'}"
+        config = shlex.quote(str(entry.folder / "config.json"))
+        command = result.command if result else f"python -m polyhead.train {config}"
         body = f"<h4>Command</h4><pre><code>{escape(command)}</code></pre>"
         about: dict[str, object] = {"folder": entry.folder, "digest": digest(run), "seed": run.seed}
         body += "<h4>Environment</h4>" + document.facts(about | dict(result.environment if result else {}))
-        config = json.dumps(to_dict(run), indent=2, ensure_ascii=False)
-        body += f"<h4>Configuration</h4><pre><code>{escape(config)}</code></pre>"
+        settings = json.dumps(to_dict(run), indent=2, ensure_ascii=False)
+        body += f"<h4>Configuration</h4><pre><code>{escape(settings)}</code></pre>"
         out.add(document.details(f"{entry.folder.name}: seed {run.seed}, {state}", body))
     here = environment(torch.device("cpu"))
     names = [name for name in here if name in ("python", "torch", "polyhead", "cpu", "date")]
