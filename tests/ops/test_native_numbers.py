@@ -83,6 +83,20 @@ def test_a_softmax_over_one_key_has_no_gradient(arguments, op, t):
 
 
 @needs_compiler
+@pytest.mark.parametrize("t", [2, 18])
+@pytest.mark.parametrize("op", [op for op in OPS if op != "linear"])
+def test_a_softmax_over_one_key_loses_no_nan(arguments, op, t):
+    """A gradient that is NaN is no rounding."""
+    (q, k, v), _ = make_problem(t, 1, dtype=torch.float32)
+    how = {"normalise": "softmax"} if op == "hyla" else {}
+    cotangent = torch.ones(2, t, 4, 5)
+    cotangent[1, 0] = torch.nan
+    mine, exact = both(op, arguments(op, (q, k, v)), cotangent, **how)
+    assert not any((x.isfinite() & y.isnan()).any() for x, y in zip(mine, exact, strict=True))
+    assert mine[2][1].isnan().all()
+
+
+@needs_compiler
 def test_the_gradient_of_a_score_with_nearly_all_of_the_weight():
     """It is that of the other key, with its sign turned; a code that is divided by its norm makes it large."""
     torch.manual_seed(0)

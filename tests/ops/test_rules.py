@@ -5,6 +5,7 @@ Kernels run in Triton's interpreter.  See "What every op promises" in docs/conve
 
 import functools
 import inspect
+import itertools
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from polyhead import ops
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import BACKENDS, TENSORS, choose, code_of, resolve
 from polyhead.ops.latent_code import dense
-from polyhead.spec import NORMALISE
+from polyhead.spec import NORMALISE, SOFTMAX_AXIS
 
 SENDERS = ("k", "v", "k_rel", "symbols")
 
@@ -227,6 +228,22 @@ def test_limits_that_cannot_be_are_refused(who):
     ]:
         with refusing(f"{who}: {told}"):
             LIMITED[who](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
+
+
+@pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize(("op", "impl"), ALL)
+def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(problem, arguments, op, impl, low):
+    """Other libraries hide keys by such a bias; a query of padding then has no other keys."""
+    ways = [{"normalise": n} for n in SOFTMAX_AXIS] if op in ("linear", "hyla", "pooled") else [{}]
+    for n, (how, t) in some(enumerate(itertools.product(ways, (3, 18)))):  # few queries, and many
+        qkv, options = problem(t, 20, dtype=torch.float32, causal=n % 3 > 0)
+        with torch.no_grad():
+            qkv[0].zero_()  # else -1e9 would round the scores
+        tensors, bias, cotangent = arguments(op, qkv), torch.zeros(2, 1, t, 20), torch.randn(2, t, 4, 5)
+        bias[:, :, 1] = low
+        came = unless_refused(("takes ",), op, impl, tensors, options | how | {"bias": bias}, cotangent)
+        if came is not None:
+            assert_close(came, grads(op, "reference", tensors, options | how, cotangent), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blocked"])

@@ -234,8 +234,9 @@ def softmax_visible(scores: Tensor, look: Tensor | None, dim: int) -> Tensor:
     """
     if look is None:
         return scores.softmax(dim)
-    # The smallest finite number instead of -inf: its exponential is 0 as well, and an empty row gives no NaN.
-    return scores.masked_fill(~look, torch.finfo(scores.dtype).min).softmax(dim).masked_fill(~look, 0)
+    # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
+    hidden = torch.where(of_pairs(look).any(dim, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
+    return torch.where(look, scores, hidden).softmax(dim).masked_fill(~look, 0)
 
 
 def rms_heads(scores: Tensor) -> Tensor:

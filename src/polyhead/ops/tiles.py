@@ -337,8 +337,9 @@ def _pad(x: Tensor, width: int) -> Tensor:
 
 def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """A bias with at least one finite number in each row, in the dtype of the kernels."""
-    if torch.promote_types(bias.dtype, dtype) != dtype and bias.numel():
-        # A softmax ignores what all keys of a query share; rounded with it, their differences would be lost.
+    if bias.numel():
+        # A softmax ignores what all keys of a query share.  Narrowed with it, their differences would be lost; and the
+        # kernels' backward pass has the logarithm of a sum, which -1e9 at all keys would round away.
         bias = wide(bias)
         bias = bias - bias.detach().amax(-1, keepdim=True)
     return bias.to(dtype)

@@ -4,9 +4,9 @@
 //
 // with p the softmax of the scores over keys (pairs.h), a = p times dropout, and rel_rij = act(q_rel_ir . k_rel_jr factor).
 // Softmax attention has no relations, and its symbols are the values.
-// Backward, with L the logarithm of the sum that p is divided by, kept from the forward pass:
+// Backward, with the largest score T and one over the sum Z of e^(s - T), kept from the forward pass:
 //
-//   p_hij  = e^(s_hij - L_ih)                            da_hij = dretrieved_ih . symbols_jh + sum_r drelated_ihr rel_rij
+//   p_hij  = e^(s_hij - T_ih) / Z_ih                     da_hij = dretrieved_ih . symbols_jh + sum_r drelated_ihr rel_rij
 //   ds_hij = a_hij da_hij - p_hij delta_ih               delta_ih = dretrieved_ih . retrieved_ih + drelated_ih . related_ih
 //   drel_rij = sum_h a_hij drelated_ihr                  du_rij = drel_rij act'
 //   dsymbols_jh = sum_i a_hij dretrieved_ih,   then dq, dk from ds and dq_rel, dk_rel from du
@@ -24,7 +24,7 @@ using namespace polyhead;
 extern "C" struct AttentionCall {
   int64_t b, t, s, h, g, d, e, r, p;
   Rows q, k, q_rel, k_rel, symbols, dretrieved, drelated;
-  number *retrieved, *related, *logs;       // (b t h e), (b t h r), (b h t); for few queries the first two have a part for each strip
+  number *retrieved, *related, *stats;      // (b t h e), (b t h r), (b h t 2); for few queries the first two have a part for each strip
   const number* delta;                      // (b h t)
   number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel have a part for each strip
   Limits limits;                            // own: queries
@@ -183,10 +183,9 @@ struct Attention {
         number* to = x.related + (h * c.r + i) * LANES;
         store(to, load(to) * portion);
       }
-      for (int64_t l = 0; l < x.tile.count; l++) {
-        number sum = x.total[h * LANES + l];
-        c.logs[(x.tile.b * c.h + h) * c.t + x.tile.row + l] = sum == 0 ? -NEVER : x.top[h * LANES + l] + std::log(sum);
-      }
+      store(x.total + h * LANES, portion);
+      number* stats = c.stats + 2 * ((x.tile.b * c.h + h) * c.t + x.tile.row);
+      for (int64_t l = 0; l < x.tile.count; l++) stats[2 * l] = x.top[h * LANES + l], stats[2 * l + 1] = x.total[h * LANES + l];
     }
     int64_t at = x.tile.b * c.t + x.tile.row;
     unpack(x.retrieved, x.tile, heads, c.e, 1.0f, c.retrieved + at * c.h * c.e, c.h * c.e);
@@ -334,8 +333,10 @@ struct Attention {
       Sight sight(limits, tile, query + r);
       number* p = code + r * heads * LANES;
       add_bias(sight, p, heads, NEVER);
-      for (int h = 0; h < heads; h++)
-        store(p + h * LANES, exp(load(p + h * LANES) - splat(c.logs[(tile.b * c.h + h) * c.t + query + r])));
+      for (int h = 0; h < heads; h++) {
+        const number* stats = c.stats + 2 * ((tile.b * c.h + h) * c.t + query + r);
+        store(p + h * LANES, exp(load(p + h * LANES) + -stats[0]) * stats[1]);
+      }
       if (limits.keep.at) drop(sight, p, dropped + r * heads * LANES, heads);
     }
     return limits.keep.at ? dropped : code;
@@ -347,8 +348,8 @@ struct Attention {
       for (int h = 0; h < heads; h++) {
         int64_t at = (r * heads + h) * LANES;
         number delta = c.delta[(tile.b * c.h + h) * c.t + query + r];
-        Vec mine = load(p + at);
-        store(da + at, choose(mine > ALONE, splat(0), load(u + at) * load(da + at) - mine * delta));
+        Vec mine = load(p + at), grad = load(da + at);
+        store(da + at, choose(mine > ALONE, grad - grad, load(u + at) * grad - mine * delta));  // NaN stays NaN
       }
   }
 };

@@ -1,6 +1,7 @@
 """The passes of softmax and relational attention by native code; attention.cpp has the equations.
 
-Memory is O(t).  The arguments, the outputs and the log-sum-exp of each query and head are saved.
+Memory is O(t).  The arguments and the outputs are saved, and of each query and head what normalises its scores: the
+largest, and one over the sum.  The logarithm of both in one number would lose the sum if all scores are -1e9.
 """
 
 import ctypes
@@ -23,7 +24,7 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgderp"),
         *((name, structs.Rows) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
-        *((name, ctypes.c_void_p) for name in ("retrieved", "related", "logs", "delta")),
+        *((name, ctypes.c_void_p) for name in ("retrieved", "related", "stats", "delta")),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")),
         ("limits", structs.Limits),
         ("dbias", structs.BiasGrad),
@@ -62,20 +63,21 @@ def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
 
 
 def forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
-    """The sums over symbols (b t h e) and over relations (b t h r), and the log-sum-exp (b h t).
+    """The sums over symbols (b t h e) and over relations (b t h r); the largest score, and one over the sum of
+    exponentials relative to it (b h t 2).
 
     `tiles`: take the kernel for many queries even for few, because it rounds scores as the backward pass does."""
     slots, strips, what = (1, 1, structs.FORWARD) if tiles else structs.forward_shares(x)
-    *outs, logs = (torch.empty_like(a) for a in like(x))
+    *outs, stats = (torch.empty_like(a) for a in like(x))
     parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in outs]
     if not x.k.numel():
-        return [a.zero_() for a in (*outs, logs)]
+        return [a.zero_() for a in (*outs, stats)]
     if x.q.numel():
         call, _kept = _call(x, what)
         call.slots, call.strips = slots, strips
-        call.retrieved, call.related, call.logs = (a.data_ptr() for a in (*parts, logs))
-        native.call("attention", logs.dtype, call, what)
-    return [*map(structs.added, parts), logs]
+        call.retrieved, call.related, call.stats = (a.data_ptr() for a in (*parts, stats))
+        native.call("attention", stats.dtype, call, what)
+    return [*map(structs.added, parts), stats]
 
 
 def backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
@@ -87,14 +89,15 @@ def backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     dretrieved, drelated = (structs.numbers(a, dtype) for a in douts[:2])
     # A score that is rounded in two ways is off by so much of itself, and the sum over keys of ds is no longer 0.
     few = x.q.shape[1] < structs.FEW
-    retrieved, related, logs = forward(x, tiles=True) if few else douts[3:]
+    retrieved, related, stats = forward(x, tiles=True) if few else douts[3:]
+    stats = stats.contiguous()  # vmap may expand it
     delta = (dretrieved * retrieved).sum(-1)
     if call.r:
         delta += (drelated * related).sum(-1)
         call.drelated = structs.rows(drelated)
     delta = delta.transpose(1, 2).contiguous()
     call.dretrieved = structs.rows(dretrieved)
-    call.logs, call.delta = logs.data_ptr(), delta.data_ptr()
+    call.stats, call.delta = stats.data_ptr(), delta.data_ptr()
     call.slots, call.strips = structs.shares(call.b, call.s, x.bias)
     grads = {"q": torch.zeros(call.strips, *x.q.shape, dtype=dtype), "k": torch.empty(x.k.shape, dtype=dtype)}
     if x.q_rel is not None and x.k_rel is not None:
@@ -119,5 +122,5 @@ def like(x: AttentionCall) -> list[Tensor]:
     """Empty tensors like the outputs."""
     (b, t, h, _), dtype = x.q.shape, native.NUMBERS.get(x.q.dtype, torch.float32)
     relations = 0 if x.q_rel is None else x.q_rel.shape[2]
-    sizes = (b, t, h, x.v.shape[-1]), (b, t, h, relations), (b, h, t)
+    sizes = (b, t, h, x.v.shape[-1]), (b, t, h, relations), (b, h, t, 2)
     return [x.q.new_empty(size, dtype=dtype) for size in sizes]

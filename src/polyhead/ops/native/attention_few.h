@@ -68,7 +68,7 @@ template <class Call> struct AttentionFew {
     if (memory.failed()) return false;
     number *scores = memory.take(few.all()), *top = memory.take(rows), *portion = memory.take(rows);
     if (!few.scores(NEVER, scores) || !few.sums(scores, top, portion)) return false;
-    for (int64_t n = 0; n < rows; n++) c.logs[n] = portion[n] == 0 ? -NEVER : top[n] - std::log(portion[n]);
+    for (int64_t n = 0; n < rows; n++) c.stats[2 * n] = top[n], c.stats[2 * n + 1] = portion[n];
     Stats stats = {top, portion, heads * c.t, c.t, 0, 1};
     return each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
              int64_t at = (strip * c.b + b) * c.t * c.h;

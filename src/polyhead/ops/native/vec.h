@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -34,7 +35,7 @@ namespace polyhead {
 typedef POLYHEAD_NUMBER number;
 constexpr bool EXACT = sizeof(number) > 4;  // functions then come from the C library
 constexpr int WIDTH = POLYHEAD_WIDTH, LANES = 16, PARTS = LANES / WIDTH;
-constexpr number NEVER = -INFINITY, LEAST = number(-3e38);  // the score of a hidden pair; less than any other score
+constexpr number NEVER = -INFINITY, LEAST = std::numeric_limits<number>::lowest();  // the score of a hidden pair; no other is less
 constexpr bool MANY_REGISTERS = WIDTH == 16 || WIDTH == 4;  // 32 of them, not 16
 
 typedef std::conditional<EXACT, int64_t, int32_t>::type integer;
