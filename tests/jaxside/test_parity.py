@@ -243,3 +243,11 @@ def test_codes_and_the_textbook_know_nothing_of_hidden_keys(what):
         found.append([out, *pull(np.ones_like(out))])
     for x, y in zip(*found, strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("network", spec.NETWORKS)
+def test_a_mean_over_keys_is_finite_where_their_sum_is_not(network):
+    """The largest number of float16 is 65,504."""
+    q, k = jnp.ones((1, 1, 2, 4), "float16"), jnp.ones((1, 4096, 2, 4), "float16")
+    y = jaxside.pooled_attention(q, k, 20 * k, pool="mean", network=network, impl="reference")
+    assert (y == 40).all()

@@ -34,7 +34,7 @@ EDITS = {
 """An edit of the file of a kernel -> texts, old and new."""
 
 BINDS = f"""
-import importlib.util, inspect, json, pathlib, sys, torch
+import importlib.util, inspect, json, pathlib, sys, torch, triton
 import triton.language as tl
 import polyhead.ops.linear.triton.kernels as linear
 EDITS = {EDITS!r}
@@ -45,7 +45,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import compute_cache_key, create_function_from_signature
 from unittest.mock import patch
-from ahead_of_time import QUICK, QUICK_CARDS, Row, digest, main, measure, narrow
+from ahead_of_time import QUICK, QUICK_CARDS, Row, digest, main, measure, narrow, relational
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.triton.kernels import launches, prepare
 
@@ -64,6 +64,12 @@ for launch in [*(launch for case in QUICK for launch in case.launches(227 << 10)
     assert {x: y for x, y in attributes.items() if y} == source.attrs, (attributes, source.attrs)
     op, name = kernel.__module__.split(".")[2], kernel.__name__
     print("bound", name if name.startswith(op) else op + "_" + name)
+
+for launch in relational(2, 16, 2, torch.float32, full=True).launches(227 << 10)[:2]:
+    tensors, *rest = launch.args
+    tensors = tuple(x.double() if isinstance(x, torch.Tensor) and x.ndim == 2 else x for x in tensors)
+    triton.compile(replace(launch, args=(tensors, *rest)).source(), target=GPUTarget("cuda", 90, 32))
+    print("wide bias", launch.kernel.__name__)
 
 tight = {"stack": {"any": -1}, "shared": dict.fromkeys(("sm_80", "sm_90"), 4000)}
 first = replace(QUICK[0], make=lambda shared: QUICK[0].launches(shared)[:1])
@@ -118,6 +124,11 @@ def test_what_is_compiled_ahead_of_time_is_what_a_launch_compiles(compiled):
     """Up to the compiler, a launch needs no GPU: triton names the types, ones and multiples of 16 of the arguments."""
     done, _ = compiled
     assert set(told(done, "bound")) == set(KERNELS), done.stderr
+
+
+def test_a_bias_may_be_wider_than_the_tensors(compiled):
+    """As one from NumPy is.  The interpreter takes any mixture of dtypes."""
+    assert told(compiled[0], "wide bias") == ["forward", "backward_queries"], compiled[0].stderr
 
 
 def test_one_configuration_of_each_kernel_stays_within_its_budget(compiled):

@@ -16,7 +16,7 @@ from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.ops.latent_code import latent_code, relations
 from polyhead.ops.linear.reference import linear_step
-from polyhead.spec import MECHANISMS, NORMALISE, RELATION_ACTS
+from polyhead.spec import MECHANISMS, NETWORKS, NORMALISE, RELATION_ACTS
 
 BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
 LIMITS = [((t, s), {}) for t, s in ((1, 4), (4, 4), (5, 3), (3, 5))]
@@ -201,6 +201,17 @@ def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, o
     how = {**given, **(PLAIN if op in ("linear", "hyla") else {}), **options}
     with refusing(f"{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'"):
         resolve(op, impl)(*arguments(op, qkv), **how)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_mean_over_keys_is_finite_where_their_sum_is_not(network):
+    """The largest number of float16 is 65,504."""
+    q, k, v, mask = torch.ones(1, 1, 2, 4), torch.ones(1, 4097, 2, 4), torch.ones(1, 4097, 2, 4), torch.ones(4097) > 0
+    mask[0] = False
+    y = ph.ops.pooled_attention(
+        q.half(), k.half(), 20 * v.half(), mask=mask, pool="mean", network=network, impl="reference"
+    )
+    assert (y == 40).all()
 
 
 def test_pooled_heads_have_codes_and_no_sum_of_codes():

@@ -46,8 +46,10 @@ def pooled(x: jax.Array, pool: str, look: jax.Array | None) -> jax.Array:
     if pool == "max":
         most = jnp.where(seen, x, -jnp.inf).max(3, keepdims=True, initial=-jnp.inf)
         return jnp.where(seen.any(-2, keepdims=True), most, 0)
-    total, count = x.sum(3, keepdims=True), seen.sum(-2, keepdims=True)
-    return total if pool == "sum" else total / jnp.maximum(count, 1).astype(x.dtype)
+    if pool == "sum":
+        return x.sum(3, keepdims=True)
+    total = wide(x).sum(3, keepdims=True)  # may be more than float16 holds
+    return (total / jnp.maximum(seen.sum(-2, keepdims=True), 1).astype(total.dtype)).astype(x.dtype)
 
 
 IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import compute, load
-from polyhead.ops.latent_code import act as activation, code, drop, rms_heads, share, shown, wide
+from polyhead.ops.latent_code import act as activation, at_least_float32, code, drop, rms_heads, share, shown, wide
 from polyhead.ops.precision import autocasting
 from polyhead.spec.shapes import shaped
 
@@ -40,7 +40,8 @@ def pooled(x: Tensor, pool: str, look: Tensor | None) -> Tensor:
     look = look.expand(torch.broadcast_shapes(look.shape, x.shape[2:4]))[..., None]
     if pool == "max":
         return x.masked_fill(~look, -torch.inf).amax(3, keepdim=True).masked_fill(~look.any(-2, keepdim=True), 0)
-    return x.sum(3, keepdim=True) / look.sum(-2, keepdim=True).clamp(min=1)
+    total = x.sum(3, keepdim=True, dtype=at_least_float32(x.dtype))  # may be more than float16 holds
+    return (total / look.sum(-2, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
 def by_any(look: Tensor | None) -> Tensor | None:

@@ -95,7 +95,7 @@ def limited(scores, bias, at, lengths, limits, C: tl.constexpr):
     b, q0, k0 = at
     seen = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
     if bias is not None:
-        added = by_offset(bias, q0, k0, lengths, C.sight, C.q)
+        added = by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
         scores += tl.permute(added, (0, 2, 1)) if C.own_keys else added
     if C.own_keys:
         seen = tl.permute(seen, (0, 2, 1))
