@@ -6,6 +6,7 @@ import typing
 from dataclasses import dataclass, fields, replace
 
 import pytest
+import torch
 from refusals import refusing
 from some import some
 
@@ -217,3 +218,14 @@ def test_a_field_that_hides_a_method_is_refused_at_once():
         Firsts()
     with refusing("Wide: the field sizes hides the method Mechanism.sizes()"):
         Wide()
+
+
+def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
+    """The masks of all were those of the first: none."""
+    x, mask = torch.zeros(2, 3), torch.tensor([[True, True, False], [True, False, False]])
+    whole, padded = (config.Batch(x, x, one, x == 0, {}) for one in (None, mask))
+    for batches in ([whole, padded], [padded, whole]):
+        masks = [mask if batch is padded else torch.ones_like(mask) for batch in batches]
+        assert torch.equal(config.Batch.stack(batches).mask, torch.stack(masks))
+        assert torch.equal(config.Batch.cat(batches).mask, torch.cat(masks))
+    assert config.Batch.cat([whole, whole]).mask is None
