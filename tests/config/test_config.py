@@ -150,6 +150,20 @@ def test_whole_numbers_and_fractions_are_one_run(tmp_path):
     assert config.digest(whole) == config.digest(same)
 
 
+@dataclass(frozen=True)
+class Spans(Checked):
+    spans: tuple[tuple[int, float], ...]
+
+
+def test_values_of_a_tuple_have_types_of_their_own():
+    """All were read, and written, as if they had the type of the first."""
+    written = config.to_dict(Spans(((1, 2), (3, 0.5))))
+    assert repr(written["spans"]) == "[[1, 2.0], [3, 0.5]]"
+    assert repr(config.serial.build(written | {"kind": None}, Spans, {}, "x").spans) == "((1, 2.0), (3, 0.5))"
+    with refusing("x: spans: 2 values were wanted but [1] came"):
+        config.serial.build({"spans": [[1]]}, Spans, {}, "x")
+
+
 PARTS = (
     *(cls() for cls in (*KINDS, *MECHANISMS, *POSITIONS, *FEEDFORWARDS, *typing.get_args(SymbolSource), Decay, Train)),
     *(Tokens(3), Vectors(3), Patches((1, 2, 2), (1, 1)), Logits(3), Values(3), Classes(3)),

@@ -154,7 +154,8 @@ def _floats(value: Any, hint: Any) -> Any:
     if type(value) is int and float in options and int not in options:
         return float(value)
     if isinstance(value, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
-        return [_floats(item, typing.get_args(lists[0])[0]) for item in value]
+        inner = _inner(lists[0], len(value))
+        return [_floats(*pair) for pair in zip(value, inner, strict=True)] if len(inner) == len(value) else list(value)
     return value
 
 
@@ -294,15 +295,22 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
             raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
         return built
     if isinstance(data, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
-        inner = typing.get_args(lists[0])
-        if typing.get_origin(lists[0]) is tuple and inner[-1] is not ... and len(data) != len(inner):
-            raise ValueError(f"{where}: {len(inner)} values were wanted but {shown(list(data))} came")
-        return tuple(_value(item, inner[0], known, where) for item in data)
+        wanted = _inner(lists[0], len(data))
+        if len(data) != len(wanted):
+            raise ValueError(f"{where}: {len(wanted)} values were wanted but {shown(list(data))} came")
+        return tuple(_value(item, inner, known, where) for item, inner in zip(data, wanted, strict=True))
     return _scalar(data, options, where)
 
 
 def _is_list(hint: Any) -> bool:
     return typing.get_origin(hint) in (tuple, Sequence)
+
+
+def _inner(hint: Any, count: int) -> tuple[Any, ...]:
+    """The types in a tuple or sequence of that type, which holds `count` values unless its own number is fixed."""
+    inner = typing.get_args(hint)
+    fixed = typing.get_origin(hint) is tuple and inner[-1] is not ...
+    return inner if fixed else inner[:1] * count
 
 
 def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
