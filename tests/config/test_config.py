@@ -164,6 +164,16 @@ def test_values_of_a_tuple_have_types_of_their_own():
         config.serial.build({"spans": [[1]]}, Spans, {}, "x")
 
 
+@pytest.mark.compile  # where annotations are not checked
+def test_a_list_of_a_program_is_that_of_a_file():
+    """It made a run that was unequal to itself read back, and that had no hash."""
+    train = Train(evaluate=["iid"], betas=[0.5, 0.9])
+    assert train == Train(evaluate=("iid",), betas=(0.5, 0.9))
+    assert hash(train) == hash(Train(evaluate=("iid",), betas=(0.5, 0.9)))
+    with refusing("Train: evaluate must be a list but is 'iid'"):
+        Train(evaluate="iid")
+
+
 PARTS = (
     *(cls() for cls in (*KINDS, *MECHANISMS, *POSITIONS, *FEEDFORWARDS, *typing.get_args(SymbolSource), Decay, Train)),
     *(Tokens(3), Vectors(3), Patches((1, 2, 2), (1, 1)), Logits(3), Values(3), Classes(3)),

@@ -49,6 +49,12 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         _check_fields(kind)
+        for name in _tuple_fields(kind):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ValueError(f"{kind.__name__}: {name} must be a list but is {value!r}")
+            if isinstance(value, list):  # as it would be read from a file; a list has no hash, and may change
+                object.__setattr__(self, name, tuple(value))
         for name, kinds, wanted in _plain_fields(kind):
             value = getattr(self, name)
             if type(value) is int and value.bit_length() > 63:
@@ -103,6 +109,13 @@ def _plain_fields(cls: type) -> list[tuple[str, tuple[type, ...], str]]:
             kinds = (*options, int) if float in options else options
             found.append((f.name, kinds, " or ".join(_PLAIN[option] for option in options)))
     return found
+
+
+@functools.cache
+def _tuple_fields(cls: type) -> list[str]:
+    """The fields that hold a tuple."""
+    hints = _hints(cls)
+    return [f.name for f in dataclasses.fields(cls) if typing.get_origin(hints[f.name]) is tuple]
 
 
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
