@@ -319,7 +319,7 @@ def _is_list(hint: Any) -> bool:
     return typing.get_origin(hint) in (tuple, Sequence)
 
 
-def _inner(hint: Any, count: int) -> tuple[Any, ...]:
+def _inner(hint: object, count: int) -> tuple[object, ...]:
     """The types in a tuple or sequence of that type, which holds `count` values unless its own number is fixed."""
     inner = typing.get_args(hint)
     fixed = typing.get_origin(hint) is tuple and inner[-1] is not ...
