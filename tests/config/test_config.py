@@ -6,6 +6,7 @@ import typing
 from dataclasses import dataclass, fields, replace
 
 import pytest
+import torch
 from refusals import refusing
 from some import some
 
@@ -149,6 +150,30 @@ def test_whole_numbers_and_fractions_are_one_run(tmp_path):
     assert config.digest(whole) == config.digest(same)
 
 
+@dataclass(frozen=True)
+class Spans(Checked):
+    spans: tuple[tuple[int, float], ...]
+
+
+def test_values_of_a_tuple_have_types_of_their_own():
+    """All were read, and written, as if they had the type of the first."""
+    written = config.to_dict(Spans(((1, 2), (3, 0.5))))
+    assert repr(written["spans"]) == "[[1, 2.0], [3, 0.5]]"
+    assert repr(config.serial.build(written | {"kind": None}, Spans, {}, "x").spans) == "((1, 2.0), (3, 0.5))"
+    with refusing("x: spans: 2 values were wanted but [1] came"):
+        config.serial.build({"spans": [[1]]}, Spans, {}, "x")
+
+
+@pytest.mark.compile  # where annotations are not checked
+def test_a_list_of_a_program_is_that_of_a_file():
+    """It made a run that was unequal to itself read back, and that had no hash."""
+    train = Train(evaluate=["iid"], betas=[0.5, 0.9])
+    assert train == Train(evaluate=("iid",), betas=(0.5, 0.9))
+    assert hash(train) == hash(Train(evaluate=("iid",), betas=(0.5, 0.9)))
+    with refusing("Train: evaluate must be a list but is 'iid'"):
+        Train(evaluate="iid")
+
+
 PARTS = (
     *(cls() for cls in (*KINDS, *MECHANISMS, *POSITIONS, *FEEDFORWARDS, *typing.get_args(SymbolSource), Decay, Train)),
     *(Tokens(3), Vectors(3), Patches((1, 2, 2), (1, 1)), Logits(3), Values(3), Classes(3)),
@@ -217,3 +242,14 @@ def test_a_field_that_hides_a_method_is_refused_at_once():
         Firsts()
     with refusing("Wide: the field sizes hides the method Mechanism.sizes()"):
         Wide()
+
+
+def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
+    """The masks of all were those of the first: none."""
+    x, mask = torch.zeros(2, 3), torch.tensor([[True, True, False], [True, False, False]])
+    whole, padded = (config.Batch(x, x, one, x == 0, {}) for one in (None, mask))
+    for batches in ([whole, padded], [padded, whole]):
+        masks = [mask if batch is padded else torch.ones_like(mask) for batch in batches]
+        assert torch.equal(config.Batch.stack(batches).mask, torch.stack(masks))
+        assert torch.equal(config.Batch.cat(batches).mask, torch.cat(masks))
+    assert config.Batch.cat([whole, whole]).mask is None

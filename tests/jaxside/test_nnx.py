@@ -135,6 +135,16 @@ def test_attention_to_another_sequence(causal, positions):
 
 
 @pytest.mark.usefixtures("quick_draws")
+@pytest.mark.parametrize("positions", [ph.Alibi(), ph.RelativeBias(4, 100)])
+def test_positions_are_numbers_of_any_integer_type(positions):
+    """Differences of unsigned ones, and indices of short ones, overflowed without a word."""
+    layer, x = nnx.MultiHeadAttention(DIM, ph.Softmax(2), positions=positions), drawn(B, T, DIM)
+    wanted = layer(x, positions=9 * PLACES)
+    for dtype in (np.uint8, np.int8, np.uint32):
+        np.testing.assert_array_equal(layer(x, positions=(9 * PLACES).astype(dtype)), wanted)
+
+
+@pytest.mark.usefixtures("quick_draws")
 def test_one_array_of_symbols_is_that_of_all_groups():
     """It was read as a list of tables by offset, one for each sample."""
     layer = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)

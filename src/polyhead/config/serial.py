@@ -49,6 +49,12 @@ class Checked:
     def __post_init__(self) -> None:
         kind: Any = type(self)
         _check_fields(kind)
+        for name in _tuple_fields(kind):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise ValueError(f"{kind.__name__}: {name} must be a list but is {value!r}")
+            if isinstance(value, list):  # as it would be read from a file; a list has no hash, and may change
+                object.__setattr__(self, name, tuple(value))
         for name, kinds, wanted in _plain_fields(kind):
             value = getattr(self, name)
             if type(value) is int and value.bit_length() > 63:
@@ -105,6 +111,13 @@ def _plain_fields(cls: type) -> list[tuple[str, tuple[type, ...], str]]:
     return found
 
 
+@functools.cache
+def _tuple_fields(cls: type) -> list[str]:
+    """The fields that hold a tuple."""
+    hints = _hints(cls)
+    return [f.name for f in dataclasses.fields(cls) if typing.get_origin(hints[f.name]) is tuple]
+
+
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values; `semantic` omits the fields that cannot change a result."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -154,7 +167,8 @@ def _floats(value: Any, hint: Any) -> Any:
     if type(value) is int and float in options and int not in options:
         return float(value)
     if isinstance(value, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
-        return [_floats(item, typing.get_args(lists[0])[0]) for item in value]
+        inner = _inner(lists[0], len(value))
+        return [_floats(*pair) for pair in zip(value, inner, strict=True)] if len(inner) == len(value) else list(value)
     return value
 
 
@@ -294,15 +308,22 @@ def _value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
             raise ValueError(f"{where}: {names or hint} was wanted but {type(built).__name__} came")
         return built
     if isinstance(data, (list, tuple)) and (lists := [o for o in options if _is_list(o)]):
-        inner = typing.get_args(lists[0])
-        if typing.get_origin(lists[0]) is tuple and inner[-1] is not ... and len(data) != len(inner):
-            raise ValueError(f"{where}: {len(inner)} values were wanted but {shown(list(data))} came")
-        return tuple(_value(item, inner[0], known, where) for item in data)
+        wanted = _inner(lists[0], len(data))
+        if len(data) != len(wanted):
+            raise ValueError(f"{where}: {len(wanted)} values were wanted but {shown(list(data))} came")
+        return tuple(_value(item, inner, known, where) for item, inner in zip(data, wanted, strict=True))
     return _scalar(data, options, where)
 
 
 def _is_list(hint: Any) -> bool:
     return typing.get_origin(hint) in (tuple, Sequence)
+
+
+def _inner(hint: object, count: int) -> tuple[object, ...]:
+    """The types in a tuple or sequence of that type, which holds `count` values unless its own number is fixed."""
+    inner = typing.get_args(hint)
+    fixed = typing.get_origin(hint) is tuple and inner[-1] is not ...
+    return inner if fixed else inner[:1] * count
 
 
 def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:

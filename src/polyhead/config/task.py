@@ -64,11 +64,17 @@ class Batch:
     @classmethod
     def _made(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
         """A batch whose arrays are each `make` of that array of all `batches`."""
-        first, names = batches[0], [field.name for field in fields(cls) if field.name != "latents"]
-        there = [name for name in names if getattr(first, name) is not None]
-        arrays = {name: make([getattr(batch, name) for batch in batches]) for name in there}
-        latents = {name: make([batch.latents[name] for batch in batches]) for name in first.latents}
-        return cls(**(dict.fromkeys(names) | arrays), latents=latents)
+        names = [field.name for field in fields(cls) if field.name != "latents"]
+        given = {name: [getattr(batch, name) for batch in batches] for name in names}
+        for name in ("mask", "source_mask"):
+            like = next((mask for mask in given[name] if mask is not None), None)
+            if like is not None:  # a batch without a mask has real tokens only
+                sizes = [(len(batch.scored), *like.shape[1:]) for batch in batches]
+                masks = zip(given[name], sizes, strict=True)
+                given[name] = [like.new_ones(size) if mask is None else mask for mask, size in masks]
+        arrays = {name: make(each) if any(one is not None for one in each) else None for name, each in given.items()}
+        latents = {name: make([batch.latents[name] for batch in batches]) for name in batches[0].latents}
+        return cls(**arrays, latents=latents)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import numpy as np
 
 from polyhead.jaxside.call import AttentionCall, Logits
 from polyhead.jaxside.dispatch import Impl
-from polyhead.jaxside.latent_code import sequence_of, softmax_visible
+from polyhead.jaxside.latent_code import sequence_of, softmax_visible, wide
 
 Arrays = dict[str, jax.Array]
 Run = Callable[[AttentionCall], jax.Array]
@@ -186,7 +186,8 @@ def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Arr
     """(b h t) log-sum-exp of `logits` over the visible keys of each query; 0 without visible keys."""
 
     def tile(at: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        return logits(grid.call(grid.parts(arrays, at), fixed, at))
+        s, look = logits(grid.call(grid.parts(arrays, at), fixed, at))
+        return wide(s), look
 
     like, _ = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
     lowest = jnp.finfo(like.dtype).min

@@ -1,7 +1,10 @@
 """Checks before a run starts: do model, task and machine fit together?"""
 
+import json
+
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.config.serial import flat
 from polyhead.models.generate.tokens import reach
 from polyhead.spec.shapes import one_of
 from polyhead.train import tracking
@@ -29,6 +32,20 @@ def check(config: Run, devices: int = 1) -> None:
             raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
     _check_lengths("model", config.model, config.task.length)
     _check_lengths("model.encoder", encoder, config.task.source_length)
+
+
+def check_read_back(config: Run) -> None:
+    """Raise a ValueError for a run that its file does not give back, which could be neither resumed nor loaded."""
+    from polyhead.tasks import KINDS
+
+    written = json.loads(json.dumps(configs.to_dict(config)))
+    try:
+        read = flat(configs.to_dict(configs.from_dict(written, KINDS, where="train")))
+    except ValueError as error:
+        raise ValueError(f"{error}, so the run could not be read from its file again") from None
+    for name, value in flat(written).items():
+        if read.get(name) != value:
+            raise ValueError(f"train: {name} is {value!r} but its file would be read as {read.get(name)!r}")
 
 
 def _check_lengths(name: str, settings: configs.Model | None, length: int) -> None:

@@ -117,7 +117,7 @@ class MultiHeadAttention(nnx.Module):
         """
         source = x if context is None else context
         self._check(x, source, mask, bias, keep)
-        check_positions(WHO, positions, *x.shape[:2])
+        positions = checked_positions(WHO, positions, *x.shape[:2])
         t, s = x.shape[1], source.shape[1]
         rows = self._project(x, source)
         if keep is None and rngs is not None and self.dropout > 0.0:
@@ -299,10 +299,13 @@ def _check_symbols(symbols: Array, source: Array, width: int) -> None:
         )
 
 
-def check_positions(who: str, positions: Array | None, b: int, t: int) -> None:
-    """Raise ValueError unless positions are integers (b|1 t)."""
-    if positions is None or (jnp.issubdtype(positions.dtype, jnp.integer) and positions.shape in ((1, t), (b, t))):
-        return
+def checked_positions(who: str, positions: Array | None, b: int, t: int) -> Array | None:
+    """Positions as int32, because differences of unsigned or of short ones overflow.  Raises ValueError unless they are
+    integers (b|1 t)."""
+    if positions is None:
+        return None
+    if jnp.issubdtype(positions.dtype, jnp.integer) and positions.shape in ((1, t), (b, t)):
+        return positions.astype(jnp.int32)
     came = f"{positions.dtype} {tuple(positions.shape)}"
     raise ValueError(f"{who}: positions must be integers (b|1 t) = ({b}, {t}) but are {came}")
 

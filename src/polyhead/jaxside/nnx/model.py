@@ -13,7 +13,7 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.call import Array
-from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols, check_positions
+from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols, checked_positions
 from polyhead.jaxside.nnx.components import (
     Draw,
     Embedding,
@@ -178,7 +178,7 @@ class Transformer(nnx.Module):
         b, t = x.shape[:2]
         if mask is not None and (mask.dtype != bool or mask.shape != (b, t)):
             raise ValueError(f"{WHO}: mask must be boolean (b t) = {(b, t)} but is {mask.dtype} {tuple(mask.shape)}")
-        check_positions(WHO, positions, b, t)
+        positions = checked_positions(WHO, positions, b, t)
         if tail is not None and not 1 <= tail <= t:
             raise ValueError(f"{WHO}: tail must be 1 to {t} (the positions) but is {tail}")
         if self.positions is not None:
