@@ -32,6 +32,13 @@ def test_results_are_of_the_recipe(name):
     assert all(run["digest"] in page for run in found["runs"])
 
 
+def test_make_campaign_makes_them_with_as_many_seeds():
+    makefile = (RESULTS.parents[1] / "Makefile").read_text()
+    studies = re.search(r"^STUDY := ((?:.*\\\n)*.*)$", makefile, re.M)[1].replace("\\\n", " ").split()
+    wanted = {name + (f"={found['seeds']}" if "seeds" in found else "") for name, found in SMALL.items()}
+    assert set(studies) == wanted
+
+
 def section(page, title):
     """The text of a page of results under a heading."""
     parts = re.split(r"^## (.*)$", (RESULTS / page).read_text(), flags=re.M)
