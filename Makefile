@@ -67,17 +67,17 @@ bench: .venv/.ready
 	$(BIN)/python benchmarks/speed/training.py
 
 # The tests that `make test` has too many of, then hours of training: the figures of docs/results at the small scale.
-# Run again, it resumes.
-STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b fig-2d fig-a2 fig-5a fig-5b fig-5e fig-5f fig-a6 fig-a8 fig-5c \
-	fig-5d fig-a5 fig-a7 table-a3 fig-4a fig-4a-heads fig-4b fig-a4 \
-	games sorting order set maths images symbols split \
+# Run again, it resumes.  NAME=5: with five seeds.
+STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b=5 fig-2d=5 fig-a2=3 fig-5a=5 fig-5b=5 fig-5e=5 fig-5f=5 fig-a6 \
+	fig-a8=5 fig-5c fig-5d fig-a5 fig-a7 table-a3 fig-4a fig-4a-heads fig-4b fig-a4 \
+	games=5 sorting=5 order=5 set=5 maths images=5 symbols split \
 	lm-bytes lm-long fig-6 dual-lm swiglu norms
 
 campaign: .venv/.ready
 	$(BIN)/python -m pytest -q -n 2 -m 'campaign and not compile' --jaxtyping-packages=polyhead,beartype.beartype
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'campaign and compile'
-	@for figure in $(STUDY); do \
-		$(BIN)/polyhead reproduce $$figure --scale small && mkdir -p docs/results/small && \
+	@for study in $(STUDY); do figure=$${study%=*}; seeds=$${study#$$figure}; \
+		$(BIN)/polyhead reproduce $$figure --scale small $${seeds:+--seeds $${seeds#=}} && mkdir -p docs/results/small && \
 		rm -rf docs/results/small/$$figure && cp -r runs/reproduce/small/$$figure docs/results/small/ || exit 1; \
 	done
 	$(BIN)/python benchmarks/speed/sraven.py

@@ -85,7 +85,7 @@ def run(number: int, setting: Setting, folder: pathlib.Path, minutes: float) -> 
             continue
         if time.monotonic() - start > 60 * minutes:
             print(f"slice {number}: {minutes} minutes are over; the same command goes on", flush=True)
-            return UNFINISHED
+            return RED if code == RED else UNFINISHED
         row = answer(item)
         inputs = row.pop("inputs", None)
         with path.open("a", encoding="utf-8") as file:

@@ -54,9 +54,9 @@ SAVED = 10.0  # seconds between two savings
 State = dict[str, Any]
 
 
-def repeat(kind: str, seed: int, number: int, only: str = "") -> str:
+def repeat(kind: str, seed: int, number: int, only: str = "", *, small: bool = False) -> str:
     which = f"--impl {only}" if only else f"--kind {kind}"
-    return f"python benchmarks/parity_campaign.py {which} --seed {seed} --case {number}"
+    return f"python benchmarks/parity_campaign.py {which} --seed {seed} --case {number}{' --small' * small}"
 
 
 def fresh(seed: int) -> State:
@@ -147,7 +147,7 @@ def go(
             if number in failed:  # only now: a campaign that is killed before it has tried a failure again keeps it
                 state["cases"] -= 1
                 state["failures"] = [line for line in state["failures"] if line["case"] != number]
-            again = repeat(kind, seed, number, only)
+            again = repeat(kind, seed, number, only, small=how.get("small", False))
             count(state, again, number, outcome)
             if outcome.failed:
                 console.print(f"{again}    # {outcome.detail}", soft_wrap=True, highlight=False)
@@ -171,14 +171,14 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     console, kinds = Console(), ["ops"] if args.impl else args.kind or list(COUNTS)
-    how = {"small": args.small, "only": args.impl} if kinds == ["ops"] else {}
+    how: dict[str, State] = {"ops": {"small": args.small, "only": args.impl}}
     if args.case is not None:
-        outcome = pkgutil.resolve_name(CHECKS[kinds[0]])(args.seed, args.case, **how)
+        outcome = pkgutil.resolve_name(CHECKS[kinds[0]])(args.seed, args.case, **how.get(kinds[0], {}))
         console.print(outcome, soft_wrap=True)
         return int(outcome.failed)
     found, failures = read(args.json), 0
     for kind in kinds:
-        state = go(kind, args.cases or COUNTS[kind], args.seed, found, args.json, console, how=how)
+        state = go(kind, args.cases or COUNTS[kind], args.seed, found, args.json, console, how=how.get(kind, {}))
         console.print(table(kind, state))
         failures += len(state["failures"])
         figures = ", ".join(f"{state[what]} {what}" for what in ("right", "refused"))

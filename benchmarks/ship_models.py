@@ -186,7 +186,7 @@ def check(name: str, part: int = 1) -> int:
         found = evaluate(model, run.task, split, seed=run.seed, **size)
         flips = 2 / found["sequences"] if metric in COUNTED else 1e-4  # a rounding can turn the answer of a sequence
         allowed = flips if part == 1 else 2 * math.hypot(card[f"{metric}_se"], found[f"{metric}_se"])
-        wrong += (far := abs(found[metric] - card[metric]) > allowed)
+        wrong += (far := not abs(found[metric] - card[metric]) <= allowed)  # of nan, too
         says = f"{name} {split}: card {card[metric]:.4f} ± {card[f'{metric}_se']:.4f}, now {found[metric]:.4f}"
         print(says + " WRONG" * far, flush=True)
     return wrong
@@ -205,7 +205,8 @@ def main() -> int:
         return int(check(given.only, given.part) > 0)
     if given.check:
         again = [sys.executable, __file__, "--part", str(given.part), "--only"]
-        return max(subprocess.run([*again, name], check=False).returncode for name in shipped.models())
+        codes = [subprocess.run([*again, name], check=False).returncode for name in shipped.models()]
+        return int(any(codes))  # below 0: killed
     if given.without_weights:
         for folder in (pathlib.Path(given.family), *given.runs):
             keep(folder, given.without_weights / read_config(folder).name)

@@ -47,7 +47,8 @@ class Processor:
             bias = given.view(b, attn.heads, -1, s).expand(-1, -1, t, -1)
             mask = bias > -9e3  # diffusers adds -1e4 to hide a key, which only a softmax takes for hidden
             bias = bias.masked_fill(~mask, 0)
-        y = attn.to_out[1](attn.to_out[0](self.op(q, k, v, bias=bias, mask=mask).flatten(2)))
+        y = self.op(q, k, v, bias=bias, mask=mask, scale=attn.scale).flatten(2)
+        y = attn.to_out[1](attn.to_out[0](y))
         if hidden_states.ndim == 4:
             y = y.transpose(1, 2).reshape(hidden_states.shape)
         return (y + hidden_states if attn.residual_connection else y) / attn.rescale_output_factor

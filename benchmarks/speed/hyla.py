@@ -15,6 +15,8 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 
 import torch
 from torch import Tensor
@@ -55,14 +57,14 @@ def check(options: argparse.Namespace) -> None:
             torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
 
 
-def peak(impl: str, options: argparse.Namespace, t: int, answer: "multiprocessing.Queue[float]") -> None:
+def peak(impl: str, options: argparse.Namespace, t: int) -> float:
     """Growth of the peak resident size, in MiB, in a process of its own."""
     torch.set_num_threads(1)
     both(impl, arguments(options, 64), options)  # what a first call loads is not the op's memory
     qkv = arguments(options, t)
     before = high_water()
     both(impl, qkv, options)
-    answer.put((high_water() - before) / 1024)
+    return (high_water() - before) / 1024
 
 
 def high_water() -> int:
@@ -75,15 +77,10 @@ def high_water() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "darwin" else 1)
 
 
-def memory(impl: str, options: argparse.Namespace, t: int) -> float:
-    """Peak growth of one impl."""
-    spawn = multiprocessing.get_context("spawn")
-    answer = spawn.Queue()
-    process = spawn.Process(target=peak, args=(impl, options, t, answer))
-    process.start()
-    found = answer.get()
-    process.join()
-    return found
+def apart(call: Callable[..., float], *given: object) -> float:
+    """What a call returns in a process of its own.  Raises BrokenProcessPool if that dies, as of too much memory."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(call, *given).result()
 
 
 def times(options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -113,7 +110,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     check(options)
-    rows = {"memory": {impl: memory(impl, options, options.t) for impl in IMPLS}, **times(options)}
+    rows = {"memory": {impl: apart(peak, impl, options, options.t) for impl in IMPLS}, **times(options)}
     print(
         f"HYLA b {options.b} h {options.h} d {options.d} t {options.t} {'full' if options.full else 'causal'} float32"
     )
@@ -125,7 +122,7 @@ def main() -> None:
         print(f"{name:18}{ref:>12}{own:>12}{row['ratio']:8.1f}x{TARGETS[name]:8.1f}x")
     missed = [name for name in TARGETS if rows[name]["ratio"] < TARGETS[name]]
     if options.growth:
-        short, long = (memory("blocked", options, t) for t in (8192, 16384))
+        short, long = (apart(peak, "blocked", options, t) for t in (8192, 16384))
         rows["growth"] = {"8192": short, "16384": long, "ratio": long / short}
         print(f"tiles, t 8192 {short:.1f} MiB, t 16384 {long:.1f} MiB: {long / short:.2f}x, target {GROWTH}x")
         missed += ["growth"] if long / short > GROWTH else []

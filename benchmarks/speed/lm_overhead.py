@@ -122,7 +122,7 @@ def build(options: argparse.Namespace, folder: str) -> tuple[Loop, PlainLoop]:
     train = Train(batch_size=o.batch, clip=CLIP, precision=o.precision, betas=(0.9, 0.95))
     run = Run(task=task, model=model, train=train, device=str(device), compile=o.compile)
     ours = alone(run, pathlib.Path(folder), device, False)
-    network: Any = ours.networks
+    network = ours.networks
     plain = Plain(o.vocabulary, o.dim, o.layers, o.heads, o.length).to(device)
     copy(network.model, plain)
     if o.compile:

@@ -9,6 +9,7 @@ smallest and the largest.  Nothing is timed unless native code agrees with the r
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import platform
@@ -56,11 +57,16 @@ def draw(op: str, b: int, t: int, s: int, h: int, d: int) -> list[Tensor]:
 
 
 def check(op: str) -> None:
-    """Refuse to time what is wrong."""
-    for t in (1, 50, 257):
-        tensors = draw(op, 2, t, 257, 8, 16)
-        came, wanted = (resolve(op, impl)(*tensors, causal=True) for impl in ("native", "reference"))
-        torch.testing.assert_close(came, wanted, rtol=1e-4, atol=1e-4)
+    """Refuse to time what is wrong: output and gradients, causal, and with a bias where it takes one."""
+    for t, causal in itertools.product((1, 50, 257), (True,) if op == "linear" else (True, False)):
+        tensors = [x.requires_grad_() for x in draw(op, 2, t, 257, 8, 16)]
+        bias = None if causal else torch.randn(8, t + 256, requires_grad=True)
+        leaves, came = [*tensors, *([] if causal else [bias])], []
+        for impl in ("native", "reference"):
+            out = resolve(op, impl)(*tensors, bias=bias, causal=causal)
+            came.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        for x, y in zip(*came, strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4 * y.abs().max().item())
 
 
 def race(
@@ -123,7 +129,8 @@ def steps(name: str, rounds: int) -> dict[str, object]:
     """Training steps of a recipe with native code, and their CPU time over that of steps without it."""
     run = RECIPES[name]()
     assert isinstance(run, Run)
-    reasons = dict.fromkeys(((library.source(op), torch.float32) for op in OPS), "is left out")
+    sources = {*map(library.source, OPS), "gelu"}
+    reasons = dict.fromkeys(((source, torch.float32) for source in sources), "is left out")
     sides: dict[str, dict[tuple[str, torch.dtype], library.Function | str]] = {"with": {}, "without": {**reasons}}
     times: dict[str, list[float]] = {side: [] for side in sides}
     losses = {}

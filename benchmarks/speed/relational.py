@@ -11,7 +11,6 @@ Nothing is timed unless all layers agree.  The package is no dependency of this 
 
 import argparse
 import json
-import multiprocessing
 import platform
 import time
 import unittest.mock
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from hyla import high_water
+from hyla import apart, high_water
 from torch import Tensor, nn
 
 import polyhead as ph
@@ -160,7 +159,7 @@ def measure(case: Case, options: argparse.Namespace) -> dict[str, dict[str, floa
     return {"seconds": fastest, "kept": memory, "faster": faster, "part": part}
 
 
-def peak(t: int, answer: "multiprocessing.Queue[float]") -> None:
+def peak(t: int) -> float:
     """Growth of the peak resident size in forward and backward of our layer, in MiB, in a process of its own."""
     torch.set_num_threads(1)
     layer = ph.MultiHeadAttention(512, ph.Relational(8, relations=8), causal=True, max_length=t)
@@ -168,18 +167,12 @@ def peak(t: int, answer: "multiprocessing.Queue[float]") -> None:
     x = torch.randn(1, t, 512, requires_grad=True)
     before = high_water()
     both(lambda x: layer(x, symbols=x), x)
-    answer.put((high_water() - before) / 1024)
+    return (high_water() - before) / 1024
 
 
 def growth() -> dict[str, float]:
     """MiB at two lengths."""
-    spawn, found = multiprocessing.get_context("spawn"), {}
-    for t in (8192, 16384):
-        answer = spawn.Queue()
-        process = spawn.Process(target=peak, args=(t, answer))
-        process.start()
-        found[str(t)] = answer.get()
-        process.join()
+    found = {str(t): apart(peak, t) for t in (8192, 16384)}
     return {**found, "ratio": found["16384"] / found["8192"]}
 
 

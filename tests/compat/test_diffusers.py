@@ -21,6 +21,7 @@ def layer(**changed):
     torch.manual_seed(0)
     names = ("spatial_norm", "norm_cross", "norm_q", "added_kv_proj_dim", "group_norm")
     made = types.SimpleNamespace(**dict.fromkeys(names), heads=2, residual_connection=True, rescale_output_factor=2.0)
+    made.scale = 3**-0.5
     made.to_q, made.to_k, made.to_v = (nn.Linear(6, 6, dtype=F64) for _ in "qkv")
     made.to_out = [nn.Linear(6, 6, dtype=F64), nn.Identity()]
     made.group_norm = nn.GroupNorm(2, 6, dtype=F64)
@@ -29,13 +30,14 @@ def layer(**changed):
     return made
 
 
-def test_softmax_attention_is_that_of_the_layer():
-    attn, x = layer(), torch.randn(2, 6, 2, 2, dtype=F64)
+@pytest.mark.parametrize("scale", [3**-0.5, 1.0])
+def test_softmax_attention_is_that_of_the_layer(scale):
+    attn, x = layer(scale=scale), torch.randn(2, 6, 2, 2, dtype=F64)
     mask = torch.tensor([0.0, 0.0, -1e4, 0.5], dtype=F64).expand(2, 1, 4)
     y = runpy.run_path(str(EXAMPLE))["Processor"](ph.ops.softmax_attention)(attn, x, attention_mask=mask)
     flat = attn.group_norm(x.flatten(2)).transpose(1, 2)
     q, k, v = (m(flat).unflatten(-1, (2, 3)).transpose(1, 2) for m in (attn.to_q, attn.to_k, attn.to_v))
-    read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None]).transpose(1, 2).flatten(2)
+    read = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=scale).transpose(1, 2).flatten(2)
     assert_close(y, (attn.to_out[0](read).transpose(1, 2).unflatten(2, (2, 2)) + x) / 2, rtol=1e-10, atol=1e-10)
 
 

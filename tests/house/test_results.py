@@ -32,6 +32,13 @@ def test_results_are_of_the_recipe(name):
     assert all(run["digest"] in page for run in found["runs"])
 
 
+def test_make_campaign_makes_them_with_as_many_seeds():
+    makefile = (RESULTS.parents[1] / "Makefile").read_text()
+    studies = re.search(r"^STUDY := ((?:.*\\\n)*.*)$", makefile, re.M)[1].replace("\\\n", " ").split()
+    wanted = {name + (f"={found['seeds']}" if "seeds" in found else "") for name, found in SMALL.items()}
+    assert set(studies) == wanted
+
+
 def section(page, title):
     """The text of a page of results under a heading."""
     parts = re.split(r"^## (.*)$", (RESULTS / page).read_text(), flags=re.M)
@@ -41,6 +48,10 @@ def section(page, title):
 def table(text):
     """The cells of the rows of its tables."""
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+
+
+def numbers(label):
+    return list(map(float, re.findall(r"[\d.]+", label)))
 
 
 def rounded(cell):
@@ -71,12 +82,11 @@ DUAL = {
 def test_the_page_on_dual_attention_repeats_its_results(title):
     """Every score in its tables is one of a run of that name; every difference it calls clear is of its page."""
     text = section("dual.md", title)
-    rows = [row for name in DUAL[title] for row in SMALL[name]["rows"]]
-    scores = [(row[0], cell) for row in table(text) for cell in row if "±" in cell]
+    rows = [[" + ".join(row[:2]), *row] for name in DUAL[title] for row in SMALL[name]["rows"]]
+    scores = [(row[0].removesuffix(" (floor)"), cell) for row in table(text) for cell in row if "±" in cell]
     assert len(scores) >= 5
     for label, cell in scores:
-        of_that_name = [row for row in rows if label in row] or rows
-        assert any(cell in row for row in of_that_name), (label, cell)
+        assert any(label in row and cell in row for row in rows), (label, cell)
     evidence = " ".join(verdict["evidence"] for name in DUAL[title] for verdict in SMALL[name]["verdicts"])
     prose = " ".join(line for line in text.splitlines() if line[:1] != "|")
     for claimed in re.findall(r"(?:clear|unclear|\*\*) \(\D*([+−][\d.]+ ± [\d.]+)", " ".join(prose.split())):
@@ -133,13 +143,14 @@ HYLA = {
 
 @pytest.mark.parametrize("title", HYLA)
 def test_the_page_of_numbers_repeats_its_figures(title):
-    """Every row of scores is a row of a figure of the section, and so is the floor in its text."""
+    """Every row of scores is the row of a figure of the section with the same settings; so is the floor in its text."""
     text = section("hyla.md", title)
-    known = [row[1:] for name in HYLA[title] for row in SMALL[name]["rows"]]
-    scores = [re.findall(r"[\d.]+ ± [\d.]+", line) for line in text.splitlines() if line.startswith("| ")]
-    assert sum(map(bool, scores)) >= 2
-    for row in filter(None, scores):
-        assert any(row == cells[: len(row)] for cells in known), row
+    known = [(numbers(row[0]), row[1:]) for name in HYLA[title] for row in SMALL[name]["rows"]]
+    scores = [row for row in table(text) if "±" in "".join(row)]
+    assert len(scores) >= 2
+    for label, *cells in scores:
+        own = [re.search(r"[\d.]+ ± [\d.]+", cell)[0] for cell in cells]
+        assert any(settings == numbers(label) and own == row[: len(own)] for settings, row in known), label
     notes = " ".join(note for name in HYLA[title] for note in SMALL[name]["notes"])
     for floor in re.findall(r"known combinations alone ([\d.]+\d)", text):
         assert f"known combinations: {floor}" in notes

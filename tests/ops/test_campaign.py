@@ -127,6 +127,7 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
     assert came["cases"] == whole["cases"] == 5
     assert {**came, "seconds": 0} == {**whole, "seconds": 0}
     assert "--kind ops --seed 3 --case 7" in campaign.repeat("ops", 3, 7)
+    assert campaign.repeat("ops", 3, 7, "native", small=True).endswith("--impl native --seed 3 --case 7 --small")
     campaign.count(whole, "", 6, agreement.ops.Outcome("g", "", "right", {"dq": (2e-9, 4e-9)}, "", ("conditioned",)))
     assert whole["conditioned"] == [{"case": 6, "group": "g", "errors and bounds": {"dq": [2e-9, 4e-9]}}]
     failed = agreement.ops.Outcome("hyla blocked float64", "words", "wrong", {}, "dv: 1 > 0")

@@ -36,7 +36,8 @@ class Loops:
         self.mask = None if mask is None else np.broadcast_to(mask.numpy(), (self.b, self.h, self.t, self.s))
         self.keep = None if keep is None else np.broadcast_to(keep.numpy(), (self.b, self.h, self.t, self.s))
         self.causal, self.scale = causal, 1 / math.sqrt(self.d) if scale is None else scale
-        self.window, self.edges = window, None if cu_seqlens is None else cu_seqlens.tolist()
+        # Rows behind the last edge form one more sequence.
+        self.window, self.edges = window, None if cu_seqlens is None else [*cu_seqlens.tolist(), self.t]
 
     def sees(self, b, h, i, j):
         behind = (self.s - 1 - j) - (self.t - 1 - i)  # how many places the key comes before the query

@@ -135,6 +135,24 @@ def test_it_stops_when_its_minutes_are_over(on_card, faked, tmp_path):
     calls = faked()
     assert go(on_card, tmp_path, "--minutes", "-1") == on_card.UNFINISHED
     assert not calls
+    (tmp_path / "slice-1.jsonl").write_text('{"key": "a", "red": [0]}\n')
+    assert go(on_card, tmp_path, "--minutes", "-1") == on_card.RED  # of the row that is there
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_process_does_once_is_not_in_the_step_of_a_population(on_card, monkeypatch, count):
+    slices, now = on_card.slices, [0.0]
+
+    def trained(runs, *_, **__):
+        run = runs[0] if isinstance(runs, list) else runs
+        now[0] += (0.0 if now[0] else 50.0) + 0.2 * run.train.steps  # 50 seconds: kernels are compiled, and so on
+
+    monkeypatch.setattr(slices, "train", trained)
+    monkeypatch.setattr(slices.population, "train", trained)
+    monkeypatch.setattr(slices.time, "perf_counter", lambda: now[0])
+    row = slices.grown("hyla", count, on_card.Setting(torch.device("cpu"), True, 1))
+    assert row["ms_a_step"] == pytest.approx(200)
+    assert row["ms_a_step_and_member"] == pytest.approx(200 / count)
 
 
 def test_a_kernel_that_is_off_is_red(on_card, monkeypatch):

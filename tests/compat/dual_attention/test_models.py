@@ -106,6 +106,8 @@ def compare(config, *, like=True):
 def compare_gradients(ours, theirs, config):
     """Of every parameter that the package trains; what it does not train is none of ours."""
     mine, its = (dict(model.named_parameters(remove_duplicate=False)) for model in (ours, theirs))
+    waiting = {key for key, parameter in its.items() if parameter.grad is not None}
+    assert waiting
     for place in of_model(ours, plan(config)):
         for key in its.keys() & set(place.keys):
             wanted = its[key].grad
@@ -115,6 +117,8 @@ def compare_gradients(ours, theirs, config):
                 assert_close(gradient, rows, **NEAR, msg=lambda text, key=key: f"{key}: {text}")
             else:
                 assert place.names[0] not in mine
+            waiting.discard(key)
+    assert not waiting
 
 
 # ------------------------------------------------------------------------------------------------------------- language

@@ -1,7 +1,11 @@
 """Trained models that come with polyhead: found by name, equal to their cards, downloaded if missing."""
 
+import importlib.util
+import itertools
 import json
+import pathlib
 import shutil
+import types
 
 import pytest
 
@@ -42,6 +46,31 @@ def test_each_scores_as_it_did_when_it_was_published(name, tmp_path, monkeypatch
     for split, score in wanted.items():
         found = evaluate(model, run.task, split, seed=run.seed, batches=1, batch_size=size)
         assert found[about["metric"]] == pytest.approx(score, abs=near), split
+
+
+@pytest.fixture
+def ship_models():
+    path = pathlib.Path(__file__).parents[3] / "benchmarks" / "ship_models.py"
+    made = importlib.util.spec_from_file_location("ship_models", path)
+    script = importlib.util.module_from_spec(made)
+    made.loader.exec_module(script)
+    return script
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(0.0, False), (0.1, True), (float("nan"), True)])
+def test_a_score_that_is_not_that_of_its_card_is_wrong(ship_models, monkeypatch, off, wrong):
+    cards = iter(ph.train.read_result(shipped.REPOSITORY / NAME).scores[split] for split in MODELS[NAME]["scores"])
+    scored = lambda *_, **__: (own := next(cards)) | {"r2": own["r2"] + off}  # noqa: E731
+    monkeypatch.setattr(ship_models, "evaluate", scored)
+    assert ship_models.check(NAME) == wrong * len(MODELS[NAME]["scores"])
+
+
+@pytest.mark.parametrize("code", [0, 1, -9])
+def test_a_model_whose_check_was_killed_has_failed(ship_models, monkeypatch, code):
+    codes = itertools.chain([code], itertools.repeat(0))
+    monkeypatch.setattr(ship_models.subprocess, "run", lambda *_, **__: types.SimpleNamespace(returncode=next(codes)))
+    monkeypatch.setattr(ship_models.sys, "argv", ["ship_models.py", "--check"])
+    assert bool(ship_models.main()) == (code != 0)
 
 
 def test_the_folder_holds_the_index_and_a_card_for_each():
