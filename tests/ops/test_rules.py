@@ -230,12 +230,17 @@ def test_limits_that_cannot_be_are_refused(who):
             LIMITED[who](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
 
 
+@pytest.mark.parametrize("small", [True, False], ids=["small tiles", "tiles"])
 @pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(("op", "impl"), ALL)
-def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(problem, arguments, op, impl, low):
+def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(
+    problem, arguments, monkeypatch, op, impl, low, small
+):
     """Other libraries hide keys by such a bias; a query of padding then has no other keys."""
+    if not small:
+        monkeypatch.undo()  # a tile then has keys that its query does not see
     ways = [{"normalise": n} for n in SOFTMAX_AXIS] if op in ("linear", "hyla", "pooled") else [{}]
-    for n, (how, t) in some(enumerate(itertools.product(ways, (3, 18)))):  # few queries, and many
+    for n, (how, t) in enumerate(itertools.product(ways, (3, 18))):  # few queries, and many
         qkv, options = problem(t, 20, dtype=torch.float32, causal=n % 3 > 0)
         with torch.no_grad():
             qkv[0].zero_()  # else -1e9 would round the scores

@@ -40,8 +40,8 @@ def _static(default: Any) -> Any:
 class AttentionCall:
     """The arguments of one call as a pytree: arrays are leaves, options are static.  Every impl takes it.
 
-    `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t) and
-    `total_rel` (b r t) hold the log-sum-exp over all keys.
+    `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t 2) and
+    `total_rel` (b r t 2) say what normalises a softmax over all keys.
     """
 
     q: Any

@@ -116,12 +116,15 @@ def softmax_dim(normalise: str) -> int | None:
 def softmax_visible(scores: jax.Array, look: jax.Array | None, dim: int, total: jax.Array | None = None) -> jax.Array:
     """Softmax of (b h t s) scores over the visible keys (or over heads).
 
-    A row in which nothing is visible gets zeros and no gradient.  If `total`, the log-sum-exp over all keys, is given,
-    the scores may have a part of the keys.
+    A row in which nothing is visible gets zeros and no gradient.  If `total` (b h t 2) is given, the largest of all
+    scores of a query and the logarithm of the sum of exponentials relative to it, the scores may have a part of the
+    keys.
     """
-    # The smallest finite number instead of -inf: its exponential is 0 as well, and an empty row gives no NaN.
-    hidden = scores if look is None else jnp.where(look, scores, jnp.finfo(scores.dtype).min)
-    code = jax.nn.softmax(hidden, axis=dim) if total is None else jnp.exp(hidden - total[..., None])
+    if look is not None:
+        # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
+        look = look.reshape((1,) * (4 - look.ndim) + look.shape)
+        scores = jnp.where(look, scores, jnp.where(look.any(dim, keepdims=True), -jnp.inf, 0))
+    code = jax.nn.softmax(scores, axis=dim) if total is None else jnp.exp(scores - total[..., :1] - total[..., 1:])
     return code if look is None else jnp.where(look, code, 0)
 
 

@@ -38,6 +38,10 @@ def forward(x: AttentionCall) -> jax.Array:
         # A row without keys is unmasked before the softmax and zeroed after it, so it has no gradient either.
         somewhere = look.any(-1, keepdims=True)
         look = look | ~somewhere
+    if bias is not None and bias.size:
+        # A softmax ignores what all keys of a query share; the function hides a pair by a large number, not by -inf.
+        top = (bias if look is None else jnp.where(look, bias, -jnp.inf)).max(-1, keepdims=True)
+        bias = bias - jax.lax.stop_gradient(top)
     q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (x.q * x.factor, x.k, x.v))
     out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=look, scale=1.0)[..., :e]
     return out if somewhere is None else jnp.where(jnp.swapaxes(somewhere, 1, 2), out, 0)

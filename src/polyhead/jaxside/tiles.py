@@ -5,11 +5,14 @@ The output of a mechanism is a sum over keys, so a tile of queries i and keys j 
     out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
     gradients   = sum over tiles of those of the reference, given dout_i                     (a custom VJP)
 
-Where keys are pooled in another way, a tile has all of them.  A softmax over keys needs the whole row.  Its
-log-sum-exp is computed first, by another sum over tiles:
+Where keys are pooled in another way, a tile has all of them.  A softmax over keys needs the whole row.  Its largest
+score and the logarithm of its sum are computed first, by another sum over tiles:
 
-    total_i     = log sum_j exp s_ij,         a_ij = exp(s_ij - total_i)
-    dtotal_i    = from the tiles above,       ds_ij += a_ij dtotal_i
+    top_i       = max_j s_ij, without a gradient: it cancels
+    total_i     = log sum_j exp(s_ij - top_i),   a_ij = exp(s_ij - top_i - total_i)
+    dtotal_i    = from the tiles above,          ds_ij += a_ij dtotal_i
+
+In one number, top + total, the logarithm would be lost in the rounding of a top such as -1e9.
 
 Each is one `lax.scan` over the tiles that causality and window do not mask completely.  Sums are in at least
 float32.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; Dao et al. 2022, "FlashAttention" (recomputing).
@@ -32,7 +35,7 @@ from polyhead.jaxside.latent_code import sequence_of, softmax_visible, wide
 Arrays = dict[str, jax.Array]
 Run = Callable[[AttentionCall], jax.Array]
 Rows = Callable[[AttentionCall], dict[str, Logits]]
-"""The softmaxes over keys in a call: field of AttentionCall for the log-sum-exp -> function of the scores."""
+"""The softmaxes over keys in a call: field of AttentionCall for `top` and `total` -> function of the scores."""
 
 TILE = 128
 """The most queries, and the most keys, of a tile."""
@@ -51,8 +54,8 @@ AXES = {
     "bias": "b h t s",
     "keep": "b h t s",
     "mask": "b h t s",
-    "total": "b h t",
-    "total_rel": "b r t",
+    "total": "b h t x",
+    "total_rel": "b r t x",
     "number_t": "t",
     "number_s": "s",
     "scale": "",
@@ -183,7 +186,7 @@ _sum.defvjp(_sum_forward, _sum_backward)
 # --------------------------------------------------------------------------------------------- softmax over all keys
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Array:
-    """(b h t) log-sum-exp of `logits` over the visible keys of each query; 0 without visible keys."""
+    """(b h t 2): `top` and `total` of `logits` over the visible keys of each query; 0 without visible keys."""
 
     def tile(at: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         s, look = logits(grid.call(grid.parts(arrays, at), fixed, at))
@@ -206,7 +209,8 @@ def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Arr
     of_heads = arrays["q"] if arrays["q"].shape[2] == size[1] else arrays["q_rel"]
     nothing = jnp.broadcast_to(jnp.zeros_like(of_heads, like.dtype).sum((1, 3))[:, :, None], size)
     top, total = jax.lax.scan(step, (nothing + lowest, nothing), jnp.asarray(grid.places()))[0]
-    return jnp.where(total == 0, 0, top + jnp.log(jnp.where(total == 0, 1, total)))
+    empty = total == 0
+    return jnp.stack((jnp.where(empty, 0, top), jnp.log(jnp.where(empty, 1, total))), -1)
 
 
 def _total_forward(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> tuple[jax.Array, Any]:
@@ -215,7 +219,7 @@ def _total_forward(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) ->
 
 
 def _total_backward(logits: Logits, grid: Grid, saved: tuple[Arrays, Arrays], dtotal: jax.Array) -> Any:
-    return _sum_backward(functools.partial(_shares, logits), grid, "bht", saved, dtotal)
+    return _sum_backward(functools.partial(_shares, logits), grid, "bht", saved, dtotal[..., 1])
 
 
 def _shares(logits: Logits, x: AttentionCall) -> jax.Array:

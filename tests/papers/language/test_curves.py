@@ -18,8 +18,8 @@ from polyhead.papers.redraw import redraw
 from polyhead.papers.reproduce import FIGURES, described, reproduce
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
-from polyhead.tasks.task import Score
 from polyhead.tasks.record import RECORD
+from polyhead.tasks.task import Score
 from polyhead.train.store.folder import METRICS, Result
 
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")

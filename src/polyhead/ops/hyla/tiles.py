@@ -4,6 +4,7 @@ The layout is (k b q h) for the code and (k b q e) for the pairs.  So a product 
 batched matrix products without a copy.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ def code_tile(chunk: Chunk, at: Tile) -> Code:
     """The code of a tile: scores, mask, normalisation, dropout."""
     scores, dim = chunk.scores, softmax_dim(chunk.normalise)
     s, hidden = scores.tile(at), scores.hidden(at)
-    hide(s, hidden, 0.0 if dim is None else torch.finfo(s.dtype).min)
+    hide(s, hidden, 0.0 if dim is None else -math.inf)  # of an empty row the softmax is NaN, and becomes 0
     if dim is not None:
         s = hide(s.softmax(dim), hidden, 0.0)
     b, h, q, k = s.shape

@@ -14,6 +14,7 @@ The layout is (h b q k) for the code and (r b q k) for relations.  A product per
 A product per query, which mixes heads with relations, is one over (b q).  Neither needs a copy.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -150,7 +151,7 @@ class Chunk:
         """The softmax p of the scores (h b q k), and the code p keep."""
         scores = self.scores
         s, hidden = scores.tile(at), scores.hidden(at)
-        hide(s, hidden, torch.finfo(s.dtype).min)
+        hide(s, hidden, -math.inf)
         p = torch.softmax(s, -1, out=scores.buffers.take("code", tuple(s.shape), s.dtype))
         if scores.mask is not None or scores.bias_hides or scores.q.shape[1] > scores.k.shape[1]:
             hide(p, hidden, 0.0)  # otherwise each query sees at least the key at its own position
