@@ -208,11 +208,20 @@ def test_wrong_numbers_are_found_before_the_first_use(place, caplog):
     assert all(told in x and "\n" not in x for x in warned)
 
 
-@pytest.mark.parametrize("came", [native.WRONG, float("nan"), None])
+@pytest.mark.parametrize("came", [native.WRONG, float("nan")])
 def test_whatever_the_check_does_not_find_right_is_wrong(place, monkeypatch, library, came):
     copying(place, library)
-    monkeypatch.setattr(native, "worst_error", lambda name, dtype: came if came is not None else 1 / 0)
+    monkeypatch.setattr(native, "worst_error", lambda name, dtype: came)
     assert "computes wrong numbers" in native.missing("hyla")
+
+
+def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(place, monkeypatch, library):
+    copying(place, library)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "worst_error", lambda name, dtype: 1 / 0)
+        assert native.missing("hyla") == "cannot be checked: division by zero"
+    native._LIBRARIES.clear()
+    assert native.missing("hyla") is None
 
 
 def test_a_check_that_cannot_be_noted_is_made_again(place, monkeypatch, library):

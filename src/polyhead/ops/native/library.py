@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import hashlib
 import logging
-import math
 import os
 import platform
 import shutil
@@ -244,7 +243,10 @@ def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function |
     path = cached(name, dtype)
     digest, verdict = _noted(path)
     if not verdict:
-        verdict = _verdict(name, dtype, found)
+        try:
+            verdict = _verdict(name, dtype, found)
+        except Exception as error:  # for example for lack of memory; the next process checks again
+            return f"cannot be checked: {' '.join(str(error).split())[:200]}"
         with contextlib.suppress(OSError):  # without a writable cache the next process checks again
             _note(path, digest, verdict)
     return found if verdict == RIGHT else verdict
@@ -252,18 +254,21 @@ def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function |
 
 def _verdict(name: str, dtype: torch.dtype, function: Function) -> str:
     """RIGHT, or what is wrong, in words.  It runs in a new thread, without the caller's modes such as autocast or
-    vmap."""
-    error = math.inf
+    vmap.  Raises the error that ended the check."""
+    found: list[float | Exception] = []
 
     def look() -> None:
-        nonlocal error
         _TRIAL.functions = {(name, dtype): function}
-        with contextlib.suppress(Exception):
-            error = worst_error(name, dtype)
+        try:
+            found.append(worst_error(name, dtype))
+        except Exception as error:
+            found.append(error)
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
+    if isinstance(error := found[0], Exception):
+        raise error
     return RIGHT if error < WRONG else f"computes wrong numbers on this processor (relative error {error:.0e})"
 
 
