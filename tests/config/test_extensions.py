@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ import searches
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.config import extensions
+from polyhead.scale import population
 from polyhead.train import read_config
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -116,6 +118,9 @@ def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, mon
     with pytest.raises(ValueError, match=text):
         ph.sweep([run], tmp_path, progress=False) if where == "main" else ph.train.run(run, progress=False)
     assert not (tmp_path / "run").exists()
+    if where in ("field", "word"):  # nor do several together
+        both = population.train([dataclasses.replace(run, seed=seed) for seed in (1, 2)], tmp_path, progress=False)
+        assert all(re.search(text, failed.error) for failed in both)
 
 
 def test_workers_of_a_search_import_ones_own_task(theirs, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import json
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.config.extensions import check_found, foreign
 from polyhead.config.serial import flat
 from polyhead.models.generate.tokens import reach
 from polyhead.spec.shapes import one_of
@@ -35,9 +36,15 @@ def check(config: Run, devices: int = 1) -> None:
 
 
 def check_read_back(config: Run) -> None:
-    """Raise a ValueError for a run that its file does not give back, which could be neither resumed nor loaded."""
+    """Raise a ValueError for a run with a user's classes that its file does not give back: it could be neither resumed
+    nor loaded."""
     from polyhead.tasks import KINDS
 
+    strangers = list(foreign(config))
+    for kind in strangers:
+        check_found(kind, "train")
+    if not strangers:
+        return
     written = json.loads(json.dumps(configs.to_dict(config)))
     try:
         read = flat(configs.to_dict(configs.from_dict(written, KINDS, where="train")))

@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Sequence
 
 from polyhead.config import Run, check_run, digest
-from polyhead.config.extensions import check_found, foreign
 from polyhead.models.build import build
 from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.device import process
@@ -68,10 +67,7 @@ def run(
 
 def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
     """Lock the folder; returns 1 if the run is already finished, else 0."""
-    for kind in (strangers := list(foreign(config))):
-        check_found(kind, "train")  # else the run could not be loaded again
-    if strangers:
-        check_read_back(config)
+    check_read_back(config)
     if not folder.exists():
         build(config.model, device="meta")  # a model that cannot be built leaves no folder
     held.enter_context(claim(config, folder))

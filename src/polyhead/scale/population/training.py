@@ -25,7 +25,7 @@ from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import prepare
 from polyhead.spec.shapes import check_number
-from polyhead.train.checks import check
+from polyhead.train.checks import check, check_read_back
 from polyhead.train.device import keep_memory, process
 from polyhead.train.loop import Loop
 from polyhead.train.member import Member
@@ -184,6 +184,7 @@ class _Work:
                 folder = folder_of(config)
                 try:
                     check(config)
+                    check_read_back(config)
                     held.enter_context(claim(config, folder))
                     config.task.keep(folder)
                     if (folder / RESULT).exists():  # a readable result would not be trained again
