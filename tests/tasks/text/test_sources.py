@@ -96,10 +96,14 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path):
 
 def test_a_short_text_is_cut_between_characters(tmp_path):
     path = tmp_path / "one.txt"
-    path.write_text("日本語é" * 20)
+    path.write_text("日本語é" * 10)
     parts = Files(text_sources.files(str(path), None, tmp_path / "cache"), 0.05).parts
-    assert len(parts) > 60
+    assert len(parts) == 40
     assert "".join(path.read_bytes()[part.start : part.stop].decode() for part in parts) == path.read_text()
+    for limit in (100, 108, 109):
+        (file,) = text_sources.files(str(path), limit, tmp_path / "cache")
+        assert limit <= file.size < limit + 3
+        path.read_bytes()[: file.size].decode()
 
 
 def test_a_file_that_a_glob_finds_twice_is_read_once(folder, tmp_path):

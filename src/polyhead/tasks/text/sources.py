@@ -179,8 +179,8 @@ def _cuts(file: File, size: int) -> list[tuple[int, int]]:
 
 
 def _inside(data: bytes) -> int:
-    """How many bytes at the beginning continue a character."""
-    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+    """How many bytes at the beginning, four or all up to the end of a file, continue a character."""
+    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data) if len(data) < 4 else 0)
 
 
 def _head(file: File, size: int) -> int:
