@@ -203,6 +203,9 @@ def write_tree(folder, names=("cat", "dog"), count=20):
                 pixels[middle] = np.eye(3)[i % 3] * (100 + j)
                 Image.fromarray(pixels).save(folder / part / name / f"{j:02}.png")
     (folder / "train" / names[0] / "readme.txt").write_text("no image")
+    (folder / "val" / names[0] / "._00.png").write_text("no image")
+    for part in ("train", "val"):
+        (folder / part / ".ipynb_checkpoints").mkdir()
     return folder
 
 

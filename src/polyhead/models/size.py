@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyhead.config import Experts, Mlp, Model, Swiglu, TransformerConfig
+from polyhead.config import Experts, Mlp, Model, Swiglu, SymbolHeads, SymbolicAttention, TransformerConfig
 from polyhead.models.build import build
 
 M = TypeVar("M", bound=Model)
@@ -76,12 +76,20 @@ def _step(settings: Model, field: str) -> int:
     if field != "dim":
         return 1
     if not isinstance(settings, TransformerConfig):
-        return getattr(settings, "heads", 1)
+        return math.lcm(getattr(settings, "heads", 1), _step_of_symbols(settings))
     parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
     layers = [part.layer_heads(i) for part in parts for i in range(part.layers)]
     layers += [settings.layer_cross_heads(i) for i in range(settings.layers)] if settings.encoder else []
     # Twice the heads, because rotary and sinusoidal positions need even widths.
-    return math.lcm(*(2 * sum(group.heads for group in heads) for heads in layers))
+    steps = [2 * sum(group.heads for group in heads) for heads in layers]
+    sources = [group for heads in layers for group in heads if isinstance(group, SymbolHeads)]
+    return math.lcm(*steps, *map(_step_of_symbols, (*sources, settings.encoder)))
+
+
+def _step_of_symbols(part: object) -> int:
+    """The step for the source of symbols of heads or of an Abstractor; 1 without one."""
+    source = getattr(part, "symbols", None)
+    return math.lcm(source.heads or 1, getattr(source, "relations", 1)) if isinstance(source, SymbolicAttention) else 1
 
 
 def resized(settings: M, field: str, width: int) -> M:

@@ -141,6 +141,25 @@ def test_it_is_done_once_and_again_when_the_text_has_changed(folder, tmp_path, m
     assert "one more line" in b"".join(everything(texts(task))).decode()
 
 
+def test_a_new_task_reads_text_that_was_edited_meanwhile_and_an_old_one_what_it_read(folder, tmp_path):
+    old = task_of(folder, tmp_path)
+    before, tokens = old.fingerprint(), old._corpus().tokens["train"].tolist()
+    with (folder / "2.txt").open("a") as handle:
+        handle.write("one more line\n")
+    new = task_of(folder, tmp_path)
+    assert new == old
+    assert "one more line" in b"".join(everything(texts(new))).decode()
+    assert (old.fingerprint(), old._corpus().tokens["train"].tolist()) == (before, tokens)
+
+
+def test_two_processes_may_make_the_folder_at_once(tmp_path, monkeypatch):
+    place = tmp_path / "cache" / "text"
+    monkeypatch.setattr(text_data.pathlib.Path, "exists", lambda path: False)  # so it seems to the slower one
+    for _ in range(2):
+        text_data._prepare(place, place.parent)
+    assert place.is_dir()
+
+
 def test_a_process_waits_for_the_one_that_writes(folder, tmp_path, monkeypatch):
     task = task_of(folder, tmp_path)
     request = text_data.Request(task.data, "bytes", 0.05, None, "text", tmp_path / "cache")

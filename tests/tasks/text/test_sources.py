@@ -94,6 +94,23 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path):
     assert corpus.rate("train") == pytest.approx(size / (len(corpus.tokens["train"]) - 1))
 
 
+def test_a_short_text_is_cut_between_characters(tmp_path):
+    path = tmp_path / "one.txt"
+    path.write_text("日本語é" * 10)
+    parts = Files(text_sources.files(str(path), None, tmp_path / "cache"), 0.05).parts
+    assert len(parts) == 40
+    assert "".join(path.read_bytes()[part.start : part.stop].decode() for part in parts) == path.read_text()
+    for limit in (100, 108, 109):
+        (file,) = text_sources.files(str(path), limit, tmp_path / "cache")
+        assert limit <= file.size < limit + 3
+        path.read_bytes()[: file.size].decode()
+
+
+def test_a_file_that_a_glob_finds_twice_is_read_once(folder, tmp_path):
+    once, twice = (text_sources.files(f"{folder}/**/{more}*.txt", None, tmp_path / "cache") for more in ("", "**/"))
+    assert once == twice
+
+
 def test_a_glob_takes_what_it_matches_and_a_limit_so_many_bytes(folder, tmp_path):
     (folder / "a.log").write_text(lines(900, 1))
     found = texts(task_of(folder / "**" / "*.log", tmp_path))

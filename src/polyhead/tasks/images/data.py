@@ -123,7 +123,7 @@ def classes(folder: str) -> list[str]:
     """The names of the classes: the folders in `folder/train`, sorted."""
     train = pathlib.Path(folder) / "train"
     try:
-        found = sorted(path.name for path in train.iterdir() if path.is_dir())
+        found = [path.name for path in _inside(train) if path.is_dir()]
     except OSError as error:
         raise ValueError(
             f"Images: {train} cannot be read ({error.strerror}); wanted are folder/train/CLASS/IMAGE and folder/val/..."
@@ -135,6 +135,11 @@ def classes(folder: str) -> list[str]:
     return found
 
 
+def _inside(folder: pathlib.Path) -> list[pathlib.Path]:
+    """What the folder holds, sorted, without hidden files and folders such as .ipynb_checkpoints."""
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
 @functools.lru_cache(maxsize=4)
 def tree(folder: str, part: str, size: int) -> Images:
     """The files of `folder`/`part`/CLASS, sorted by class and name; a file is read when it is used."""
@@ -142,10 +147,10 @@ def tree(folder: str, part: str, size: int) -> Images:
     root = pathlib.Path(folder) / part
     labels, paths = [], []
     try:
-        for path in sorted(root.iterdir()):
+        for path in _inside(root):
             if path.is_dir():
                 label = names.index(one_of(f"Images: {root}", "class", path.name, names))
-                inside = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+                inside = [file for file in _inside(path) if file.suffix.lower() in SUFFIXES]
                 paths += inside
                 labels += [label] * len(inside)
     except OSError as error:

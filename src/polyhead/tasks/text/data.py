@@ -54,7 +54,10 @@ _CHECKED: dict[pathlib.Path, tuple[int, int, int]] = {}
 
 @dataclass(frozen=True)
 class Request:
-    """Which text to tokenise, and how: the fields of `Text` that matter, with an absolute `folder`."""
+    """Which text to tokenise, and how: the fields of `Text` that matter, with an absolute `folder`.
+
+    `seen`: what a task saw of the text at its first use, see `seen`; the process keeps one corpus for each.
+    """
 
     data: str
     tokenizer: str
@@ -62,6 +65,7 @@ class Request:
     limit: int | None
     column: str
     folder: pathlib.Path
+    seen: str = ""
 
     @property
     def place(self) -> pathlib.Path:
@@ -102,6 +106,16 @@ def corpus(request: Request) -> Corpus:
     return _open(request, os.getcwd())
 
 
+def seen(request: Request) -> str:
+    """A hash of the tokenizer and of the names, sizes and times of the files of text: others are another corpus."""
+    try:
+        hub = request.data.startswith("hub:")
+        files = [] if hub else text_sources.files(request.data, request.limit, request.folder)
+    except OSError as error:
+        raise ValueError(f"Text: {error.filename}: {error.strerror}") from None
+    return digest(repr([request.place.name, *((file.name, file.whole, file.changed) for file in files)]).encode())
+
+
 @functools.lru_cache(maxsize=8)
 def _open(request: Request, here: str) -> Corpus:
     place = request.place
@@ -123,7 +137,7 @@ def _open(request: Request, here: str) -> Corpus:
 
 
 def _prepare(place: pathlib.Path, folder: pathlib.Path) -> None:
-    if not folder.exists():
+    with contextlib.suppress(FileExistsError):  # another process may make it at the same moment
         folder.mkdir(parents=True)
         (folder / ".gitignore").write_text("*\n", encoding="utf-8")
     place.mkdir(exist_ok=True)

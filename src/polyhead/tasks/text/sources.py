@@ -169,8 +169,8 @@ def _cuts(file: File, size: int) -> list[tuple[int, int]]:
         bounds = [0]
         while (at := bounds[-1] + size) < file.size:
             handle.seek(at)
-            ahead = handle.read(min(size, 4096))
-            line = ahead.find(b"\n") + 1
+            ahead = handle.read(max(4, min(size, 4096)))  # 4: the longest character
+            line = ahead.find(b"\n", 0, size) + 1
             at += line or _inside(ahead)
             if at >= file.size:
                 break
@@ -179,8 +179,8 @@ def _cuts(file: File, size: int) -> list[tuple[int, int]]:
 
 
 def _inside(data: bytes) -> int:
-    """How many bytes at the beginning continue a character."""
-    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), 0)
+    """How many bytes at the beginning, four or all up to the end of a file, continue a character."""
+    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data) if len(data) < 4 else 0)
 
 
 def _head(file: File, size: int) -> int:
@@ -242,7 +242,8 @@ def _named(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
         return path, [found for found in _tree(path, ()) if found.suffix.lower() in SUFFIXES]
     if not glob.has_magic(data):
         raise ValueError(f"Text: data must be 'stdlib', 'hub:NAME', a file, a folder or a glob; there is no {data}")
-    matched = [pathlib.Path(name).absolute() for name in glob.glob(data, recursive=True)]
+    names = dict.fromkeys(glob.glob(data, recursive=True))  # two `**` find a file more than once
+    matched = [pathlib.Path(name).absolute() for name in names]
     fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
     root = pathlib.Path(*path.parts[:fixed])
     return root, [found for found in matched if found.is_file()]

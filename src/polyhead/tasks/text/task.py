@@ -18,7 +18,7 @@ import math
 import os
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -135,10 +135,16 @@ class Text(Task):
         return str(self._corpus().manifest["fingerprint"])
 
     def _corpus(self) -> text_data.Corpus:
+        return text_data.corpus(replace(self._request(), seen=self._seen))
+
+    def _request(self) -> text_data.Request:
         folder = pathlib.Path(located(self.folder))
-        return text_data.corpus(
-            text_data.Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
-        )
+        return text_data.Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
+
+    @functools.cached_property
+    def _seen(self) -> str:
+        """Text that is edited changes no task that has read it, but is what the next one reads."""
+        return text_data.seen(self._request())
 
     # ---------------------------------------------------------------------------------------------------------- batches
     def count(self, split: str) -> int | None:
