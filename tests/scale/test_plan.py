@@ -143,6 +143,7 @@ def test_operations_of_our_kernels_by_hand(kernel, tensors, wanted):
     arguments = [[V], tensors, []] if kernel.endswith("_backward") else [tensors, []]
     assert formula(arguments, {"causal": False}) == 2 * wanted
     assert formula(arguments, {"causal": True}) == 2 * wanted * 15 // 25
+    assert formula(arguments, {"causal": False, "window": 2}) == 2 * wanted * 13 // 25
 
 
 def test_operations_of_other_kernels_by_hand():
