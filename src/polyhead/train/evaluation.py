@@ -170,8 +170,9 @@ def mean(values: Tensor) -> Tensor:
 
 
 def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
-    """The number of batches, or fewer if those cover the split once."""
-    count = task.count(split)
+    """The number of batches, or fewer if those cover the split once.  Raises ValueError for an empty split."""
+    if (count := task.count(split)) == 0:
+        raise ValueError(f"{type(task).__name__}: split {split!r} has no {task.items}")
     return batches if count is None else min(batches, -(-count // batch_size))
 
 
