@@ -46,6 +46,7 @@ def test_without_a_terminal_the_words_are_the_boards(board):
 def test_what_lies_beyond_the_scale_is_at_its_end(board):
     scale = board.scale(1.2, -0.3)
     assert (scale[-1], scale[0]) == ("○", "●")
+    assert board.scale(float("nan"), -0.3) == board.scale(None, -0.3)
 
 
 def test_the_estimate_shares_the_runs_among_workers(monkeypatch):

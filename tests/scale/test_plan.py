@@ -32,7 +32,7 @@ from polyhead.papers.recipes import RECIPES
 from polyhead.scale.plan import cards, count as plan_count, estimate as module
 from polyhead.scale.plan.cards import CARDS, Card
 from polyhead.scale.plan.count import FORMULAS, Count, on_card
-from polyhead.scale.plan.estimate import RESERVED, Plan, _Place, plan, step
+from polyhead.scale.plan.estimate import RESERVED, SHARE, Plan, _Place, plan, step
 from polyhead.tasks import FuzzyLogic
 from polyhead.timing.measure import peak
 from polyhead.train import optimiser
@@ -143,6 +143,7 @@ def test_operations_of_our_kernels_by_hand(kernel, tensors, wanted):
     arguments = [[V], tensors, []] if kernel.endswith("_backward") else [tensors, []]
     assert formula(arguments, {"causal": False}) == 2 * wanted
     assert formula(arguments, {"causal": True}) == 2 * wanted * 15 // 25
+    assert formula(arguments, {"causal": False, "window": 2}) == 2 * wanted * 13 // 25
 
 
 def test_operations_of_other_kernels_by_hand():
@@ -297,6 +298,13 @@ def test_this_machine_is_measured(monkeypatch):
     said = dict(found.assumptions)
     assert "took" in said["share of the peak"]
     assert "measured here" in said["cpu"]
+
+
+def test_a_step_for_which_this_machine_has_no_memory_is_not_taken(straight, monkeypatch):
+    monkeypatch.setattr(module, "measured", lambda *given: pytest.fail("a step was taken"))
+    found = plan(run_of(Softmax(4)), card=replace(HERE, memory=1000.0), search=False)
+    assert (found.fits, found.share) == (False, SHARE)
+    assert "assumed" in dict(found.assumptions)["share of the peak"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -104,6 +105,15 @@ def test_runs_of_two_tasks_are_compared_each_by_its_own_metric(grid):
     assert rows["iid r2"] | {"": ""} == {"": "", first.label: "0.250", "other": "", "difference": ""}
     assert rows["iid accuracy"] | {"": ""} == {"": "", first.label: "", "other": "0.500", "difference": ""}
     assert "state" not in rows
+
+
+def test_a_run_and_its_copy_are_two_rows(grid):
+    _, folder = grid
+    first, copy = records(folder)[0].folder, folder.parent / "copy"
+    found = records(folder, shutil.copytree(first, copy))
+    assert {str(first), str(copy)} < {record.label for record in found}
+    assert found._repr_html_().count("<tr>") == 1 + 5  # the head, and each run
+    assert len(found.differences()[0]) == 1 + 5
 
 
 def test_nan_is_neither_best_nor_json(tiny, tmp_path):

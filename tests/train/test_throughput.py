@@ -36,7 +36,8 @@ def cost(**changes):
 
 def test_causal_tokens_see_half_the_keys_and_a_window_less():
     each = 6 * 2 * 4 * (4 + 4)  # of a key: two layers, four heads, widths of keys and values
-    for changes, keys in (({"causal": True}, 6), ({"causal": True, "window": 4}, 4), ({"window": 5}, 5)):
+    assert cost(window=12) == cost()
+    for changes, keys in (({"causal": True}, 6), ({"causal": True, "window": 4}, 4), ({"window": 3}, 4)):
         assert cost() - cost(**changes) == each * (12 - keys)
 
 

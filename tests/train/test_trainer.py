@@ -166,6 +166,13 @@ def test_mistakes_are_found_before_training(tiny, tmp_path, change, text):
 
 
 # ----------------------------------------------------------------------------------------------- stopping and resuming
+def test_an_empty_split_is_found_before_training(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "count", lambda task, split: 0 if split == "novel" else None)
+    with pytest.raises(ValueError, match="FuzzyLogic: split 'novel' has no sequences"):
+        run(tiny(tmp_path, evaluate=("iid", "novel")), progress=False)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_data_that_are_missing_are_missed_before_training(tiny, tmp_path, monkeypatch):
     settings = tiny(folder=str(tmp_path))
     task, seen = type(settings.task), []

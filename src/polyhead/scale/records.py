@@ -62,7 +62,9 @@ class Records:
 
     def __init__(self, runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
         self._all: list[Record] = []
-        for run, place, label, fields in zip(runs, folders, labels(runs), differing(runs), strict=True):
+        named = labels(runs)  # a run and its copy have one name
+        named = [str(folders[i]) if named.count(name) > 1 else name for i, name in enumerate(named)]
+        for run, place, label, fields in zip(runs, folders, named, differing(runs), strict=True):
             state, step, detail = state_of(run, place)
             record = Record(label, run, place, state, step, detail, fields)
             if state is State.DONE and (result := finished(place, digest(run))) is not None:
@@ -142,8 +144,6 @@ class Records:
     def differences(self) -> list[dict[str, str]]:
         """Settings, size and scores as rows, runs as columns; for two runs also their difference."""
         names = [record.label for record in self]
-        if len(set(names)) < len(names):
-            names = [str(record.folder) for record in self]
         settings = self[0].settings if len(self) else ()
         cells = {name: [setting(record.settings[name]) for record in self] for name in settings}
         if any(record.state is not State.DONE for record in self):

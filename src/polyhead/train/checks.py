@@ -10,6 +10,7 @@ from polyhead.models.generate.tokens import reach
 from polyhead.spec.shapes import one_of
 from polyhead.train import tracking
 from polyhead.train.device import pick_device
+from polyhead.train.evaluation import enough
 
 
 def check(config: Run, devices: int = 1) -> None:
@@ -67,6 +68,7 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
 def read_all(config: Run) -> None:
     """Draw a sequence of every evaluated split, so that missing data are found now, not at the first evaluation."""
     for split in config.train.evaluate:
+        enough(config.task, split, 1, 1)
         config.task.batch(split, 1, seed=config.seed, step=0)
 
 

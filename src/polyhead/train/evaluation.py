@@ -164,9 +164,15 @@ def _gathered(
     return list(found), {name: [row] for name, row in zip(values, rest, strict=True)}
 
 
+def mean(values: Tensor) -> Tensor:
+    """The mean of a metric of sequences (b), which may also be counts or truth values."""
+    return values.mean(dtype=values.dtype if values.is_floating_point() else torch.float32)
+
+
 def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
-    """The number of batches, or fewer if those cover the split once."""
-    count = task.count(split)
+    """The number of batches, or fewer if those cover the split once.  Raises ValueError for an empty split."""
+    if (count := task.count(split)) == 0:
+        raise ValueError(f"{type(task).__name__}: split {split!r} has no {task.items}")
     return batches if count is None else min(batches, -(-count // batch_size))
 
 

@@ -19,7 +19,7 @@ from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser, parallel
 from polyhead.train.device import seed
-from polyhead.train.evaluation import answers, evaluate, parts
+from polyhead.train.evaluation import answers, evaluate, mean, parts
 from polyhead.train.throughput import Throughput
 from polyhead.train.world import World
 
@@ -117,7 +117,7 @@ class Single:
         if not wanted:
             return {}
         norm = parallel.norm_of_gradients(self.model, None) if clipped is None else clipped
-        scores = {name: torch.cat([seen[name] for _, seen in done]).mean() for name in done[0][1]}
+        scores = {name: mean(torch.cat([seen[name] for _, seen in done])) for name in done[0][1]}
         totals = self.world.totals([loss, *scores.values()])
         found = dict(zip(("loss", *scores), totals, strict=True))
         return {name: (value / self.world.size)[None] for name, value in found.items()} | {"grad_norm": norm[None]}

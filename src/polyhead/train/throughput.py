@@ -54,8 +54,23 @@ def operations(model: Transformer, length: int) -> int:
     """
     settings = model.config
     keys = max(1, length // 2) if settings.causal else length
-    keys = keys if settings.window is None else min(keys, settings.window)
+    if settings.window is not None:
+        seen = visible(length, length, causal=settings.causal, window=settings.window)
+        keys = min(keys, max(1, round(seen / length)))
     return 6 * (_weights(model) + sum(_attention(model, i, keys) for i in range(settings.layers)))
+
+
+def visible(t: int, s: int, *, causal: bool, window: int | None = None) -> int:
+    """The visible pairs of t queries and s keys, of which the last are aligned.
+
+    >>> visible(3, 4, causal=True), visible(4, 4, causal=False, window=2)
+    (9, 10)
+    """
+    if window is None and not causal:
+        return t * s
+    reach = max(t, s) if window is None else window
+    places = range(s - t, s)
+    return sum(max(0, min(s, at + (1 if causal else reach)) - max(0, at - reach + 1)) for at in places)
 
 
 def _weights(model: Transformer) -> int:

@@ -16,6 +16,7 @@ from polyhead.scale.population import stacked, training as population
 from polyhead.scale.population.stacked import Stack
 from polyhead.scale.population.training import groups
 from polyhead.train import Interrupted, device, evaluate, load_model, run
+from polyhead.train.network import Single
 from polyhead.train.store.folder import read_metrics
 
 
@@ -221,6 +222,18 @@ def test_a_pass_too_large_is_made_smaller(members):
     small.losses = lambda *_: limited(torch.zeros(3))
     with pytest.raises(torch.OutOfMemoryError):
         small.step(2)
+
+
+def test_a_metric_may_be_a_truth_value_or_a_count(members, monkeypatch):
+    def metrics(task, outputs, batch):
+        first = torch.arange(len(outputs)) == 0
+        return {"r2": first, "hits": 2 * first.long()}
+
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "metrics", metrics)
+    runs, cpu = members(), torch.device("cpu")
+    for network in (Single(runs[0], cpu), Stack(runs, cpu, 3)):
+        row = network.step(0, wanted=True)
+        assert (row["r2"][0], row["hits"][0]) == (0.25, 0.5)
 
 
 def test_a_row_has_the_losses_of_every_pass(members):

@@ -30,6 +30,7 @@ from polyhead.ops.dispatch import BACKENDS
 from polyhead.ops.hyla import triton as hyla_triton
 from polyhead.spec import amount
 from polyhead.train.evaluation import answers
+from polyhead.train.throughput import visible
 
 Kernels = tuple[tuple[int, int, bool, int], ...]
 """Groups of equal kernels: operations, bytes moved, whether in half precision, count."""
@@ -196,10 +197,9 @@ def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int
     return 0 if known is None else int(known(*args, **options, out_val=out))
 
 
-def _pairs(batch: int, t: int, s: int, causal: bool) -> int:
-    """The pairs of queries and keys that are visible."""
-    seen = t * s - (t * (t - 1)) // 2 if causal and s >= t else t * s
-    return batch * seen
+def _pairs(q: Any, k: Any, options: Mapping[str, Any]) -> int:
+    """The visible pairs of a head in all sequences."""
+    return len(q) * visible(q.shape[1], k.shape[1], causal=options["causal"], window=options.get("window"))
 
 
 def _amount(formula: str, q: Any, v: Any, r: int = 0) -> int:
@@ -210,21 +210,22 @@ def _sdpa(per_pair: str, first: int, args: Any, options: Mapping[str, Any]) -> i
     """Scaled-dot-product attention on (b h t d); `first` is the index of the queries among the arguments."""
     q, k, v = args[first : first + 3]
     causal = options.get("is_causal", any(x is True for x in args))
-    return _pairs(q.shape[0] * q.shape[1], q.shape[2], k.shape[2], causal) * 2 * _amount(per_pair, q, v)
+    pairs = visible(q.shape[2], k.shape[2], causal=causal)
+    return q.shape[0] * q.shape[1] * pairs * 2 * _amount(per_pair, q, v)
 
 
 def _attention(per_pair: str, deep: str, args: Any, options: Mapping[str, Any]) -> int:
     """Softmax attention and HYLA; `deep` is the additional work of a value network with two layers."""
     (q, k, v), weight = args[-2][:3], args[-2][LEARNED.index("value_weight")]
     each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight.numel() else 0)
-    return 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
+    return 2 * each * q.shape[2] * _pairs(q, k, options)
 
 
 def _relational(per_pair: str, per_relation: str, args: Any, options: Mapping[str, Any]) -> int:
     q, k, symbols, q_rel = args[-2][:4]
     r, p = q_rel.shape[-2:]
     each = q.shape[2] * _amount(per_pair, q, symbols, r=r) + amount(per_relation, {"r": r, "p": p})
-    return 2 * each * _pairs(q.shape[0], q.shape[1], k.shape[1], options["causal"])
+    return 2 * each * _pairs(q, k, options)
 
 
 def _linear(times: int, args: Any, options: Mapping[str, Any]) -> int:
@@ -238,7 +239,7 @@ def _made_of_reference(times: int, args: Any, options: Mapping[str, Any]) -> int
     """Generic tiles: scores, values and relations of heads."""
     q, k, v, q_rel = args[-2][:4]
     each = _amount("d + e", q, v) + (q_rel.shape[-1] if q_rel.ndim == 4 else 0)
-    return times * 2 * each * _pairs(q.shape[0] * q.shape[2], q.shape[1], k.shape[1], options["causal"])
+    return times * 2 * each * q.shape[2] * _pairs(q, k, options)
 
 
 def _entropy(products: int, first: int, args: Any, options: Mapping[str, Any]) -> int:

@@ -322,10 +322,11 @@ def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tupl
     if given is not None:
         return given, ("share of the peak", f"{given:.2f} (given)")
     local = place.card.is_cpu or (torch.cuda.is_available() and place.card.full == torch.cuda.get_device_name())
-    if not local:
+    most = place.largest() if local else None
+    if not local or (most is None and place.usable is not None):  # a step that does not fit would end this process
         said = "assumed: whole steps reach 0.44 to 0.52, Narayanan et al. 2021; large products alone 0.8, Bekman 2025"
         return SHARE, ("share of the peak", f"{SHARE} of peak and bandwidth, kernel by kernel ({said})")
-    few = min(have.sequences, place.largest() or have.sequences)
+    few = min(have.sequences, most or have.sequences)
     seconds = measured(place.run, few)
     here = place.counted(few)
     share = (place.working(here.forward, 1.0) + place.working(here.backward, 1.0)) / seconds

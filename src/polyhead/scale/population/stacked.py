@@ -33,7 +33,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
-from polyhead.train.evaluation import enough, evaluate, predict, summary
+from polyhead.train.evaluation import enough, evaluate, mean, predict, summary
 from polyhead.train.network import RECENT, State
 
 WINDOW = 256
@@ -281,7 +281,7 @@ class Stack:
     def _metrics(self, rows: slice, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
             members = [self.task.metrics(outputs[j], _at(batch, i)) for j, i in enumerate(self.which[rows])]
-            return {name: torch.stack([values[name].mean() for values in members]) for name in members[0]}
+            return {name: torch.stack([mean(values[name]) for values in members]) for name in members[0]}
 
     def _scalars(self, number: int) -> Tensor:
         """(3 n 1): lr / (1 - b1^t), 1 / sqrt(1 - b2^t) and 1 - lr wd of update `number`."""

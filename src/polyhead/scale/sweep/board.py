@@ -1,5 +1,6 @@
 """The demo's live display: scores on known and unseen data on one scale, with floors as marks."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group
@@ -67,6 +68,6 @@ class Board(Screen):
         """The scale from 0 to 1 as characters."""
         line = ["·"] * WIDE
         for value, mark in (*((x, "│") for x in self.marks.values()), (known, "○"), (unseen, "●")):
-            if value is not None:
+            if value is not None and not math.isnan(value):
                 line[round(min(max(value, 0.0), 1.0) * (WIDE - 1))] = mark
         return "".join(line)
