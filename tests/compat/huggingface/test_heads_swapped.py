@@ -141,7 +141,9 @@ def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
     relational = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=held).eval()
     attention = relational.model.layers[1].self_attn
     assert torch.equal(attention.polyhead.groups[0].value.weight, attention.v_proj.weight)
-    assert attention.polyhead.groups[0].relation_weight.std() > 0
+    group = hf.swap_heads(llama(torch.float32), [1], ph.Relational(4)).model.layers[1].self_attn.polyhead.groups[0]
+    for name, parameter in attention.polyhead.groups[0].named_parameters():
+        assert 0.6 < parameter.std() / group.get_parameter(name).std() < 1.6, name
     assert 0.8 < attention.polyhead.symbols[0].table.std() < 1.2
     with torch.no_grad():
         assert relational(ids).logits.isfinite().all()

@@ -206,7 +206,7 @@ class _HasHeads:
         super().initialize_weights()  # type: ignore[misc]
         for attention in _attentions(self):  # type: ignore[arg-type]
             if isinstance(getattr(attention, "polyhead", None), Heads):
-                attention.polyhead.begin(attention.v_proj)
+                attention.polyhead.begin(attention.v_proj, maps=True)
 
 
 def _by_name(
