@@ -331,8 +331,19 @@ class _Stream:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which cannot find a class that is made when heads are swapped."""
+        kinds = type(self).__mro__
+        return _empty, (kinds[kinds.index(_Stream) + 1],), self.__getstate__()
+
 
 @functools.cache
 def with_symbols(kind: Any) -> Any:
     """The subclass of an attention module's class that passes the stream to relational heads."""
     return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})
+
+
+def _empty(kind: Any) -> nn.Module:
+    """An attention module `with_symbols`, whose state pickle sets."""
+    made = with_symbols(kind)
+    return made.__new__(made)
