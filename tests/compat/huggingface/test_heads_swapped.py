@@ -203,6 +203,13 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
     hf.swap_heads(model, None, MIXED["hyla"])
 
 
+def test_heads_from_a_generator():
+    """Which can be read once only."""
+    layers = [[ph.Hyla(4)], [ph.Softmax(4)]]
+    held = [hf.with_heads(llama().config, heads).polyhead_heads for heads in (iter(layers), layers)]
+    assert held[0] == held[1]
+
+
 def test_swapped_again():
     model, ids = llama(), tokens()
     hf.swap_heads(model, [0], MIXED["hyla"])
