@@ -1,5 +1,7 @@
 """Models whose configuration holds heads: swapped into a checkpoint, saved, loaded."""
 
+import pickle
+
 import pytest
 import torch
 from refusals import refusing
@@ -129,6 +131,7 @@ def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
     assert type(again).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
     with torch.no_grad():
         assert torch.equal(again(tokens()).logits, model(tokens()).logits)
+        assert torch.equal(pickle.loads(pickle.dumps(model))(tokens()).logits, model(tokens()).logits)
 
 
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
@@ -141,7 +144,9 @@ def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
     relational = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=held).eval()
     attention = relational.model.layers[1].self_attn
     assert torch.equal(attention.polyhead.groups[0].value.weight, attention.v_proj.weight)
-    assert attention.polyhead.groups[0].relation_weight.std() > 0
+    group = hf.swap_heads(llama(torch.float32), [1], ph.Relational(4)).model.layers[1].self_attn.polyhead.groups[0]
+    for name, parameter in attention.polyhead.groups[0].named_parameters():
+        assert 0.6 < parameter.std() / group.get_parameter(name).std() < 1.6, name
     assert 0.8 < attention.polyhead.symbols[0].table.std() < 1.2
     with torch.no_grad():
         assert relational(ids).logits.isfinite().all()
@@ -196,6 +201,13 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
     assert type(model) is transformers.LlamaForCausalLM
     assert not any(hasattr(layer.self_attn, "polyhead") for layer in model.model.layers)
     hf.swap_heads(model, None, MIXED["hyla"])
+
+
+def test_heads_from_a_generator():
+    """Which can be read once only."""
+    layers = [[ph.Hyla(4)], [ph.Softmax(4)]]
+    held = [hf.with_heads(llama().config, heads).polyhead_heads for heads in (iter(layers), layers)]
+    assert held[0] == held[1]
 
 
 def test_swapped_again():

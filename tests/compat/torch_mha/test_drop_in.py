@@ -86,6 +86,16 @@ def test_arguments_by_position():
         MultiheadAttention(*settings[:7], kdim=16)
 
 
+@pytest.mark.parametrize(("b", "t", "s"), [(0, T, S), (B, 0, S), (B, T, 0), (B, 0, 0)])
+@pytest.mark.parametrize("each", [False, True], ids=["pairs", "per head"])
+def test_no_queries_or_no_keys_with_masks(b, t, s, each):
+    theirs, ours = pair("cross")
+    q, k = (torch.randn(b, n, DIM, dtype=F64) for n in (t, s))
+    hidden = torch.zeros((b * HEADS, t, s) if each else (t, s), dtype=torch.bool)
+    given = {"attn_mask": hidden, "key_padding_mask": torch.zeros(b, s, dtype=torch.bool)}
+    assert_close(ours(q, k, k, **given), theirs(q, k, k, **given), **EXACT)
+
+
 def test_one_sequence_without_a_batch():
     theirs, ours = pair("cross", batch_first=False)
     query, key, value = (x[0] for x in inputs("cross"))

@@ -113,12 +113,15 @@ class Heads(Groups):
         )
 
     @torch.no_grad()
-    def begin(self, v_proj: nn.Module) -> None:
+    def begin(self, v_proj: nn.Module, *, maps: bool = False) -> None:
         """Initialise parameters that no checkpoint has filled.
 
         The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
-        initialised as in our own models.  Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such
-        rows."""
+        initialised as in our own models.  `maps`: linear maps are drawn anew, because transformers has filled them by
+        its own rule.  Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such rows."""
+        for module in self.modules():
+            if maps and isinstance(module, nn.Linear) and _fresh(module.weight):
+                module.reset_parameters()
         for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
             if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
                 nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
@@ -328,8 +331,19 @@ class _Stream:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which cannot find a class that is made when heads are swapped."""
+        kinds = type(self).__mro__
+        return _empty, (kinds[kinds.index(_Stream) + 1],), self.__getstate__()
+
 
 @functools.cache
 def with_symbols(kind: Any) -> Any:
     """The subclass of an attention module's class that passes the stream to relational heads."""
     return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})
+
+
+def _empty(kind: Any) -> nn.Module:
+    """An attention module `with_symbols`, whose state pickle sets."""
+    made = with_symbols(kind)
+    return made.__new__(made)

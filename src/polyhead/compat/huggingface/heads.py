@@ -12,7 +12,7 @@ module is an error.
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def register(*types: str) -> None:
             _classes(name)
 
 
-def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
+def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     """A copy of a transformers configuration with the heads of each layer.
 
     `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.
@@ -88,8 +88,8 @@ def with_heads(config: Any, heads: Mechanism | Sequence[Any]) -> Any:
     """
     register()
     place, count = _place("with_heads", config), config.num_hidden_layers
-    nested = not isinstance(heads, Mechanism) and any(not isinstance(group, Mechanism) for group in heads)
-    each = list(heads) if nested else [heads] * count  # type: ignore[arg-type]
+    given = [heads] if isinstance(heads, Mechanism) else list(heads)
+    each = [given] * count if all(isinstance(group, Mechanism) for group in given) else given
     if len(each) != count:
         raise ValueError(f"with_heads: {count} layers were wanted but heads of {len(each)} came")
     layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in each]
@@ -206,7 +206,7 @@ class _HasHeads:
         super().initialize_weights()  # type: ignore[misc]
         for attention in _attentions(self):  # type: ignore[arg-type]
             if isinstance(getattr(attention, "polyhead", None), Heads):
-                attention.polyhead.begin(attention.v_proj)
+                attention.polyhead.begin(attention.v_proj, maps=True)
 
 
 def _by_name(

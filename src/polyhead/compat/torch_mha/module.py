@@ -187,7 +187,7 @@ class MultiheadAttention(OurHeads):
         real = None  # mask of real keys, for symbols that depend on neighbours
         if padding is not None:
             real = ~padding if padding.dtype == torch.bool else shown(padding)
-            real = real.reshape(-1, s)[:, s - values.shape[1] :]
+            real = torch.atleast_2d(real)[:, s - values.shape[1] :]
         rows = self._project(x, keys, values, senders=own or past == 0)
         parts = self.tensors(rows, x, keys, values, real, memory)
         if memory is not None:
@@ -299,9 +299,9 @@ def sdpa_masks(padding: Tensor | None, pairs: Tensor | None, heads: int, x: Tens
             raise ValueError(f"{WHO}: {name} must be one of {tuple(shapes.values())} but is {tuple(mask.shape)}")
         mask = ~mask if mask.dtype == torch.bool else mask
         if name == "key_padding_mask":
-            given.append(mask.reshape(-1, 1, 1, s).expand(b, 1, 1, s))
+            given.append(mask[..., None, None, :].expand(b, 1, 1, s))
         else:
-            given.append(mask.view(-1, heads, t, s) if mask.ndim == 3 else mask[None, None])
+            given.append(mask.unflatten(0, (b, heads)) if mask.ndim == 3 else mask[None, None])
     return given
 
 
