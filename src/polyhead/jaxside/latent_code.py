@@ -114,7 +114,7 @@ def softmax_dim(normalise: str) -> int | None:
 
 
 def softmax_visible(scores: jax.Array, look: jax.Array | None, dim: int, total: jax.Array | None = None) -> jax.Array:
-    """Softmax of (b h t s) scores over the visible keys (or over heads).
+    """Softmax of (... t s) scores over the visible keys, or of (b h t s) scores over heads.
 
     A row in which nothing is visible gets zeros and no gradient.  If `total` (b h t 2) is given, the largest of all
     scores of a query and the logarithm of the sum of exponentials relative to it, the scores may have a part of the
@@ -122,7 +122,7 @@ def softmax_visible(scores: jax.Array, look: jax.Array | None, dim: int, total: 
     """
     if look is not None:
         # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
-        look = look.reshape((1,) * (4 - look.ndim) + look.shape)
+        look = look.reshape((1,) * (scores.ndim - look.ndim) + look.shape)
         scores = jnp.where(look, scores, jnp.where(look.any(dim, keepdims=True), -jnp.inf, 0))
     code = jax.nn.softmax(scores, axis=dim) if total is None else jnp.exp(scores - total[..., :1] - total[..., 1:])
     return code if look is None else jnp.where(look, code, 0)

@@ -15,7 +15,7 @@ Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -331,7 +331,7 @@ class _Stream:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """For pickle, which cannot find a class that is made when heads are swapped."""
         kinds = type(self).__mro__
         return _empty, (kinds[kinds.index(_Stream) + 1],), self.__getstate__()
@@ -343,7 +343,7 @@ def with_symbols(kind: Any) -> Any:
     return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})
 
 
-def _empty(kind: Any) -> nn.Module:
+def _empty(kind: Hashable) -> nn.Module:
     """An attention module `with_symbols`, whose state pickle sets."""
-    made = with_symbols(kind)
+    made: type[nn.Module] = with_symbols(kind)
     return made.__new__(made)

@@ -197,9 +197,9 @@ def _operations(op: Any, args: Any, options: Mapping[str, Any], out: Any) -> int
     return 0 if known is None else int(known(*args, **options, out_val=out))
 
 
-def _pairs(q: Any, k: Any, options: Mapping[str, Any]) -> int:
+def _pairs(q: Tensor, k: Tensor, causal: bool, window: int | None = None) -> int:
     """The visible pairs of a head in all sequences."""
-    return len(q) * visible(q.shape[1], k.shape[1], causal=options["causal"], window=options.get("window"))
+    return len(q) * visible(q.shape[1], k.shape[1], causal=causal, window=window)
 
 
 def _amount(formula: str, q: Any, v: Any, r: int = 0) -> int:
@@ -218,14 +218,14 @@ def _attention(per_pair: str, deep: str, args: Any, options: Mapping[str, Any]) 
     """Softmax attention and HYLA; `deep` is the additional work of a value network with two layers."""
     (q, k, v), weight = args[-2][:3], args[-2][LEARNED.index("value_weight")]
     each = _amount(per_pair, q, v) + (_amount(deep, q, v) if weight.numel() else 0)
-    return 2 * each * q.shape[2] * _pairs(q, k, options)
+    return 2 * each * q.shape[2] * _pairs(q, k, options["causal"], options.get("window"))
 
 
 def _relational(per_pair: str, per_relation: str, args: Any, options: Mapping[str, Any]) -> int:
     q, k, symbols, q_rel = args[-2][:4]
     r, p = q_rel.shape[-2:]
     each = q.shape[2] * _amount(per_pair, q, symbols, r=r) + amount(per_relation, {"r": r, "p": p})
-    return 2 * each * _pairs(q, k, options)
+    return 2 * each * _pairs(q, k, options["causal"], options.get("window"))
 
 
 def _linear(times: int, args: Any, options: Mapping[str, Any]) -> int:
@@ -239,7 +239,7 @@ def _made_of_reference(times: int, args: Any, options: Mapping[str, Any]) -> int
     """Generic tiles: scores, values and relations of heads."""
     q, k, v, q_rel = args[-2][:4]
     each = _amount("d + e", q, v) + (q_rel.shape[-1] if q_rel.ndim == 4 else 0)
-    return times * 2 * each * q.shape[2] * _pairs(q, k, options)
+    return times * 2 * each * q.shape[2] * _pairs(q, k, options["causal"], options.get("window"))
 
 
 def _entropy(products: int, first: int, args: Any, options: Mapping[str, Any]) -> int:
