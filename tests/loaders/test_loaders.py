@@ -17,13 +17,13 @@ LOADS = (
 KNOWN = {
     "own files": "cli/text.py pages/document.py pages/report/page.py papers/page.py analysis/canvas.py tasks/task.py",
     "own files that have the digest noted for them": "ops/native/library.py train/store/shipped.py",
-    "nothing: it writes, copies or explains": "cli/files.py compat/huggingface/card.py compat/huggingface/heads.py "
-    "compat/huggingface/tokens.py train/store/files.py",
+    "nothing: it writes, copies or explains": "cli/files.py compat/huggingface/attention.py compat/huggingface/card.py "
+    "compat/huggingface/heads.py compat/huggingface/tokens.py train/checks.py train/store/files.py",
     "numbers and text as such": "train/store/state.py train/store/claims.py train/tracking.py pages/report/runs.py "
     "papers/study.py scale/records.py scale/sweep/job.py scale/sweep/engines/slurm.py",
     "what test_hostile_files.py spoils": "compat/foreign.py compat/dual_attention/load.py cli/generate.py "
     "compat/huggingface/explore.py compat/huggingface/model.py config/serial.py papers/redraw.py papers/reproduce.py "
-    "tasks/images/data.py tasks/maths/text.py tasks/relational_games/original.py tasks/text/task.py "
+    "tasks/images/data.py tasks/maths/text.py tasks/relational_games/original.py tasks/record.py "
     "tasks/text/sources.py tasks/text/tokens.py train/store/bad_batch.py train/store/checkpoint.py "
     "train/store/folder.py",
     "what other tests spoil": "jaxside/convert.py train/store/sharded.py scale/tune/search.py tasks/text/data.py "
