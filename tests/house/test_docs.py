@@ -1,6 +1,5 @@
 """The documents are correct: code runs, commands parse, links resolve, tables are complete."""
 
-import importlib.util
 import inspect
 import json
 import pathlib
@@ -12,6 +11,7 @@ import sys
 import pytest
 import torch
 import yaml
+from scripts import loaded
 from some import some
 
 import polyhead as ph
@@ -233,7 +233,7 @@ def test_every_page_is_in_the_menu_of_the_site():
 
 def test_the_numbers_of_the_readme_are_the_demos():
     """As `examples/readme_results.py` writes them, of the runs that the demo has now."""
-    script = readme_results()
+    script = loaded("examples", "readme_results.py")
     kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
     for marker, passage in script.PASSAGES.items():
         assert between(read("README.md"), marker) == passage(kept)
@@ -253,7 +253,7 @@ def test_the_numbers_of_the_readme_are_the_demos():
     ],
 )
 def test_the_readme_says_what_the_numbers_say(hyla, softmax, unseen, known, against):
-    script = readme_results()
+    script = loaded("examples", "readme_results.py")
     kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
     scores = {"HYLA": hyla, "Softmax": softmax, "Mixture": (0.99, 0.91)}
     part = kept["fuzzy"] | {"head": ["", "iid", "compositional"], "steps": 15_000}
@@ -267,7 +267,7 @@ def test_the_readme_says_what_the_numbers_say(hyla, softmax, unseen, known, agai
 
 
 def test_the_readme_says_what_full_training_reaches(monkeypatch, tmp_path):
-    script = readme_results()
+    script = loaded("examples", "readme_results.py")
     cards = {"fuzzy-hyla-1": 0.9, "fuzzy-hyla-2": 0.8, "fuzzy-softmax-1": 0.7, "fuzzy-softmax-2": 0.5}
     models = {name: {"scores": {"compositional": [score, 0.01]}} for name, score in cards.items()}
     monkeypatch.setattr(script.demo, "full", lambda: tuple(cards))
@@ -282,7 +282,7 @@ def test_the_readme_says_what_full_training_reaches(monkeypatch, tmp_path):
 
 def test_the_readme_is_written_by_one_command(tmp_path, monkeypatch):
     """Of other numbers: the passages, the minutes, what is kept, and the figure."""
-    script = readme_results()
+    script = loaded("examples", "readme_results.py")
     kept = json.loads(script.KEPT.read_text(encoding="utf-8"))
     kept["fuzzy"] |= {"steps": 12_345, "seconds": 60 * 99 - kept["race"]["seconds"]}
     for place in ("README", "RECIPES", "KEPT"):
@@ -300,13 +300,6 @@ def test_the_readme_is_written_by_one_command(tmp_path, monkeypatch):
     assert '"demo": 99.0,' in script.RECIPES.read_text(encoding="utf-8")
     assert json.loads(script.KEPT.read_text(encoding="utf-8")) == kept
     assert drawn == [(kept, ROOT / "docs" / "figures" / "demo.svg")]
-
-
-def readme_results():
-    spec = importlib.util.spec_from_file_location("readme_results", ROOT / "examples" / "readme_results.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
 
 
 # -------------------------------------------------------------------------------------------------------- what they say

@@ -14,6 +14,7 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
+from scripts import loaded
 
 from polyhead import spec
 
@@ -169,10 +170,7 @@ def test_a_script_is_a_page(tmp_path, execute):
 
 
 def extension(name):
-    made = importlib.util.spec_from_file_location(f"site_{name}", DOCS / "_ext" / f"{name}.py")
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
-    return module
+    return loaded("docs", "_ext", f"{name}.py")
 
 
 @needs_sphinx

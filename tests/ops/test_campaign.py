@@ -3,9 +3,7 @@
 A case that fails here: python benchmarks/parity_campaign.py --kind ops --small --seed 0 --case NUMBER
 """
 
-import importlib.util
 import json
-import pathlib
 from dataclasses import replace
 
 import agreement.cases
@@ -17,6 +15,7 @@ import pytest
 import torch
 from compilers import READY
 from rich.console import Console
+from scripts import loaded
 from some import some
 
 from polyhead.ops import tiles
@@ -26,14 +25,6 @@ from polyhead.ops.native import library
 
 BLOCKS, EACH = 10, 30
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
-
-
-def load_campaign():
-    path = pathlib.Path(__file__).parents[2] / "benchmarks" / "parity_campaign.py"
-    found = importlib.util.spec_from_file_location("parity_campaign", path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 def failures(check, numbers, **how):
@@ -118,7 +109,7 @@ def test_a_fault_is_noticed(monkeypatch, fault):
 
 
 def test_the_campaign_goes_on_where_it_stopped(tmp_path):
-    campaign, silent = load_campaign(), Console(quiet=True)
+    campaign, silent = loaded("benchmarks", "parity_campaign.py"), Console(quiet=True)
     path = tmp_path / "parity.json"
     for cases in (2, 5):
         campaign.go("ops", cases, 0, campaign.read(str(path)), str(path), silent, how={"small": True})
@@ -137,7 +128,7 @@ def test_the_campaign_goes_on_where_it_stopped(tmp_path):
 
 
 def test_a_campaign_that_is_killed_keeps_the_failures_that_it_has_not_tried_again(tmp_path, monkeypatch):
-    campaign, path, tried = load_campaign(), tmp_path / "parity.json", []
+    campaign, path, tried = loaded("benchmarks", "parity_campaign.py"), tmp_path / "parity.json", []
     outcome = agreement.ops.Outcome("g", "", "wrong", {}, "")
 
     def check(seed, number, **how):

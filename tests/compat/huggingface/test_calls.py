@@ -1,7 +1,6 @@
 """Our heads are refused in architectures that compute attention themselves; counts; the table in the docs."""
 
 import copy
-import importlib.util
 import json
 import pathlib
 import tomllib
@@ -9,6 +8,7 @@ import tomllib
 import pytest
 import torch
 from refusals import refusing
+from scripts import loaded
 from torch import nn
 
 import polyhead as ph
@@ -20,9 +20,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("architectures", ROOT / "benchmarks" / "architectures.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded("benchmarks", "architectures.py")
     module.transformers.logging.set_verbosity_error()
     hf.register()
     return module

@@ -1,13 +1,12 @@
 """Trained models that come with polyhead: found by name, equal to their cards, downloaded if missing."""
 
-import importlib.util
 import itertools
 import json
-import pathlib
 import shutil
 import types
 
 import pytest
+from scripts import loaded
 
 import polyhead as ph
 from polyhead import cli
@@ -50,11 +49,7 @@ def test_each_scores_as_it_did_when_it_was_published(name, tmp_path, monkeypatch
 
 @pytest.fixture
 def ship_models():
-    path = pathlib.Path(__file__).parents[3] / "benchmarks" / "ship_models.py"
-    made = importlib.util.spec_from_file_location("ship_models", path)
-    script = importlib.util.module_from_spec(made)
-    made.loader.exec_module(script)
-    return script
+    return loaded("benchmarks", "ship_models.py")
 
 
 @pytest.mark.parametrize(("off", "wrong"), [(0.0, False), (0.1, True), (float("nan"), True)])
