@@ -49,15 +49,18 @@ def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
     run.mkdir()
     task, same, other = (make(tmp_path / name, changed) for name, changed in (("a", 0), ("b", 0), ("c", 1)))
     task.keep(run)
-    before = (run / "data.json").read_bytes()
+    kept = json.loads((run / "data.json").read_bytes())
     same.keep(run)  # the folder may move
-    assert (run / "data.json").read_bytes() == before
-    with pytest.raises(ValueError, match=rf"^{type(task).__name__}: {re.escape(str(run))} was begun with another data"):
+    before = (run / "data.json").read_bytes()
+    assert json.loads(before)["fingerprint"] == kept["fingerprint"]
+    assert set(kept) == {"data", "fingerprint"}
+    with pytest.raises(
+        ValueError, match=rf"^{type(task).__name__}: {re.escape(str(run))} was begun with other data of "
+    ):
         other.keep(run)
     assert (run / "data.json").read_bytes() == before
-    assert set(json.loads(before)) == {"data", "fingerprint"}
     (run / "data.json").write_text("{")
-    with pytest.raises(ValueError, match="delete it if the data is the same as before"):
+    with pytest.raises(ValueError, match="delete it if the data are the same as before"):
         task.keep(run)
 
 

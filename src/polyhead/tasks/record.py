@@ -39,11 +39,12 @@ def keep(
             before = json.loads(path.read_bytes())
             known = [before["fingerprint"], *([] if text is None else [before["tokenizer"]["digest"]])]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
-            way_on = f"delete it if the {next(iter(mine))} is the same as before"
+            way_on = f"delete it if the {'data are' if text is None else 'text is'} the same as before"
             raise ValueError(f"{who}: {path} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
         for (what, now), then in zip(mine.items(), known, strict=True):
             if then != now:
-                raise ValueError(f"{who}: {root} was begun with another {what} of {data} ({then}, not {now})")
+                other = "other data" if what == "data" else f"another {what}"
+                raise ValueError(f"{who}: {root} was begun with {other} of {data} ({then}, not {now})")
     about = {"data": data, "fingerprint": found, **(text or {})}
     write(path, json.dumps(about, indent=2).encode() + b"\n")
 

@@ -144,8 +144,8 @@ class Images(Classification):
         """Write data.json with a fingerprint of the training images: of CIFAR's pixels, of names in a folder."""
         if self.data != "digits":
             images = _images(self, "train", torch.device("cpu"), located(self.folder))
-            found = record.fingerprint(images.identity())
-            record.keep("Images", folder, self.data, found)
+            name = self.folder if self.data == "folder" else self.data
+            record.keep("Images", folder, name, record.fingerprint(images.identity()))
 
     def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
         source, images = SOURCES[self.data], _images(self, split, rows.device, located(self.folder))

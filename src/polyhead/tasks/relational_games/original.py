@@ -23,12 +23,17 @@ FILES = {
 SETS = {"pentominoes": "pentos", "hexominoes": "hexos", "stripes": "stripes"}
 
 
+def file_of(game: str, shapes: str) -> str:
+    """The name of the published file."""
+    return f"{FILES[game]}_{SETS[shapes]}.npz"
+
+
 @functools.lru_cache(maxsize=4)
 def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
     """All images of a file (n 3 36 36), bytes, and their labels (n)."""
     import numpy as np
 
-    path = pathlib.Path(folder) / f"{FILES[game]}_{SETS[shapes]}.npz"
+    path = pathlib.Path(folder) / file_of(game, shapes)
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
             absent = [name for name in ("images", "labels") if name not in file]
@@ -65,7 +70,7 @@ def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor
     """Indices of the pentomino images of `split`: `examples` for training, a third of the rest for validation."""
     total = len(load(folder, game, "pentominoes")[1])
     if total < examples + 3:
-        name = f"{FILES[game]}_pentos.npz"
+        name = file_of(game, "pentominoes")
         raise ValueError(
             f"RelationalGames: examples must leave at least 3 of the {total} images in {name} but is {examples}"
         )

@@ -187,7 +187,7 @@ class RelationalGames(Classification):
         """Write data.json with a fingerprint of the published pentominoes, unless the images are generated."""
         if self.data == "original":
             found = record.fingerprint(original.load(located(self.folder), self.game, "pentominoes"))
-            record.keep("RelationalGames", folder, self.game, found)
+            record.keep("RelationalGames", folder, original.file_of(self.game, "pentominoes"), found)
 
     def _original(self, split: str, sets: tuple[str, ...], batch_size: int, generator: torch.Generator) -> Batch:
         """A batch of the published images, on the generator's device."""
