@@ -6,8 +6,8 @@
     ph.Transformer(ph.TransformerConfig(ph.Vectors(5), ph.Values(1)))        one model
     ph.train.run(ph.recipes.RECIPES["fuzzy-hyla"]())                         one recipe
 
-Names are found when first used, so importing the package loads nothing else.  The table of mechanisms has the names of
-theirs.
+Names are found when first used, so importing the package loads nothing else.  The names of heads are those of the table
+of mechanisms.
 """
 
 import importlib

@@ -172,7 +172,7 @@ def test_theta_and_positions():
     given, usual, named = (model(torch.arange(8)[None]) for model in models)
     assert torch.equal(given, named)
     assert not torch.allclose(given, usual)
-    with pytest.raises(TypeError, match=r"^TransformerLM: only 7 arguments may come without their names"):
+    with pytest.raises(TypeError, match=r"^TransformerLM: only 7 arguments may be positional"):
         cs336.TransformerLM(11, 8, 8, 1, 2, 16, 50.0, 1.0)
     block, x, where = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
     y = x + block.attn(block.ln1(x), where)

@@ -7,10 +7,13 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
+import types
+import typing
 
 import pytest
 
 import polyhead as ph
+from polyhead.papers.recipes import RECIPES, OneRun
 
 SOURCE = pathlib.Path(ph.__file__)
 
@@ -45,6 +48,13 @@ def test_a_public_module_lists_what_it_offers(door):
     module = pytest.importorskip(door, exc_type=ImportError)  # an extra may be missing
     assert dir(module) == sorted(module.__all__)
     assert all(hasattr(module, name) for name in module.__all__)
+    for name in module.__all__:  # modules that it offers list no imports of theirs
+        offered = getattr(module, name)
+        if isinstance(offered, types.ModuleType):
+            listed = [getattr(offered, n) for n in dir(offered) if n[0] != "_"]
+            homes = {getattr(x, "__module__", None) or getattr(x, "__name__", door) for x in listed}
+            assert not hasattr(offered, "__all__") or dir(offered) == sorted(offered.__all__)
+            assert all(home.startswith("polyhead") for home in homes), (offered.__name__, homes)
 
 
 @pytest.mark.parametrize("old", ph._MOVED)
@@ -134,7 +144,14 @@ ph.ops.sotfmax_attention
 ph.TransformerConfig(dimm=64)
 ph.MultiHeadAtention
 ph.train.run(3)
+reveal_type(ph.recipes.RECIPES["fuzzy-hyla"]())
+ph.train.run(ph.recipes.RECIPES["table-a1"]("smoke"))
 """
+
+
+def test_type_checkers_know_which_recipes_make_one_run():
+    one = {name for name, recipe in RECIPES.items() if typing.get_type_hints(recipe)["return"] is ph.Run}
+    assert set(typing.get_args(OneRun)) == one
 
 
 @pytest.mark.slow
@@ -149,9 +166,9 @@ def test_the_types_fit(tmp_path):
     *lines, end = done.stdout.splitlines()
     lines = [line for line in lines if '" defined in "' not in line]  # a note that mypy adds or not, as its cache is
     of_user = {int(line.split(":")[1]): line for line in lines if "user.py:" in line}  # the cache knows its first path
-    assert len(of_user) == len(lines) == 10, done.stdout + done.stderr
-    assert end.startswith("Found 6 errors in 1 file")
+    assert len(of_user) == len(lines) == 12, done.stdout + done.stderr
+    assert end.startswith("Found 7 errors in 1 file")
     shown = (3, 'Revealed type is "def ('), (3, "MultiHeadAttention"), (4, "Plan"), (5, "Softmax"), (6, "Tensor")
     wrong = (7, "oops"), (8, "Sotfmax"), (9, "sotfmax_attention"), (10, "dimm"), (11, "MultiHeadAtention")
-    for number, word in (*shown, *wrong, (12, "arg-type")):
+    for number, word in (*shown, *wrong, (12, "arg-type"), (13, "run.Run"), (14, "tuple[")):
         assert word in of_user[number], of_user

@@ -123,7 +123,7 @@ def test_other_libraries_names_are_answered_with_ours():
         (lambda: ph.Softmax(head_dim=2), "Softmax: head_dim is called dim here"),
         (lambda: ph.TransformerConfig(d_ff=2), r"d_ff belongs to a part, as in feedforward=Mlp\(hidden=256\)"),
         (lambda: ph.generate(None, [], max_new_tokens=2), "generate: max_new_tokens is called steps here"),
-        (lambda: layer(x, x, x), "MultiHeadAttention: x and context only may come without their names"),
+        (lambda: layer(x, x, x), "MultiHeadAttention: only x and context may be positional arguments"),
         (lambda: layer(x, nonsense=1), "unexpected keyword argument 'nonsense'"),
     ):
         with pytest.raises(TypeError, match=text):

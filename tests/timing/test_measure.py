@@ -177,7 +177,7 @@ def test_a_red_parity_is_not_timed(fault: str, capsys: Any, monkeypatch: pytest.
     said = capsys.readouterr()
     what = "the output" if fault == "output" else "the gradient of k"
     assert said.err.startswith(
-        f"polyhead: bench: parity of hyla is red, nothing is timed: {what} of blocked is off by "
+        f"polyhead: bench: parity of hyla fails, so nothing is timed: {what} of blocked is off by "
     )
     assert len(said.err.splitlines()) == 1
     assert not said.out

@@ -69,11 +69,11 @@ class Cluster:
     gpus: float | None = None
     """GPUs of a run on a cluster (default: 0); a fraction with --ray."""
     memory: float | None = None
-    """GiB of a run on a cluster (default: the cluster's)."""
+    """Memory of a run on a cluster, in GiB (default: the cluster's)."""
     partition: str | None = None
-    """Of Slurm (default: its own)."""
+    """Slurm partition of the jobs (default: Slurm's)."""
     account: str | None = None
-    """Of Slurm (default: its own)."""
+    """Slurm account that pays for the jobs (default: Slurm's)."""
     minutes: int | None = None
     """Time limit of a Slurm job; a longer run resumes in another job (default: 60)."""
 

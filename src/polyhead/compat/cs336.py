@@ -23,8 +23,11 @@ from polyhead.layers import Device
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
 from polyhead.ops.norms import rms_norm
+from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import check_number
+
+__dir__ = own_names(__name__, "softmax", "silu", "scaled_dot_product_attention")
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -301,7 +304,7 @@ class TransformerLM(nn.Module):
     ) -> None:
         super().__init__()
         if len(seventh) > 1:
-            raise TypeError("TransformerLM: only 7 arguments may come without their names, the last is rope_theta")
+            raise TypeError("TransformerLM: only 7 arguments may be positional, the last is rope_theta")
         theta = seventh[0] if seventh else rope_theta
         self.context_length = context_length
         self.token_embeddings = Embedding(vocab_size, d_model, device, dtype)

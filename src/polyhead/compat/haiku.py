@@ -20,6 +20,9 @@ from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.heads.groups import SoftmaxHeads
 from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__)
 
 
 def from_haiku(params: Params, *, heads: int, name: str | None = None, device: Device = None) -> MultiHeadAttention:

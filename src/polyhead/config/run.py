@@ -209,8 +209,9 @@ class TransformerConfig(Checked):
 
 
 def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
-    """Warn (BlindToOrder) if tokens are a set to a model of these settings: no positions, not causal, no window, no
-    symbols of positions.  A model with heads or feed-forward layers of a user is trusted: they may see the order.
+    """Warn (BlindToOrder) if a model of these settings cannot see the order of tokens: no positions, not causal, no
+    window, no symbols of positions.  A model with heads or feed-forward layers of a user is trusted: they may see the
+    order.
 
     Raises ValueError for anything but a TransformerConfig.
     """

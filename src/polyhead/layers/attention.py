@@ -30,7 +30,10 @@ from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import allowed, dense
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_window, named, shaped
+
+__dir__ = own_names(__name__)
 
 Positions = config.Position | nn.ModuleDict | None
 Part = tuple[AttentionCall | None, Tensor]

@@ -19,7 +19,10 @@ from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
 from polyhead.spec import NORM_ORDERS, NORMS
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number, named, one_of
+
+__dir__ = own_names(__name__)
 
 Symbols = Tensor | Sequence[Tensor | None] | None
 """The type of the argument `symbols` of `MultiHeadAttention.forward`."""

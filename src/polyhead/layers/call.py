@@ -105,26 +105,57 @@ def call_of(
     _check_exclusions(x, context, causal, cu_seqlens, cache)
     if cache is not None:
         (cache if context is None else cache.cross).claim(WHO, layer)
-    memory: LayerCache | None = None
-    span: int | None = None
-    past, gone, t, s, key_positions = 0, 0, x.shape[1], x.shape[1], positions
     if context is not None:
-        s, key_positions = context.shape[1], None
-        if cache is not None:
-            memory, past = cache.cross, cache.cross.length
-            if (seen := memory.senders(s)) != s:
-                raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {s} came")
-    elif cache is not None:
-        memory, past, gone = cache, cache.length, cache.gone
-        span = _span(cache, positions, window)
-        s = past - gone + t
-        _check_announced(cache, s, t)
+        return _to_context(x, context, causal=causal, positions=positions, first=first, cache=cache)
+    return _to_itself(
+        x, causal=causal, positions=positions, first=first, window=window, cu_seqlens=cu_seqlens, cache=cache
+    )
+
+
+def _to_context(
+    x: Tensor,
+    context: Tensor,
+    *,
+    causal: bool,
+    positions: Tensor | None,
+    first: int | None,
+    cache: LayerCache | None,
+) -> Call:
+    """Cross-attention.  A causal one aligns the last query with the last key, unless positions are given."""
+    t, s = x.shape[1], context.shape[1]
+    memory = None if cache is None else cache.cross
+    past = 0 if memory is None else memory.length
+    if memory is not None and (seen := memory.senders(s)) != s:
+        raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {s} came")
+    aligned = s - t if causal else past
+    return Call(
+        x, context, memory, past=past, lead=aligned if positions is None else past, gone=0, span=None, s=s,
+        first=aligned if first is None else first, positions=positions, key_positions=None, cu_seqlens=None,
+    )  # fmt: skip
+
+
+def _to_itself(
+    x: Tensor,
+    *,
+    causal: bool,
+    positions: Tensor | None,
+    first: int | None,
+    window: int | None,
+    cu_seqlens: Tensor | None,
+    cache: LayerCache | None,
+) -> Call:
+    """Self-attention: the keys are the tokens that the cache still holds, then those of x."""
+    t = x.shape[1]
+    past, gone, span, key_positions = 0, 0, None, positions
+    if cache is not None:
+        past, gone, span = cache.length, cache.gone, _span(cache, positions, window)
+        _check_announced(cache, past - gone + t, t)
         key_positions = None if positions is None else cache.last("positions", positions, span)
-    lead = s - t if causal and context is not None and positions is None else past
+    s = past - gone + t
     if first is None:
         first = s - t if causal else past
     return Call(
-        x, context, memory, past=past, lead=lead, gone=gone, span=span, s=s, first=first, positions=positions,
+        x, None, cache, past=past, lead=past, gone=gone, span=span, s=s, first=first, positions=positions,
         key_positions=key_positions, cu_seqlens=cu_seqlens,
     )  # fmt: skip
 

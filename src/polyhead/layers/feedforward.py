@@ -19,9 +19,11 @@ from polyhead.layers.projection import plain
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.native.gelu import gelu_tanh, takes
 from polyhead.ops.textbook import silu
-from polyhead.spec.lazy import renamed
+from polyhead.spec.lazy import own_names, renamed
 from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import named
+
+__dir__ = own_names(__name__)
 
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__, {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"})

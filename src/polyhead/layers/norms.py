@@ -6,7 +6,10 @@ from torch import Tensor, nn
 
 from polyhead.layers import Device
 from polyhead.ops.norms import layer_norm, rms_norm
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number, named
+
+__dir__ = own_names(__name__)
 
 
 @named

@@ -19,8 +19,11 @@ from polyhead.layers.projection import distances
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec import LAYOUTS
+from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
 from polyhead.spec.shapes import check_number, named, one_of
+
+__dir__ = own_names(__name__)
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:

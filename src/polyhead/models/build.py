@@ -10,6 +10,9 @@ from polyhead.layers import Device
 from polyhead.models.rivals.abstractor import Abstractor
 from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__)
 
 NETWORKS: dict[type, Callable[..., nn.Module]] = {
     TransformerConfig: Transformer,

@@ -38,7 +38,10 @@ from polyhead.models.inputs_outputs import (
 from polyhead.models.rivals.abstractor import PRESET, Abstractor
 from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import named, shaped
+
+__dir__ = own_names(__name__)
 
 Made = tuple[dict[int, Tensor], dict[int, Tensor]]  # symbols of self- and of cross-attention, by index of their source
 

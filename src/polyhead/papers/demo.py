@@ -14,8 +14,11 @@ from polyhead.config import Hyla, Run, Softmax, Train
 from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.hyla.sizes import fuzzy_task
+from polyhead.spec.lazy import own_names
 from polyhead.tasks import RelationalGames
 from polyhead.train.store import shipped
+
+__dir__ = own_names(__name__)
 
 FUZZY_STEPS, FUZZY_RATE, FUZZY_SEED = 12_500, 3e-3, 1
 FEWER_STEPS = 6500

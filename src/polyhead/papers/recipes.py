@@ -6,7 +6,7 @@ Each docstring gives the paper, the command, the time and the expected score.
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast, overload
 
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run, extensions
@@ -82,9 +82,25 @@ FAMILIES: dict[str, Mapping[str, Runs]] = {
 
 Recipe = Callable[..., Run | tuple[Run, ...]]
 
+OneRun = Literal[
+    "fuzzy-softmax", "fuzzy-linear", "fuzzy-hyla", "fuzzy-original", "sraven-softmax", "sraven-linear", "sraven-hyla",
+    "games-dual", "sorting-dual", "maths-dual", "digits-dual", "lm-softmax", "lm-linear", "lm-hyla", "lm-dual",
+    "lm-disentangled", "lm-abstractor-heads", "lm-mixture",
+]  # fmt: skip
+"""The recipes that make one run, not several: type checkers know `RECIPES["fuzzy-hyla"]()` as a `Run`."""
+
 
 class Recipes(dict[str, Recipe]):
     """Recipes by name: ours, and those that users registered or that installed packages declare."""
+
+    @overload
+    def __getitem__(self, name: OneRun, /) -> Callable[..., Run]: ...
+
+    @overload
+    def __getitem__(self, name: str, /) -> Recipe: ...
+
+    def __getitem__(self, name: str, /) -> Recipe:
+        return super().__getitem__(name)
 
     def __missing__(self, name: str) -> Recipe:
         whole = every()

@@ -1,6 +1,7 @@
-"""Packages that import their public names at first use and list them in `dir`; names that have changed."""
+"""Packages that import their public names at first use; what `dir` of a module lists; names that have changed."""
 
 import importlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,17 @@ def lazy(
         return getattr(module, name) if places[name] else module
 
     return found, lambda: sorted(offered)
+
+
+def own_names(module: str, *also: str) -> Callable[[], list[str]]:
+    """`__dir__` of a module: its public functions and classes, and `also`; not what it imports."""
+
+    def listed() -> list[str]:
+        names = vars(sys.modules[module]).items()
+        own = (n for n, value in names if callable(value) and getattr(value, "__module__", "") == module)
+        return sorted({*also, *(name for name in own if name[0] != "_")})
+
+    return listed
 
 
 def renamed(module: str, names: Mapping[str, str]) -> Callable[[str], object]:

@@ -143,7 +143,7 @@ def shaped(function: Function) -> Function:
         our_names(who, kwargs, names, type(args[0]) if of_module and args else None)
         if len(args) > len(plain):
             wanted_names = " and ".join(name for name in plain if name != "self")
-            raise TypeError(f"{who}: {wanted_names} only may come without their names, but more did")
+            raise TypeError(f"{who}: only {wanted_names} may be positional arguments, but more came")
         sizes: dict[str, tuple[int, str]] = {}
         given = dict(zip(names, args, strict=False))
         for name, wanted in patterns.items():

@@ -23,12 +23,15 @@ from torch.autograd import profiler
 
 from polyhead.ops.dispatch import TENSORS
 from polyhead.ops.latent_code import at_least_float32
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of
 from polyhead.timing.options import Options
 from polyhead.timing.sides import PASSES, Side, compiled, operations, sides, tensors
 from polyhead.train.products import fast_products
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment
+
+__dir__ = own_names(__name__)
 
 SMALL = 200
 """Tokens of the parity case: more than a tile, and not a multiple of a tile."""
@@ -133,7 +136,7 @@ def parity(options: Options, found: Sequence[Side], small: Mapping[str, Tensor])
         for name, error, limit in zip(names, errors, allowed, strict=True):
             if not error <= limit:  # also rejects nan
                 raise Red(
-                    f"bench: parity of {options.op} is red, nothing is timed: {name} of {side.name} is off by "
+                    f"bench: parity of {options.op} fails, so nothing is timed: {name} of {side.name} is off by "
                     f"{error:.1e} of the reference in float64, where {limit:.1e} is allowed"
                 )
         worst[side.name] = max(errors)

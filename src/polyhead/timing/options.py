@@ -3,7 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number, one_of
+
+__dir__ = own_names(__name__)
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.spec import amount, mechanism
+from polyhead.spec.lazy import own_names
 from polyhead.timing.options import Options
+
+__dir__ = own_names(__name__)
 
 PASSES = ("forward", "forward+backward")
 

@@ -80,9 +80,9 @@ def test_arguments_by_position():
     for average in (True, False):
         given = (None, True, causal, average, True)
         assert_close(ours(*qkv, *given), theirs(*qkv, *given), **EXACT)
-    with pytest.raises(TypeError, match=r"^MultiheadAttention: only 11 arguments may come without their names"):
+    with pytest.raises(TypeError, match=r"^MultiheadAttention: only 11 arguments may be positional"):
         MultiheadAttention(*settings, ph.Hyla(4))
-    with pytest.raises(TypeError, match=r"^MultiheadAttention: kdim came twice, by its place and by its name$"):
+    with pytest.raises(TypeError, match=r"^MultiheadAttention: kdim is given twice, by position and by name$"):
         MultiheadAttention(*settings[:7], kdim=16)
 
 

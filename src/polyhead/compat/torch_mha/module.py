@@ -313,12 +313,12 @@ def projections(module: Any, widths: int | list[int]) -> tuple[Sequence[Tensor],
 
 
 def _check_late(late: tuple[object, ...], named: dict[str, object]) -> None:
-    """Raise TypeError for more arguments without a name than PyTorch's module has, and for one that comes twice."""
+    """Raise TypeError for more positional arguments than PyTorch's module has, and for one that is given twice."""
     if len(late) > len(LATE):
-        raise TypeError(f"{WHO}: only {6 + len(LATE)} arguments may come without their names, the last is {LATE[-1]}")
+        raise TypeError(f"{WHO}: only {6 + len(LATE)} arguments may be positional, the last is {LATE[-1]}")
     for name in LATE[: len(late)]:
         if named[name]:
-            raise TypeError(f"{WHO}: {name} came twice, by its place and by its name")
+            raise TypeError(f"{WHO}: {name} is given twice, by position and by name")
 
 
 def _one_view(a: Tensor, b: Tensor) -> bool:

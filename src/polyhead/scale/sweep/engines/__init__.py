@@ -60,7 +60,7 @@ class Resources:
     cpus: int = 1
     gpus: float = 0.0
     memory: float | None = None
-    """In GiB; None: the default of the cluster."""
+    """Memory of a run in GiB; None: the default of the cluster."""
 
     @property
     def bytes(self) -> int | None:
