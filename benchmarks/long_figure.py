@@ -70,7 +70,8 @@ def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Re
     outcome = known.draw(study, into)
     about = described(name, known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}
     path = written(into, known.title, about, outcome)
-    (into / f"{name}.svg").unlink()  # the page holds it
+    for stem, _ in outcome.pictures:
+        (into / f"{stem}.svg").unlink()  # the page holds it
     print(*outcome.verdicts, path, sep="\n")
 
 

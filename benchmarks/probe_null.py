@@ -4,7 +4,8 @@
 
 The networks are the paper's for fuzzy logic, untrained, each with a seed and a split of its own.  With the weights of
 queries and keys at zero all scores are zero, so that the code is one constant.  The test is that of Fig. 2B: F1 of the
-probe over F1 of the same probe fitted on permuted labels, Student's t over the repeats, Holm over all parts.  Trained
+probe over F1 of the same probe fitted on permuted labels, Student's t over the repeats, Holm over all parts.  The test
+of "training puts it there" is put to twenty pairs of untrained networks, which differ in their start alone.  Trained
 networks that come along stand beside themselves before their first step.
 """
 
@@ -29,12 +30,13 @@ PLACE = Path(__file__).parents[1] / "docs" / "results" / "probe_null.json"
 RECIPES = {"HYLA": fuzzy_hyla, "Softmax": fuzzy_softmax}
 SEQUENCES = 1024
 BEFORE = "before its first step"
+OTHER = "untrained, another start"
 
 
-def network(recipe, seed, constant):
+def network(recipe, seed, constant, start=0):
     """An untrained network and its task; `constant`: with the weights of queries and keys at zero."""
     run = recipe()
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + start)
     model = build(run.model)
     for attention in (block.attention for block in model.blocks if constant):
         group = run.model.heads[0]
@@ -66,6 +68,8 @@ def networks(repeats):
         yield BEFORE, name, run.seed, untrained(run), run.task
     for constant, (name, recipe), seed in itertools.product((True, False), RECIPES.items(), range(repeats)):
         yield "a constant code" if constant else "untrained", name, seed, *network(recipe, seed, constant)
+    for (name, recipe), seed in itertools.product(RECIPES.items(), range(repeats)):
+        yield OTHER, name, seed, *network(recipe, seed, constant=False, start=1000)
 
 
 def main() -> None:
@@ -81,11 +85,10 @@ def main() -> None:
         )
         (verdicts[kind],) = decodable("the term", f1, null)
         print(f"{kind}: {verdicts[kind]}")
-    after, before = (
-        {place: Estimate.of(dict(enumerate(v["f1"]))) for place, v in found[k].items()} for k in ("trained", BEFORE)
-    )
-    (verdicts["training"],) = learned("the term", after, before)
-    print(verdicts["training"])
+    for name, pair in {"training": ("trained", BEFORE), "another start": (OTHER, "untrained")}.items():
+        after, before = ({p: Estimate.of(dict(enumerate(v["f1"]))) for p, v in found[kind].items()} for kind in pair)
+        (verdicts[name],) = learned("the term", after, before)
+        print(verdicts[name])
     about = {
         "command": f"python benchmarks/probe_null.py --repeats {given.repeats}",
         "environment": environment(torch.device("cpu")),

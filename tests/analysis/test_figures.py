@@ -72,6 +72,17 @@ def test_results_say_mechanisms_seeds_and_floors(drawn: list) -> None:
     assert next(line.get_xdata()[0] for line in axes.lines if len(set(line.get_xdata())) == 1) == 0.78
 
 
+def test_what_a_paper_prints_is_hollow_and_below_the_own_scores(drawn: list) -> None:
+    measured = {"Softmax": [0.5, 0.6], "HYLA": [0.7, 0.8, 0.9]}
+    figures.results(measured, "r.svg", printed={"HYLA": (0.81, 0.08, 3)})
+    axes = drawn[0].axes[0]
+    assert named(axes.get_yticklabels()) == ["Softmax (n = 2)", "HYLA, the paper (n = 3)", "HYLA (n = 3)"]
+    fills = [container.lines[0].get_markerfacecolor() for container in axes.containers]
+    assert fills == [figures.COLOURS["Softmax"], "white", figures.COLOURS["HYLA"]]
+    (low, high) = axes.containers[1].lines[2][0].get_segments()[0][:, 0]
+    assert (low, high) == pytest.approx((0.73, 0.89))
+
+
 def test_code_maps_draw_every_point_once_and_name_their_classes(drawn: list) -> None:
     points = np.random.default_rng(0).normal(size=(50, 2))
     classes = np.arange(50) % 9

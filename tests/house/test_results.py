@@ -168,6 +168,8 @@ def test_the_page_repeats_what_probes_read_without_training():
         }
     assert sum(part["outcome"] == "holds" for part in found["untrained"]["parts"]) == 6
     assert {part["outcome"] for part in found["a constant code"]["parts"]} == {"no difference"}
+    others = [part["outcome"] for part in found["another start"]["parts"]]  # untrained networks beside each other
+    assert (others.count("no difference"), others.count("not enough evidence")) == (7, 1)
     assert {part["runs"] for kind in ("untrained", "a constant code") for part in found[kind]["parts"]} == {20}
 
 

@@ -46,6 +46,7 @@ def results(
     *,
     errors: Mapping[str, float] | None = None,
     floors: Mapping[str, float] | None = None,
+    printed: Mapping[str, tuple[float, float, int]] | None = None,
     metric: str = "R²",
     title: str = "",
     score: str = "",
@@ -53,25 +54,34 @@ def results(
     """One row per mechanism, best first: a dot per seed, and the mean.  Floors and ceiling are vertical lines.
 
     `measured`: label -> the scores of its seeds.  `errors`: label -> standard error; by default the standard error over
-    several seeds.  `floors`: name -> score ("Gaussian process" is dashed, "Exact ceiling" dotted).  `score`: the whole
-    label of the axis, for another split.
+    several seeds.  `floors`: name -> score ("Gaussian process" is dashed, "Exact ceiling" dotted).  `printed`: label ->
+    mean, standard error and number of seeds in a paper: a hollow mark in a row below.  `score`: the whole label of the
+    axis, for another split.
 
     >>> results({"HYLA": [0.76, 0.78], "Softmax": [0.71, 0.69]}, "results.svg", floors={"Gaussian process": 0.78})
     """
     if not measured or not all(len(values) for values in measured.values()):
         raise ValueError("results: every mechanism needs at least one measured score")
     order = sorted(measured, key=lambda label: float(np.mean(measured[label])))
-    figure, axes = one(6.4, 1.1 + 0.42 * len(order))
+    figure, axes = one(6.4, 1.1 + 0.42 * (len(order) + len(printed or {})))
     for name, value in (floors or {}).items():
         axes.axvline(value, color=FAINT, lw=1.2, ls=LINES.get(name, "-."), zorder=1)
-    for row, label in enumerate(order):
-        values, (colour, marker) = np.asarray(measured[label], float), _style(label, list(measured))
-        error = (errors or {}).get(label, values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0)
-        axes.errorbar(values.mean(), row, xerr=error, fmt=marker, color=colour, ms=8, capsize=3, zorder=3)
-        if len(values) > 1:
-            axes.scatter(values, np.full(len(values), row), s=12, color=colour, alpha=0.6, zorder=2, linewidths=0)
-    axes.set_yticks(range(len(order)), [f"{name} (n = {len(measured[name])})" for name in order])
-    axes.set_ylim(-0.6, len(order) - 0.4)
+    places = [(label, own) for label in order for own in (False, True) if own or label in (printed or {})]
+    names = []
+    for row, (label, own) in enumerate(places):
+        colour, marker = _style(label, list(measured))
+        values = np.asarray(measured[label], float)
+        usual = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        mean, error, count = values.mean(), (errors or {}).get(label, usual), len(values)
+        if not own:
+            mean, error, count = (printed or {})[label]
+        fill = colour if own else "white"
+        axes.errorbar(mean, row, xerr=error, fmt=marker, color=colour, mfc=fill, ms=8, capsize=3, zorder=3)
+        if own and count > 1:
+            axes.scatter(values, np.full(count, row), s=12, color=colour, alpha=0.6, zorder=2, linewidths=0)
+        names.append(f"{label}{'' if own else ', the paper'} (n = {count})")
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlabel((score or f"{metric} on unseen combinations") + (f"\n{title}" if title else ""))
     _name_floors(axes, floors or {})
     return save(figure, path)

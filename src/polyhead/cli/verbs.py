@@ -193,6 +193,8 @@ class Reproduce:
     """small, short, paper or smoke (default: short for the figures of fuzzy logic, small for the others)."""
     seeds: int | None = None
     """How many seeds, from 0 (default: those of the scale, mostly three).  A verdict takes five."""
+    published: Path | None = None
+    """The folder with the published files of relational games or mathematics, in place of generated data."""
     folder: Path | None = None
     """The folder for runs and results (default: runs/reproduce/SCALE)."""
     workers: int | None = None
@@ -210,7 +212,9 @@ class Reproduce:
 
         failures: Sequence[Failure] = ()
         if self.results is not None:
-            given = [n for n in ("scale", "seeds", "workers", "population") if getattr(self, n) is not None]
+            given = [
+                n for n in ("scale", "seeds", "published", "workers", "population") if getattr(self, n) is not None
+            ]
             given += ["device"] * (self.device != "auto")
             if given:
                 raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has no effect")
@@ -218,7 +222,7 @@ class Reproduce:
         else:
             page, outcome, failures = reproduce(
                 self.figure, self.scale, folder=self.folder, workers=self.workers, device=self.device,
-                population=self.population, seeds=self.seeds,
+                population=self.population, seeds=self.seeds, published=self.published,
             )  # fmt: skip
         rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 

@@ -26,6 +26,7 @@ from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.shapes import one_of
+from polyhead.tasks import Maths, RelationalGames
 from polyhead.train import Result
 from polyhead.train.device import pick_device
 from polyhead.train.store.files import check_folder
@@ -49,6 +50,7 @@ def reproduce(
     device: str = "auto",
     population: bool | None = None,
     seeds: int | None = None,
+    published: str | pathlib.Path | None = None,
     progress: bool = True,
 ) -> tuple[pathlib.Path, Outcome, tuple[Failure, ...]]:
     """Train the unfinished runs of `figure`, draw it, and write results.json and index.html.
@@ -56,13 +58,15 @@ def reproduce(
     `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
     `scale`: by default `short` for figures about fuzzy logic, `small` for the others.
     `population`: train runs of one architecture together (default: on a GPU).  `seeds`: their number (default: that of
-    the scale); a verdict takes five.  Returns the page, its contents, and the failed runs, which the figure omits.
+    the scale); a verdict takes five.  `published`: see `on_published`.  Returns the page, its contents, and the failed
+    runs, which the figure omits.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
     import_module("polyhead.papers.page")  # raises before training if the extra is missing
 
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
     runs = tuple(replace(run, device=device) for run in runs_of(known, scale, seeds))
+    runs = runs if published is None else on_published(runs, published)
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     place = base / figure
     check(place / RESULTS)
@@ -78,7 +82,7 @@ def reproduce(
         outcome = known.draw(study, place)
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
-    about = described(figure, known, scale, study, outcome, seeds)
+    about = described(figure, known, scale, study, outcome, seeds, published=published)
     return written(place, known.title, about, outcome), outcome, study.failures
 
 
@@ -108,6 +112,26 @@ def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
             raise ValueError(f"reproduce: {known.title} has no runs, so --seeds has no effect")
         return ()
     return known.runs(scale) if seeds is None else for_seeds(known.runs(scale), seeds)
+
+
+def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, ...]:
+    """The same runs on the published files of relational games or mathematics in `folder`, in place of generated data.
+
+    Splits without published files are not scored: mathematics has none of longer questions or larger numbers for its
+    five modules.  Raises ValueError for runs of other tasks, and if `folder` does not exist.
+    """
+    place = pathlib.Path(folder).expanduser().absolute()
+    if not place.is_dir():
+        raise ValueError(f"reproduce: --published {folder} is no folder")
+    found = []
+    for run in runs:
+        task = run.task
+        if not isinstance(task, (RelationalGames, Maths)):
+            raise ValueError(f"reproduce: --published is for figures of relational games and maths, not of {task.name}")
+        task = replace(task, data="original", folder=str(place))
+        evaluated = tuple(split for split in run.train.evaluate if split in task.splits)
+        found.append(replace(run, task=task, train=replace(run.train, evaluate=evaluated)))
+    return tuple(found)
 
 
 def train(
@@ -140,10 +164,18 @@ def check(path: pathlib.Path) -> None:
 
 
 def described(
-    figure: str, known: Figure, scale: str, study: Study, outcome: Outcome, seeds: int | None = None
+    figure: str,
+    known: Figure,
+    scale: str,
+    study: Study,
+    outcome: Outcome,
+    seeds: int | None = None,
+    *,
+    published: str | pathlib.Path | None = None,
 ) -> About:
     """The content of results.json: how it was made, every run, and the outcome."""
-    asked = {} if seeds is None else {"seeds": seeds}
+    asked: dict[str, int | str] = {} if seeds is None else {"seeds": seeds}
+    asked |= {} if published is None else {"published": str(published)}
     return {
         "format": FORMAT,
         "figure": figure,

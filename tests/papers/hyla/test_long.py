@@ -115,6 +115,18 @@ def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_seque
     assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
 
 
+def test_scores_at_the_end_are_beside_those_of_the_paper(study, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path)
+    monkeypatch.setattr(figures, "results", lambda measured, path, **said: given.append((measured, said)) or path)
+    found = long.draw(study, tmp_path)
+    assert [stem for stem, _ in found.pictures] == ["long", "long-paper"]
+    measured, said = given[0]
+    assert measured == {"HYLA": [0.8], "Softmax": [0.75]}
+    assert said["printed"]["HYLA"] == pytest.approx((0.811, 0.078, 3), abs=5e-4)
+    assert set(said["floors"]) == {"Recall", "Mixture", "Gaussian process", "Exact ceiling"}
+
+
 def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(study, tmp_path, monkeypatch):
     panels = []
     monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)

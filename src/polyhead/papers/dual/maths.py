@@ -7,7 +7,17 @@ from dataclasses import replace
 from polyhead.config import Run, Sinusoidal
 from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import BY_OFFSET, DUAL
-from polyhead.papers.dual.shared import WRITERS, Cells, better, course, percent, run_of, single, written
+from polyhead.papers.dual.shared import (
+    WRITERS,
+    Cells,
+    better,
+    course,
+    percent,
+    run_of,
+    scored_on,
+    single,
+    written,
+)
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import scores
 from polyhead.papers.sizes import SMOKE, Scale, size
@@ -91,7 +101,10 @@ def _short(module: str) -> str:
 
 def _claims(cells: Cells) -> list[Verdict]:
     splits = {"interpolation": "iid", "longer": "compositional", "larger": "novel"}
-    at = {name: {_short(m): scores(by, split) for (m,), by in cells.items()} for name, split in splits.items()}
+    at = {
+        name: {_short(m): scores(by, split) for (m,), by in cells.items()} if scored_on(cells, split) else {}
+        for name, split in splits.items()
+    }
     found = []
     for module, by in at["interpolation"].items():
         found += better(module, "dual", ("softmax",), {module: by})

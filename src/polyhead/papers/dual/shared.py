@@ -166,10 +166,15 @@ def course(
             figures.lines(panels, path, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
         caption = f"{metric.capitalize()} on validation data in the course of training; {SEEN}."
         verdicts = claim(cells) if whole(cells) else []
-        found = table(cells, (axis,), columns, printed)
+        found = table(cells, (axis,), tuple(one for one in columns if scored_on(cells, one[1])), printed)
         return replace(found, pictures=((study.figure, caption),), verdicts=tuple(verdicts))
 
     return draw
+
+
+def scored_on(cells: Cells, split: str) -> bool:
+    """Whether all runs have scores on `split`; published data lack some."""
+    return all(split in point.result.scores for by in cells.values() for cell in by.values() for point in cell.points)
 
 
 def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chance: float) -> None:
