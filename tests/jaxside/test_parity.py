@@ -4,6 +4,7 @@ The grid is the table of mechanisms'.  Every case is a program that JAX compiles
 together take every option.
 """
 
+import functools
 import types
 
 import numpy as np
@@ -55,23 +56,29 @@ def here(x):
     return jnp.asarray(x.detach().numpy()) if isinstance(x, torch.Tensor) else x
 
 
-def ours(op, impl, tensors, options, cotangent):
-    """The same in JAX; `symmetric` relations are one array twice, whose gradient is a sum."""
-    learned = {n: here(x) for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
-    fixed = {n: here(x) for n, x in options.items() if n not in learned and isinstance(x, torch.Tensor)}
-    static = {n: x for n, x in options.items() if n not in learned and n not in fixed}
-    distinct = list({id(x): x for x in tensors}.values())
-    place = [next(i for i, y in enumerate(distinct) if x is y) for x in tensors]
+@functools.cache
+def program(op, impl, place, static, tile):
+    """Output and gradients, compiled; tests that differ in numbers alone share it.  `tile` is that of its tiles."""
 
     def both(arrays, learned, fixed, cotangent):
         def f(arrays, learned):
-            function = getattr(jaxside, op)
-            return function(*(arrays[i] for i in place), **learned, **fixed, **static, impl=impl)
+            return getattr(jaxside, op)(*(arrays[i] for i in place), **learned, **fixed, **dict(static), impl=impl)
 
         out, pull = jax.vjp(f, arrays, learned)
         return out, pull(cotangent)
 
-    out, (arrays, learned) = jax.jit(both)([here(x) for x in distinct], learned, fixed, here(cotangent))
+    return jax.jit(both)
+
+
+def ours(op, impl, tensors, options, cotangent):
+    """The same in JAX; `symmetric` relations are one array twice, whose gradient is a sum."""
+    learned = {n: here(x) for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
+    fixed = {n: here(x) for n, x in options.items() if n not in learned and isinstance(x, torch.Tensor)}
+    static = tuple((n, x) for n, x in options.items() if n not in learned and n not in fixed)
+    distinct = list({id(x): x for x in tensors}.values())
+    place = tuple(next(i for i, y in enumerate(distinct) if x is y) for x in tensors)
+    both = program(op, impl, place, static, tiles.TILE)
+    out, (arrays, learned) = both([here(x) for x in distinct], learned, fixed, here(cotangent))
     return [np.asarray(x) for x in (out, *(arrays[i] for i in place), *learned.values())]
 
 
