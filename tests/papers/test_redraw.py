@@ -11,6 +11,7 @@ from polyhead.papers import outcome
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.redraw import redraw
 from polyhead.papers.reproduce import described
+from polyhead.tasks import Score
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small"
 AGAIN = (
@@ -43,6 +44,17 @@ def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, m
         assert row in [known[: len(row)] for known in before["rows"]]
     for place, found in after["numbers"].items():
         assert found.items() <= before["numbers"][place].items()
+
+
+def test_training_losses_are_kept_and_drawn_again(tmp_path, monkeypatch):
+    """Fig. A3 D.  With a floor of 0, as its last claim needs one."""
+    floor = Score(0.0, 0.0, 1)
+    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences: {"gaussian_process": floor})
+    monkeypatch.setattr(figures, "lines", lambda content, path, **_: path.write_text("</svg>"))
+    redraw(RESULTS / "fig-a3", tmp_path)
+    before, after = (json.loads((place / "results.json").read_text()) for place in (RESULTS / "fig-a3", tmp_path))
+    assert (after["numbers"], after["rows"], after["runs"]) == (before["numbers"], before["rows"], before["runs"])
+    assert "training loss" in after["head"][-1]
 
 
 @pytest.fixture

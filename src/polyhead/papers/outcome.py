@@ -10,7 +10,7 @@ from typing import Any
 from polyhead.config import Run
 from polyhead.papers.claims import Verdict, judged
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.study import Cell, Coordinates, Study
+from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
 from polyhead.tasks import Score
 
 FLOOR_SEQUENCES = 1000
@@ -127,10 +127,6 @@ def series(
         for model, estimate in by.items():
             found.setdefault(label(model), {})[x] = list(estimate.values.values())
     return found
-
-
-TRAINING_LOSS = "training loss"
-"""A value for `split` that stands for the training loss."""
 
 
 def scored(cell: Cell, split: str) -> Estimate:

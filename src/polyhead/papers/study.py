@@ -42,6 +42,8 @@ AXES: dict[str, Axis] = {
 }
 """The axes that figures of any paper may use."""
 
+TRAINING_LOSS = "training loss"
+"""A value for `split` that stands for the training loss."""
 LAST = 5  # the number of last logged training losses to average
 
 Coordinates = tuple[Any, ...]
@@ -71,8 +73,9 @@ class Paper:
 class Point:
     """One finished run.
 
-    `courses`: the scores of its main metric during training, by split and optimiser step, where the run's folder is
-    gone; None: they are in the folder.  `text`: the fingerprint of its text, likewise.
+    `courses`: the scores of its main metric during training, by split and optimiser step, and its `TRAINING_LOSS` at
+    the last one, where the run's folder is gone; None: they are in the folder.  `text`: the fingerprint of its text,
+    likewise.
     """
 
     run: Run
@@ -110,8 +113,10 @@ class Point:
         return {row["step"]: float(row[name]) for row in rows}
 
     def read_courses(self) -> dict[str, dict[str, float]]:
-        """`courses` as the run's folder has them, to six digits, as JSON."""
+        """`courses` as the run's folder has them, scores to six digits, as JSON."""
         metric, found = self.run.task.metric, dict[str, dict[str, float]]()
+        if (loss := self._last_losses()) is not None:
+            found[TRAINING_LOSS] = {str(self.result.steps): loss}
         for row in read_metrics(self.result.folder):
             if row["kind"] == "eval" and metric in row:
                 found.setdefault(row["split"], {})[str(row["step"])] = round(float(row[metric]), 6)
@@ -126,10 +131,17 @@ class Point:
 
     def training_loss(self) -> float:
         """The mean of the last logged training losses."""
-        rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"]
-        if not rows:
+        if self.courses is not None:
+            if TRAINING_LOSS not in self.courses:
+                raise ValueError(f"{self.run.name}: no {TRAINING_LOSS} is kept")
+            return max(self.courses[TRAINING_LOSS].items())[1]
+        if (loss := self._last_losses()) is None:
             raise ValueError(f"{self.result.folder / METRICS}: no row of training; delete the folder to train again")
-        return float(sum(rows[-LAST:]) / len(rows[-LAST:]))
+        return loss
+
+    def _last_losses(self) -> float | None:
+        rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"][-LAST:]
+        return float(sum(rows) / len(rows)) if rows else None
 
 
 @dataclass(frozen=True)

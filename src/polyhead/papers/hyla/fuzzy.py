@@ -16,7 +16,6 @@ from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
 from polyhead.papers.outcome import (
     SEEN,
-    TRAINING_LOSS,
     Cells,
     Levels,
     Outcome,
@@ -35,7 +34,7 @@ from polyhead.papers.outcome import (
     whole,
 )
 from polyhead.papers.sizes import one_setting, size
-from polyhead.papers.study import Cell, Coordinates, Study
+from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
 
 LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smoke": (8, 16)}
 HELD_OUT = {"paper": (0.3, 0.5, 0.7), "short": (0.5, 0.7), "small": (0.3, 0.5, 0.7), "smoke": (0.3, 0.7)}

@@ -16,7 +16,6 @@ from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
     SEEN,
-    TRAINING_LOSS,
     Cells,
     Levels,
     Outcome,
@@ -32,7 +31,7 @@ from polyhead.papers.outcome import (
     whole,
 )
 from polyhead.papers.sizes import Scale, one_setting, size, widened, with_seeds
-from polyhead.papers.study import Study
+from polyhead.papers.study import TRAINING_LOSS, Study
 from polyhead.tasks import Sraven
 
 DATA = {"paper": (0.5, 1.0, 2.0), "small": (0.5, 1.0, 2.0), "smoke": (0.5, 1.0)}
