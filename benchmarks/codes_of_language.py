@@ -31,7 +31,9 @@ from polyhead.train.store.folder import environment, place, write
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MODEL = "lm-bytes-softmax"
+NETWORKS = ("trained", "untrained")
 SPLITS = ("validation", "iid")
+TARGETS = ("next", "place")
 MEASURES = ("f1", "chance", "purity", "by_chance")
 
 
@@ -72,19 +74,16 @@ def windows(source, count, length, codec):
     return task.batch(split, count, seed=0, step=0).inputs
 
 
-def measured(looks, texts, name, *, blocks, places):
-    """By network, what is read, layer and label: every measure of every block of windows."""
+def measured(look, texts, name, *, blocks, places):
+    """By what is read, layer and label: every measure of every block of windows, anew after each block."""
     found = {}
-    for network, look in looks.items():
-        for block, (fit, held) in enumerate(zip(*(text.chunk(blocks) for text in texts), strict=True)):
-            for row in probe_text(look, fit, held, name, places=places):
-                into = found.setdefault(network, {}).setdefault(row["of"], {}).setdefault(row["layer"], {})
-                values = into.setdefault(row["target"], {"classes": row["classes"]})
-                for measure in MEASURES:
-                    if row[measure] is not None:
-                        values.setdefault(measure, []).append(round(row[measure], 5))
-            print(network, f"block {block + 1} of {blocks}", flush=True)
-    return found
+    for fit, held in zip(*(text.chunk(blocks) for text in texts), strict=True):
+        for row in probe_text(look, fit, held, name, places=places, targets=TARGETS):
+            values = found.setdefault(row["of"], {}).setdefault(row["layer"], {}).setdefault(row["target"], {})
+            for measure in MEASURES:
+                if row[measure] is not None:
+                    values.setdefault(measure, []).append(round(row[measure], 5))
+        yield found
 
 
 def main(arguments=None) -> None:
@@ -92,8 +91,9 @@ def main(arguments=None) -> None:
     parser.add_argument("model", nargs="?", default=MODEL)
     parser.add_argument("--texts", type=Path, nargs=2, metavar=("FIT", "HELD"))
     parser.add_argument("--blocks", type=int, default=5)
-    parser.add_argument("--windows", type=int, default=128, help="windows of each text in a block")
+    parser.add_argument("--windows", type=int, default=64, help="windows of each text in a block")
     parser.add_argument("--length", type=int, default=256, help="tokens of a window of a foreign model")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--into", type=Path, default=RESULTS / "language_codes.json")
     given = parser.parse_args(arguments)
     about, codec, task, looks = loaded(given.model)
@@ -103,20 +103,22 @@ def main(arguments=None) -> None:
     sources = given.texts or [(task, split) for split in SPLITS]
     texts = [windows(source, given.blocks * given.windows, length, codec) for source in sources]
     places = range(length // 4, length, max(1, length // 16))
-    torch.set_num_threads(1)
-    with threadpool_limits(1):
-        found = measured(looks, texts, partial(pieces, codec), blocks=given.blocks, places=places)
     about |= {
         "command": " ".join(
             ["python benchmarks/codes_of_language.py", *([] if given.model == MODEL else [given.model])]
         ),
         "environment": environment(torch.device("cpu")),
-        "blocks": given.blocks,
         "windows": given.windows,
         "places": list(places),
-        "measured": found,
+        "measured": {},
     }
-    write(given.into, (json.dumps(about, indent=1) + "\n").encode())
+    torch.set_num_threads(1)
+    with threadpool_limits(1):
+        for network in given.networks:
+            for found in measured(looks[network], texts, partial(pieces, codec), blocks=given.blocks, places=places):
+                about["measured"][network] = found
+                write(given.into, (json.dumps(about, indent=1) + "\n").encode())
+                print(network, "a block is finished", flush=True)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from polyhead.analysis.capture import as_array, codes
 from polyhead.analysis.geometry import purity
 from polyhead.analysis.probe import Row, probe
 from polyhead.layers.taps import Taps
-from polyhead.spec.shapes import check_number
+from polyhead.spec.shapes import check_number, one_of
 
 Array = np.ndarray
 Look = Callable[[Int[Tensor, "b t"]], Sequence[Taps]]
@@ -25,6 +25,7 @@ Vectors = dict[tuple[str, str], Float[Array, "b n _"]]
 
 KINDS = ("newline", "space", "letter", "digit", "punctuation")
 PLACES = ("outside", "1st", "2nd", "3rd or 4th", "later")
+TARGETS = ("next", "this", "place")
 FREQUENT = 256
 """Tokens that the reference "token" tells apart; all others are one."""
 TOGETHER = 32
@@ -70,11 +71,13 @@ def probe_text(
     pieces: Callable[[Sequence[int]], Sequence[str]],
     *,
     places: Sequence[int],
+    targets: Sequence[str] = TARGETS,
     seed: int = 0,
 ) -> list[Row]:
     """Probe every layer for the labels of `text_labels`: fitted on the windows `fit`, scored on the windows `held`.
 
     `look`: tokens -> taps.  `pieces`: tokens -> the text of each.  `places`: which tokens of a window are probed.
+    `targets`: for which labels.
     Rows are {layer, of, target, f1, chance, n, classes, purity, by_chance}; `chance` as in `probe`, the last two as in
     `purity`.  "of" is what is read:
 
@@ -90,6 +93,8 @@ def probe_text(
     >>> look = lambda ids: capture(model, Batch(ids, ids, None, torch.ones_like(ids), {}))
     >>> rows = probe_text(look, fit, held, codec.pieces, places=range(64, 256, 16))
     """
+    for target in targets:
+        one_of("probe_text", "target", target, TARGETS)
     for place in places:
         check_number("probe_text", "place", place, 1)
     if max(places) >= min(fit.shape[1], held.shape[1]):
@@ -102,7 +107,7 @@ def probe_text(
         part["text", "token"] = _one_hot(one, tokens[0])
     rows: list[Row] = []
     for (layer, of), vectors in known.items():
-        for target in truth:
+        for target in targets:
             a, b = truth[target] >= 0, answers[target] >= 0
             x, y = vectors[a], truth[target][a]
             z, w = unseen[layer, of][b], answers[target][b]
