@@ -1,6 +1,6 @@
 """What do the codes of a language model say of the text that it reads?  Any model on text, beside itself untrained.
 
-    python benchmarks/codes_of_language.py                                  writes docs/results/language_codes.json
+    python benchmarks/codes_of_language.py                                  writes docs/results/language_codes.*
     python benchmarks/codes_of_language.py models/gpt2 --texts FIT HELD --into gpt2.json
 
 MODEL is the name of a trained model that comes with the package, a run folder of a language model, or a folder with a
@@ -13,14 +13,16 @@ of `polyhead.analysis.probe_text`.
 
 import argparse
 import json
+import re
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import sklearn.linear_model  # noqa: F401 - threads are limited of libraries that are there
 import torch
 from threadpoolctl import threadpool_limits
 
-from polyhead.analysis import capture, probe_text
+from polyhead.analysis import capture, figures, probe_text
 from polyhead.compat.foreign import holds_model
 from polyhead.config import Batch
 from polyhead.pages.explore.writer import pieces
@@ -33,6 +35,8 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 MODEL = "lm-bytes-softmax"
 NETWORKS = ("trained", "untrained")
 SPLITS = ("validation", "iid")
+NAMES = {"self": "Self", "previous": "Previous", "input": "Input", "input, directions": "Directions of input"}
+BYTES = re.compile(r"(\\x[0-9a-f]{2})+")
 TARGETS = ("next", "place")
 MEASURES = ("f1", "chance", "purity", "by_chance")
 
@@ -63,6 +67,11 @@ def loaded(name):
     return about, codec_of(run, folder), run.task, looks
 
 
+def named(codec, ids):
+    """The text of each token; none of one that is part of a longer character, which `pieces` spells as bytes."""
+    return ["" if BYTES.fullmatch(piece) else piece for piece in pieces(codec, ids)]
+
+
 def windows(source, count, length, codec):
     """`count` windows of tokens: adjacent ones of a file, or those of a split of a task in its order."""
     if isinstance(source, Path):
@@ -84,6 +93,27 @@ def measured(look, texts, name, *, blocks, places):
                 if row[measure] is not None:
                     values.setdefault(measure, []).append(round(row[measure], 5))
         yield found
+
+
+def picture(found, path):
+    """F1 less that of permuted labels by layer, a dot a block of windows; the token itself is a horizontal line."""
+    panels = []
+    for target, title in {"next": "what follows", "place": "place in the word"}.items():
+        lines, level = {}, None
+        for network, suffix in {"trained": "", "untrained": figures.UNTRAINED}.items():
+            for of, layers in found[network].items():
+                gains = [gained(values[target]) for values in layers.values()]
+                if of == "token":
+                    level = mean(gains[0])
+                else:
+                    lines[NAMES[of] + suffix] = dict(enumerate(gains, start=1))
+        panels.append((title, lines, {"Token": level}))
+    figures.lines(panels, path, x_label="layer", y_label="F1 less that of permuted labels", columns=2)
+
+
+def gained(values):
+    """F1 less that of permuted labels, block by block."""
+    return [f1 - chance for f1, chance in zip(values["f1"], values["chance"], strict=True)]
 
 
 def main(arguments=None) -> None:
@@ -115,10 +145,12 @@ def main(arguments=None) -> None:
     torch.set_num_threads(1)
     with threadpool_limits(1):
         for network in given.networks:
-            for found in measured(looks[network], texts, partial(pieces, codec), blocks=given.blocks, places=places):
+            for found in measured(looks[network], texts, partial(named, codec), blocks=given.blocks, places=places):
                 about["measured"][network] = found
                 write(given.into, (json.dumps(about, indent=1) + "\n").encode())
                 print(network, "a block is finished", flush=True)
+    if set(about["measured"]) == set(NETWORKS):
+        picture(about["measured"], given.into.with_suffix(".png"))
 
 
 if __name__ == "__main__":
