@@ -126,6 +126,7 @@ def main(arguments=None) -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     parser.add_argument("--into", type=Path, default=RESULTS / "language_codes.json")
     given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
     about, codec, task, looks = loaded(given.model)
     if task is None and given.texts is None:
         parser.error("a model of Hugging Face has no text of its own: --texts FIT HELD")
@@ -142,7 +143,6 @@ def main(arguments=None) -> None:
         "places": list(places),
         "measured": {},
     }
-    torch.set_num_threads(1)
     with threadpool_limits(1):
         for network in given.networks:
             for found in measured(looks[network], texts, partial(named, codec), blocks=given.blocks, places=places):
