@@ -84,7 +84,7 @@ def test_places_that_are_not_there(model, places):
 
 def test_the_script_on_a_foreign_model_and_two_texts(tmp_path):
     transformers = pytest.importorskip("transformers")
-    from polyhead.compat.huggingface import tokenizer_of
+    from polyhead.compat.huggingface.tokens import tokenizer_of
 
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=256, n_embd=16, n_layer=1, n_head=2, n_positions=32)
