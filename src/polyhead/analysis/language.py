@@ -93,14 +93,7 @@ def probe_text(
     >>> look = lambda ids: capture(model, Batch(ids, ids, None, torch.ones_like(ids), {}))
     >>> rows = probe_text(look, fit, held, codec.pieces, places=range(64, 256, 16))
     """
-    for target in targets:
-        one_of("probe_text", "target", target, TARGETS)
-    for place in places:
-        check_number("probe_text", "place", place, 1)
-    if max(places) >= min(fit.shape[1], held.shape[1]):
-        raise ValueError(
-            f"probe_text: places must be below {min(fit.shape[1], held.shape[1])} but one is {max(places)}"
-        )
+    _check(fit, held, places, targets)
     (known, truth), (unseen, answers) = (_read(look, windows, pieces, places, seed) for windows in (fit, held))
     tokens = [as_array(windows)[:, list(places)] for windows in (fit, held)]
     for part, one in zip((known, unseen), tokens, strict=True):
@@ -117,6 +110,18 @@ def probe_text(
             about = {"layer": layer, "of": of, "target": target}
             rows.append(about | found.scores | {"purity": share, "by_chance": chance})
     return rows
+
+
+def _check(fit: Tensor, held: Tensor, places: Sequence[int], targets: Sequence[str]) -> None:
+    """Raise ValueError for labels that are not known, and for places outside the windows."""
+    for target in targets:
+        one_of("probe_text", "target", target, TARGETS)
+    for place in places:
+        check_number("probe_text", "place", place, 1)
+    if max(places) >= min(fit.shape[1], held.shape[1]):
+        raise ValueError(
+            f"probe_text: places must be below {min(fit.shape[1], held.shape[1])} but one is {max(places)}"
+        )
 
 
 def _read(
