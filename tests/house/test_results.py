@@ -181,3 +181,34 @@ def test_the_page_on_pooling_repeats_its_runs():
     for (name, *cells), model in zip(rows, ("sum", "mean", "max", "query"), strict=True):
         wanted = [", ".join(f"{found[f'{model}-{seed}'][column]['r2']:.2f}" for seed in (1, 2)) for column in columns]
         assert cells == wanted, name
+
+
+def test_the_page_on_codes_of_language_repeats_its_numbers():
+    found = json.loads((RESULTS / "language_codes.json").read_text())["measured"]
+    page = (RESULTS / "language_codes.md").read_text()
+
+    def gained(row, layer, target, measures=("f1", "chance")):
+        of, _, network = row.partition("; ")
+        if network == "difference":
+            both = (gained(f"{of}; {name}", layer, target, measures) for name in ("trained", "untrained"))
+            return [after - before for after, before in zip(*both, strict=True)]
+        values = found[network][of][layer][target]
+        return [score - null for score, null in zip(*map(values.get, measures), strict=True)]
+
+    def shown(values):
+        return f"{statistics.fmean(values):+.3f} ± {statistics.stdev(values) / 5**0.5:.3f}".replace("-", "−")
+
+    seen = 0
+    for title, target, measures in (
+        ("What follows", "next", ("f1", "chance")),
+        ("The place in the word", "place", ("f1", "chance")),
+        ("Neighbours", "next", ("purity", "by_chance")),
+    ):
+        _, *rows = table(section("language_codes.md", title))
+        for row, *cells in rows:
+            for layer, cell in enumerate(cells, start=1):
+                assert cell == shown(gained(row, f"layer {layer}", target, measures)), (title, row, layer)
+                seen += 1
+        if measures[0] == "f1":
+            assert f"token alone {shown(gained('token; trained', 'text', target))}" in " ".join(page.split()), target
+    assert seen >= 60
