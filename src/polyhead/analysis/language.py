@@ -90,7 +90,7 @@ def probe_text(
     A layer whose input is not known (of some foreign models) has no reference.  Raises ValueError for places that are
     not 1 to t - 1, and as `probe`.
 
-    >>> model = Transformer(TransformerConfig(Tokens(256), Logits(256), dim=32, layers=2, heads=(Hyla(4),), causal=True))
+    >>> model = Transformer(TransformerConfig(Tokens(256), Logits(256), dim=32, layers=2, heads=Hyla(4), causal=True))
     >>> look = lambda ids: capture(model, Batch(ids, ids, None, torch.ones_like(ids), {}))
     >>> text = torch.tensor([*b"return a + b2  # 17" * 200])[: 96 * 32].view(96, 32)
     >>> pieces = lambda tokens: [chr(token) for token in tokens]
