@@ -35,7 +35,7 @@ from polyhead.models.inputs_outputs import (
     check_mask,
     input_positions,
 )
-from polyhead.models.rivals.abstractor import PRESET, Abstractor
+from polyhead.models.rivals.abstractor import PRESET, AbstractorModel
 from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.lazy import own_names
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
                 self.outputs.weight.mul_(factor)
         if isinstance(self.encoder, Transformer):
             self.encoder.reset_parameters()
-        elif isinstance(self.encoder, Abstractor) and settings.init != PRESET:
+        elif isinstance(self.encoder, AbstractorModel) and settings.init != PRESET:
             initialise(self.encoder, PRESET)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -181,7 +181,7 @@ class Transformer(nn.Module):
         which are never stored as a whole and compute their cross entropy and argmax.  Raises ValueError for shapes or
         combinations of arguments that do not match.
         """
-        given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
+        given = _BlockArguments(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
@@ -211,7 +211,7 @@ class Transformer(nn.Module):
         """Whether the outputs, wrapped or not, pool all positions."""
         return any(isinstance(part, ClassOutput) for part in self.outputs.modules())
 
-    def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
+    def _check(self, given: "_BlockArguments", source: Tensor | None, tail: int | None) -> None:
         keep, cache, context = given.keep, given.cache, given.context
         check_mask("Transformer", "source_mask (b s)", given.context_mask, context)
         if self.encoder is None and any(x is not None for x in (source, context, given.context_mask)):
@@ -238,7 +238,7 @@ class Transformer(nn.Module):
         if strange:
             raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
-    def _embed(self, inputs: Tensor, given: "_Given") -> Tensor:
+    def _embed(self, inputs: Tensor, given: "_BlockArguments") -> Tensor:
         x = self.inputs(inputs)
         check_mask("Transformer", "mask (b t)", given.mask, x)
         if given.cache is not None:
@@ -253,7 +253,7 @@ class Transformer(nn.Module):
             where = torch.arange(first, first + x.shape[1], device=x.device)[None]
         return x + self.positions(where).to(x.dtype)
 
-    def _through(self, x: Tensor, given: "_Given", tail: int | None, taps: list[Taps] | None) -> Tensor:
+    def _through(self, x: Tensor, given: "_BlockArguments", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes only the tail."""
         # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
         again = self.config.checkpoint and self.training and taps is None and given.cache is None
@@ -286,7 +286,7 @@ class Transformer(nn.Module):
         return x
 
     def _symbols(
-        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_Given", *, again: bool
+        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_BlockArguments", *, again: bool
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
         cache = None if given.cache is None else given.cache[i]
@@ -300,7 +300,7 @@ class Transformer(nn.Module):
         return own, self._across.read(i, context, context, made[1], owners, mask=mask, cache=cache, again=again)
 
     def _shown(
-        self, layer: int, owners: Owners, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given"
+        self, layer: int, owners: Owners, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_BlockArguments"
     ) -> list[Taps]:
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
         if given.cache is None:  # a cache does not hold the stream of earlier tokens
@@ -325,7 +325,7 @@ class Transformer(nn.Module):
         return added + self.config.feedforward.balance * total
 
 
-class _Given(NamedTuple):
+class _BlockArguments(NamedTuple):
     """The arguments of `forward` that all blocks share."""
 
     mask: Tensor | None
@@ -351,4 +351,4 @@ def _encoder(
         return None
     if isinstance(settings, TransformerConfig):
         return Transformer(settings, outputs=False, device=device, dtype=dtype)
-    return Abstractor(settings, device=device, dtype=dtype)
+    return AbstractorModel(settings, device=device, dtype=dtype)

@@ -25,7 +25,7 @@ from polyhead.ops.latent_code import drop, share
 
 
 @runtime_checkable
-class Coded(Protocol):
+class HasCode(Protocol):
     """A mechanism with a method `code` (see above), which defines what its heads compute."""
 
     code: Callable[..., Tensor]
@@ -60,7 +60,7 @@ class OwnHeads(HeadGroup, OwnParameters):
         scale: float | None = None,
     ) -> Float[Tensor, "b h t s"]:
         """The code of all pairs."""
-        assert isinstance(self.mechanism, Coded)
+        assert isinstance(self.mechanism, HasCode)
         return self.mechanism.code(
             self, q, share(k, q.shape[2]), bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens,
             scale=scale,

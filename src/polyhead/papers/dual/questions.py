@@ -19,7 +19,7 @@ from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
 from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Cells, Outcome, Panel, both, numbers, settings_note
+from polyhead.papers.outcome import SEEN, Cells, FigureOutcome, Panel, both, numbers, settings_note
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
@@ -95,7 +95,7 @@ Choice = tuple[str, str, bool, int]
 """Symbols, positions, symmetric, number of relations."""
 
 
-class Place(NamedTuple):
+class LearnedPositionsChoice(NamedTuple):
     """A choice with learned positions."""
 
     symbols: str
@@ -108,11 +108,15 @@ def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
 
     Each part is the effect of one change to a choice, averaged over all choices that were trained with and without it.
     """
-    learned = {Place(kind, same, r): e for (kind, positions, same, r), e in scores.items() if positions == "learned"}
+    learned = {
+        LearnedPositionsChoice(kind, same, r): e
+        for (kind, positions, same, r), e in scores.items()
+        if positions == "learned"
+    }
     fewest = min((place.relations for place in learned), default=0)
     most = max((place.relations for place in learned), default=0)
 
-    def effects(pairs: Iterable[tuple[Place, Place]]) -> list[Estimate]:
+    def effects(pairs: Iterable[tuple[LearnedPositionsChoice, LearnedPositionsChoice]]) -> list[Estimate]:
         """The first score of each pair minus the second, for pairs of different choices that were both trained."""
         return [learned[one] - learned[other] for one, other in pairs if other != one and other in learned]
 
@@ -153,7 +157,7 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
     axes = ("symbols", "positions", "symmetric", "relations")
     cells, games = _by_game(study, *axes)
@@ -176,7 +180,7 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
         choice = (kind, positions, "yes" if symmetric else "no", str(count))
         sizes = size_of(cells[place][games[0]])
         rows.append((*choice, *_texts(cells[place], games), str(validation[place]), *sizes))
-    return Outcome(
+    return FigureOutcome(
         pictures=(("symbols", f"Accuracy by number of relations, learned positions; {SEEN}."),),
         head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
         rows=tuple(rows),
@@ -191,7 +195,7 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
     )
 
 
-def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_split(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
     placed, games = _by_game(study, "split")
     cells = {heads: by for (heads,), by in placed.items()}
@@ -210,7 +214,7 @@ def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
         (str(softmax), str(relational), *_texts(by, games), *size_of(next(iter(by.values()))))
         for (softmax, relational), by in sorted(cells.items(), key=lambda one: (sum(one[0]), one[0][1]))
     ]
-    return Outcome(
+    return FigureOutcome(
         pictures=(("split", f"Accuracy by number of heads, every one as wide; {SEEN}."),),
         head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
         rows=tuple(rows),
