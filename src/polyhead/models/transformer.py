@@ -18,7 +18,7 @@ from polyhead.config import TransformerConfig
 from polyhead.config.components import narrower
 from polyhead.layers import Device
 from polyhead.layers.block import build_norm
-from polyhead.layers.cache import Cache, whole
+from polyhead.layers.cache import Cache, LayerCache, whole
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.positions import places_in
 from polyhead.layers.projection import computes, hooked
@@ -257,31 +257,31 @@ class Transformer(nn.Module):
         """All blocks; the last computes only the tail."""
         # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
         again = self.config.checkpoint and self.training and taps is None and given.cache is None
-        real = given.mask if given.cache is None else None  # a cache has the mask of its tokens
-        mask, context_mask = (None if m is None else m[:, None, None] for m in (real, given.context_mask))
-        embedded = x
+        embedded, last = x, len(self.blocks) - 1
         made: Made = {}, {}
+        mask, context_mask = given.key_masks()
         for i, block in enumerate(self.blocks):
             if given.stream is not None:
                 given.stream.append(x)
-            entering, layer = x, self._own.layer_of(block, i)
-            seen: list[Taps] = []
+            layer = self._own.layer_of(block, i)
             symbols, context_symbols = self._symbols(layer, (self, block), x, embedded, made, given, again=again)
+            entering = x
+            seen: list[Taps] | None = None if taps is None else []
             x = recomputed(block, again)(
                 x,
                 given.context,
                 mask=mask,
                 context_mask=context_mask,
                 positions=given.positions,
-                tail=tail if i == len(self.blocks) - 1 else None,
-                keep=None if given.keep is None else given.keep[i],
+                tail=tail if i == last else None,
+                keep=given.keep_of(i),
                 symbols=symbols,
                 context_symbols=context_symbols,
                 cu_seqlens=given.cu_seqlens,
-                cache=None if given.cache is None else given.cache[i],
-                taps=None if taps is None else seen,
+                cache=given.cache_of(i),
+                taps=seen,
             )
-            if taps is not None:
+            if taps is not None and seen is not None:
                 taps += self._shown(layer, (self, block), seen, (entering, embedded), given)
         return x
 
@@ -289,7 +289,7 @@ class Transformer(nn.Module):
         self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_BlockArguments", *, again: bool
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
-        cache = None if given.cache is None else given.cache[i]
+        cache = given.cache_of(i)
         own = self._own.read(
             i, x, embedded, made[0], owners, mask=given.mask, cu_seqlens=given.cu_seqlens,
             positions=given.positions, cache=cache, again=again,
@@ -336,6 +336,19 @@ class _BlockArguments(NamedTuple):
     cu_seqlens: Tensor | None
     cache: Cache | None
     stream: list[Tensor] | None
+
+    def key_masks(self) -> tuple[Tensor | None, Tensor | None]:
+        """Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context."""
+        own = self.mask[:, None, None] if self.mask is not None and self.cache is None else None
+        return own, None if self.context_mask is None else self.context_mask[:, None, None]
+
+    def keep_of(self, block: int) -> Tensor | None:
+        """The dropout mask of a block."""
+        return None if self.keep is None else self.keep[block]
+
+    def cache_of(self, block: int) -> LayerCache | None:
+        """The cache of a block."""
+        return None if self.cache is None else self.cache[block]
 
 
 def _tie(model: Transformer, _: object = None) -> None:

@@ -7,7 +7,7 @@ minutes, and softmax heads do not.
 
 import itertools
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -95,7 +95,7 @@ Choice = tuple[str, str, bool, int]
 """Symbols, positions, symmetric, number of relations."""
 
 
-class LearnedPositionsChoice(NamedTuple):
+class RelationSetting(NamedTuple):
     """A choice with learned positions."""
 
     symbols: str
@@ -106,34 +106,36 @@ class LearnedPositionsChoice(NamedTuple):
 def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
     """Claims about symmetry, number of relations and symbols.  `scores`: the mean over the games for each choice.
 
-    Each part is the effect of one change to a choice, averaged over all choices that were trained with and without it.
+    Each part is the effect of one change to a setting, averaged over all that were trained with and without it.
     """
     learned = {
-        LearnedPositionsChoice(kind, same, r): e
-        for (kind, positions, same, r), e in scores.items()
+        RelationSetting(kind, same, count): score
+        for (kind, positions, same, count), score in scores.items()
         if positions == "learned"
     }
-    fewest = min((place.relations for place in learned), default=0)
-    most = max((place.relations for place in learned), default=0)
+    counts = {setting.relations for setting in learned} or {0}
+    fewest, most = min(counts), max(counts)
+    by_place = [setting for setting in learned if setting.symbols == "by place"]
+    others = dict.fromkeys(setting.symbols for setting in learned if setting.symbols != "by place")
 
-    def effects(pairs: Iterable[tuple[LearnedPositionsChoice, LearnedPositionsChoice]]) -> list[Estimate]:
-        """The first score of each pair minus the second, for pairs of different choices that were both trained."""
-        return [learned[one] - learned[other] for one, other in pairs if other != one and other in learned]
-
-    symmetry = effects((place, place._replace(symmetric=False)) for place in learned if place.symmetric)
-    relations = effects((place, place._replace(relations=fewest)) for place in learned if place.relations == most)
-    by_place = [place for place in learned if place.symbols == "by place"]
-    others = dict.fromkeys(place.symbols for place in learned if place.symbols != "by place")
-    symbols = {kind: effects((place, place._replace(symbols=kind)) for place in by_place) for kind in others}
+    symmetric = [(setting, setting._replace(symmetric=False)) for setting in learned if setting.symmetric]
+    many = [(setting, setting._replace(relations=fewest)) for setting in learned if setting.relations == most > fewest]
+    symbols = {f"over symbols {kind}": [(s, s._replace(symbols=kind)) for s in by_place] for kind in others}
     claims = {
-        "symmetric relations learn faster": {"symmetric over not, mean of symbols and relations": symmetry},
-        "more relations than one per head help": {
-            f"{most} over {fewest}, mean of symbols, symmetric or not": relations
-        },
-        "symbols by place are the best on games": {f"over symbols {kind}": found for kind, found in symbols.items()},
+        "symmetric relations learn faster": {"symmetric over not, mean of symbols and relations": symmetric},
+        "more relations than one per head help": {f"{most} over {fewest}, mean of symbols, symmetric or not": many},
+        "symbols by place are the best on games": symbols,
     }
-    measured = {claim: {name: mean(found) for name, found in parts.items() if found} for claim, parts in claims.items()}
+    measured = {claim: _differences(learned, parts) for claim, parts in claims.items()}
     return [above(claim, parts) for claim, parts in measured.items() if parts]
+
+
+def _differences(
+    scores: Mapping[RelationSetting, Estimate], parts: Mapping[str, Sequence[tuple[RelationSetting, RelationSetting]]]
+) -> dict[str, Estimate]:
+    """For each part, the mean of the first score of a pair minus the second, over pairs that were both trained."""
+    found = {part: [scores[a] - scores[b] for a, b in pairs if b in scores] for part, pairs in parts.items()}
+    return {part: mean(differences) for part, differences in found.items() if differences}
 
 
 def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:

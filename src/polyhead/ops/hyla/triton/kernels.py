@@ -285,25 +285,29 @@ def backward(problem: HylaKernelCall, dout: Tensor, run: Run) -> tuple[Tensor, .
     """
     problem, dout = with_softmax(problem, run), rowwise(dout)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
-    (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
-    summed_q, summed_k, summed_v = len(pieces) > 1, len(pieces) > 1 or h > g, h > g
-    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wider, device=q.device)
-    dv = _empty(v, h, wider if summed_v else v.dtype)
-    dq = dk = None
-    for piece in pieces:
-        term_q = _empty(q, h, wider if summed_q else q.dtype)
-        term_k = _empty(k, h, wider if summed_k else k.dtype)
-        grad = dout[..., piece]
+    h, g, (first, *others) = q.shape[2], k.shape[2], problem.pieces()
+    # What is summed, over pieces or over the query heads that share a key, is summed in the wider dtype.
+    of_q = wide(q).dtype if others else q.dtype
+    of_k = wide(q).dtype if others or h > g else k.dtype
+    dv = _empty(v, h, wide(q).dtype if h > g else v.dtype)
+    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wide(q).dtype, device=q.device)
+
+    def terms(piece: slice) -> tuple[Tensor, Tensor]:
+        """The terms of dq and dk; writes its piece of dv, and adds its term to dbias."""
+        dq, dk, grad = _empty(q, h, of_q), _empty(k, h, of_k), dout[..., piece]
         part = with_delta(replace(problem, v=v[..., piece]), grad, run)
-        query_grads(part, grad, (term_q, dbias), run)
-        key_grads(part, grad, (term_k, dv[..., piece]), run)
-        dq, dk = (term_q if dq is None else dq + term_q), (term_k if dk is None else dk + term_k)
-    assert dq is not None
-    assert dk is not None
+        query_grads(part, grad, (dq, dbias), run)
+        key_grads(part, grad, (dk, dv[..., piece]), run)
+        return dq, dk
+
+    dq, dk = terms(first)
+    for piece in others:
+        more_q, more_k = terms(piece)
+        dq, dk = dq + more_q, dk + more_k
     if h > g:
         dk, dv = (x.unflatten(2, (g, -1)).sum(3) for x in (dk, dv))
-    found = [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)]
-    return tuple(found if dbias is None or bias is None else [*found, dbias.to(bias.dtype)])
+    grads = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return grads if bias is None or dbias is None else (*grads, dbias.to(bias.dtype))
 
 
 def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
