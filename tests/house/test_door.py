@@ -57,6 +57,32 @@ def test_a_public_module_lists_what_it_offers(door):
             assert all(home.startswith("polyhead") for home in homes), (offered.__name__, homes)
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        "analysis.figures",
+        "analysis.relations",
+        "analysis.probe",
+        "jaxside.convert",
+        "layers.heads.own",
+        "models.generate.text",
+        "papers.claims",
+        "papers.estimates",
+        "papers.figure",
+        "scale.population.training",
+        "scale.records",
+        "scale.sweep.jobs",
+        "spec.shapes",
+    ],
+)
+def test_a_module_of_the_api_pages_lists_no_imports(module):
+    listed = pytest.importorskip(f"polyhead.{module}", exc_type=ImportError)
+    values = [getattr(listed, name) for name in dir(listed)]
+    assert any(map(callable, values))
+    assert not any(isinstance(value, types.ModuleType) for value in values)
+    assert {value.__module__ for value in values if callable(value)} == {listed.__name__}
+
+
 @pytest.mark.parametrize("old", ph._MOVED)
 def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
     new = importlib.import_module(ph._MOVED[old])

@@ -22,6 +22,9 @@ from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__)
 
 
 @runtime_checkable

@@ -24,6 +24,7 @@ from polyhead.config import Run
 from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import prepare
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number
 from polyhead.train.checks import check, check_read_back
 from polyhead.train.device import keep_memory, process
@@ -37,6 +38,8 @@ from polyhead.train.store.files import Damaged, set_aside
 from polyhead.train.store.folder import RESULT, Result, finished, folder_of
 from polyhead.train.store.saving import drop, last_whole
 from polyhead.train.trainer import run
+
+__dir__ = own_names(__name__)
 
 LARGEST_STACK = 256
 """The most members of one population: each has two open files."""
