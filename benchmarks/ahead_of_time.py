@@ -40,7 +40,13 @@ from polyhead.ops.hyla.triton import too_large_for
 from polyhead.ops.hyla.triton.kernels import launches as hyla_launches, prepare
 from polyhead.ops.linear.triton import CHUNK
 from polyhead.ops.linear.triton.kernels import launches as linear_launches
-from polyhead.ops.relational.triton.launches import Above, Call, Grads, backward_launches, forward_launches
+from polyhead.ops.relational.triton.launches import (
+    OutputGradients,
+    PartialGradients,
+    RelationalKernelCall,
+    backward_launches,
+    forward_launches,
+)
 from polyhead.ops.triton_tiles import Launch, limits
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_]+)([^;]*)")
@@ -155,11 +161,11 @@ def relational(h: int, d: int, r: int, dtype: torch.dtype, *, full: bool = False
         symbols = empty(1, 2 * T - 1 if by_offset else T, h, d, dtype=dtype)
         bias, look = (empty(h, 2 * T - 1, dtype=dtype), empty(1, T, dtype=torch.bool)) if full else (None, None)
         masks = limits(look, packed() if full else None, 512 if full else None, T)
-        call = Call(q, k, q_rel, k_rel, symbols, bias, masks, True, d**-0.5, "relu", by_offset, shared)
+        call = RelationalKernelCall(q, k, q_rel, k_rel, symbols, bias, masks, True, d**-0.5, "relu", by_offset, shared)
         stat, softmax = (empty(1, *rows, h, T, dtype=torch.float32) for rows in ((), (2,)))
-        above = Above(empty(1, T, h, d, dtype=dtype), empty(1, T, h, r, dtype=dtype), softmax, stat)
+        above = OutputGradients(empty(1, T, h, d, dtype=dtype), empty(1, T, h, r, dtype=dtype), softmax, stat)
         out = above.dretrieved, above.drelated, softmax
-        return [*forward_launches(call, out), *backward_launches(call, above, Grads.empty(call))]
+        return [*forward_launches(call, out), *backward_launches(call, above, PartialGradients.empty(call))]
 
     extras = ", all limits" * full + ", by offset" * by_offset
     return Case("relational", f"{name(dtype)} h {h} d {d} r {r}{extras}", dtype, make)

@@ -97,10 +97,10 @@ def scaled(settings: Any) -> Any:
 
 
 FAULTS = {
-    "a single column": (relational_launches.Call, "plan", single),
+    "a single column": (relational_launches.RelationalKernelCall, "plan", single),
     "a mask read as if contiguous": (hyla_kernels, "limits", unaware),
     "one key of a mask": (hyla_kernels, "limits", flipped),
-    "scores 3 % too large": (relational_launches.Call, "settings", scaled),
+    "scores 3 % too large": (relational_launches.RelationalKernelCall, "settings", scaled),
 }
 """What can be planted -> where it is, and what it makes of it."""
 

@@ -34,7 +34,7 @@ from polyhead.config import (
 from polyhead.models.build import build
 from polyhead.papers.recipes import RECIPES
 from polyhead.scale.plan.cards import card
-from polyhead.scale.plan.estimate import _Place, measured, step
+from polyhead.scale.plan.estimate import _PlannedRun, measured, step
 from polyhead.timing.measure import machine, peak
 from polyhead.train import fast_products, optimiser
 from polyhead.train.throughput import operations
@@ -71,7 +71,7 @@ def cases() -> Iterator[tuple[str, Run]]:
 # --------------------------------------------------------------------------------------------------------------- memory
 def memory(name: str, run: Run) -> dict[str, Any]:
     """Estimated and measured bytes."""
-    place = _Place(run, 1, card("this"))
+    place = _PlannedRun(run, 1, card("this"))
     have = place.counted(place.sequences)
     told = place.memory(have)
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def counted(name: str) -> dict[str, Any]:
 
 
 def count_of(run: Run) -> Any:
-    place = _Place(run, 1, card("this"))
+    place = _PlannedRun(run, 1, card("this"))
     return place.counted(place.sequences)
 
 
@@ -154,7 +154,7 @@ def plain(model: TransformerConfig) -> Any:
 def times(name: str) -> dict[str, Any]:
     """Measured at several sizes; estimated from the measurement at the recipe's own."""
     run = recipe(name)
-    place, own = _Place(run, 1, card("this")), run.train.batch_size
+    place, own = _PlannedRun(run, 1, card("this")), run.train.batch_size
     sizes = [n for n in (own // 4, own // 2, own, 2 * own) if n]
     rows = {n: measured(run, n, 7) for n in sizes}
     ideal = {n: ideal_of(place, n) for n in sizes}
@@ -164,7 +164,7 @@ def times(name: str) -> dict[str, Any]:
     return {"what": name, "share": share, "rows": table, "worst": worst}
 
 
-def ideal_of(place: _Place, sequences: int) -> float:
+def ideal_of(place: _PlannedRun, sequences: int) -> float:
     have = place.counted(sequences)
     return place.working(have.forward, 1.0) + place.working(have.backward, 1.0)
 
@@ -218,7 +218,7 @@ def exchanged(parallel: str) -> dict[str, Any]:
         for process in both:
             process.join()
         real = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
-    place = _Place(replace(recipe("lm-softmax"), parallel=parallel), 2, card("this"))
+    place = _PlannedRun(replace(recipe("lm-softmax"), parallel=parallel), 2, card("this"))
     whole = size_of(place.model.parameters())
     told = {"allreduce": whole}
     if place.sharded:

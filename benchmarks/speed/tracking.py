@@ -28,7 +28,7 @@ def rows(track: tuple[str, ...], count: int) -> tuple[float, float, float]:
     run = ph.Run(task=task, model=ph.TransformerConfig(*task.ends), name="bench", track=track)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TRACKIO_DIR"] = folder
-        written = tracking.Rows(run, Metrics(pathlib.Path(folder), lambda row: True))
+        written = tracking.TrackedMetrics(run, Metrics(pathlib.Path(folder), lambda row: True))
         for thread in written.threads:  # an import is no row
             thread.put(tracking._Entry("start", 0, {"training/start": 0.0}))
             while not (pathlib.Path(folder) / thread.tracker / SENT).is_file() and not thread.off:

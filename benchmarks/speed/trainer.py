@@ -31,7 +31,7 @@ from polyhead.papers.recipes import RECIPES
 from polyhead.timing.measure import machine
 from polyhead.train import fast_products, optimiser
 from polyhead.train.loop import alone
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 
 WARM = 2
 """Pairs that do not count."""
@@ -102,7 +102,7 @@ def measure(name: str, pairs: int, steps: int) -> dict[str, Any]:
         bare = Bare(last)
         loop = alone(last, pathlib.Path(folder), torch.device("cpu"), False)
         loop.progress.step = turns = Turns(bare, steps)  # type: ignore[method-assign]
-        loop.fit(Stop())
+        loop.fit(StopSignals())
         loop.close()
         rows = [
             json.loads(line)

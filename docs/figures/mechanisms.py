@@ -53,7 +53,7 @@ def _name(name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------- facts
-def facts(row: spec.Mechanism) -> str:
+def facts(row: spec.MechanismRow) -> str:
     """What stands between the markers of its page."""
     common = {f.name for f in dataclasses.fields(ph.config.SymbolHeads)} - {"heads"}
     fields = [f for f in dataclasses.fields(getattr(ph, row.config)) if f.name not in common]
@@ -79,7 +79,7 @@ def _example(formula: str) -> str:
     return f"; {spec.amount(formula, SIZES):,} at " + ", ".join(f"{letter} {SIZES[letter]:,}" for letter in letters)
 
 
-def _op(row: spec.Mechanism) -> str:
+def _op(row: spec.MechanismRow) -> str:
     return next(op for op, name in PUBLIC.items() if name == row.op)
 
 
@@ -152,7 +152,7 @@ def code(normalise: str, keys: int = 5, heads: int = 4) -> list[list[float]]:
     return ph.ops.latent_code(q, k, normalise=normalise)[0, :, -1].tolist()
 
 
-def picture(*rows: spec.Mechanism) -> str:
+def picture(*rows: spec.MechanismRow) -> str:
     """An SVG of mechanisms, one below the other: the code of one query on the left, where it enters on the right."""
     height = 276 * len(rows)
     drawn = [f'<g transform="translate(0 {276 * i})">\n{_drawing(row)}\n</g>' for i, row in enumerate(rows)]
@@ -168,7 +168,7 @@ def picture(*rows: spec.Mechanism) -> str:
     )
 
 
-def _drawing(row: spec.Mechanism) -> str:
+def _drawing(row: spec.MechanismRow) -> str:
     looks, steps = LOOKS[row.config]
     values = code(row.normalise)
     top = max(abs(v) for line in values for v in line)
@@ -229,12 +229,12 @@ PAIR = DOCS / "figures" / "softmax-and-hyla.svg"
 """What HYLA changes, for the README."""
 
 
-def page(row: spec.Mechanism) -> pathlib.Path:
+def page(row: spec.MechanismRow) -> pathlib.Path:
     """Where it is described."""
     return DOCS / "mechanisms" / f"{row.config.lower()}.md"
 
 
-def image(row: spec.Mechanism) -> pathlib.Path:
+def image(row: spec.MechanismRow) -> pathlib.Path:
     """Where it is drawn."""
     return DOCS / "figures" / f"mechanism-{row.config.lower()}.svg"
 

@@ -209,6 +209,7 @@ def test_circles_splats_and_any_are_noticed(tmp_path):
     found = house.numbers(tmp_path / "p")
     assert (found["longest chain"], found["Any"], found["splats"], found["at the root"]) == (2, 2, 1, 5)
     assert found["** arguments"] == 1
+    assert (found["a new mechanism"], found["a new figure"]) == (None, None)
 
 
 def strangers(trees):

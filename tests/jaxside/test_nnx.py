@@ -350,7 +350,7 @@ def test_shared_dropout_is_drawn_once_for_all_heads_and_samples(monkeypatch):
 
 def test_what_is_not_in_a_table_is_nan():
     """PyTorch raises.  JAX cannot raise for traced numbers; it would take the last row, or count from the end."""
-    draw, x = components.Draw(None), drawn(1, 3, 4)
+    draw, x = components.Initialiser(None), drawn(1, 3, 4)
     symbols = PositionSymbols(4, 5, draw)
     for look_up in (
         TokenInput(ph.Tokens(5), 4, draw),

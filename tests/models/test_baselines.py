@@ -11,7 +11,7 @@ from some import some
 import polyhead as ph
 from polyhead import config
 from polyhead.models.build import build
-from polyhead.models.rivals.abstractor import Abstractor
+from polyhead.models.rivals.abstractor import AbstractorModel
 from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet, places
 from polyhead.tasks import KINDS, ObjectSorting, RelationalGames
 
@@ -121,7 +121,7 @@ def test_sizes():
     assert count(PrediNet(ph.PrediNetConfig(IMAGES, ph.Classes(2)))) == embedding + predinet
     layer = 2 * 4 * (128 + 1) * 128 + 3 * 2 * 128 + (128 + 1) * 256 + (256 + 1) * 128
     settings = ph.AbstractorConfig(IMAGES, ph.Classes(2), head_dim=32, max_length=9)
-    assert count(Abstractor(settings)) == embedding + 2 * layer + 9 * 128 + 129 * 2
+    assert count(AbstractorModel(settings)) == embedding + 2 * layer + 9 * 128 + 129 * 2
 
 
 # ------------------------------------------------------------------------------------------ what they see

@@ -100,8 +100,8 @@ def test_a_fault_is_noticed(monkeypatch, fault):
     if fault == "eps":  # one percent more under the root
         monkeypatch.setattr(hyla_blocked_tiles, "RMS_HEADS_EPS", 1.01e-6)
     elif fault == "edge":  # the last keys are visible to all
-        hidden = tiles.Reach.hidden
-        monkeypatch.setattr(tiles.Reach, "hidden", lambda self, at: hidden(self, at) & (at.k1 < self.s))
+        hidden = tiles.VisibleTiles.hidden
+        monkeypatch.setattr(tiles.VisibleTiles, "hidden", lambda self, at: hidden(self, at) & (at.k1 < self.s))
     else:  # of what is scaled
         monkeypatch.setattr(tiles, "accumulate", lambda out, x, y, alpha=1.0: out.add_(torch.bmm(x, y)))
     numbers = [n for n in range(400) if agreement.cases.draw(0, n, small=True).impl == "blocked"]

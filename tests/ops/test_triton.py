@@ -149,9 +149,11 @@ def test_kernels_equal_the_reference(monkeypatch, op, name):
     for constant, value in case.get("constants", {}).items():
         monkeypatch.setattr(launches, constant, value)
     if case.get("tile") == "halves":
-        monkeypatch.setattr(launches, "tile", lambda kernel, _: launches.Tile(16, 16, 8, 1, halves=kernel == "keys"))
+        monkeypatch.setattr(
+            launches, "tile", lambda kernel, _: launches.TileSettings(16, 16, 8, 1, halves=kernel == "keys")
+        )
     elif "tile" in case:
-        monkeypatch.setattr(launches, "tile", lambda *_: launches.Tile(*case["tile"], 8, 1))
+        monkeypatch.setattr(launches, "tile", lambda *_: launches.TileSettings(*case["tile"], 8, 1))
     torch.manual_seed(len(name))
     tensors, options, cotangent = make(op, case)
     if case.get("layouts"):

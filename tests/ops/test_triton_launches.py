@@ -153,7 +153,7 @@ def test_tiles_fit_where_there_is_less_memory(kernel, h, dtype, kb, queries, key
 @pytest.mark.parametrize(("h", "held", "between"), [(1, 2, 8), (3, 4, 4), (8, 8, 2), (9, 16, 1), (20, 32, 1)])
 def test_heads_are_not_padded_but_where_a_product_sums_over_them(h, held, between):
     """A product sums over 16 terms at least; where there are fewer heads, rows of zeros lie between their values."""
-    C = problem_of(h, torch.bfloat16).config(module("hyla.triton.kernels").Tile(16, 16, 8, 1))
+    C = problem_of(h, torch.bfloat16).config(module("hyla.triton.kernels").TileSettings(16, 16, 8, 1))
     assert {(x.heads_padded, x.spread) for x in (C.q, C.k, C.v.tile, C.out.tile)} == {(held, 1)}
     assert {(x.heads_padded, x.spread) for x in (C.v.deep, C.out.deep)} == {(held * between, between)}
 
@@ -165,7 +165,9 @@ def call_of(launches, tiles, sizes, symbols=None, *, causal=False, dtype=torch.f
     q, k, q_rel, k_rel = (torch.empty(b, n, *size, dtype=dtype, **META) for size in ((h, d), (r, p)) for n in (t, s))
     limits = tiles.limits(None, None, None, t)
     by_offset = symbols is not None
-    return launches.Call(q, k, q_rel, k_rel, symbols if by_offset else k, None, limits, causal, 1.0, "relu", by_offset)
+    return launches.RelationalKernelCall(
+        q, k, q_rel, k_rel, symbols if by_offset else k, None, limits, causal, 1.0, "relu", by_offset
+    )
 
 
 @pytest.mark.parametrize("r", [1, 2, 17])
@@ -187,9 +189,9 @@ def test_samples_share_an_axis_of_the_grid_with_tiles(launches, tiles):
     """The other axes of a grid end at 65,535."""
     by_offset = torch.empty(1, 65, 2, 4, **META).expand(70_000, -1, -1, -1)
     call, stat = call_of(launches, tiles, (70_000, 33, 33, 2, 4, 2, 4), by_offset), torch.empty(70_000, 2, 33, **META)
-    above = launches.Above(call.q, call.q_rel, stat, stat)
+    above = launches.OutputGradients(call.q, call.q_rel, stat, stat)
     found = [*launches.forward_launches(call, (call.q, call.q_rel, stat))]
-    found += launches.backward_launches(call, above, launches.Grads.empty(call))
+    found += launches.backward_launches(call, above, launches.PartialGradients.empty(call))
     assert [launch.grid[0] for launch in found] == [3 * 70_000] * 3 + [5 * 70_000]
     assert all(n == 1 for launch in found for n in launch.grid[1:])
 

@@ -9,7 +9,7 @@ from polyhead.papers import estimates
 from polyhead.papers.claims import EQUAL, FAILS, HOLDS, NO_TEST, OPEN, above, all_of, holm
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.hyla import counts, fuzzy, probes, scaling, tables
-from polyhead.papers.outcome import Outcome
+from polyhead.papers.outcome import FigureOutcome
 
 A, B = {0: 0.61, 1: 0.74, 2: 0.66}, {0: 0.55, 1: 0.69, 2: 0.58}
 
@@ -103,9 +103,9 @@ def test_a_page_is_judged_as_a_whole():
     alone = above("one", {"p": weak})
     assert alone.outcome == HOLDS
     noise = above("two", {"p": five(0.0)})
-    assert [verdict.outcome for verdict in Outcome(verdicts=(alone, noise)).verdicts] == [OPEN, EQUAL]
+    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, noise)).verdicts] == [OPEN, EQUAL]
     few = above("two", {"p": Estimate.of(A)})
-    assert [verdict.outcome for verdict in Outcome(verdicts=(alone, few)).verdicts] == [HOLDS, NO_TEST]
+    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, few)).verdicts] == [HOLDS, NO_TEST]
 
 
 ALIKE = {name: five(0.9) for name in ("hyla", "softmax", "linear")}

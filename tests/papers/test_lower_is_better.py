@@ -8,7 +8,7 @@ import torch
 import polyhead as ph
 from polyhead.analysis.ablate import zero_heads
 from polyhead.pages.report import figures as report_figures, headline as report_text
-from polyhead.pages.report.runs import Entry, Group, summary
+from polyhead.pages.report.runs import Entry, SeedGroup, summary
 from polyhead.tasks import Text
 from polyhead.train.store.folder import Result
 
@@ -28,7 +28,7 @@ def entry(name, seed, score):
 @pytest.fixture
 def groups():
     return [
-        Group(name, name.lower(), tuple(entry(name, seed, score) for seed, score in enumerate(scores)))
+        SeedGroup(name, name.lower(), tuple(entry(name, seed, score) for seed, score in enumerate(scores)))
         for name, scores in SCORES.items()
     ]
 

@@ -15,7 +15,7 @@ from polyhead.config import digest
 from polyhead.papers import page
 from polyhead.papers.claims import above
 from polyhead.papers.estimates import Estimate
-from polyhead.papers.outcome import Outcome
+from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.page import write_page
 from polyhead.papers.recipes import STUDIES, for_seeds
 from polyhead.papers.redraw import redraw
@@ -130,7 +130,9 @@ def test_a_gpu_trains_populations(monkeypatch, tmp_path):
 def test_the_page_says_what_holds(tmp_path):
     sure, printed = Estimate(0.1, 0.01, 9.0), {"one − other": Estimate.printed(0.2, 0.1)}
     verdicts = (above("a <claim>", {"one − other": sure}, printed=printed), above("b", {"other − one": -sure}))
-    outcome = Outcome(head=("model", "score"), rows=(("HYLA", "0.5 ± 0.1"),), verdicts=verdicts, notes=("a note",))
+    outcome = FigureOutcome(
+        head=("model", "score"), rows=(("HYLA", "0.5 ± 0.1"),), verdicts=verdicts, notes=("a note",)
+    )
     about = {"scale": "small", "command": "c", "date": "d", "environment": {}, "failures": [], "runs": []}
     text = write_page(tmp_path / "index.html", "Fig. 0", {**about, "training_seconds": 0.0}, outcome).read_text()
     drawn = ("Holds: a &lt;claim&gt;.", "Does not hold", "0.5 ± 0.1", "a note", "Fig. 0")

@@ -31,8 +31,8 @@ from polyhead.papers import demo
 from polyhead.papers.recipes import RECIPES
 from polyhead.scale.plan import cards, count as plan_count, estimate as module
 from polyhead.scale.plan.cards import CARDS, Card
-from polyhead.scale.plan.count import FORMULAS, Count, on_card
-from polyhead.scale.plan.estimate import RESERVED, SHARE, Plan, _Place, plan, step
+from polyhead.scale.plan.count import FORMULAS, StepCounts, on_card
+from polyhead.scale.plan.estimate import RESERVED, SHARE, Plan, _PlannedRun, plan, step
 from polyhead.tasks import FuzzyLogic
 from polyhead.timing.measure import peak
 from polyhead.train import optimiser
@@ -52,7 +52,7 @@ def run_of(heads, **changes):
 
 
 def counted(run):
-    place = _Place(run, 1, HERE)
+    place = _PlannedRun(run, 1, HERE)
     return place, place.counted(place.sequences)
 
 
@@ -178,14 +178,14 @@ def straight(monkeypatch):
         most = size * (1 + twice) + 100 * sequences + kept
         kernels = ((10**7 * sequences, 10**6, False, 20), (0, 10**6 * sequences, True, 5))
         held = {"parameters": size, "buffers": 0, "inputs": 100 * sequences, "kept": kept, "beside": kept, "most": most}
-        return Count(sequences, 24 * sequences, **held, forward=kernels, backward=kernels * 2)
+        return StepCounts(sequences, 24 * sequences, **held, forward=kernels, backward=kernels * 2)
 
     monkeypatch.setattr(module, "count", stand_in)
 
 
 def test_time_by_hand(straight):
     run = run_of(Softmax(4), accumulate=2, clip=1.0, steps=100, eval_every=50, eval_batches=3, evaluate=("iid",))
-    place, size = _Place(run, 1, HERE), 4 * parameters(run.model)
+    place, size = _PlannedRun(run, 1, HERE), 4 * parameters(run.model)
     seconds = place.seconds(place.counted(4), 0.5)
     each = 20 * 4e7 / 1e9 + 5 * 4e6 / 1e9 + 25 * 1e-5  # operations bind some, bytes others
     assert seconds["forward"] == pytest.approx(2 * each / 0.5)

@@ -11,6 +11,8 @@ splats              calls with `*(a, b, ...)`, a literal tuple
 a new task          the files it touches, without papers/: its own, and all others that name a task
 a new mechanism     the files that the patch of docs/howto/mechanism.md touches, tests included
 a new figure        the files it touches: its own, all others that name a figure, and the one that lists the files
+
+"-" is a number that cannot be counted: a tree without that patch, or without figures listed as `FIGURES` of `papers`.
 """
 
 import ast
@@ -192,13 +194,20 @@ def _named(node: ast.AST, known: Mapping[str, object], words: Mapping[str, str],
     return set()
 
 
-def new_mechanism(package: pathlib.Path) -> int:
-    """Files of the mechanism that the docs add as an example; 0 where they have none."""
+def new_mechanism(package: pathlib.Path) -> int | None:
+    """Files of the mechanism that the docs add as an example; None where they have none."""
     patch = package.parents[1] / "docs" / "howto" / "energy.patch"
-    return patch.read_text(encoding="utf-8").count("\n+++ b/") if patch.exists() else 0
+    return patch.read_text(encoding="utf-8").count("\n+++ b/") if patch.exists() else None
 
 
-def numbers(package: pathlib.Path) -> dict[str, int]:
+def new_figure(trees: Mapping[str, ast.Module]) -> int | None:
+    """Files that a figure touches; None where `figures` finds none."""
+    if not figures(trees):
+        return None
+    return 2 + max((len(by) for by in known_figures(trees).values()), default=0)
+
+
+def numbers(package: pathlib.Path) -> dict[str, int | None]:
     """What the table shows."""
     trees = files(package)
     arrows = imports(trees)
@@ -213,7 +222,7 @@ def numbers(package: pathlib.Path) -> dict[str, int]:
         "splats": sum(map(splats, trees.values())),
         "** arguments": sum(map(double_splats, trees.values())),
         "a new mechanism": new_mechanism(package),
-        "a new figure": 2 + max((len(by) for by in known_figures(trees).values()), default=0),
+        "a new figure": new_figure(trees),
         "a new task": 1 + max((sum(".papers." not in f for f in by) for by in known_tasks(trees).values()), default=0),
     }
 
@@ -223,7 +232,7 @@ def main(places: list[str]) -> None:
     default = str(pathlib.Path(__file__).parents[2] / "src" / "polyhead")
     columns = [numbers(pathlib.Path(place)) for place in places or [default]]
     for name in columns[0]:
-        print(f"{name:15}", *(f"{column[name]:7}" for column in columns))
+        print(f"{name:15}", *(f"{'-' if column[name] is None else column[name]:>7}" for column in columns))
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def folders(root: pathlib.Path, scores: dict[str, list[float]], checkpoint: bool
     ]
 
 
-def grouped(made: list[pathlib.Path]) -> list[runs.Group]:
+def grouped(made: list[pathlib.Path]) -> list[runs.SeedGroup]:
     return runs.groups(runs.read(made))
 
 

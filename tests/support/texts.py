@@ -6,7 +6,7 @@ from unittest import mock
 
 from polyhead.tasks import Text
 from polyhead.tasks.text.sources import SPLITS
-from polyhead.tasks.text.writer import Writer
+from polyhead.tasks.text.writer import CorpusWriter
 
 
 def lines(count, seed):
@@ -50,12 +50,12 @@ class Killed(BaseException):
 @contextlib.contextmanager
 def killed_at(pieces=0):
     """As if the process was killed right after it wrote more than this number of pieces to the disk."""
-    commit = Writer.commit
+    commit = CorpusWriter.commit
 
     def commit_and_die(writer):
         commit(writer)
         if writer.pieces > pieces:
             raise Killed
 
-    with mock.patch.object(Writer, "commit", commit_and_die), contextlib.suppress(Killed):
+    with mock.patch.object(CorpusWriter, "commit", commit_and_die), contextlib.suppress(Killed):
         yield

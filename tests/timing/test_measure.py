@@ -194,7 +194,7 @@ def test_parity_in_half_precision_allows_twice_the_error_of_the_reference():
     worse = bench_sides.Side(
         "worse", lambda *x: coarse(*(y.half().bfloat16() * (1 + 2**-5) for y in x)), found[0].takes
     )
-    with pytest.raises(bench.Red, match="of worse is off by"):
+    with pytest.raises(bench.ParityError, match="of worse is off by"):
         bench.parity(options, [found[0], worse], small)
 
 

@@ -13,7 +13,7 @@ import polyhead
 from polyhead.cli import verbs as cli
 from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
-from polyhead.train.stop import Preempted, Stop, requeue
+from polyhead.train.stop import Preempted, StopSignals, requeue
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics
 
@@ -61,7 +61,7 @@ def slurm(tmp_path, monkeypatch):
 def test_the_error_of_each_signal(number, environment, kind, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    with Stop() as stop:
+    with StopSignals() as stop:
         assert not stop.asked
         os.kill(os.getpid(), number)
         assert stop.asked == number
@@ -72,14 +72,14 @@ def test_the_error_of_each_signal(number, environment, kind, monkeypatch):
 
 def test_a_second_one_stops_at_once_but_the_end_of_a_grace_period_does_not():
     """Slurm sends SIGUSR1, a while later SIGTERM, in the end SIGKILL: a save that is going on may need all of it."""
-    before = [signal.getsignal(number) for number in Stop.signals]
-    with Stop() as stop:
+    before = [signal.getsignal(number) for number in StopSignals.signals]
+    with StopSignals() as stop:
         for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), number)
         assert stop.asked == signal.SIGTERM
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert [signal.getsignal(number) for number in Stop.signals] == before
+    assert [signal.getsignal(number) for number in StopSignals.signals] == before
 
 
 SWALLOWS = """

@@ -17,6 +17,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from polyhead.analysis.canvas import INK, grid_of, one, plain, save
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__, "COLOURS", "DASHES", "LINES", "MARKERS", "MARKS", "UNTRAINED")
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

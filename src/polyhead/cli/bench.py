@@ -42,7 +42,7 @@ class Bench(Options):
         try:
             with _bar(sys.stderr.isatty()) as tell:
                 result = bench.run(Options(**given), self.out, tell)
-        except bench.Red as red:
+        except bench.ParityError as red:
             return say(str(red), 1)
         emit(lambda: result, lambda: show(result, self.out))
         return 0

@@ -45,7 +45,7 @@ def _place(shell: str) -> tuple[pathlib.Path, str]:
 
 
 @dataclass(frozen=True)
-class Words:
+class CompletionWords:
     """The words to complete: `verbs`; for each verb its `options` and the `names` of its first argument; and the
     `values` of options with few values."""
 
@@ -55,7 +55,7 @@ class Words:
     values: Mapping[str, tuple[str, ...]]
 
 
-def words(verbs: Mapping[str, object]) -> Words:
+def words(verbs: Mapping[str, object]) -> CompletionWords:
     """The words of the installed version, with the recipes of installed extensions."""
     from polyhead.cli import plan, sweep, train, tune
     from polyhead.cli.listing import KINDS
@@ -71,7 +71,7 @@ def words(verbs: Mapping[str, object]) -> Words:
     options = of_runs | {verb: _flags(kind) for verb, kind in verbs.items() if isinstance(kind, type)}
     names = dict.fromkeys(of_runs, tuple(sorted(every())))
     names |= {"reproduce": tuple(FIGURES), "list": KINDS, "completion": tuple(SHELLS)}
-    return Words(
+    return CompletionWords(
         tuple(verbs),
         {verb: tuple(dict.fromkeys((*flags, *EVERYWHERE))) for verb, flags in options.items()},
         names,
@@ -128,7 +128,7 @@ def _cases(table: Mapping[str, Iterable[str]], name: str) -> str:
     return "\n".join(f"        {key}) {name}='{' '.join(values)}' ;;" for key, values in table.items())
 
 
-def _choose(known: Words) -> str:
+def _choose(known: CompletionWords) -> str:
     """Code for bash and zsh that sets `offered`, the words for position `place`, from the words before it."""
     return f"""\
     case "$before" in
@@ -151,7 +151,7 @@ def _choose(known: Words) -> str:
 """
 
 
-def _bash(known: Words) -> str:
+def _bash(known: CompletionWords) -> str:
     return f"""\
 # polyhead completion bash
 _polyhead() {{
@@ -164,7 +164,7 @@ complete -o default -F _polyhead polyhead
 """
 
 
-def _zsh(known: Words) -> str:
+def _zsh(known: CompletionWords) -> str:
     return f"""\
 #compdef polyhead
 _polyhead() {{
@@ -177,7 +177,7 @@ _polyhead "$@"
 """
 
 
-def _fish(known: Words) -> str:
+def _fish(known: CompletionWords) -> str:
     lines = ["# polyhead completion fish"]
     lines += [f"complete -c polyhead -n __fish_use_subcommand -f -a '{' '.join(known.verbs)}'"]
     for verb, names in known.names.items():

@@ -13,7 +13,7 @@ WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
 
 
 @dataclass(frozen=True)
-class Box:
+class ErrorBox:
     """The text of a box, about the `arguments` of `prog`; `options()` are those that it takes."""
 
     text: str
@@ -26,7 +26,7 @@ def one_line(box: str, prog: str, arguments: Sequence[str] = (), options: Callab
     """The text of a box without its frame, in our words where we know it."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│| ") for line in plain.splitlines() if "──" not in line and "---" not in line]
-    said = Box(_whole(" ".join(" ".join(lines).split()), arguments), prog, arguments, options)
+    said = ErrorBox(_whole(" ".join(" ".join(lines).split()), arguments), prog, arguments, options)
     for pattern, told in MISTAKES.items():
         if found := re.search(pattern, said.text):
             return told(said, *found.groups())
@@ -40,7 +40,7 @@ def _whole(text: str, arguments: Sequence[str]) -> str:
     return text
 
 
-def _unknown(box: Box, word: str) -> str:
+def _unknown(box: ErrorBox, word: str) -> str:
     flags = [one for one, other in itertools.pairwise(box.arguments) if other == word and one.startswith("--")]
     if flags and not word.startswith("-"):
         return f"{box.prog}: {flags[0]} takes no value but {word!r} came: give {flags[0]} or {opposite(flags[0])} alone"
@@ -64,26 +64,26 @@ def nearest(word: str, options: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
-def _no_value(box: Box, option: str, count: str) -> str:
+def _no_value(box: ErrorBox, option: str, count: str) -> str:
     return f"{box.prog}: {option} needs {'a value' if count == '1' else f'{count} values'}"
 
 
-def _no_choice(box: Box, value: str, option: str, choices: str) -> str:
+def _no_choice(box: ErrorBox, value: str, option: str, choices: str) -> str:
     wanted = _either(re.findall(r"'([^']*)'", choices))
     return f"{box.prog}: {option} must be {wanted} but is {value!r}"
 
 
-def _missing(box: Box, option: str) -> str:
+def _missing(box: ErrorBox, option: str) -> str:
     return f"{box.prog}: {option} is missing; see {box.prog} --help"
 
 
-def _wrong_kind(box: Box, option: str, reason: str, kinds: str) -> str:
+def _wrong_kind(box: ErrorBox, option: str, reason: str, kinds: str) -> str:
     came = re.findall(r"'([^']*)'", reason.partition("Got errors")[0])
     wanted = _either([WORDS.get(kind, kind) for kind in kinds.split("|")])
     return f"{box.prog}: {option} must be {wanted} but is {came[-1] if came else 'not'!r}"
 
 
-def _refused(box: Box, reason: str) -> str:
+def _refused(box: ErrorBox, reason: str) -> str:
     """A configuration refused a value: its message names itself already."""
     return reason
 

@@ -104,11 +104,11 @@ def sweeping() -> Any:
     base: Any = training()
 
     @dataclass(frozen=True)
-    class Options(base):
+    class SweepOptions(base):
         retries: Annotated[int, tyro.conf.arg(help="most restarts of a worker that dies")] = 2
         cluster: Annotated[Cluster, tyro.conf.arg(name="")] = Cluster()
 
-    return Options
+    return SweepOptions
 
 
 def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import check_mask, limits
 from polyhead.compat.heads import Heads, OurHeads, check_added, plain
-from polyhead.layers.call import Limits
+from polyhead.layers.call import LayerLimits
 from polyhead.layers.projection import Rows
 from polyhead.ops.call import AttentionCall
 
@@ -145,7 +145,7 @@ class Attention(OurHeads):
         q, k, v = self._projected(x, rope)
         bias, look = self._limits(attn_mask, is_causal, b, t, q.dtype)
         rate = getattr(self.part("attn_drop"), "p", 0.0)
-        limited = Limits(bias, look, self.draw_keep(rate, b, t, t, x), is_causal)
+        limited = LayerLimits(bias, look, self.draw_keep(rate, b, t, t, x), is_causal)
         rows: list[Rows] = [{"q": q[:, :, i:j], "k": k[:, :, i:j], "v": v[:, :, i:j]} for i, j in self.heads_of]
         parts = zip(self.tensors(rows, x, x, x), self.heads_of, strict=True)
         return [limited.call(part, i, j) for part, (i, j) in parts]

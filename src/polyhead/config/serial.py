@@ -208,13 +208,13 @@ def _from_yaml(text: str) -> object:
 def _loader() -> "type[yaml.SafeLoader]":
     import yaml
 
-    class Once(yaml.SafeLoader):
+    class UniqueKeysLoader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: object) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)  # type: ignore[arg-type]
             _check_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             return node
 
-    return Once
+    return UniqueKeysLoader
 
 
 def _check_once(names: Sequence[str]) -> None:

@@ -24,7 +24,10 @@ from polyhead import config
 from polyhead.jaxside.nnx.attention import MultiHeadAttention
 from polyhead.jaxside.nnx.heads import ValueHeads
 from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
+from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
+
+__dir__ = own_names(__name__)
 
 with optional("polyhead.jaxside.convert", "polyhead[flax]"):
     from flax import nnx

@@ -19,7 +19,7 @@ from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache, whole
-from polyhead.layers.call import Call, Limits, call_of, check, drawn_keep, no_script, symbols_of
+from polyhead.layers.call import LayerCall, LayerLimits, call_of, check, drawn_keep, no_script, symbols_of
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
 from polyhead.layers.norms import LayerNorm
@@ -192,7 +192,7 @@ class MultiHeadAttention(nn.Module):
                 taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
             return (result, self._code(parts)) if return_code else result
 
-    def _parts(self, symbols: Sequence[Tensor | None], limits: Limits, call: Call, plain: bool) -> list[Part]:
+    def _parts(self, symbols: Sequence[Tensor | None], limits: LayerLimits, call: LayerCall, plain: bool) -> list[Part]:
         """The call and the output of each group."""
         projected = project(self.qkv, self.sizes, call.x, call.context, senders=call.new_senders)
         parts: list[Part] = []
@@ -207,7 +207,7 @@ class MultiHeadAttention(nn.Module):
                 parts.append((own, attended(group, own).flatten(2)))
         return parts
 
-    def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: Call) -> Sequence[Tensor | None]:
+    def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: LayerCall) -> Sequence[Tensor | None]:
         """The symbols of the new senders, for each group."""
         if all(dim is None for dim in self.symbol_dims) or not call.new_senders:
             return [None] * len(self.groups)
@@ -225,10 +225,9 @@ class MultiHeadAttention(nn.Module):
         return [None if which is None else made[which] for which in self.source_of]
 
     def _inputs(
-        self, i: int, rows: Rows, symbols: Tensor | None, call: Call, before: dict[str, Tensor]
+        self, i: int, rows: Rows, symbols: Tensor | None, call: LayerCall, before: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The tensors for the op of group `i`: q of the receivers, k and v of all senders; q_rel and k_rel for
-        relations."""
+        """The tensors for the op of group `i`: q and q_rel of the receivers; k, k_rel and v of all senders."""
         f = None if self.symbol_dims[i] is None else asked(self.groups[i], "features")(call.x)
         made = self._receivers(i, rows, f, call)
         like = next(iter(made.values()), call.x).dtype
@@ -242,7 +241,7 @@ class MultiHeadAttention(nn.Module):
             made["v"] = made["v"].expand(call.x.shape[0], -1, -1, -1)
         return made
 
-    def _receivers(self, i: int, rows: Rows, f: Tensor | None, call: Call) -> dict[str, Tensor]:
+    def _receivers(self, i: int, rows: Rows, f: Tensor | None, call: LayerCall) -> dict[str, Tensor]:
         """q (b t h d) and, for relations, q_rel."""
         made = {"q": rows["q"]} if "q" in rows else {}
         made |= {} if f is None else asked(self.groups[i], "receive")(f)
@@ -251,7 +250,7 @@ class MultiHeadAttention(nn.Module):
         return made
 
     def _all_senders(
-        self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call, like: torch.dtype
+        self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: LayerCall, like: torch.dtype
     ) -> dict[str, Tensor]:
         """`_senders` together with the cached tensors of earlier calls; those of a context in at least the dtype
         `like`."""
@@ -264,7 +263,9 @@ class MultiHeadAttention(nn.Module):
         # They may have been cached under autocast and be read without it.
         return {name: x.to(torch.promote_types(x.dtype, like)) for name, x in kept.items()}
 
-    def _senders(self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: Call) -> dict[str, Tensor]:
+    def _senders(
+        self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: LayerCall
+    ) -> dict[str, Tensor]:
         """k (b s g d), v (b|1 s g e) or the table of relative symbols, and k_rel, for the new senders."""
         group = self.groups[i]
         made = {name: rows[name] for name in "kv" if name in rows}
@@ -275,7 +276,7 @@ class MultiHeadAttention(nn.Module):
             made["k"] = self._place(2 * i + 1, made["k"], call, call.positions if call.context is None else None)
         return made
 
-    def _place(self, which: int, rows: Tensor, call: Call, positions: Tensor | None) -> Tensor:
+    def _place(self, which: int, rows: Tensor, call: LayerCall, positions: Tensor | None) -> Tensor:
         """Normalise and rotate the queries (`which` even) or keys (odd) of group `which` // 2."""
         if self.qk_norms is not None:
             rows = self.qk_norms[which](rows)
@@ -295,7 +296,7 @@ class MultiHeadAttention(nn.Module):
             rows, where[..., None], check=positions is not None or packed
         )
 
-    def _bias(self, bias: Tensor | None, call: Call) -> Tensor | None:
+    def _bias(self, bias: Tensor | None, call: LayerCall) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
         if self.relative is None or call.empty:
             return bias
@@ -312,9 +313,8 @@ class MultiHeadAttention(nn.Module):
             bias, relative = (dense(a, t, s) for a in (bias, relative))
         return bias + relative
 
-    def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: Call) -> Limits:
-        """The masks and biases of a call, for the ops.  An op's window counts indices; if positions differ from them,
-        the window becomes a part of the mask."""
+    def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: LayerCall) -> LayerLimits:
+        """Masks and biases for the ops.  Their window counts indices: with other positions it goes into the mask."""
         window = self.window
         if call.memory is not None and call.memory.real is not None and call.context is None:
             real = call.memory.real[:, None, None]
@@ -324,9 +324,9 @@ class MultiHeadAttention(nn.Module):
             queries = call.counted(queries=True) if call.positions is None else call.positions
             near = (queries[:, None, :, None] - call.where_keys_are()[:, None, None, :]).abs() < window
             mask, window = near if mask is None else mask & near, None
-        return Limits(bias, mask, keep, self.causal, window, call.cu_seqlens)
+        return LayerLimits(bias, mask, keep, self.causal, window, call.cu_seqlens)
 
-    def _sums(self, i: int, call: Call, plain: bool) -> bool:
+    def _sums(self, i: int, call: LayerCall, plain: bool) -> bool:
         """Whether group `i` caches the sum over all keys and values instead of each of them.
 
         The first call with a cache decides.  `plain`: the call has no bias, mask, keep, return_code or taps.
@@ -349,7 +349,7 @@ class MultiHeadAttention(nn.Module):
             )
         return (i, "state") in memory
 
-    def _step(self, i: int, rows: Rows, call: Call) -> Tensor:
+    def _step(self, i: int, rows: Rows, call: LayerCall) -> Tensor:
         """The output of group `i` for new tokens; their keys and values are added to its state."""
         group, memory = compiled(self.groups[i]), call.memory
         assert isinstance(group, LinearHeads)

@@ -21,7 +21,7 @@ def no_script(module: nn.Module) -> NoReturn:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of a layer: `t` queries from `x`, and `s` keys from `x` and earlier tokens, or from a context.
 
     `memory` is the cache.  `past`: number of earlier tokens.  `gone`: how many of those the cache has dropped.  `span`:
@@ -94,8 +94,8 @@ def call_of(
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
     layer: nn.Module,
-) -> Call:
-    """The `Call` of a `layer` of width `dim`.  Given positions are appended to the cache.
+) -> LayerCall:
+    """The `LayerCall` of a `layer` of width `dim`.  Given positions are appended to the cache.
 
     Raises ValueError for a wrong width, for arguments that a cache or packed sequences exclude, and for a cache of
     another layer.
@@ -120,7 +120,7 @@ def _to_context(
     positions: Tensor | None,
     first: int | None,
     cache: LayerCache | None,
-) -> Call:
+) -> LayerCall:
     """Cross-attention.  A causal one aligns the last query with the last key, unless positions are given."""
     t, s = x.shape[1], context.shape[1]
     memory = None if cache is None else cache.cross
@@ -128,7 +128,7 @@ def _to_context(
     if memory is not None and (seen := memory.senders(s)) != s:
         raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {s} came")
     aligned = s - t if causal else past
-    return Call(
+    return LayerCall(
         x, context, memory, past=past, lead=aligned if positions is None else past, gone=0, span=None, s=s,
         first=aligned if first is None else first, positions=positions, key_positions=None, cu_seqlens=None,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def _to_itself(
     window: int | None,
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
-) -> Call:
+) -> LayerCall:
     """Self-attention: the keys are the tokens that the cache still holds, then those of x."""
     t = x.shape[1]
     past, gone, span, key_positions = 0, 0, None, positions
@@ -154,7 +154,7 @@ def _to_itself(
     s = past - gone + t
     if first is None:
         first = s - t if causal else past
-    return Call(
+    return LayerCall(
         x, None, cache, past=past, lead=past, gone=gone, span=span, s=s, first=first, positions=positions,
         key_positions=key_positions, cu_seqlens=cu_seqlens,
     )  # fmt: skip
@@ -218,7 +218,7 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LayerLimits:
     """Masks, bias and dropout of one call, for all heads of a layer."""
 
     bias: Tensor | None = None
@@ -261,7 +261,7 @@ def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
 
 
 def symbols_of(
-    symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], call: Call
+    symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], call: LayerCall
 ) -> Sequence[Tensor | None]:
     """The symbols of each group; `widths` has their widths (None for a group without symbols).
 
@@ -284,7 +284,7 @@ def symbols_of(
     return each
 
 
-def _check_symbols(symbols: Tensor, width: int, call: Call) -> None:
+def _check_symbols(symbols: Tensor, width: int, call: LayerCall) -> None:
     shape, (b, s), dtype = tuple(symbols.shape), call.source.shape[:2], call.x.dtype
     if symbols.dtype != dtype and not torch.is_autocast_enabled(call.x.device.type):
         raise ValueError(f"{WHO}: symbols must have x's dtype, {dtype}, but are {symbols.dtype}")

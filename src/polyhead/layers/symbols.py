@@ -42,7 +42,7 @@ def _heads(who: str, heads: int | None, *widths: int) -> int:
     return heads
 
 
-class Given(NamedTuple):
+class SymbolArguments(NamedTuple):
     """The arguments of a source beside x, see `SymbolModule.forward`."""
 
     first: int = 0
@@ -77,9 +77,9 @@ class SymbolModule(nn.Module):
         """
         if x.ndim != 3:
             raise ValueError(f"{type(self).__name__}: x must be (b s m) but has shape {tuple(x.shape)}")
-        return self.symbols(x, Given(first, cache, cu_seqlens, positions, mask))
+        return self.symbols(x, SymbolArguments(first, cache, cu_seqlens, positions, mask))
 
-    def symbols(self, x: Tensor, given: Given) -> Tensor:
+    def symbols(self, x: Tensor, given: SymbolArguments) -> Tensor:
         """The symbols, as `forward` returns them: what a source defines."""
         raise NotImplementedError(f"{type(self).__name__} defines no symbols(x, given)")
 
@@ -133,7 +133,7 @@ class SymbolicAttention(SymbolModule):
         templates = self.templates.unflatten(-1, (self.heads, -1))
         return (torch.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5).softmax(-1)
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "b s _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
@@ -189,7 +189,7 @@ class RelationalSymbols(SymbolModule):
         )
         self.symbol_dim = self.symbolic.symbol_dim
 
-    def _seen(self, x: Tensor, given: Given) -> Tensor:
+    def _seen(self, x: Tensor, given: SymbolArguments) -> Tensor:
         """The cached neighbours followed by `x`, with real tokens in place of padding."""
         cache, mask = given.cache, given.mask
         if cache is None:
@@ -213,7 +213,7 @@ class RelationalSymbols(SymbolModule):
         cache.put(name, known[:, start:].clone())
         return seen
 
-    def _asked(self, x: Tensor, given: Given) -> Tensor:
+    def _asked(self, x: Tensor, given: SymbolArguments) -> Tensor:
         """The query vector of each token (b s m): its relations to its neighbours, mapped to the model width."""
         if given.cache is None and given.first:
             raise ValueError(f"RelationalSymbols: first = {given.first} needs the tokens before it: give cache=")
@@ -237,9 +237,9 @@ class RelationalSymbols(SymbolModule):
         self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
-        return self.symbolic.assignments(self._asked(x, Given(cu_seqlens=cu_seqlens, mask=mask)))
+        return self.symbolic.assignments(self._asked(x, SymbolArguments(cu_seqlens=cu_seqlens, mask=mask)))
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "b s _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, by its relations to its neighbours."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
@@ -284,7 +284,7 @@ class PositionSymbols(SymbolModule):
         """N(0, 1)."""
         nn.init.normal_(self.table)
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "_ s _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "_ s _"]:
         """The symbols of the positions of x, shared by the batch (1 s dim) unless `positions` are given."""
         if given.positions is not None:
             check_range("PositionSymbols", given.positions, self.max_length)
@@ -324,7 +324,7 @@ class RelativeSymbols(SymbolModule):
         """Uniform, of variance 2 / (rows + dim) (Glorot and Bengio 2010), as in the paper's code."""
         nn.init.xavier_uniform_(self.table)
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: Given) -> Float[Tensor, "_ _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "_ _"]:
         """The table by offset of indices, also where `positions` are given; `x` only gives the length."""
         if self.longest is not None:
             _check_length("RelativeSymbols", x, given, self.longest, ": give distance= to clip offsets")
@@ -334,7 +334,7 @@ class RelativeSymbols(SymbolModule):
         return f"{self.symbol_dim}, distance={self.distance}"
 
 
-def _check_length(who: str, x: Tensor, given: Given, most: int, advice: str = "") -> None:
+def _check_length(who: str, x: Tensor, given: SymbolArguments, most: int, advice: str = "") -> None:
     """Raise ValueError if a position that is counted reaches `most`."""
     last = given.first + x.shape[1]
     if last <= most:  # then those of packed sequences are smaller, too

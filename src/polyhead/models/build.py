@@ -7,7 +7,7 @@ from torch import nn
 
 from polyhead.config import AbstractorConfig, CoRelNetConfig, Model, PrediNetConfig, TransformerConfig
 from polyhead.layers import Device
-from polyhead.models.rivals.abstractor import Abstractor
+from polyhead.models.rivals.abstractor import AbstractorModel
 from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer
 from polyhead.spec.lazy import own_names
@@ -16,7 +16,7 @@ __dir__ = own_names(__name__)
 
 NETWORKS: dict[type, Callable[..., nn.Module]] = {
     TransformerConfig: Transformer,
-    AbstractorConfig: Abstractor,
+    AbstractorConfig: AbstractorModel,
     CoRelNetConfig: CoRelNet,
     PrediNetConfig: PrediNet,
 }

@@ -18,7 +18,7 @@ from polyhead.config import TransformerConfig
 from polyhead.config.components import narrower
 from polyhead.layers import Device
 from polyhead.layers.block import build_norm
-from polyhead.layers.cache import Cache, whole
+from polyhead.layers.cache import Cache, LayerCache, whole
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.positions import places_in
 from polyhead.layers.projection import computes, hooked
@@ -35,7 +35,7 @@ from polyhead.models.inputs_outputs import (
     check_mask,
     input_positions,
 )
-from polyhead.models.rivals.abstractor import PRESET, Abstractor
+from polyhead.models.rivals.abstractor import PRESET, AbstractorModel
 from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.lazy import own_names
@@ -116,7 +116,7 @@ class Transformer(nn.Module):
                 self.outputs.weight.mul_(factor)
         if isinstance(self.encoder, Transformer):
             self.encoder.reset_parameters()
-        elif isinstance(self.encoder, Abstractor) and settings.init != PRESET:
+        elif isinstance(self.encoder, AbstractorModel) and settings.init != PRESET:
             initialise(self.encoder, PRESET)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
@@ -181,7 +181,7 @@ class Transformer(nn.Module):
         which are never stored as a whole and compute their cross entropy and argmax.  Raises ValueError for shapes or
         combinations of arguments that do not match.
         """
-        given = _Given(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
+        given = _BlockArguments(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
         self._check(given, source, tail)
         if source is not None:
             given = given._replace(context=self.encode(source, source_mask, taps=taps))
@@ -211,7 +211,7 @@ class Transformer(nn.Module):
         """Whether the outputs, wrapped or not, pool all positions."""
         return any(isinstance(part, ClassOutput) for part in self.outputs.modules())
 
-    def _check(self, given: "_Given", source: Tensor | None, tail: int | None) -> None:
+    def _check(self, given: "_BlockArguments", source: Tensor | None, tail: int | None) -> None:
         keep, cache, context = given.keep, given.cache, given.context
         check_mask("Transformer", "source_mask (b s)", given.context_mask, context)
         if self.encoder is None and any(x is not None for x in (source, context, given.context_mask)):
@@ -238,7 +238,7 @@ class Transformer(nn.Module):
         if strange:
             raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
-    def _embed(self, inputs: Tensor, given: "_Given") -> Tensor:
+    def _embed(self, inputs: Tensor, given: "_BlockArguments") -> Tensor:
         x = self.inputs(inputs)
         check_mask("Transformer", "mask (b t)", given.mask, x)
         if given.cache is not None:
@@ -253,43 +253,43 @@ class Transformer(nn.Module):
             where = torch.arange(first, first + x.shape[1], device=x.device)[None]
         return x + self.positions(where).to(x.dtype)
 
-    def _through(self, x: Tensor, given: "_Given", tail: int | None, taps: list[Taps] | None) -> Tensor:
+    def _through(self, x: Tensor, given: "_BlockArguments", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes only the tail."""
         # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
         again = self.config.checkpoint and self.training and taps is None and given.cache is None
-        real = given.mask if given.cache is None else None  # a cache has the mask of its tokens
-        mask, context_mask = (None if m is None else m[:, None, None] for m in (real, given.context_mask))
-        embedded = x
+        embedded, last = x, len(self.blocks) - 1
         made: Made = {}, {}
+        mask, context_mask = given.key_masks()
         for i, block in enumerate(self.blocks):
             if given.stream is not None:
                 given.stream.append(x)
-            entering, layer = x, self._own.layer_of(block, i)
-            seen: list[Taps] = []
+            layer = self._own.layer_of(block, i)
             symbols, context_symbols = self._symbols(layer, (self, block), x, embedded, made, given, again=again)
+            entering = x
+            seen: list[Taps] | None = None if taps is None else []
             x = recomputed(block, again)(
                 x,
                 given.context,
                 mask=mask,
                 context_mask=context_mask,
                 positions=given.positions,
-                tail=tail if i == len(self.blocks) - 1 else None,
-                keep=None if given.keep is None else given.keep[i],
+                tail=tail if i == last else None,
+                keep=given.keep_of(i),
                 symbols=symbols,
                 context_symbols=context_symbols,
                 cu_seqlens=given.cu_seqlens,
-                cache=None if given.cache is None else given.cache[i],
-                taps=None if taps is None else seen,
+                cache=given.cache_of(i),
+                taps=seen,
             )
-            if taps is not None:
+            if taps is not None and seen is not None:
                 taps += self._shown(layer, (self, block), seen, (entering, embedded), given)
         return x
 
     def _symbols(
-        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_Given", *, again: bool
+        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_BlockArguments", *, again: bool
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
-        cache = None if given.cache is None else given.cache[i]
+        cache = given.cache_of(i)
         own = self._own.read(
             i, x, embedded, made[0], owners, mask=given.mask, cu_seqlens=given.cu_seqlens,
             positions=given.positions, cache=cache, again=again,
@@ -300,7 +300,7 @@ class Transformer(nn.Module):
         return own, self._across.read(i, context, context, made[1], owners, mask=mask, cache=cache, again=again)
 
     def _shown(
-        self, layer: int, owners: Owners, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_Given"
+        self, layer: int, owners: Owners, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_BlockArguments"
     ) -> list[Taps]:
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
         if given.cache is None:  # a cache does not hold the stream of earlier tokens
@@ -325,7 +325,7 @@ class Transformer(nn.Module):
         return added + self.config.feedforward.balance * total
 
 
-class _Given(NamedTuple):
+class _BlockArguments(NamedTuple):
     """The arguments of `forward` that all blocks share."""
 
     mask: Tensor | None
@@ -336,6 +336,19 @@ class _Given(NamedTuple):
     cu_seqlens: Tensor | None
     cache: Cache | None
     stream: list[Tensor] | None
+
+    def key_masks(self) -> tuple[Tensor | None, Tensor | None]:
+        """Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context."""
+        own = self.mask[:, None, None] if self.mask is not None and self.cache is None else None
+        return own, None if self.context_mask is None else self.context_mask[:, None, None]
+
+    def keep_of(self, block: int) -> Tensor | None:
+        """The dropout mask of a block."""
+        return None if self.keep is None else self.keep[block]
+
+    def cache_of(self, block: int) -> LayerCache | None:
+        """The cache of a block."""
+        return None if self.cache is None else self.cache[block]
 
 
 def _tie(model: Transformer, _: object = None) -> None:
@@ -351,4 +364,4 @@ def _encoder(
         return None
     if isinstance(settings, TransformerConfig):
         return Transformer(settings, outputs=False, device=device, dtype=dtype)
-    return Abstractor(settings, device=device, dtype=dtype)
+    return AbstractorModel(settings, device=device, dtype=dtype)

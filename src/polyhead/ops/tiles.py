@@ -172,7 +172,7 @@ def reach(
     return first.clamp_(min=0), end.clamp_(min=0, max=s)
 
 
-class Reach:
+class VisibleTiles:
     """`reach` for tiles: which tiles have a visible pair and which have only visible pairs, ignoring masks."""
 
     def __init__(
@@ -242,7 +242,7 @@ class Scores:
     k: Tensor
     heads: int
     scale: float
-    reach: Reach
+    reach: VisibleTiles
     bias: Tensor | None
     mask: Tensor | None
     keep: Tensor | None

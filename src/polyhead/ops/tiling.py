@@ -19,7 +19,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, Outputs, backward_only, custom_op, learned, like_values
 from polyhead.ops.latent_code import wide
-from polyhead.ops.tiles import Reach, Tile
+from polyhead.ops.tiles import Tile, VisibleTiles
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 128, 256
@@ -132,7 +132,7 @@ def _tiles(x: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
     """Yield samples, a tile and the call with the tile's limits as a mask.  Tiles without a visible pair are
     skipped."""
     (t, s), b = x.lengths, x.q.shape[0]
-    reach = Reach(t, s, x.q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
+    reach = VisibleTiles(t, s, x.q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
     samples, queries, keys = _sizes(x)
     for q0 in range(0, t, queries):
         q1 = min(q0 + queries, t)

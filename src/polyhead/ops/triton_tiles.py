@@ -8,8 +8,8 @@ A kernel takes at most six arguments, by this convention:
     tensors    tuple of pointers; None where a tensor is absent
     strides    tuple of (sample, row, head) strides; the last dimension is contiguous
     t, s       numbers of queries and keys: never specialised, so a new length needs no compilation
-    settings   tuple: the scale as a `pair`, `Limits`, and all else that varies between calls (the name `options` would
-               be a SyntaxError at launch: Triton's launcher has an argument of that name)
+    settings   tuple: the scale as a `pair`, `RuntimeMasks`, and all else that varies between calls (the name `options`
+               would be a SyntaxError at launch: Triton's launcher has an argument of that name)
     C          frozen dataclass of compile-time constants
 
 Offsets of samples and of first rows have 64 bits; offsets within a tile have 32.
@@ -96,7 +96,7 @@ class Sight(CompiledIn):
     causal: bool
 
 
-class Limits(NamedTuple):
+class RuntimeMasks(NamedTuple):
     """The part of the masks that is not compiled in; None where a field limits nothing."""
 
     look: Tensor | None  # (b|1 s), True at visible keys
@@ -130,8 +130,8 @@ def pair(x: float) -> tuple[float, float]:
     return high, x - high
 
 
-def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t: int) -> Limits:
-    """The `Limits` of a key mask (b|1 s), of packed sequences and of a window."""
+def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t: int) -> RuntimeMasks:
+    """The `RuntimeMasks` of a key mask (b|1 s), of packed sequences and of a window."""
     first = end = None
     window = None if window is None else min(window, FARTHEST)
     if cu_seqlens is not None:
@@ -139,9 +139,9 @@ def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t
         edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), t)))
         first, end = edges[number], edges[number + 1]
     if mask is None:
-        return Limits(None, None, first, end, window)
+        return RuntimeMasks(None, None, first, end, window)
     look = rowwise(mask).view(torch.uint8)  # rowwise, because it may be a view of a wider mask
-    return Limits(look, look.stride(0) * (mask.shape[0] > 1), first, end, window)
+    return RuntimeMasks(look, look.stride(0) * (mask.shape[0] > 1), first, end, window)
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from polyhead.config import Run
-from polyhead.papers.outcome import Outcome
+from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.study import Paper
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__)
 
 Runs = Callable[[str], tuple[Run, ...]]
 
@@ -24,7 +27,7 @@ class Figure:
 
     title: str
     paper: Paper
-    draw: Callable[..., Outcome]
+    draw: Callable[..., FigureOutcome]
     runs: Runs | None = None
     minutes: float | None = None
     gpu: str = ""

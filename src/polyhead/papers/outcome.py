@@ -25,7 +25,7 @@ Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FigureOutcome:
     """The result of a figure.
 
     `pictures`: (file stem, caption), each written as .png and .svg.  `table`: head and rows as text; its numbers are

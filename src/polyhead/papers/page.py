@@ -11,13 +11,13 @@ from typing import Any
 from polyhead.pages.document import bullets, details, escape, facts, table
 from polyhead.pages.report.page import Page
 from polyhead.papers.claims import FAILS, HOLDS, Verdict
-from polyhead.papers.outcome import Outcome
+from polyhead.papers.outcome import FigureOutcome
 from polyhead.train.store.folder import write
 
 MARKS = {HOLDS: "●", FAILS: "✖"}
 
 
-def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: Outcome) -> pathlib.Path:
+def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
     """Write the page; `about` is the content of results.json."""
     page = Page()
     if outcome.verdicts:

@@ -11,10 +11,10 @@ from importlib import import_module
 from importlib.metadata import version
 
 from polyhead.config import digest
-from polyhead.papers.outcome import Outcome
+from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.reproduce import RESULTS, About, check, on_published, runs_of, shown, written
-from polyhead.papers.study import Point, Study
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
 from polyhead.train.store.files import check_folder
@@ -22,7 +22,7 @@ from polyhead.train.store.files import check_folder
 
 def redraw(
     results: str | pathlib.Path, folder: str | pathlib.Path | None = None, *, figure: str | None = None
-) -> tuple[pathlib.Path, Outcome]:
+) -> tuple[pathlib.Path, FigureOutcome]:
     """Redraw the figure of `results` (results.json or its folder) in `folder` (default: the same folder).
 
     Returns the page and its contents.  `figure`: the required name of the figure.  The command, dates and scores of the
@@ -41,7 +41,7 @@ def redraw(
         raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
 
 
-def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tuple[pathlib.Path, Outcome]:
+def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tuple[pathlib.Path, FigureOutcome]:
     check(path)
     about = json.loads(path.read_text(encoding="utf-8"))
     known = FIGURES[one_of("reproduce", "figure", about["figure"], FIGURES)]
@@ -74,7 +74,7 @@ def _study(about: About, path: pathlib.Path) -> Study:
         lost = f"{len(rows) - len(found)} of its {len(rows)} runs are not of this version's recipe"
         raise ValueError(f"reproduce: {path}: {lost}; train them again")
     points = tuple(
-        Point(run, _result(row, about, path), _courses(row), row.get("fingerprint"))
+        FinishedRun(run, _result(row, about, path), _courses(row), row.get("fingerprint"))
         for run in found
         for row in [rows[digest(run)]]
     )

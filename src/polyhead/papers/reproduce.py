@@ -16,10 +16,10 @@ import torch
 
 from polyhead.config import Run, digest, to_dict
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import Outcome
+from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
-from polyhead.papers.study import Paper, Point, Study
+from polyhead.papers.study import FinishedRun, Paper, Study
 from polyhead.scale.population import training as together
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Engine
@@ -52,7 +52,7 @@ def reproduce(
     seeds: int | None = None,
     published: str | pathlib.Path | None = None,
     progress: bool = True,
-) -> tuple[pathlib.Path, Outcome, tuple[Failure, ...]]:
+) -> tuple[pathlib.Path, FigureOutcome, tuple[Failure, ...]]:
     """Train the unfinished runs of `figure`, draw it, and write results.json and index.html.
 
     `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
@@ -86,7 +86,7 @@ def reproduce(
     return written(place, known.title, about, outcome), outcome, study.failures
 
 
-def written(place: pathlib.Path, title: str, about: About, outcome: Outcome) -> pathlib.Path:
+def written(place: pathlib.Path, title: str, about: About, outcome: FigureOutcome) -> pathlib.Path:
     """Write `results.json` and the page into the folder `place`; the path of the page."""
     from polyhead.papers.page import write_page
 
@@ -168,7 +168,7 @@ def described(
     known: Figure,
     scale: str,
     study: Study,
-    outcome: Outcome,
+    outcome: FigureOutcome,
     seeds: int | None = None,
     *,
     published: str | pathlib.Path | None = None,
@@ -192,7 +192,7 @@ def described(
     }
 
 
-def shown(outcome: Outcome) -> About:
+def shown(outcome: FigureOutcome) -> About:
     """The outcome in the layout of results.json."""
     return {
         "verdicts": [verdict.to_dict() for verdict in outcome.verdicts],
@@ -204,7 +204,7 @@ def shown(outcome: Outcome) -> About:
     }
 
 
-def _row(paper: Paper, point: Point) -> dict[str, Any]:
+def _row(paper: Paper, point: FinishedRun) -> dict[str, Any]:
     run, result = point.run, point.result
     where = {axis: place for axis, place in paper.places(run).items() if axis not in ("length", "held out")}
     train = run.train

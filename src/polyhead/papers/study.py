@@ -70,7 +70,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class Point:
+class FinishedRun:
     """One finished run.
 
     `courses`: the scores of its main metric during training, by split and optimiser step, and its `TRAINING_LOSS` at
@@ -149,7 +149,7 @@ class Cell:
     """The runs of the selected setting, one per seed, and the number of searched settings."""
 
     setting: Setting
-    points: tuple[Point, ...]
+    points: tuple[FinishedRun, ...]
     tried: int
     validation: Estimate
 
@@ -184,7 +184,7 @@ class Study:
     paper: Paper
     scale: str
     folder: pathlib.Path
-    points: tuple[Point, ...]
+    points: tuple[FinishedRun, ...]
     failures: tuple[Failure, ...] = ()
 
     @classmethod
@@ -199,12 +199,12 @@ class Study:
     ) -> "Study":
         """The study from a sweep's outcomes, in the order of `runs`."""
         pairs = list(zip(runs, outcomes, strict=True))
-        points = tuple(Point(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
+        points = tuple(FinishedRun(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
         return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
 
-    def searched(self, *axes: str, task: str | None = None) -> dict[Coordinates, dict[Setting, list[Point]]]:
+    def searched(self, *axes: str, task: str | None = None) -> dict[Coordinates, dict[Setting, list[FinishedRun]]]:
         """The runs by place on `axes` and by setting, in the order of the runs; `task`: only runs of this task."""
-        found: dict[Coordinates, dict[Setting, list[Point]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[Coordinates, dict[Setting, list[FinishedRun]]] = defaultdict(lambda: defaultdict(list))
         for point in self.points:
             places = self.paper.places(point.run)
             if task in (None, places["task"]):
@@ -216,7 +216,7 @@ class Study:
         return {place: select(by_setting) for place, by_setting in self.searched(*axes, task=task).items()}
 
 
-def select(by_setting: dict[Setting, list[Point]]) -> Cell:
+def select(by_setting: dict[Setting, list[FinishedRun]]) -> Cell:
     """The setting with the best mean validation score, among settings with the most finished seeds."""
     most = max(len(points) for points in by_setting.values())
     scores = {
@@ -231,6 +231,6 @@ def select(by_setting: dict[Setting, list[Point]]) -> Cell:
     return Cell(best, tuple(by_setting[best]), len(by_setting), scores[best])
 
 
-def over_seeds(points: Iterable[Point], split: str) -> Estimate:
+def over_seeds(points: Iterable[FinishedRun], split: str) -> Estimate:
     """The score of runs that differ only in their seeds."""
     return Estimate.of({point.run.seed: point.score(split) for point in points})

@@ -5,6 +5,7 @@ line needs the table for few commands.  shapes.py checks sizes.
 """
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ else:
 
     def __getattr__(name: str) -> object:
         table = importlib.import_module("polyhead.spec.table")
+        if name == "Mechanism":
+            name = "MechanismRow"
+            warnings.warn(f"polyhead.spec.Mechanism is polyhead.spec.{name} now", DeprecationWarning, stacklevel=2)
         if name == "__all__" or name in table.__all__:
             return getattr(table, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
+from polyhead.spec.lazy import own_names
 from polyhead.spec.names import ELSEWHERE, our_names
+
+__dir__ = own_names(__name__, "LETTERS")
 
 LETTERS = {
     "b": "batch",

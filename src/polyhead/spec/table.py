@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from polyhead.spec.lazy import renamed
 
 __all__ = [
     "ACTS",
@@ -36,12 +38,15 @@ __all__ = [
     "SOFTMAX_AXIS",
     "SYMBOLS",
     "VALUES",
-    "Mechanism",
+    "MechanismRow",
     "Step",
     "amount",
     "mechanism",
     "shape",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = renamed(__name__, {"Mechanism": "MechanismRow"})
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a
@@ -157,7 +162,7 @@ MIX = "b h t s, b s h e -> b t h e"
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class MechanismRow:
     """One row of the table of mechanisms.
 
     `steps`: einsums in order (with h in place of g, after keys are repeated for query heads).  `parameters`: name in
@@ -213,7 +218,7 @@ def _axes(*names: str) -> dict[str, str]:
 
 QKV = _axes("q", "k", "v")
 MECHANISMS = (
-    Mechanism(
+    MechanismRow(
         op="softmax_attention",
         config="Softmax",
         summary="each head mixes values with weights that sum to one over the keys",
@@ -226,7 +231,7 @@ MECHANISMS = (
         work="2 m (d + e) + s (d + e)",
         source="Vaswani et al. 2017, eq. 1",
     ),
-    Mechanism(
+    MechanismRow(
         op="linear_attention",
         config="Linear",
         summary="the same sum with unnormalised scores: O(t) time and memory when nothing is added to them",
@@ -240,7 +245,7 @@ MECHANISMS = (
         work="2 m (d + e) + 2 d e",
         source="Schug et al., eq. 3 without the softmax",
     ),
-    Mechanism(
+    MechanismRow(
         op="hyla",
         config="Hyla",
         summary="the code over heads picks a two-layer value network for each query-key pair",
@@ -260,7 +265,7 @@ MECHANISMS = (
         work="2 m (d + e) + s (d + 2 e)",
         source="Schug et al., eq. 6",
     ),
-    Mechanism(
+    MechanismRow(
         op="relational_attention",
         config="Relational",
         summary="heads retrieve symbols and, weighted alike, r relations of the pair: nothing of what a sender holds",
@@ -285,7 +290,7 @@ MECHANISMS = (
         work="2 m (d + e) + 2 m r p / h + e r + s (d + e + r + r p / h)",
         source="Altabaa and Lafferty 2024",
     ),
-    Mechanism(
+    MechanismRow(
         op="disentangled_attention",
         config="Disentangled",
         summary="attention selects, a relation of the head's own multiplies the symbol that is selected",
@@ -304,7 +309,7 @@ MECHANISMS = (
         work="2 m (d + e) + 2 m p + s (d + e + p)",
         source="an earlier draft of Altabaa and Lafferty 2024",
     ),
-    Mechanism(
+    MechanismRow(
         op="abstractor_attention",
         config="Abstractor",
         summary="attention whose values are symbols: softmax over the keys, or any activation of the scores",
@@ -318,7 +323,7 @@ MECHANISMS = (
         work="2 m (d + e) + s (d + e)",
         source="Altabaa et al. 2024",
     ),
-    Mechanism(
+    MechanismRow(
         op="pooled_attention",
         config="Pooled",
         summary="HYLA with another pooling of the keys, for each pair's value network or for one network of the query",
@@ -341,7 +346,7 @@ MECHANISMS = (
 )
 
 
-def mechanism(op: str) -> Mechanism:
+def mechanism(op: str) -> MechanismRow:
     """The row of the mechanism whose function has that name."""
     return next(row for row in MECHANISMS if row.op == op)
 

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 @runtime_checkable
-class LazyLogits(Protocol):
+class LazyLogitsLike(Protocol):
     """Logits (b t c) that are never stored as a whole; a task may use these two functions of them."""
 
     def cross_entropy(self, targets: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class LazyLogits(Protocol):
         """The most likely class (b t) at each position."""
 
 
-def token_losses(outputs: Tensor | LazyLogits, targets: Tensor) -> Tensor:
+def token_losses(outputs: Tensor | LazyLogitsLike, targets: Tensor) -> Tensor:
     """Cross-entropy (b t) in nats of logits (b t c) at `targets` (b t), in at least float32."""
     if isinstance(outputs, Tensor):
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
@@ -41,7 +41,7 @@ def token_losses(outputs: Tensor | LazyLogits, targets: Tensor) -> Tensor:
     return outputs.cross_entropy(targets)
 
 
-def token_guesses(outputs: Tensor | LazyLogits) -> Tensor:
+def token_guesses(outputs: Tensor | LazyLogitsLike) -> Tensor:
     """The most likely class (b t) at each position."""
     return outputs.argmax(-1) if isinstance(outputs, Tensor) else outputs.argmax()
 

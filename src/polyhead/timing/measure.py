@@ -47,14 +47,14 @@ Tell = Callable[[str, int, int], None]
 """Called with a text, the number of finished steps, and the number of all steps."""
 
 
-class Red(Exception):
+class ParityError(Exception):
     """An implementation disagrees with the reference, so nothing is timed."""
 
 
 def run(asked: Options, folder: pathlib.Path, tell: Tell = lambda text, done, total: None) -> dict[str, Any]:
     """Measure, write OP.json, OP-time and OP-memory (.png and .svg) to `folder`, and return the content of the JSON.
 
-    Raises Red if an implementation disagrees with the reference, ValueError for invalid options.
+    Raises ParityError if an implementation disagrees with the reference, ValueError for invalid options.
     """
     options = asked.settled()
     device, threads = torch.device(options.device), torch.get_num_threads()
@@ -122,7 +122,7 @@ def parity(options: Options, found: Sequence[Side], small: Mapping[str, Tensor])
     """The worst relative error of each side that computes the op, over its output and all gradients.
 
     The error is relative to the float64 reference.  Twice the reference's own error in this dtype is allowed.
-    Raises Red for a larger error.
+    Raises ParityError for a larger error.
     """
     exact = {name: x.detach().double().requires_grad_(x.requires_grad) for name, x in small.items()}
     reference = next(side for side in found if side.name == "reference")
@@ -135,7 +135,7 @@ def parity(options: Options, found: Sequence[Side], small: Mapping[str, Tensor])
         names = ("the output", *(f"the gradient of {name}" for name in TENSORS[options.op]))
         for name, error, limit in zip(names, errors, allowed, strict=True):
             if not error <= limit:  # also rejects nan
-                raise Red(
+                raise ParityError(
                     f"bench: parity of {options.op} fails, so nothing is timed: {name} of {side.name} is off by "
                     f"{error:.1e} of the reference in float64, where {limit:.1e} is allowed"
                 )

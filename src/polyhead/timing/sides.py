@@ -139,7 +139,7 @@ def _stock(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2)
 
 
-class _Given(nn.Module):
+class _FixedProjection(nn.Module):
     """A projection with a given result, so that the package's layer computes only the op."""
 
     result: Tensor
@@ -157,7 +157,7 @@ def _package(options: Options) -> Callable[..., Tensor]:
     except ImportError:
         raise ImportError("is not installed (pip install dual-attention)") from None
     layer = RelationalAttention(options.heads * options.dim, options.heads, n_relations=options.relations)
-    projections = [_Given() for _ in range(5)]
+    projections = [_FixedProjection() for _ in range(5)]
     layer.wq_attn, layer.wk_attn, layer.wq_rel, layer.wk_rel, layer.wv = projections
     layer.wo = nn.Identity()
     del layer.wr

@@ -26,12 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     with leaving(again=True):  # importing these takes seconds
         from polyhead.train.device import keep_memory
-        from polyhead.train.store.claims import Held
+        from polyhead.train.store.claims import FolderInUse
         from polyhead.train.store.disk import reason
         from polyhead.train.store.folder import read_config
         from polyhead.train.store.state import State
         from polyhead.train.trainer import run
-        from polyhead.train.world import Lost, leave
+        from polyhead.train.world import PeerProcessEnded, leave
     keep_memory()
     folder = pathlib.Path(asked.config)
     folder = folder if folder.is_dir() else folder.parent
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with leaving(again=True):
             run(read_config(asked.config), progress=not asked.quiet, resume=True)
         return DONE
-    except Lost as error:  # the process where the error happened reports it
+    except PeerProcessEnded as error:  # the process where the error happened reports it
         return leave(error.code)
-    except Held as error:
+    except FolderInUse as error:
         said, code, state = str(error), error.code, None
     except Interrupted as stop:
         said, code = str(stop), stop.code

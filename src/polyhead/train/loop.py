@@ -18,7 +18,7 @@ from polyhead.train import optimiser, products
 from polyhead.train.member import Member
 from polyhead.train.network import Networks, Single
 from polyhead.train.progress import Progress
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.folder import Result, environment
 from polyhead.train.world import StopBroadcast, World
@@ -39,13 +39,13 @@ def alone(
     folder: pathlib.Path,
     device: torch.device,
     progress: bool = False,
-    stop: Stop | None = None,
+    stop: StopSignals | None = None,
     world: World | None = None,
     *,
     callbacks: Sequence[Callback] = (),
 ) -> "Loop":
     """The loop of one run."""
-    retry = DiskRetry(stop or Stop(), speaks=world is None or world.first)
+    retry = DiskRetry(stop or StopSignals(), speaks=world is None or world.first)
     member, network = Member(config, folder, retry, world), Single(config, device, world)
     return Loop([member], network, device, progress=progress, callbacks=callbacks)
 
@@ -114,7 +114,7 @@ class Loop:
         if lost and left:
             self.networks.select(left)
 
-    def fit(self, stop: Stop) -> list[Result]:
+    def fit(self, stop: StopSignals) -> list[Result]:
         """Train to the end; returns the results of the members that reach it.  Raises Interrupted after a signal."""
         train, scored = self.train, False
         with products.using(self.products):
@@ -138,7 +138,7 @@ class Loop:
                 self._evaluate()
             return [self._finish(i) for i in range(len(self.members))]
 
-    def _stop(self, stop: Stop) -> int:
+    def _stop(self, stop: StopSignals) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
         folders = " ".join(str(member.folder) for member in self.members)
         raise stop.interrupted(

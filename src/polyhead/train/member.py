@@ -17,9 +17,9 @@ from polyhead.train.store.bad_batch import first_bad, write_batch
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import Damaged, forget
 from polyhead.train.store.folder import BAD_BATCH, CONFIG, Metrics, Result, is_past, write_result
-from polyhead.train.store.saving import READ, Rating, drop, last_whole
+from polyhead.train.store.saving import READ, BestCheckpoint, drop, last_whole
 from polyhead.train.store.state import ENDED
-from polyhead.train.tracking import Rows
+from polyhead.train.tracking import TrackedMetrics
 from polyhead.train.world import World
 
 
@@ -34,7 +34,7 @@ class Member:
         self.seconds = 0.0
         self.fast: bool | None = None  # whether the run uses fast products, see products.py
         self.scores: dict[str, dict[str, float]] = {}
-        self.metrics: Rows | None = None  # on rank 0 only
+        self.metrics: TrackedMetrics | None = None  # on rank 0 only
 
     def load(self, state: State) -> int:
         """Load the last undamaged checkpoint into `state`; return its step, or 0 without one.
@@ -44,7 +44,7 @@ class Member:
         model, optimiser, scaler = state
         read = functools.partial(self._read, model=model, optimiser=optimiser)
         metadata = last_whole(self.config.name, self.folder, read, first=self.world.first)
-        self.rating = Rating(self.config, self.folder, self.digest)
+        self.rating = BestCheckpoint(self.config, self.folder, self.digest)
         if metadata is not None:
             if scaler is not None and metadata.get("scaler"):
                 scaler.load_state_dict(metadata["scaler"])
@@ -80,7 +80,7 @@ class Member:
         """Open metrics.jsonl and keep its rows up to `step`.  Raises OSError."""
         if self.world.first:
             forget(self.folder / ENDED)  # why the last process ended
-            self.metrics = Rows(self.config, Metrics(self.folder, self._is_past, self.retry, self.rows))
+            self.metrics = TrackedMetrics(self.config, Metrics(self.folder, self._is_past, self.retry, self.rows))
 
     def _is_past(self, row: dict[str, Any]) -> bool:
         return is_past(row, self.step, self.config.train.steps)

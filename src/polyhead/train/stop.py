@@ -41,7 +41,7 @@ class Preempted(Interrupted):
     code = PREEMPTED
 
 
-class Stop:
+class StopSignals:
     """SIGINT, SIGTERM and SIGUSR1 ask the loop to save and stop; a second SIGINT or SIGTERM stops at once.
 
     `asked`: the received signal, 0 if none.
@@ -53,7 +53,7 @@ class Stop:
         self.asked = 0
         self.handled = contextlib.ExitStack()
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "StopSignals":
         self.handled.enter_context(_handled(self._ask))
         return self
 
@@ -75,7 +75,7 @@ class Stop:
 
 
 def leaving(*, again: bool = False) -> contextlib.AbstractContextManager[None]:
-    """A context in which a signal ends the process at once with its exit code, unless a `Stop` handles it.
+    """A context in which a signal ends the process at once with its exit code, unless a `StopSignals` handles it.
 
     Files on disk are complete at any time.  `again`: the same command resumes the run, so a preempted batch job asks to
     be queued again.  It raises no exception, because a library that is being imported may catch it.
@@ -89,7 +89,7 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in Stop.signals}
+    before = {number: signal.signal(number, handler) for number in StopSignals.signals}
     try:
         yield
     finally:
@@ -98,9 +98,9 @@ def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 def _leave(again: bool, number: int, frame: object) -> None:
-    for other in Stop.signals:
+    for other in StopSignals.signals:
         signal.signal(other, signal.SIG_IGN)
-    stop = Stop()
+    stop = StopSignals()
     stop.asked = number
     code = stop.interrupted("").code
     if is_local_first():

@@ -126,7 +126,7 @@ def check(names: Sequence[str]) -> None:
             raise ValueError(f"tracking: {name} is not installed: pip install {package}, or leave it out of track")
 
 
-class Rows:
+class TrackedMetrics:
     """Writes the rows of a run into metrics.jsonl and sends them to the trackers of `config.track`."""
 
     def __init__(self, config: Run, metrics: Metrics) -> None:

@@ -9,7 +9,7 @@ from polyhead.models.build import build
 from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.device import process
 from polyhead.train.loop import Callback, alone
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import claim
 from polyhead.train.store.files import DAMAGED, Damaged, set_aside
@@ -57,7 +57,7 @@ def run(
             return result
         if not world.first:
             read_all(config)
-        with process(config, world.device) as device, Stop() as stop:
+        with process(config, world.device) as device, StopSignals() as stop:
             loop = alone(config, folder, device, progress, stop, world, callbacks=callbacks)
             try:
                 return loop.fit(stop)[0]

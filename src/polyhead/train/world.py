@@ -27,7 +27,7 @@ _met: list[dist.Store] = []
 """The rendezvous of the processes, and one prefix for each group: groups may follow one another."""
 
 
-class Lost(RuntimeError):
+class PeerProcessEnded(RuntimeError):
     """Another process of this run ended, so this one cannot continue; that process reported the reason.
 
     `code`: the exit code of this process.
@@ -77,7 +77,7 @@ class World:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """A context with a process group.  Raises Lost if another process ends too early."""
+        """A context with a process group.  Raises PeerProcessEnded if another process ends too early."""
         if self.size == 1 or dist.is_initialized():  # the caller's own group remains
             yield
             return
@@ -94,7 +94,7 @@ class World:
             yield
         except RuntimeError as error:
             if isinstance(error, dist.DistError) or "gloo" in str(error):
-                raise Lost("another process of this run ended before its time") from error
+                raise PeerProcessEnded("another process of this run ended before its time") from error
             raise
         # Not after an error: all processes must end the group together, and the others may be elsewhere.
         self.meet()
@@ -119,7 +119,7 @@ class World:
     def on_rank_zero(self, action: Callable[[], int]) -> int:
         """Run `action` on rank 0 and broadcast its non-negative result.
 
-        If `action` raises, rank 0 raises its error and the other ranks raise Lost.
+        If `action` raises, rank 0 raises its error and the other ranks raise PeerProcessEnded.
         """
         if self.size == 1:
             return action()
@@ -135,7 +135,7 @@ class World:
         if told[0] < 0:
             with contextlib.suppress(RuntimeError):
                 self.meet()
-            raise Lost("the first process of this run ended", -int(told[0]))
+            raise PeerProcessEnded("the first process of this run ended", -int(told[0]))
         return int(told[0])
 
     def command(self, path: pathlib.Path) -> str:

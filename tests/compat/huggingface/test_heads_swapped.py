@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.compat.huggingface.attention import Heads, Place
+from polyhead.compat.huggingface.attention import Heads, LayerSizes
 
 MIXED = {
     "softmax": ph.Softmax(4),
@@ -36,7 +36,7 @@ def test_without_positions_symbols_are_counted_from_the_first_token_that_came():
     """As in a cached step of a model whose attention gets no positions."""
     torch.manual_seed(0)
     sources = [ph.Relational(1, symbols=ph.PositionSymbols()), ph.Relational(1, symbols=ph.SymbolicAttention(5))]
-    heads = drawn(Heads(sources, Place(8, heads=2, kv_heads=2, dim=4), dtype=F64), std=1.0)
+    heads = drawn(Heads(sources, LayerSizes(8, heads=2, kv_heads=2, dim=4), dtype=F64), std=1.0)
     x = torch.randn(2, 6, 8, dtype=F64)
     for whole, part in zip(heads(x), heads(x[:, 4:], first=4), strict=True):
         assert_close(part["values"].expand(2, -1, -1, -1), whole["values"].expand(2, -1, -1, -1)[:, 4:])

@@ -10,7 +10,7 @@ from refusals import refused
 from zoo import make_model as make
 
 import polyhead as ph
-from polyhead.models.generate.sampling import Choice, row_draws
+from polyhead.models.generate.sampling import SamplingOptions, row_draws
 from polyhead.models.generate.tokens import generate, greedy, stream
 
 F64 = torch.float64
@@ -44,7 +44,7 @@ def test_tokens_depend_neither_on_the_cache_nor_on_other_rows(name):
 def test_tokens_are_drawn_from_the_logits_of_all_before():
     model = make(replace(BASE, heads=ph.Softmax(4, kv_heads=2), positions=ph.Rotary(), qk_norm=True))
     said = generate(model, PROMPTS, steps=6, generator=seeded(4), **SAMPLED)
-    draws, choice = row_draws(3, 6, seeded(4)), Choice(**SAMPLED)
+    draws, choice = row_draws(3, 6, seeded(4)), SamplingOptions(**SAMPLED)
     for row, prompt, own in zip(said, PROMPTS, draws, strict=True):
         for i in range(6):
             logits = model(torch.tensor([prompt + row[:i]]))[:, -1]

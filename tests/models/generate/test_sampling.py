@@ -7,7 +7,7 @@ import torch
 from refusals import refused
 from torch.testing import assert_close
 
-from polyhead.models.generate.sampling import Choice, row_draws
+from polyhead.models.generate.sampling import SamplingOptions, row_draws
 
 F64 = torch.float64
 P = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=F64)
@@ -36,24 +36,28 @@ def chosen(choice, draws, logits=None):
     ],
 )
 def test_probabilities_by_hand(how, wanted):
-    given = Choice(**how).probabilities(P.log()[None] + 3.0)[0]
+    given = SamplingOptions(**how).probabilities(P.log()[None] + 3.0)[0]
     assert_close(given, torch.tensor(wanted, dtype=F64))
 
 
 def test_of_equal_tokens_the_first_are_taken():
     equal = torch.zeros(1, 5)
-    assert_close(Choice(top_k=2).probabilities(equal)[0], torch.tensor([0.5, 0.5, 0, 0, 0], dtype=F64))
-    assert_close(Choice(top_p=0.5).probabilities(equal)[0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0], dtype=F64))
-    assert_close(Choice(top_p=0.5).probabilities(torch.zeros(1, 2))[0], torch.tensor([1.0, 0], dtype=F64))  # exactly
-    assert chosen(Choice(temperature=0.0), [0.9], torch.tensor([1.0, 2.0, 2.0])) == [1]
+    assert_close(SamplingOptions(top_k=2).probabilities(equal)[0], torch.tensor([0.5, 0.5, 0, 0, 0], dtype=F64))
+    assert_close(
+        SamplingOptions(top_p=0.5).probabilities(equal)[0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0], dtype=F64)
+    )
+    assert_close(
+        SamplingOptions(top_p=0.5).probabilities(torch.zeros(1, 2))[0], torch.tensor([1.0, 0], dtype=F64)
+    )  # exactly
+    assert chosen(SamplingOptions(temperature=0.0), [0.9], torch.tensor([1.0, 2.0, 2.0])) == [1]
 
 
 def test_a_draw_takes_the_token_whose_share_it_falls_into():
-    assert chosen(Choice(), [0.0, 0.09, 0.11, 0.49, 0.51, 0.69, 0.71, 1 - 2**-53]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert chosen(SamplingOptions(), [0.0, 0.09, 0.11, 0.49, 0.51, 0.69, 0.71, 1 - 2**-53]) == [0, 0, 1, 1, 2, 2, 3, 3]
     barred = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf], dtype=F64)
-    assert chosen(Choice(), [0.0, 0.49, 0.5, 1 - 2**-53], barred) == [1, 1, 3, 3]
-    assert chosen(Choice(), [1.0], barred) == [3]  # 1 - 2^-53, rounded to float32
-    assert chosen(Choice(temperature=1e-300), [0.0, 1 - 2**-53]) == [1, 1]
+    assert chosen(SamplingOptions(), [0.0, 0.49, 0.5, 1 - 2**-53], barred) == [1, 1, 3, 3]
+    assert chosen(SamplingOptions(), [1.0], barred) == [3]  # 1 - 2^-53, rounded to float32
+    assert chosen(SamplingOptions(temperature=1e-300), [0.0, 1 - 2**-53]) == [1, 1]
 
 
 def test_streams_of_rows():
@@ -83,11 +87,11 @@ def test_streams_of_rows():
     ],
 )
 def test_settings_that_mean_nothing(how, text):
-    refused(lambda: Choice(**how), f"generate: {text}")
+    refused(lambda: SamplingOptions(**how), f"generate: {text}")
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_no_numbers(bad):
     for temperature in (0.0, 1.0):
         with pytest.raises(ValueError, match="generate: the model's logits are not finite numbers"):
-            chosen(Choice(temperature=temperature), [0.5], torch.tensor([0.0, bad]))
+            chosen(SamplingOptions(temperature=temperature), [0.5], torch.tensor([0.0, bad]))

@@ -16,7 +16,7 @@ import polyhead as ph
 from polyhead.analysis import embed, figures as still, probe_model, purity, query_codes, similarity, zero_heads
 from polyhead.pages.report import codes, headline, sections, trained as in_full, writer as report
 from polyhead.pages.report.page import Page
-from polyhead.pages.report.runs import Entry, Group
+from polyhead.pages.report.runs import Entry, SeedGroup
 from polyhead.tasks import Sraven
 
 RAVEN = Sraven(features=2, values=5)
@@ -142,7 +142,7 @@ def test_marks_of_a_legend_have_the_names_of_every_label(monkeypatch: pytest.Mon
     def words(**labels: list[int]) -> str:
         held = {name: np.array(values) for name, values in labels.items()}
         made = codes.CodeMap("self", 0, np.zeros((2, 1)), {}, np.zeros(2), held, {})
-        one = codes.Analysed(entry, Group("HYLA", "hyla", (entry,)), maps=(made,))
+        one = codes.CheckpointAnalysis(entry, SeedGroup("HYLA", "hyla", (entry,)), maps=(made,))
         return plain(sections.legend(one, headline.PARTS))
 
     assert [word for word in words(rule=[0, 1], shape=[1, 2]).split() if "-" in word or word == "or"] == [

@@ -15,7 +15,7 @@ from polyhead.analysis import figures
 from polyhead.pages.report import headline as text, runs
 from polyhead.pages.report.export import _over_layers
 from polyhead.pages.report.figures import styles
-from polyhead.pages.report.runs import Entry, Group, Summary
+from polyhead.pages.report.runs import Entry, SeedGroup, Summary
 from polyhead.tasks import FuzzyLogic, Maths
 from polyhead.tasks.task import Score
 
@@ -66,7 +66,7 @@ def test_labels_are_unique_however_many_settings_differ() -> None:
         for dim, lr, size, decay, seed in itertools.product((16, 32), (1e-3, 3e-3), (16, 32), (0.1, 0.3), (0, 1))
     ]
 
-    def groups(given: list[ph.Run]) -> list[Group]:
+    def groups(given: list[ph.Run]) -> list[SeedGroup]:
         return runs.groups([Entry(pathlib.Path("run"), run, (), None, ()) for run in given])
 
     found = groups(every)
@@ -88,9 +88,9 @@ def test_runs_whose_data_lie_in_two_folders_have_one_task(tmp_path: pathlib.Path
 def test_mechanisms_have_colours_of_their_own() -> None:
     """A second group of softmax heads had the colour of relational ones, if these came first."""
     kinds = ["relational", "softmax", "softmax", "mixture", *["softmax"] * 4]
-    found = [Group(f"{i}", kind, ()) for i, kind in enumerate(kinds)]
+    found = [SeedGroup(f"{i}", kind, ()) for i, kind in enumerate(kinds)]
     assert len({colour for colour, _ in styles(found).values()}) == len(found)
-    assert len(styles([*found, *(Group(f"more {i}", "hyla", ()) for i in range(9))])) == len(found) + 9
+    assert len(styles([*found, *(SeedGroup(f"more {i}", "hyla", ()) for i in range(9))])) == len(found) + 9
 
 
 # ------------------------------------------------------------------------------------------------------------ headline

@@ -21,7 +21,7 @@ def swapped(lead, seeds=5):
     wide = {seed: 0.1 * seed for seed in range(1, seeds + 1)}
     codes = {("other", "donor"): wide, ("donor", "own"): wide, ("own", "own"): wide}
     codes["donor", "donor"] = {seed: value + lead + SPREAD[seed - 1] for seed, value in wide.items()}
-    return {"hyla": inside.Swapped(codes, {}), "softmax": inside.Swapped(codes, {})}
+    return {"hyla": inside.SwapScores(codes, {}), "softmax": inside.SwapScores(codes, {})}
 
 
 @pytest.mark.parametrize(("lead", "seeds", "outcome"), [(0.1, 5, HOLDS), (-0.1, 5, FAILS), (0.1, 4, NO_TEST)])

@@ -13,7 +13,7 @@ from polyhead.papers.claims import HOLDS, NO_TEST, OPEN
 from polyhead.papers.hyla import long
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.study import Point, Study
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.train.store.folder import METRICS, Result
 
@@ -83,7 +83,7 @@ def study(tmp_path):
         ]
         (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
         scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in courses.items()}
-        points.append(Point(run, Result(name, "0", 7500, 1.0, 9, scores, "", {}, place)))
+        points.append(FinishedRun(run, Result(name, "0", 7500, 1.0, 9, scores, "", {}, place)))
     return Study("long", HYLA, "paper", tmp_path, tuple(points))
 
 
@@ -155,7 +155,7 @@ def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, 
         (place := tmp_path / run.name).mkdir()
         rows = (point.result.folder / METRICS).read_text().replace('"r2"', '"accuracy"')
         (place / METRICS).write_text(rows)
-        points.append(Point(run, replace(point.result, scores=scores, folder=place)))
+        points.append(FinishedRun(run, replace(point.result, scores=scores, folder=place)))
     found = long.draw_ravens(replace(study, points=tuple(points)), tmp_path)
     (course, _), labels = drawn[0]
     assert course[1]["Softmax"][7.5] == pytest.approx([0.75, 0.75])

@@ -19,7 +19,7 @@ from slurm import missing, slurm
 from polyhead.scale.sweep.engines import Resources, slurm as engine_slurm
 from polyhead.scale.sweep.engines.slurm import RECORD, Slurm
 from polyhead.scale.sweep.jobs import sweep
-from polyhead.scale.sweep.screen import Screen
+from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted
 
 why = missing() or ("" if importlib.util.find_spec("submitit") else "submitit is not installed")
@@ -66,7 +66,7 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(tmp_path, 
         hit["left"] = wait()
         over.set()
 
-    plain = Screen.update
+    plain = SweepScreen.update
 
     def update(screen):
         plain(screen)
@@ -78,7 +78,7 @@ def test_jobs_are_preempted_requeued_and_killed_and_the_driver_leaves(tmp_path, 
     thread.start()
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Screen, "update", update)
+            patch.setattr(SweepScreen, "update", update)
             with pytest.raises(Interrupted, match=r"^left \d+ jobs in Slurm, running or queued \(scancel [\d ]+ ends"):
                 sweep(runs, folder, engine=Slurm(pause=1.0))
     finally:

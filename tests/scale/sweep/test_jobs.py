@@ -16,7 +16,7 @@ from polyhead.scale.sweep import Failure, screen as live
 from polyhead.scale.sweep.engines import GONE, Resources, local as engine_local, settings
 from polyhead.scale.sweep.job import Job
 from polyhead.scale.sweep.jobs import sweep
-from polyhead.scale.sweep.screen import Screen
+from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted, Result
 from polyhead.train.stop import HELD
 from polyhead.train.store.claims import claim
@@ -67,7 +67,7 @@ def test_results_failures_deaths_and_what_is_done(tiny, tmp_path, capfd, monkeyp
 
 def test_ctrl_c_saves_every_worker(tiny, tmp_path, monkeypatch):
     run = tiny("unused", steps=1_000_000, save_every=1_000_000, eval_every=1_000_000)
-    plain = Screen.update
+    plain = SweepScreen.update
     jobs: list[Job] = []
 
     def update(screen):
@@ -77,7 +77,7 @@ def test_ctrl_c_saves_every_worker(tiny, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Screen, "update", update)
+        patch.setattr(SweepScreen, "update", update)
         patch.setattr(engine_local, "subprocess", forked.INSTEAD)
         with pytest.raises(KeyboardInterrupt) as stop:
             sweep([run], tmp_path, progress=False)
@@ -154,7 +154,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(tiny, tmp_path, capfd, m
     held[1].__enter__()
     engine = Fake({0: [], 1: [0], 2: [HELD, 0]})
     seen: list[list[str]] = []
-    plain = Screen.update
+    plain = SweepScreen.update
 
     def update(screen):
         plain(screen)
@@ -169,7 +169,7 @@ def test_a_run_that_another_process_holds_is_left_to_it(tiny, tmp_path, capfd, m
             for one in held:
                 one.__exit__(None, None, None)
 
-    monkeypatch.setattr(Screen, "update", update)
+    monkeypatch.setattr(SweepScreen, "update", update)
     outcomes = sweep(runs, tmp_path, engine=engine, retries=0)
     assert all(isinstance(outcome, Result) for outcome in outcomes)
     assert seen[0] == ["waiting"] * 3

@@ -3,7 +3,7 @@
 import pytest
 from maths_checker import CHECKS, fault
 
-from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, Dice, Level, question
+from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, Level, StableRandom, question
 
 WRONG = [
     ("algebra__linear_1d", "Solve 2*x + 3 = 2*x + 3 for x.", "2", "any x solves it"),
@@ -39,7 +39,7 @@ def test_published_questions_are_read_and_their_answers_right(fixtures):
 
 
 def questions(module, level, seed, count):
-    dice, found = Dice(seed), []
+    dice, found = StableRandom(seed), []
     while len(found) < count:
         found += [pair for pair in [question(module, level, dice)] if pair is not None]
     return found

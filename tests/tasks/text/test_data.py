@@ -9,7 +9,7 @@ from texts import contents, everything, killed_at, place_of, task_of, texts
 
 from polyhead.tasks.text import data as text_data, sources as text_sources, writer as text_writer
 from polyhead.tasks.text.sources import Files
-from polyhead.tasks.text.writer import Writer
+from polyhead.tasks.text.writer import CorpusWriter
 
 pytestmark = pytest.mark.usefixtures("afresh")
 
@@ -187,11 +187,11 @@ def test_tokens_take_as_few_bytes_as_they_can_and_the_fingerprint_is_of_the_text
     assert moved.fingerprint() == plain.fingerprint()
     large = text_data.text_tokens.Bytes()
     large.count = 70_000
-    assert Writer(tmp_path, "x", large).dtype == np.uint32
+    assert CorpusWriter(tmp_path, "x", large).dtype == np.uint32
 
 
 def test_the_progress_of_long_work_is_a_line_now_and_then(monkeypatch, capsys):
     monkeypatch.setattr(text_writer, "QUIET_SECONDS", 0.0)
-    with text_writer.Progress("tokenising x", 0, 10_000_000) as progress:
+    with text_writer.TokenisingProgress("tokenising x", 0, 10_000_000) as progress:
         progress.show(4_000_000)
     assert capsys.readouterr().err == "text: tokenising x: 4 of 10 MB\n"

@@ -11,7 +11,7 @@ import pytest
 from run_folders import full_disk, names, same, steps
 
 from polyhead.train import Interrupted, run
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 from polyhead.train.store import disk
 from polyhead.train.store.folder import Metrics, read_metrics
 
@@ -129,5 +129,5 @@ def test_of_processes_that_wait_for_one_disk_one_says_so(monkeypatch, capsys):
             raise left.pop()
 
     monkeypatch.setattr(disk, "sleep", lambda seconds: None)
-    disk.DiskRetry(Stop(), speaks=False)(write)
+    disk.DiskRetry(StopSignals(), speaks=False)(write)
     assert capsys.readouterr().err == ""

@@ -25,7 +25,7 @@ from polyhead.train.evaluation import answers
 from polyhead.train.member import Member
 from polyhead.train.network import Single, initial
 from polyhead.train.parallel import is_part
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, save_checkpoint, step_of
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
@@ -155,7 +155,7 @@ def test_damage_is_noticed(saved, fault):
 def test_a_damaged_checkpoint_leaves_nothing_of_itself_in_a_run_that_starts_anew(saved, capsys):
     """Its undamaged pieces were read into the parameters before the damage was noticed."""
     path, config, _ = saved
-    member, networks = Member(config, path.parent, DiskRetry(Stop())), Single(config, torch.device("cpu"))
+    member, networks = Member(config, path.parent, DiskRetry(StopSignals())), Single(config, torch.device("cpu"))
     member.digest = "d" * 12
     rewrite(path, lambda index: list(index["tensors"].values())[-1]["chunks"][0].update(checksum=0))
     assert member.load(networks.alone(0, 0)) == 0
@@ -207,7 +207,7 @@ def test_only_one_process_deletes_so_only_it_tries_that_again(saved):
     slow = mock.patch("polyhead.train.store.sharded.rotate", side_effect=[OSError(errno.EIO, "I/O error"), None])
     once = mock.patch("polyhead.train.store.sharded.dcp.save", wraps=dcp.save)
     with slow as deleted, once as written, mock.patch("polyhead.train.store.disk.sleep"):
-        save_sharded(path.parent, model, found, {**METADATA, "step": 9}, retry=DiskRetry(Stop(), speaks=False))
+        save_sharded(path.parent, model, found, {**METADATA, "step": 9}, retry=DiskRetry(StopSignals(), speaks=False))
     assert (deleted.call_count, written.call_count) == (2, 1)
 
 
@@ -216,7 +216,7 @@ def test_the_best_is_kept_whole_and_the_newest_is_not_taken_for_an_older_one(tin
     with claim(config, tmp_path):
         model, found = trained(config, sharded=True)
     save_checkpoint(tmp_path, model, found, {**METADATA, "digest": ph.digest(config), "step": 1})  # of one device
-    member = Member(config, tmp_path, DiskRetry(Stop()))
+    member = Member(config, tmp_path, DiskRetry(StopSignals()))
     member.sharded = True
     state = model, found, None
     assert (member.load(state), member.seconds) == (1, 1.5)

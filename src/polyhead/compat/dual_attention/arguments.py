@@ -67,7 +67,7 @@ RELATIONAL = {
 
 
 @dataclass(frozen=True)
-class Group:
+class PackageHeads:
     """Heads of one kind: the package's module, whose keys start with `prefix`, and ours.
 
     `kind`: "sa" (its Attention), or a value of KINDS; `factor`: the factor of its queries in our model.
@@ -82,11 +82,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Block:
+class PackageBlock:
     """Blocks of one kind: their self-attention, their cross-attention, and their fields of a TransformerConfig."""
 
-    groups: tuple[Group, ...]
-    cross: tuple[Group, ...]
+    groups: tuple[PackageHeads, ...]
+    cross: tuple[PackageHeads, ...]
     fields: Arguments
 
     @property
@@ -162,13 +162,15 @@ class Width:
         return math.sqrt((its.get("key_dim") or self.head) / self.head)
 
 
-def sensory(given: Arguments, name: str, heads: int, width: Width, prefix: str, bias_out: bool | None = None) -> Group:
+def sensory(
+    given: Arguments, name: str, heads: int, width: Width, prefix: str, bias_out: bool | None = None
+) -> PackageHeads:
     """Its Attention; `bias_out` None: from its own arguments."""
     its = part(given, name, (), SENSORY if bias_out is not None else {**SENSORY, "add_bias_out": False})
     out = its["add_bias_out"] if bias_out is None else bias_out
     dim, value_dim, kv_heads = width.sizes(heads, its)
     mechanism = config.Softmax(heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads)
-    return Group(prefix, "sa", mechanism, its["add_bias_kv"], out, width.factor(its))
+    return PackageHeads(prefix, "sa", mechanism, its["add_bias_kv"], out, width.factor(its))
 
 
 def relational(
@@ -181,7 +183,7 @@ def relational(
     source: config.SymbolSource,
     causal: bool,
     share: bool = False,
-) -> Group:
+) -> PackageHeads:
     """Its RelationalAttention ("ra"), RelationalCrossAttention ("rca") or disentangled one ("disrca")."""
     its = part(given, "ra_kwargs", (), RELATIONAL[kind])
     relative = isinstance(source, config.RelativeSymbols)
@@ -216,10 +218,10 @@ def relational(
             heads, dim=dim, value_dim=value_dim, kv_heads=kv_heads, symbols=source, share=share, relation_act=act,
             relations=None if relations == heads else relations, symmetric=its["symmetric_rels"],
         )  # fmt: skip
-    return Group(prefix, kind, mechanism, its["add_bias_kv"], its["add_bias_out"], width.factor(its))
+    return PackageHeads(prefix, kind, mechanism, its["add_bias_kv"], its["add_bias_out"], width.factor(its))
 
 
-def dual_groups(its: Arguments, d_model: int, prefix: str, source: config.SymbolSource) -> tuple[Group, ...]:
+def dual_groups(its: Arguments, d_model: int, prefix: str, source: config.SymbolSource) -> tuple[PackageHeads, ...]:
     """The groups of a DualAttention: sensory heads first."""
     sa, ra, share = its["n_heads_sa"], its["n_heads_ra"], its["share_attn_params"]
     kind = KINDS[one_of("arguments", "ra_type", its["ra_type"], KINDS)]
@@ -238,7 +240,7 @@ def dual_groups(its: Arguments, d_model: int, prefix: str, source: config.Symbol
 # --------------------------------------------------------------------------------------------------------------- blocks
 def block(
     given: Any, d_model: int, *, dual: bool, decoder: bool = False, source: config.SymbolSource | None = None
-) -> Block:
+) -> PackageBlock:
     """A block from its arguments: with or without dual attention, of an encoder or a decoder."""
     needed = (*(DUAL_BLOCK if dual else PLAIN_BLOCK), *(("n_heads_cross",) if decoder else ()))
     bias_out = None
@@ -251,7 +253,7 @@ def block(
         its = {"attn_kwargs": None, "cross_kwargs": None, **its}
         heads, bias_out = its["n_heads"], its["bias"]  # its decoder ignores n_heads_cross and uses as many
         groups = (sensory(its, "attn_kwargs", heads, Width(d_model, heads, heads), "self_attn.", bias_out),)
-    cross: tuple[Group, ...] = ()
+    cross: tuple[PackageHeads, ...] = ()
     if decoder:
         cross = (sensory(its, "cross_kwargs", heads, Width(d_model, heads, heads), "cross_attn.", bias_out),)
     fields = {
@@ -268,7 +270,7 @@ def block(
     }
     if decoder:
         fields["cross_heads"] = [group.mechanism for group in cross]
-    return Block(groups, cross, fields)
+    return PackageBlock(groups, cross, fields)
 
 
 def feedforward(its: Arguments, d_model: int) -> config.FeedForward:
@@ -282,7 +284,7 @@ def feedforward(its: Arguments, d_model: int) -> config.FeedForward:
 
 # -------------------------------------------------------------------------------------------------------------- symbols
 @dataclass(frozen=True)
-class Retriever:
+class SymbolRetriever:
     """A source of symbols; `factors`: factors of its queries and of its relations' queries in our model; `length`: its
     number of positions."""
 
@@ -291,7 +293,9 @@ class Retriever:
     length: int | None = None
 
 
-def retriever(its: Arguments, d_model: int, *, relational: bool = True, layers: Arguments | None = None) -> Retriever:
+def retriever(
+    its: Arguments, d_model: int, *, relational: bool = True, layers: Arguments | None = None
+) -> SymbolRetriever:
     """Its symbol retriever; `relational`: whether a relational one is allowed; `layers`: how layers share it."""
     kinds = (*RETRIEVERS, "rel_sym_attn") if relational else RETRIEVERS
     kind = one_of("arguments", "symbol_retrieval", its["symbol_retrieval"], kinds)
@@ -316,22 +320,22 @@ def retriever(its: Arguments, d_model: int, *, relational: bool = True, layers: 
     fields = {ours: own[name] for name, ours in names.items()}
     if kind == "symbolic_attention":
         source = config.SymbolicAttention(**fields, shared=shared, tied=tied)
-        return Retriever(source, (_factor(own["scale"], d_model, own["n_heads"]), 1.0))
+        return SymbolRetriever(source, (_factor(own["scale"], d_model, own["n_heads"]), 1.0))
     related = _factor(own["rel_scale"], d_model, own["rel_n_heads"]) if own["normalize_rels"] else 1.0
     symbolic = _factor(own["symbolic_attn_scale"], d_model, own["symbolic_attn_n_heads"])
-    return Retriever(config.RelationalSymbols(**fields), (symbolic, related))
+    return SymbolRetriever(config.RelationalSymbols(**fields), (symbolic, related))
 
 
-def _by_position(its: Arguments, kind: str, d_model: int, *, shared: bool, tied: bool) -> Retriever:
+def _by_position(its: Arguments, kind: str, d_model: int, *, shared: bool, tied: bool) -> SymbolRetriever:
     if kind == "positional_symbols":  # sinusoidal is not read there; tied, one table is all there is
         own = part(its, "symbol_retrieval_kwargs", ("symbol_dim", "max_length"), {"sinusoidal": False})
         _fits(own["symbol_dim"], "symbol_dim", d_model)
-        return Retriever(config.PositionSymbols(shared=shared or tied), length=own["max_length"])
+        return SymbolRetriever(config.PositionSymbols(shared=shared or tied), length=own["max_length"])
     if tied:
         raise ValueError("symbol_retriever_config: the package ties no position-relative symbols")
     own = part(its, "symbol_retrieval_kwargs", ("symbol_dim", "max_rel_pos"), {})
     _fits(own["symbol_dim"], "symbol_dim", d_model)
-    return Retriever(config.RelativeSymbols(distance=own["max_rel_pos"], shared=shared))
+    return SymbolRetriever(config.RelativeSymbols(distance=own["max_rel_pos"], shared=shared))
 
 
 def _fits(came: int, name: str, d_model: int) -> None:

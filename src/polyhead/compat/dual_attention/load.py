@@ -277,7 +277,7 @@ def load_attention(
     return layer
 
 
-def _groups(kind: str, dim: int, own: Mapping[str, Any], causal: bool) -> tuple[read.Group, ...]:
+def _groups(kind: str, dim: int, own: Mapping[str, Any], causal: bool) -> tuple[read.PackageHeads, ...]:
     if kind == "dual":
         its = read.options(own, ("n_heads_sa", "n_heads_ra", "dropout"), read.DUAL)
         return read.dual_groups({**its, "causal": causal}, dim, "", _given_source(its["ra_kwargs"] or {}))

@@ -14,8 +14,8 @@ from polyhead.compat.dual_attention.arguments import (
     DUAL_BLOCK,
     DUAL_OPTIONS,
     PLAIN_BLOCK,
-    Block,
-    Retriever,
+    PackageBlock,
+    SymbolRetriever,
     block,
     options,
     part,
@@ -43,9 +43,9 @@ class Layout:
 
     kind: str
     settings: config.TransformerConfig
-    block: Block
-    encoder: Block | None = None
-    retriever: Retriever | None = None
+    block: PackageBlock
+    encoder: PackageBlock | None = None
+    retriever: SymbolRetriever | None = None
     lengths: tuple[int, ...] = ()
     unused: tuple[str, ...] = ()
 
@@ -60,7 +60,9 @@ def plan(arguments: Mapping[str, Any]) -> Layout:
     raise ValueError("vocab_size, image_shape or input_spec missing: no model of the package has these arguments")
 
 
-def _retriever(its: Mapping[str, Any], relational: bool = True, layers: Mapping[str, Any] | None = None) -> Retriever:
+def _retriever(
+    its: Mapping[str, Any], relational: bool = True, layers: Mapping[str, Any] | None = None
+) -> SymbolRetriever:
     return retriever(its, its["d_model"], relational=relational, layers=layers)
 
 

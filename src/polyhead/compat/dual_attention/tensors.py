@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from polyhead.compat.dual_attention.arguments import Block, Group, Retriever
+from polyhead.compat.dual_attention.arguments import PackageBlock, PackageHeads, SymbolRetriever
 from polyhead.compat.dual_attention.models import Layout
 from polyhead.compat.foreign import uncompiled
 from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
@@ -28,7 +28,7 @@ ALL = slice(None)
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorMapping:
     """One tensor of the package: all its names there, all names of our tensor, and the part of it.
 
     `factor`: ours / theirs.  `shape`: that of the package's tensor, if it differs from that of the part: reshaped, or
@@ -42,15 +42,15 @@ class Place:
     shape: tuple[int, ...] | None = None
 
 
-def _linear(theirs: str, ours: str, *, bias: bool = True, factor: float = 1.0) -> Iterator[Place]:
+def _linear(theirs: str, ours: str, *, bias: bool = True, factor: float = 1.0) -> Iterator[TensorMapping]:
     for what in ("weight", "bias") if bias else ("weight",):
-        yield Place((f"{theirs}.{what}",), (f"{ours}.{what}",), factor=factor)
+        yield TensorMapping((f"{theirs}.{what}",), (f"{ours}.{what}",), factor=factor)
 
 
 # ------------------------------------------------------------------------------------------------------------ attention
 def of_attention(
-    layer: MultiHeadAttention, groups: Sequence[Group], theirs: str = "", ours: str = ""
-) -> Iterator[Place]:
+    layer: MultiHeadAttention, groups: Sequence[PackageHeads], theirs: str = "", ours: str = ""
+) -> Iterator[TensorMapping]:
     """The tensors of a layer; their keys begin with `theirs`, our names with `ours`."""
     start = 0
     for i, group in enumerate(groups):
@@ -64,17 +64,17 @@ def of_attention(
             yield from _queries_and_keys(group, sharing, rows, theirs, ours)
         value, where = (f"{ours}qkv", rows[2]) if group.kind == "sa" else (f"{ours}groups.{i}.value", ALL)
         for what in ("weight", "bias") if group.bias_kv else ("weight",):
-            yield Place((f"{prefix}wv.{what}",), (f"{value}.{what}",), (where,))
+            yield TensorMapping((f"{prefix}wv.{what}",), (f"{value}.{what}",), (where,))
         yield from _relations(layer.groups[i], prefix, f"{ours}groups.{i}.")
         square = slice(start, start := start + size.heads * size.value_dim)
-        yield Place((f"{prefix}wo.weight",), (f"{ours}out.weight",), (square, square))
+        yield TensorMapping((f"{prefix}wo.weight",), (f"{ours}out.weight",), (square, square))
         if group.bias_out:
-            yield Place((f"{prefix}wo.bias",), (f"{ours}out.bias",), (square,))
+            yield TensorMapping((f"{prefix}wo.bias",), (f"{ours}out.bias",), (square,))
 
 
 def _queries_and_keys(
-    group: Group, sharing: Group | None, rows: Sequence[slice], theirs: str, ours: str
-) -> Iterator[Place]:
+    group: PackageHeads, sharing: PackageHeads | None, rows: Sequence[slice], theirs: str, ours: str
+) -> Iterator[TensorMapping]:
     """Queries and keys of a group, and of the next group if it shares them; in the package both have the same
     modules."""
     both = (group,) if sharing is None else (group, sharing)
@@ -82,22 +82,22 @@ def _queries_and_keys(
     for letter, where, factor in (("q", rows[0], group.factor), ("k", rows[1], 1.0)):
         for what in ("weight", "bias") if letter == "k" and both[-1].bias_kv else ("weight",):
             keys = tuple(f"{stem.format(letter)}.{what}" for stem in stems)
-            yield Place(keys, (f"{ours}qkv.{what}",), (where,), factor)
+            yield TensorMapping(keys, (f"{ours}qkv.{what}",), (where,), factor)
 
 
-def _relations(heads: nn.Module, theirs: str, ours: str) -> Iterator[Place]:
+def _relations(heads: nn.Module, theirs: str, ours: str) -> Iterator[TensorMapping]:
     if isinstance(heads, (RelationalHeads, DisentangledHeads)):
         symmetric = heads.k_rel is None
         keys = (f"{theirs}wq_rel.weight", *((f"{theirs}wk_rel.weight",) if symmetric else ()))
-        yield Place(keys, (f"{ours}q_rel.weight",))
+        yield TensorMapping(keys, (f"{ours}q_rel.weight",))
         if not symmetric:
-            yield Place((f"{theirs}wk_rel.weight",), (f"{ours}k_rel.weight",))
+            yield TensorMapping((f"{theirs}wk_rel.weight",), (f"{ours}k_rel.weight",))
     if isinstance(heads, RelationalHeads):
-        yield Place((f"{theirs}wr",), (f"{ours}relation_weight",))
+        yield TensorMapping((f"{theirs}wr",), (f"{ours}relation_weight",))
 
 
 # --------------------------------------------------------------------------------------------------------------- blocks
-def of_block(block: TransformerBlock, its: Block, theirs: str = "", ours: str = "") -> Iterator[Place]:
+def of_block(block: TransformerBlock, its: PackageBlock, theirs: str = "", ours: str = "") -> Iterator[TensorMapping]:
     """The tensors of a block."""
     yield from of_attention(block.attention, its.groups, theirs, f"{ours}attention.")
     norms = ["norm1", "norm2"]
@@ -114,33 +114,33 @@ def of_block(block: TransformerBlock, its: Block, theirs: str = "", ours: str = 
 
 # -------------------------------------------------------------------------------------------------------------- symbols
 def _of_symbols(
-    symbols: Retriever, theirs: Sequence[str], ours: Sequence[str], settings: TransformerConfig
-) -> Iterator[Place]:
+    symbols: SymbolRetriever, theirs: Sequence[str], ours: Sequence[str], settings: TransformerConfig
+) -> Iterator[TensorMapping]:
     """The tensors of a source of symbols, which has several prefixes there and here."""
     for place in _of_source(symbols, settings):
         keys = tuple(prefix + name for prefix in theirs for name in place.keys)
         yield replace(place, keys=keys, names=tuple(prefix + name for prefix in ours for name in place.names))
 
 
-def _of_source(symbols: Retriever, settings: TransformerConfig) -> Iterator[Place]:
+def _of_source(symbols: SymbolRetriever, settings: TransformerConfig) -> Iterator[TensorMapping]:
     symbolic, related = symbols.factors
     if isinstance(symbols.source, PositionSymbols):
         shape = symbols.length or settings.max_length, settings.dim
-        yield Place(("symbol_library.weight",), ("table",), shape=shape)
+        yield TensorMapping(("symbol_library.weight",), ("table",), shape=shape)
     elif isinstance(symbols.source, RelativeSymbols):
-        yield Place(("rel_pos_enc.rel_pos_embeddings",), ("table",))
+        yield TensorMapping(("rel_pos_enc.rel_pos_embeddings",), ("table",))
     else:
         theirs = ours = ""
         if isinstance(symbols.source, RelationalSymbols):
             theirs, ours = "symbolic_attention.", "symbolic."
             for name, our, factor in (("q_proj", "q", related), ("k_proj", "k", 1.0), ("model_dim_proj", "map", 1.0)):
                 yield from _linear(name, our, factor=factor)
-        yield Place((f"{theirs}template_features",), (f"{ours}templates",))
-        yield Place((f"{theirs}symbol_library",), (f"{ours}library",))
+        yield TensorMapping((f"{theirs}template_features",), (f"{ours}templates",))
+        yield TensorMapping((f"{theirs}symbol_library",), (f"{ours}library",))
         yield from _linear(f"{theirs}q_proj", f"{ours}query", factor=symbolic)
 
 
-def _by_layer(symbols: Retriever, theirs: Sequence[str], settings: TransformerConfig) -> Iterator[Place]:
+def _by_layer(symbols: SymbolRetriever, theirs: Sequence[str], settings: TransformerConfig) -> Iterator[TensorMapping]:
     """Sources with one module per layer; a shared library is one tensor."""
     ours = [f"blocks.{i}.symbols.0." for i in range(len(theirs))]
     tied = getattr(symbols.source, "tied", False)
@@ -149,11 +149,13 @@ def _by_layer(symbols: Retriever, theirs: Sequence[str], settings: TransformerCo
             if not (tied and place.names[0].endswith("library")):
                 yield place
     if tied:
-        yield Place(tuple(f"{prefix}symbol_library" for prefix in theirs), tuple(f"{name}library" for name in ours))
+        yield TensorMapping(
+            tuple(f"{prefix}symbol_library" for prefix in theirs), tuple(f"{name}library" for name in ours)
+        )
 
 
 # --------------------------------------------------------------------------------------------------------------- models
-def of_model(model: Transformer, plan: Layout) -> Iterator[Place]:
+def of_model(model: Transformer, plan: Layout) -> Iterator[TensorMapping]:
     """The tensors of a model of the package with this plan."""
     stem = {"language": "layers.blocks", "vision": "encoder_blocks", "sequence": "layers.decoder_blocks"}[plan.kind]
     for i, block in enumerate(_blocks(model)):
@@ -166,12 +168,14 @@ def _blocks(model: Transformer) -> list[TransformerBlock]:
     return list(model.blocks)  # type: ignore[arg-type]
 
 
-def _language(model: Transformer, plan: Layout) -> Iterator[Place]:
+def _language(model: Transformer, plan: Layout) -> Iterator[TensorMapping]:
     settings, symbols = plan.settings, plan.retriever
     tables = ("inputs.table.weight", "outputs.table.weight")
-    yield Place(("layers.token_embedder.weight", "layers.final_out.weight"), tables)
+    yield TensorMapping(("layers.token_embedder.weight", "layers.final_out.weight"), tables)
     if model.positions is not None:
-        yield Place(("layers.positional_embedder.weight",), ("positions.table",), shape=(plan.lengths[0], settings.dim))
+        yield TensorMapping(
+            ("layers.positional_embedder.weight",), ("positions.table",), shape=(plan.lengths[0], settings.dim)
+        )
     yield from _linear("layers.norm", "norm", bias=isinstance(model.norm, LayerNorm))
     if symbols is not None:
         theirs = [f"layers.symbol_retrievers.{i}." for i in range(settings.layers)]
@@ -181,18 +185,18 @@ def _language(model: Transformer, plan: Layout) -> Iterator[Place]:
             yield from _by_layer(symbols, theirs, settings)
 
 
-def _vision(model: Transformer, plan: Layout) -> Iterator[Place]:
+def _vision(model: Transformer, plan: Layout) -> Iterator[TensorMapping]:
     count, dim = plan.settings.max_length, plan.settings.dim
     for n, name in enumerate(("norm", "linear", "norm_out"), 1):
         yield from _linear(f"to_patch_embedding.{n}", f"inputs.{name}")
-    yield Place(("pos_embedding",), ("positions.table",), shape=(1, count, dim))
-    yield Place(("cls_token",), ("inputs.class_token.weight",), shape=(1, 1, dim))
+    yield TensorMapping(("pos_embedding",), ("positions.table",), shape=(1, count, dim))
+    yield TensorMapping(("cls_token",), ("inputs.class_token.weight",), shape=(1, 1, dim))
     yield from _linear("final_out", "outputs.linear")
     if plan.retriever is not None:
         yield from _of_symbols(plan.retriever, ("symbol_retriever.",), ("symbols.0.",), plan.settings)
 
 
-def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
+def _sequence(model: Transformer, plan: Layout) -> Iterator[TensorMapping]:
     settings, encoder = plan.settings, plan.settings.encoder
     assert plan.encoder is not None
     assert isinstance(model.encoder, Transformer)
@@ -205,10 +209,10 @@ def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
         if isinstance(end, Vectors):  # the package multiplies vectors by the root of the width, ours does not
             yield from _linear(f"layers.{side}_embedder", f"{prefix}inputs.linear", factor=root)
         else:
-            yield Place((f"layers.{side}_embedder.weight",), (f"{prefix}inputs.table.weight",))
+            yield TensorMapping((f"layers.{side}_embedder.weight",), (f"{prefix}inputs.table.weight",))
     for what in ("weight", "bias"):  # its attempt to tie them leaves a second name
         keys = (f"layers.final_out.{what}", f"layers.target_embedder.weights.{what}")
-        yield Place(keys, (f"outputs.linear.{what}",))
+        yield TensorMapping(keys, (f"outputs.linear.{what}",))
     if plan.retriever is not None:
         sides = [prefix for prefix, its in (("encoder.", model.encoder), ("", model)) if len(its.symbols)]
         names = [f"{prefix}symbols.0." for prefix in sides]
@@ -217,7 +221,9 @@ def _sequence(model: Transformer, plan: Layout) -> Iterator[Place]:
 
 # -------------------------------------------------------------------------------------------------------------- tensors
 @torch.no_grad()
-def fill(module: nn.Module, places: Sequence[Place], state: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+def fill(
+    module: nn.Module, places: Sequence[TensorMapping], state: Mapping[str, Tensor], extra: Mapping[str, Tensor]
+) -> None:
     """Copy the tensors of `state` to our parameters and set all other entries to 0.
 
     `extra`: optional tensors, which must equal these up to rounding.  Raises ValueError for missing or unknown keys.
@@ -246,7 +252,7 @@ def fill(module: nn.Module, places: Sequence[Place], state: Mapping[str, Tensor]
             raise ValueError(f"{key} is not what the package computes, which is all that ours can")
 
 
-def _compare_keys(keys: set[str], places: Sequence[Place], extra: Mapping[str, Tensor]) -> None:
+def _compare_keys(keys: set[str], places: Sequence[TensorMapping], extra: Mapping[str, Tensor]) -> None:
     missing = [place.keys[0] for place in places if keys.isdisjoint(place.keys)]
     unknown = sorted(keys - extra.keys() - {key for place in places for key in place.keys})
     found = (("missing", missing), ("unknown", unknown))
@@ -274,7 +280,7 @@ def _misshapen(key: str, wanted: tuple[int, ...], value: Tensor) -> NoReturn:
 
 
 @torch.no_grad()
-def take(module: nn.Module, places: Sequence[Place]) -> dict[str, Tensor]:
+def take(module: nn.Module, places: Sequence[TensorMapping]) -> dict[str, Tensor]:
     """The inverse of `fill`, copied.  Raises ValueError for non-zero entries of ours that no place holds."""
     ours = {name: value.detach() for name, value in uncompiled(module.state_dict()).items()}
     rest = {name: value.clone() for name, value in ours.items()}

@@ -7,8 +7,8 @@ own `Heads`.  Masks are those of SDPA: Boolean, True where a query may attend, o
 mask in a causal module means the causal mask.
 
 Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that passes the
-stream to the heads.  In place of the cache it passes `Senders`, which put symbols in place of values and append
-relation keys to the keys; so any cache of transformers stores them.
+stream to the heads.  In place of the cache it passes `RelationalInputs`, which puts symbols in place of values and
+appends relation keys to the keys; so any cache of transformers stores them.
 
 Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
 """
@@ -26,7 +26,7 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, check_added
 from polyhead.compat.huggingface.taps import REFUSED, masks
-from polyhead.layers.call import Limits, drawn_keep
+from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import HylaHeads
 from polyhead.layers.heads.symbolic import SymbolGroup
@@ -42,7 +42,7 @@ by offset (n g e), and "keys", the range of its keys.  Empty for heads that read
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class LayerSizes:
     """The sizes of a layer of a foreign model: heads, groups of keys, `dim` per head, and the model width."""
 
     width: int
@@ -53,7 +53,9 @@ class Place:
     bias: bool = False
 
 
-def fitted(who: str, mechanisms: Sequence[config.Mechanism], place: Place) -> list[tuple[config.Mechanism, Slices]]:
+def fitted(
+    who: str, mechanisms: Sequence[config.Mechanism], place: LayerSizes
+) -> list[tuple[config.Mechanism, Slices]]:
     """The mechanisms with the model's sizes, and which of the model's heads each of them replaces.
 
     Raises ValueError if the numbers of heads differ, or if a mechanism needs more than the model's q, k and v.
@@ -93,7 +95,7 @@ class Heads(Groups):
     def __init__(
         self,
         mechanisms: Sequence[config.Mechanism],
-        place: Place,
+        place: LayerSizes,
         *,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
@@ -142,18 +144,19 @@ class Heads(Groups):
         k: Float[Tensor, "b s g d"] | None = None,
         v: Float[Tensor, "b s g e"] | None = None,
         *,
-        seen: Limits | None = None,
+        seen: LayerLimits | None = None,
         made: list[dict[str, Tensor]] | None = None,
         first: int = 0,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"] | FromStream:
-        """The output of all heads; `seen`: bias, mask, causal and keep for all of them; `made`: see `Senders.made`.
+        """The output of all heads; `seen`: bias, mask, causal and keep for all of them; `made`: see
+        `RelationalInputs.made`.
 
         Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
         if k is None or v is None:
             return self._from_stream(q, first, positions)
-        parts, seen = [], seen or Limits()
+        parts, seen = [], seen or LayerLimits()
         check_added("polyhead", self.own_groups(), seen.bias)
         for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
             # If a group's heads cut through a set that shares keys, each head gets a copy.
@@ -195,7 +198,7 @@ def _values(v_proj: nn.Module, name: str) -> Tensor:
     return v_proj.get_parameter(name)
 
 
-class Senders:
+class RelationalInputs:
     """Inputs of relational heads beside q, k and v in one call: the stream, symbols, and all relation keys.
 
     It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.
@@ -262,7 +265,7 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
-    polyhead: Senders | None = None,
+    polyhead: RelationalInputs | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function of the interface, on (b h t d) tensors; returns (b t h e).
@@ -289,13 +292,13 @@ def attend(
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])
-    return heads(q, k, v, seen=Limits(bias, mask, keep, causal), made=made).contiguous(), None
+    return heads(q, k, v, seen=LayerLimits(bias, mask, keep, causal), made=made).contiguous(), None
 
 
 def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
-    def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: Limits, made: None) -> Tensor:
+    def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: LayerLimits, made: None) -> Tensor:
         check_added("polyhead", [group], seen.bias)
         return group(q, k, v, bias=seen.bias, mask=seen.mask, causal=seen.causal, keep=seen.keep)
 
@@ -326,7 +329,7 @@ class _Stream:
         cache = kwargs.get("past_key_values")
         past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
         streamed = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
-        senders = Senders(streamed, cache, past)
+        senders = RelationalInputs(streamed, cache, past)
         if cache is not None:
             kwargs["past_key_values"] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]

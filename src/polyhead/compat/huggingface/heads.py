@@ -23,7 +23,16 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polyhead import config as ours
-from polyhead.compat.huggingface.attention import Heads, Place, alone, attend, fitted, quantised, refuse, with_symbols
+from polyhead.compat.huggingface.attention import (
+    Heads,
+    LayerSizes,
+    alone,
+    attend,
+    fitted,
+    quantised,
+    refuse,
+    with_symbols,
+)
 from polyhead.compat.huggingface.calls import ELSEWHERE, OF_LAYERS, guard, mask, note, uses_interface, watch
 from polyhead.compat.huggingface.config import FindsItself
 from polyhead.compat.huggingface.taps import PREFIX
@@ -289,7 +298,7 @@ def _hold(config: Any, layers: Layers) -> Any:
     return config
 
 
-def _place(who: str, config: Any, bias: bool = False) -> Place:
+def _place(who: str, config: Any, bias: bool = False) -> LayerSizes:
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
         if not hasattr(config, name):  # as in a configuration of several models
             wanted = "the configuration of a causal language model was wanted"
@@ -297,7 +306,7 @@ def _place(who: str, config: Any, bias: bool = False) -> Place:
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Place(config.hidden_size, heads, kv_heads, dim, config.max_position_embeddings, bias)
+    return LayerSizes(config.hidden_size, heads, kv_heads, dim, config.max_position_embeddings, bias)
 
 
 def _attentions(model: nn.Module) -> list[Any]:

@@ -23,7 +23,7 @@ from polyhead.compat.foreign import check_mask, limits, shown, unread
 from polyhead.compat.heads import Heads, OurHeads, check_added
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.call import Limits
+from polyhead.layers.call import LayerLimits
 from polyhead.layers.heads.functions import coder
 from polyhead.layers.projection import Rows, cut, widths_of
 from polyhead.ops.call import AttentionCall
@@ -183,7 +183,7 @@ class MultiheadAttention(OurHeads):
         causal = causal and (decodes or (t == s and not weights))  # not read; for t != s PyTorch aligns differently
         keep = self.draw_keep(self.dropout, b, t, s, x)
         bias, mask = self._limits(padding, None if causal else pairs, x, s)
-        seen = Limits(bias, mask, keep, causal or decodes)
+        seen = LayerLimits(bias, mask, keep, causal or decodes)
         real = None  # mask of real keys, for symbols that depend on neighbours
         if padding is not None:
             real = ~padding if padding.dtype == torch.bool else shown(padding)

@@ -19,7 +19,7 @@ from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
 from polyhead.jaxside.call import Array, AttentionCall
 from polyhead.jaxside.latent_code import dense
-from polyhead.jaxside.nnx.components import Draw, Identity, Linear, Norm, check_rate, joined, parted
+from polyhead.jaxside.nnx.components import Identity, Initialiser, Linear, Norm, check_rate, joined, parted
 from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
@@ -64,7 +64,7 @@ class MultiHeadAttention(nnx.Module):
     ) -> None:
         check_rate(WHO, dropout)
         one_of(WHO, "init", init, PRESETS)
-        heads, draw = config.head_list(WHO, heads), Draw(rngs, init, dtype)
+        heads, draw = config.head_list(WHO, heads), Initialiser(rngs, init, dtype)
         self.dim, self.causal, self.max_length = dim, causal, max_length
         self.window = check_window(WHO, window)
         self.dropout, self.dropout_shared, self.heads = dropout, dropout_shared, heads
@@ -264,7 +264,9 @@ class MultiHeadAttention(nnx.Module):
         return near if mask is None else mask & near, None
 
 
-def _group(mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Draw, bias: bool, max_length: int) -> Group:
+def _group(
+    mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Initialiser, bias: bool, max_length: int
+) -> Group:
     if not isinstance(mechanism, tuple(CODES)):
         raise ValueError(f"polyhead.jaxside: heads={type(mechanism).__name__}() exists in PyTorch only")
     if not isinstance(mechanism, config.SymbolHeads):
@@ -274,7 +276,7 @@ def _group(mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Draw, bias
 
 
 def _relative(
-    positions: config.Position | None, heads: int, max_length: int, draw: Draw
+    positions: config.Position | None, heads: int, max_length: int, draw: Initialiser
 ) -> RelativePositionBias | AlibiBias | None:
     if positions is None or isinstance(positions, config.Rotary):
         return None

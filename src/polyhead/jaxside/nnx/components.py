@@ -23,7 +23,7 @@ class Fixed(nnx.Variable):
     """A variable that is saved with the parameters but not learned."""
 
 
-class Draw:
+class Initialiser:
     """Initial parameters by a preset, "cs336" or "hyla", from a stream of random keys."""
 
     def __init__(self, rngs: nnx.Rngs | None, preset: str = "cs336", dtype: Any = jnp.float32) -> None:
@@ -76,7 +76,9 @@ class Linear(nnx.Module):
 
     bias: nnx.Param | None
 
-    def __init__(self, inputs: int, outputs: int, draw: Draw, *, bias: bool = True, rows: Sequence[int] = ()) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, draw: Initialiser, *, bias: bool = True, rows: Sequence[int] = ()
+    ) -> None:
         self.weight = draw.joint(rows or (outputs,), inputs)
         self.bias = draw.full(0.0, outputs) if bias else None
 
@@ -92,7 +94,9 @@ class Norm(nnx.Module):
 
     bias: nnx.Param | None
 
-    def __init__(self, dim: int, draw: Draw, *, kind: str = "layer", eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(
+        self, dim: int, draw: Initialiser, *, kind: str = "layer", eps: float = 1e-5, bias: bool = True
+    ) -> None:
         check_number("Norm", "eps", eps, 0)
         self.kind, self.eps = one_of("norm", "kind", kind, NORMS), eps
         self.weight = draw.full(1.0, dim)
@@ -122,7 +126,7 @@ def rows_of(table: Array, index: Array) -> Array:
 class Embedding(nnx.Module):
     """A table of `count` vectors."""
 
-    def __init__(self, count: int, dim: int, draw: Draw) -> None:
+    def __init__(self, count: int, dim: int, draw: Initialiser) -> None:
         self.weight = draw.table(count, dim)
 
 
@@ -130,7 +134,9 @@ class Embedding(nnx.Module):
 class MlpLayer(nnx.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
-    def __init__(self, dim: int, hidden: int | None, draw: Draw, *, act: str = "gelu", bias: bool = True) -> None:
+    def __init__(
+        self, dim: int, hidden: int | None, draw: Initialiser, *, act: str = "gelu", bias: bool = True
+    ) -> None:
         hidden = 4 * dim if hidden is None else hidden
         self.act = act
         self.up, self.down = Linear(dim, hidden, draw, bias=bias), Linear(hidden, dim, draw, bias=bias)
@@ -143,7 +149,7 @@ class MlpLayer(nnx.Module):
 class SwigluLayer(nnx.Module):
     """`W2 (silu(W1 x) * W3 x)`; `hidden` defaults to `swiglu_width(dim)`."""
 
-    def __init__(self, dim: int, hidden: int | None, draw: Draw, *, bias: bool = False) -> None:
+    def __init__(self, dim: int, hidden: int | None, draw: Initialiser, *, bias: bool = False) -> None:
         hidden = swiglu_width(dim) if hidden is None else hidden
         self.w1, self.w3 = (Linear(dim, hidden, draw, bias=bias) for _ in range(2))
         self.w2 = Linear(hidden, dim, draw, bias=bias)

@@ -20,7 +20,7 @@ from polyhead.jaxside.disentangled import disentangled_attention
 from polyhead.jaxside.hyla import hyla
 from polyhead.jaxside.latent_code import code as latent_code, relations
 from polyhead.jaxside.linear import linear_attention
-from polyhead.jaxside.nnx.components import Draw, Linear, parted
+from polyhead.jaxside.nnx.components import Initialiser, Linear, parted
 from polyhead.jaxside.pooled import pooled_attention
 from polyhead.jaxside.relational import relational_attention
 from polyhead.jaxside.softmax import softmax_attention
@@ -60,7 +60,7 @@ class ValueHeads(nnx.Module):
     symbol_dim = None
     code = code
 
-    def __init__(self, mechanism: config.Mechanism, sizes: Sizes, draw: Draw) -> None:
+    def __init__(self, mechanism: config.Mechanism, sizes: Sizes, draw: Initialiser) -> None:
         self.mechanism, self.sizes, e = mechanism, sizes, sizes.value_dim
         deep = isinstance(mechanism, config.Hyla) and mechanism.value_depth == 2
         self.value_weight = draw.matrix(sizes.heads, e, e) if deep else None
@@ -92,7 +92,7 @@ class ValueHeads(nnx.Module):
 class HiddenMaps(nnx.Module):
     """Queries and keys by an MLP: linear maps of the hidden layer `gelu(W x + b)`."""
 
-    def __init__(self, width: int, hidden: int, sizes: Sizes, draw: Draw, *, bias: bool) -> None:
+    def __init__(self, width: int, hidden: int, sizes: Sizes, draw: Initialiser, *, bias: bool) -> None:
         self.features = Linear(width, hidden, draw)
         self.q = Linear(hidden, sizes.heads * sizes.dim, draw, bias=bias)
         self.k = Linear(hidden, sizes.kv_heads * sizes.dim, draw, bias=bias)
@@ -114,7 +114,14 @@ class SymbolGroup(nnx.Module):
     code = code
 
     def __init__(
-        self, mechanism: config.SymbolHeads, width: int, sizes: Sizes, draw: Draw, *, bias: bool, symbol_std: float
+        self,
+        mechanism: config.SymbolHeads,
+        width: int,
+        sizes: Sizes,
+        draw: Initialiser,
+        *,
+        bias: bool,
+        symbol_std: float,
     ) -> None:
         self.mechanism, self.sizes, self.symbol_dim = mechanism, sizes, mechanism.symbols.dim or width
         hidden = mechanism.hidden
@@ -130,7 +137,7 @@ class SymbolGroup(nnx.Module):
             self._weight(mechanism, draw, symbol_std) if isinstance(mechanism, config.Relational) else None
         )
 
-    def _weight(self, mechanism: config.Relational, draw: Draw, symbol_std: float) -> nnx.Param:
+    def _weight(self, mechanism: config.Relational, draw: Initialiser, symbol_std: float) -> nnx.Param:
         """`relation_weight`, initialised as by `RelationalHeads.reset_parameters` of `polyhead.layers`."""
         e, r, init = self.sizes.value_dim, self.relations, mechanism.relation_init
         shape = (self.sizes.heads, e, r)

@@ -15,9 +15,9 @@ from polyhead import config
 from polyhead.jaxside.call import Array
 from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols, checked_positions
 from polyhead.jaxside.nnx.components import (
-    Draw,
     Embedding,
     Identity,
+    Initialiser,
     Linear,
     MlpLayer,
     Norm,
@@ -51,7 +51,7 @@ class TransformerBlock(nnx.Module):
     ) -> None:
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, NORM_ORDERS) == "pre"
         check_rate("TransformerBlock", dropout)
-        draw = Draw(None, dtype=dtype)  # for norms, which draw nothing
+        draw = Initialiser(None, dtype=dtype)  # for norms, which draw nothing
         self.norm1 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
         self.attention = attention
         self.norm2 = Norm(attention.dim, draw, kind=norm, eps=norm_eps)
@@ -84,7 +84,7 @@ class TransformerBlock(nnx.Module):
 class TokenInput(nnx.Module):
     """Tokens (b t) through a table whose rows are multiplied by `factor`; NaN for tokens outside of it."""
 
-    def __init__(self, end: config.Tokens, dim: int, draw: Draw) -> None:
+    def __init__(self, end: config.Tokens, dim: int, draw: Initialiser) -> None:
         self.count, self.factor = end.count, dim**0.5 if end.scaled else 1.0
         self.table = Embedding(end.count, dim, draw)
 
@@ -98,7 +98,7 @@ class TokenInput(nnx.Module):
 class VectorInput(nnx.Module):
     """Vectors (b t size) through a linear map."""
 
-    def __init__(self, end: config.Vectors, dim: int, draw: Draw) -> None:
+    def __init__(self, end: config.Vectors, dim: int, draw: Initialiser) -> None:
         self.size = end.size
         self.linear = Linear(end.size, dim, draw, bias=end.bias)
 
@@ -111,7 +111,7 @@ class VectorInput(nnx.Module):
 class LinearOutput(nnx.Module):
     """`size` numbers per position."""
 
-    def __init__(self, dim: int, size: int, draw: Draw, *, bias: bool) -> None:
+    def __init__(self, dim: int, size: int, draw: Initialiser, *, bias: bool) -> None:
         self.linear = Linear(dim, size, draw, bias=bias)
 
     def __call__(self, x: Array) -> Array:
@@ -144,7 +144,7 @@ class Transformer(nnx.Module):
         config.warn_if_blind(settings)
         check(settings)
         rngs = nnx.Rngs(0) if rngs is None else rngs
-        draw, dim = Draw(rngs, settings.init, dtype), settings.dim
+        draw, dim = Initialiser(rngs, settings.init, dtype), settings.dim
         self.config = settings
         self.inputs = _input(settings, draw)
         self.positions = _input_positions(settings, draw)
@@ -233,7 +233,7 @@ def check(settings: config.TransformerConfig) -> None:
         raise ValueError(f"{WHO}: checkpoint=True exists in PyTorch only: use nnx.remat")
 
 
-def _sources(settings: config.TransformerConfig, draw: Draw) -> tuple[list[Any], list[list[Any]], Any, Any]:
+def _sources(settings: config.TransformerConfig, draw: Initialiser) -> tuple[list[Any], list[list[Any]], Any, Any]:
     """Shared sources of symbols, those of each layer, the source of each group, which shared ones are called once."""
     shared: list[Any] = []
     own: list[list[Any]] = [[] for _ in range(settings.layers)]
@@ -263,7 +263,7 @@ def _sources(settings: config.TransformerConfig, draw: Draw) -> tuple[list[Any],
     return shared, own, tuple(reads), tuple(once)
 
 
-def _block(settings: config.TransformerConfig, layer: int, draw: Draw) -> TransformerBlock:
+def _block(settings: config.TransformerConfig, layer: int, draw: Initialiser) -> TransformerBlock:
     positions, kind = settings.positions, settings.feedforward
     added = isinstance(positions, (config.Learned, config.Sinusoidal))
     attention = MultiHeadAttention(
@@ -293,7 +293,7 @@ def _block(settings: config.TransformerConfig, layer: int, draw: Draw) -> Transf
     )  # fmt: skip
 
 
-def _input(settings: config.TransformerConfig, draw: Draw) -> TokenInput | VectorInput:
+def _input(settings: config.TransformerConfig, draw: Initialiser) -> TokenInput | VectorInput:
     end = settings.inputs
     if isinstance(end, config.Tokens):
         return TokenInput(end, settings.dim, draw)
@@ -301,7 +301,9 @@ def _input(settings: config.TransformerConfig, draw: Draw) -> TokenInput | Vecto
     return VectorInput(end, settings.dim, draw)
 
 
-def _input_positions(settings: config.TransformerConfig, draw: Draw) -> LearnedPositions | SinusoidalPositions | None:
+def _input_positions(
+    settings: config.TransformerConfig, draw: Initialiser
+) -> LearnedPositions | SinusoidalPositions | None:
     if isinstance(settings.positions, config.Learned):
         return LearnedPositions(settings.max_length, settings.dim, draw)
     if isinstance(settings.positions, config.Sinusoidal):
@@ -309,7 +311,7 @@ def _input_positions(settings: config.TransformerConfig, draw: Draw) -> LearnedP
     return None
 
 
-def _output(settings: config.TransformerConfig, source: nnx.Module, draw: Draw) -> LinearOutput | TiedOutput:
+def _output(settings: config.TransformerConfig, source: nnx.Module, draw: Initialiser) -> LinearOutput | TiedOutput:
     end = settings.outputs
     if isinstance(end, config.Values):
         return LinearOutput(settings.dim, end.size, draw, bias=end.bias)

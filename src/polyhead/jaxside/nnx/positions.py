@@ -9,14 +9,14 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.call import Array
-from polyhead.jaxside.nnx.components import Draw, rows_of
+from polyhead.jaxside.nnx.components import Initialiser, rows_of
 from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
 
 
 class RelativePositionBias(nnx.Module):
     """T5's learned bias on the scores: one number per head and bucket of distances; `table` is (heads, buckets)."""
 
-    def __init__(self, heads: int, settings: config.RelativeBias, max_length: int, draw: Draw) -> None:
+    def __init__(self, heads: int, settings: config.RelativeBias, max_length: int, draw: Initialiser) -> None:
         buckets = settings.buckets or max_length
         self.kind = (buckets, settings.max_distance or buckets, settings.bidirectional)
         check_buckets(*self.kind)
@@ -43,7 +43,7 @@ class AlibiBias(nnx.Module):
 class LearnedPositions(nnx.Module):
     """A learned vector per position; `table` is (max_length, dim)."""
 
-    def __init__(self, max_length: int, dim: int, draw: Draw) -> None:
+    def __init__(self, max_length: int, dim: int, draw: Initialiser) -> None:
         self.table = draw.normal(max_length, dim, std=0.02)
 
     def __call__(self, positions: Array) -> Array:

@@ -16,7 +16,7 @@ from flax import nnx
 
 from polyhead import config
 from polyhead.jaxside.call import Array
-from polyhead.jaxside.nnx.components import Draw, Fixed, Linear, joined, parted, rows_of
+from polyhead.jaxside.nnx.components import Fixed, Initialiser, Linear, joined, parted, rows_of
 from polyhead.spec.numbers import SYMBOL_HEADS
 
 
@@ -25,7 +25,7 @@ class SymbolicAttention(nnx.Module):
 
     library: nnx.Variable
 
-    def __init__(self, source: config.SymbolicAttention, dim: int, draw: Draw) -> None:
+    def __init__(self, source: config.SymbolicAttention, dim: int, draw: Initialiser) -> None:
         width = source.dim or dim
         self.heads = math.gcd(SYMBOL_HEADS, dim, width) if source.heads is None else source.heads
         if dim % self.heads or width % self.heads:
@@ -45,7 +45,7 @@ class SymbolicAttention(nnx.Module):
 class PositionSymbols(nnx.Module):
     """A learned symbol for each position; `table` is (max_length, dim)."""
 
-    def __init__(self, width: int, max_length: int, draw: Draw) -> None:
+    def __init__(self, width: int, max_length: int, draw: Initialiser) -> None:
         self.max_length = max_length
         self.table = draw.normal(max_length, width)
 
@@ -61,7 +61,7 @@ class PositionSymbols(nnx.Module):
 class RelativeSymbols(nnx.Module):
     """A learned symbol for each offset of key and query; `table` is (2 distance + 1, dim)."""
 
-    def __init__(self, width: int, max_length: int, distance: int | None, draw: Draw) -> None:
+    def __init__(self, width: int, max_length: int, distance: int | None, draw: Initialiser) -> None:
         self.longest = max_length if distance is None else None
         self.distance = max_length - 1 if distance is None else distance
         rows = 2 * self.distance + 1
@@ -80,7 +80,7 @@ class RelativeSymbols(nnx.Module):
 SymbolModule = SymbolicAttention | PositionSymbols | RelativeSymbols
 
 
-def build_symbols(source: config.Symbols, dim: int, max_length: int, draw: Draw) -> SymbolModule:
+def build_symbols(source: config.Symbols, dim: int, max_length: int, draw: Initialiser) -> SymbolModule:
     """The module of a source of symbols.  Raises ValueError for one that exists in PyTorch only."""
     width = source.dim or dim
     if isinstance(source, config.PositionSymbols):

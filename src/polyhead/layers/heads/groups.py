@@ -17,7 +17,7 @@ from polyhead.config.mechanisms import MECHANISMS
 from polyhead.config.sizes import Sizes, sizes
 from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
-from polyhead.layers.heads.own import Coded, OwnHeads
+from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.layers.projection import hooked
 from polyhead.ops.linear.reference import linear_step
@@ -33,7 +33,7 @@ class TokenHeads(HeadGroup):
 
     def __init__(
         self,
-        row: spec.Mechanism,
+        row: spec.MechanismRow,
         heads: int,
         dim: int,
         value_dim: int | None = None,
@@ -177,7 +177,7 @@ def build(
     name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
     heads, dim, value_dim, kv_heads = size.heads, size.dim, size.value_dim, size.kv_heads
     share, impl = mechanism.share, mechanism.impl
-    if isinstance(mechanism, Coded):  # first, because a user's mechanism may inherit from one of ours
+    if isinstance(mechanism, HasCode):  # first, because a user's mechanism may inherit from one of ours
         own = dataclasses.replace(size, takes="v" if share else "qkv")
         return OwnHeads(mechanism, own, device=device, dtype=dtype)
     if isinstance(mechanism, config.SymbolHeads):

@@ -22,10 +22,13 @@ from polyhead.layers import Device
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__)
 
 
 @runtime_checkable
-class Coded(Protocol):
+class HasCode(Protocol):
     """A mechanism with a method `code` (see above), which defines what its heads compute."""
 
     code: Callable[..., Tensor]
@@ -60,7 +63,7 @@ class OwnHeads(HeadGroup, OwnParameters):
         scale: float | None = None,
     ) -> Float[Tensor, "b h t s"]:
         """The code of all pairs."""
-        assert isinstance(self.mechanism, Coded)
+        assert isinstance(self.mechanism, HasCode)
         return self.mechanism.code(
             self, q, share(k, q.shape[2]), bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens,
             scale=scale,

@@ -18,12 +18,14 @@ STREAM = 2**62
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplingOptions:
     """`temperature` 0: the most likely token; `top_k` or `top_p` None: no cut.
 
     >>> logits, draws = torch.tensor([[2.0, 3.0, 3.0, 1.0]]).expand(4, 4), torch.tensor([0.0, 0.2, 0.6, 0.99])
-    >>> Choice()(logits, draws), Choice(top_k=2)(logits, draws), Choice(temperature=0.0)(logits, draws)
-    (tensor([0, 1, 2, 3]), tensor([1, 1, 2, 2]), tensor([1, 1, 1, 1]))
+    >>> SamplingOptions()(logits, draws), SamplingOptions(top_k=2)(logits, draws)
+    (tensor([0, 1, 2, 3]), tensor([1, 1, 2, 2]))
+    >>> SamplingOptions(temperature=0.0)(logits, draws)
+    tensor([1, 1, 1, 1])
 
     Raises ValueError for a temperature below 0, a top_k below 1 or a top_p outside (0, 1].
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 from polyhead import config
 from polyhead.layers.cache import Cache
 from polyhead.layers.taps import looking
-from polyhead.models.generate.sampling import Choice, row_draws
+from polyhead.models.generate.sampling import SamplingOptions, row_draws
 from polyhead.models.transformer import Transformer
 from polyhead.spec.shapes import named, shaped
 
@@ -37,8 +37,9 @@ def generate(
 ) -> list[list[int]]:
     """The continuation of each prompt: up to `steps` tokens, without the prompt and without the final token of `stop`.
 
-    `temperature`, `top_k`, `top_p`: see `sampling.Choice`; temperature 0 takes the most likely token.  Row i draws from
-    its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on the cache.
+    `temperature`, `top_k`, `top_p`: see `sampling.SamplingOptions`; temperature 0 takes the most likely token.  Row i
+    draws from its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on
+    the cache.
 
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
     >>> said = generate(model, [[1, 2, 3], [4]], steps=5, top_k=3, generator=torch.Generator().manual_seed(0))
@@ -81,7 +82,7 @@ def stream(
     if model.encoder is not None:
         raise ValueError("generate: the model has an encoder, so it wants a source: use greedy(model, start, source=)")
     stops = (stop,) if isinstance(stop, int) else tuple(stop)
-    choice = Choice(float(temperature), top_k, None if top_p is None else float(top_p))
+    choice = SamplingOptions(float(temperature), top_k, None if top_p is None else float(top_p))
     padded = left_padded(prompts, model)
     check_length("generate", model.config, padded.tokens.shape[1], steps)
     rows, device = len(padded.tokens), padded.tokens.device
@@ -123,7 +124,7 @@ def greedy(
     check_length("greedy", model.config, start.shape[1], steps)
     with looking(model):
         encoded = None if source is None else model.encode(source, source_mask)
-    stops, likeliest = () if stop is None else (stop,), Choice(temperature=0.0)
+    stops, likeliest = () if stop is None else (stop,), SamplingOptions(temperature=0.0)
     loop = _steps(
         model,
         Padded(start),

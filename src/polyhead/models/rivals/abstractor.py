@@ -12,6 +12,8 @@ put the residual on the objects instead; then there is no bottleneck.)  With `Cl
 without outputs it returns the abstract states (b s m), to which a decoder may attend.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -26,16 +28,20 @@ from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input, build_output, check_mask
+from polyhead.spec.lazy import renamed
 from polyhead.spec.shapes import shaped
 
 PRESET = "cs336"
 """The preset of its initial parameters, also as the encoder of a model with another one."""
 
+if not TYPE_CHECKING:  # where a pickled model looks for its class
+    __getattr__ = renamed(__name__, {"Abstractor": "AbstractorModel"})
 
-class Abstractor(nn.Module):
+
+class AbstractorModel(nn.Module):
     """Symbols that read the relations of objects; a classifier, or an encoder for a decoder.
 
-    >>> Abstractor(AbstractorConfig(Vectors(8), dim=32))(torch.randn(5, 10, 8)).shape
+    >>> AbstractorModel(AbstractorConfig(Vectors(8), dim=32))(torch.randn(5, 10, 8)).shape
     torch.Size([5, 10, 32])
     """
 
@@ -68,7 +74,7 @@ class Abstractor(nn.Module):
         `taps` collects the Taps of each layer's relational cross-attention.
         """
         x = self.inputs(inputs)
-        check_mask("Abstractor", "mask (b s)", mask, x)
+        check_mask("AbstractorModel", "mask (b s)", mask, x)
         keys = None if mask is None else mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask=keys)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.hyla.tiles import Chunk, Grads, backward_chunk, forward_chunk
+from polyhead.ops.hyla.tiles import HylaChunk, HylaGradients, backward_chunk, forward_chunk
 from polyhead.ops.latent_code import share, wide
-from polyhead.ops.tiles import Buffers, Reach, Scores
+from polyhead.ops.tiles import Buffers, Scores, VisibleTiles
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 191, 48
@@ -71,7 +71,7 @@ def sizes(b: int, h: int, t: int, s: int, e: int, whole_rows: bool) -> tuple[int
     return max(1, min(b, PAIRS // max(1, min(tile_t, t) * tile_s * max(h, e)))), tile_t, tile_s
 
 
-def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
+def chunks(x: AttentionCall) -> Iterator[tuple[slice, HylaChunk]]:
     """Yield the batch in chunks whose tiles fit into the cache, each in the layout of its matrix products."""
     (b, t, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
     stats = wide(x.q).dtype
@@ -79,7 +79,7 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
     work = stats if x.q.device.type == "cpu" else x.q.dtype
     q, k, v = x.q.to(work), share(x.k.to(work), h), share(x.v.to(work), h)
     weight = None if x.value_weight is None else x.value_weight.to(work)
-    reach = Reach(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
+    reach = VisibleTiles(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
     samples, tile_t, tile_s = sizes(b, h, t, s, e, SOFTMAX_AXIS.get(x.normalise) == "s")
     buffers = Buffers(q.device)
     for first in range(0, b, samples):
@@ -88,7 +88,7 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
         queries, keys = _by_sample_and_head(q[part]), _by_sample_and_head(k[part])
         scores = Scores(queries, keys, h, x.factor, reach, bias, mask, keep, stats, buffers)
         values = v[part].transpose(0, 1).contiguous()
-        yield part, Chunk(scores, values, weight, x.normalise, x.act, tile_t, tile_s)
+        yield part, HylaChunk(scores, values, weight, x.normalise, x.act, tile_t, tile_s)
 
 
 def _by_sample_and_head(x: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     for part, chunk in chunks(x):
         own = dbias if dbias is None or dbias.ndim == 2 or len(dbias) == 1 else dbias[part]
         rows = dq[part].view(chunk.scores.q.shape), dk[part].view(chunk.scores.k.shape)
-        grads = Grads(*rows, dq.new_zeros(chunk.v.shape), own, dweight)
+        grads = HylaGradients(*rows, dq.new_zeros(chunk.v.shape), own, dweight)
         backward_chunk(chunk, dout[part].to(chunk.v.dtype), grads)
         dv[part] = grads.v.transpose(0, 1)
     dk, dv = (a.unflatten(2, (groups, -1)).sum(3) for a in (dk.transpose(1, 2), dv))

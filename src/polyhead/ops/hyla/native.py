@@ -45,15 +45,15 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     return _op(x, twice)[0]
 
 
-class Call(ctypes.Structure):
+class HylaCallStruct(ctypes.Structure):
     """The struct HylaCall of native/hyla.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
-        *((name, structs.Rows) for name in ("q", "k", "v", "dout")),
+        *((name, structs.RowsStruct) for name in ("q", "k", "v", "dout")),
         *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv")),
-        ("limits", structs.Limits),
-        ("dbias", structs.BiasGrad),
+        ("limits", structs.LimitsStruct),
+        ("dbias", structs.BiasGradStruct),
         *((name, ctypes.c_int64) for name in ("slots", "strips")),
         *((name, ctypes.c_double) for name in ("scale", "eps")),
         *((name, ctypes.c_int32) for name in ("normalise", "act")),
@@ -62,13 +62,13 @@ class Call(ctypes.Structure):
     ]
 
 
-def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
+def _call(x: AttentionCall) -> tuple[HylaCallStruct, list[Tensor | None]]:
     """The struct for both passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, v = (structs.numbers(a, dtype) for a in (x.q, x.k, x.v))
     (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
     limits, kept = structs.limits(x, dtype)
-    call = Call(
+    call = HylaCallStruct(
         b, t, s, h, g, d, e, structs.rows(q), structs.rows(k), structs.rows(v),
         limits=limits, scale=x.factor, eps=RMS_HEADS_EPS,
         normalise=NORMALISE.index(x.normalise), act=RELATION_ACTS.index(x.act),

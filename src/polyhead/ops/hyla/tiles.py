@@ -26,7 +26,7 @@ from polyhead.spec import RMS_HEADS_EPS, SOFTMAX_AXIS
 
 
 @dataclass
-class Chunk:
+class HylaChunk:
     """Some samples of the batch, in the layout of the tiles."""
 
     scores: Scores
@@ -67,7 +67,7 @@ class Chunk:
 
 
 @dataclass
-class Code:
+class TileCode:
     """The code `a` (k b q h) of one tile, with dropout, and the tensors that its backward pass needs."""
 
     a: Tensor
@@ -76,7 +76,7 @@ class Code:
     hidden: Hidden
 
 
-def code_tile(chunk: Chunk, at: Tile) -> Code:
+def code_tile(chunk: HylaChunk, at: Tile) -> TileCode:
     """The code of a tile: scores, mask, normalisation, dropout."""
     scores, dim = chunk.scores, softmax_dim(chunk.normalise)
     s, hidden = scores.tile(at), scores.hidden(at)
@@ -94,10 +94,10 @@ def code_tile(chunk: Chunk, at: Tile) -> Code:
         a.copy_(s.permute(3, 0, 2, 1))
     if scores.keep is not None:
         a.mul_(scores.keep[:, :, at.q, at.k].permute(3, 0, 2, 1))
-    return Code(a, s, root, hidden)
+    return TileCode(a, s, root, hidden)
 
 
-def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
+def code_backward(chunk: HylaChunk, at: Tile, code: TileCode, da: Tensor) -> Tensor:
     """The gradient of the scores, given that of the code with dropout, `da` (b h q k), which is overwritten."""
     s, keep = code.before, chunk.scores.keep
     if keep is not None:
@@ -113,7 +113,7 @@ def code_backward(chunk: Chunk, at: Tile, code: Code, da: Tensor) -> Tensor:
 
 
 @dataclass
-class Values:
+class ValueNetworks:
     """The value networks of one tile, (k (b q) e): hidden layer before and after `act`; last layer before and after."""
 
     z: Tensor
@@ -122,7 +122,7 @@ class Values:
     out: Tensor
 
 
-def value_tile(chunk: Chunk, a: Tensor, at: Tile) -> Values:
+def value_tile(chunk: HylaChunk, a: Tensor, at: Tile) -> ValueNetworks:
     """Apply the value network of every pair."""
     k, b, q, h = a.shape
     v = chunk.v[at.k].flatten(0, 1)
@@ -130,15 +130,15 @@ def value_tile(chunk: Chunk, a: Tensor, at: Tile) -> Values:
     z = torch.bmm(a.view(k * b, q, h), v, out=z).view(k, b * q, -1)
     y = activate(chunk.act, z)
     if chunk.weight is None:
-        return Values(z, y, None, y)
+        return ValueNetworks(z, y, None, y)
     z2 = torch.zeros_like(z)
     flat, a = y.flatten(0, 1), a.view(-1, h)
     for head, weight in enumerate(chunk.weight):
         z2.view_as(flat).addcmul_(a[:, head : head + 1], flat @ weight.T)
-    return Values(z, y, z2, activate(chunk.act, z2))
+    return ValueNetworks(z, y, z2, activate(chunk.act, z2))
 
 
-def forward_chunk(chunk: Chunk, out: Tensor) -> None:
+def forward_chunk(chunk: HylaChunk, out: Tensor) -> None:
     """Fill `out` (b t h e)."""
     for rows in chunk.rows():
         b, q, h, e = out[:, rows].shape
@@ -153,7 +153,7 @@ def forward_chunk(chunk: Chunk, out: Tensor) -> None:
 
 
 @dataclass
-class Grads:
+class HylaGradients:
     """The gradients of a chunk, summed in the dtype of the statistics."""
 
     q: Tensor  # ((b h) t d)
@@ -163,7 +163,7 @@ class Grads:
     weight: Tensor | None
 
 
-def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
+def backward_chunk(chunk: HylaChunk, dout: Tensor, grads: HylaGradients) -> None:
     """Add the gradients of a chunk, given that of its output (b t h e)."""
     for rows in chunk.rows():
         d = dout[:, rows].reshape(-1, *dout.shape[2:])
@@ -177,7 +177,7 @@ def backward_chunk(chunk: Chunk, dout: Tensor, grads: Grads) -> None:
             chunk.scores.backward(at, ds, grads.q, grads.k, grads.bias)
 
 
-def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, grads: Grads) -> None:
+def value_backward(chunk: HylaChunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, grads: HylaGradients) -> None:
     """Write the gradient of the code of a tile to `da` (b h q k); add those of v and weight.
 
     The code is used in the output layer, in the hidden layer and, with a deep value network, between them.
@@ -196,7 +196,7 @@ def value_backward(chunk: Chunk, a: Tensor, at: Tile, dout: Tensor, da: Tensor, 
         da.add_(da_between.view(k, b, q, h).permute(1, 3, 2, 0))
 
 
-def output_backward(chunk: Chunk, a: Tensor, y: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
+def output_backward(chunk: HylaChunk, a: Tensor, y: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
     """Through out = sum_j a y: gradients of the code ((b q) h k) and of y (k (b q) e), given dout ((b q) h e)."""
     (k, b, q, h), e, take = a.shape, dout.shape[-1], chunk.buffers.take
     da = torch.bmm(dout, y.permute(1, 2, 0), out=take("da_output", (b * q, h, k), a.dtype))
@@ -204,7 +204,7 @@ def output_backward(chunk: Chunk, a: Tensor, y: Tensor, dout: Tensor) -> tuple[T
     return da, dy.transpose(0, 1)
 
 
-def hidden_backward(chunk: Chunk, a: Tensor, at: Tile, dz: Tensor, grads: Grads) -> Tensor:
+def hidden_backward(chunk: HylaChunk, a: Tensor, at: Tile, dz: Tensor, grads: HylaGradients) -> Tensor:
     """Through z = sum_h a v: the gradient of the code ((k b) h q), given dz (k (b q) e); adds that of v."""
     k, b, q, h = a.shape
     a, v, dz = a.view(k * b, q, h), chunk.v[at.k].flatten(0, 1), dz.view(k * b, q, -1)
@@ -212,7 +212,9 @@ def hidden_backward(chunk: Chunk, a: Tensor, at: Tile, dz: Tensor, grads: Grads)
     return torch.bmm(v, dz.transpose(1, 2), out=chunk.buffers.take("da_hidden", (k * b, h, q), a.dtype))
 
 
-def deep_backward(chunk: Chunk, a: Tensor, values: Values, dz: Tensor, grads: Grads) -> tuple[Tensor, Tensor]:
+def deep_backward(
+    chunk: HylaChunk, a: Tensor, values: ValueNetworks, dz: Tensor, grads: HylaGradients
+) -> tuple[Tensor, Tensor]:
     """Through the second layer sum_h a_h W_h y: gradients of y (k (b q) e) and of the code ((k b q) h); adds that of
     W."""
     assert chunk.weight is not None

@@ -44,12 +44,12 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
     return _op(replace(x, k=emptied(x.mask, x.k), v=activation(x.act)(x.v), mask=None, act="identity"), twice)[0]
 
 
-class Call(ctypes.Structure):
+class LinearCallStruct(ctypes.Structure):
     """The struct LinearCall of native/linear.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgde"),
-        *((name, structs.Rows) for name in ("q", "k", "v", "dout")),
+        *((name, structs.RowsStruct) for name in ("q", "k", "v", "dout")),
         *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv", "edges")),
         ("sequences", ctypes.c_int64),
         ("causal", ctypes.c_int32),
@@ -59,7 +59,7 @@ class Call(ctypes.Structure):
     ]
 
 
-def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
+def _call(x: AttentionCall) -> tuple[LinearCallStruct, list[Tensor | None]]:
     """The struct for both passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k, v = (structs.numbers(a, dtype) for a in (x.q, x.k, x.v))
@@ -68,7 +68,7 @@ def _call(x: AttentionCall) -> tuple[Call, list[Tensor | None]]:
     if x.cu_seqlens is not None:
         # Rows before the first edge belong to the first sequence; those behind the last are one.
         edges = F.pad(F.pad(x.cu_seqlens[1:], (1, 0)), (0, 1), value=t).clamp(0, t).cummax(0).values.to(torch.int32)
-    call = Call(
+    call = LinearCallStruct(
         b, t, s, h, g, d, e, structs.rows(q), structs.rows(k), structs.rows(v),
         edges=None if edges is None else edges.data_ptr(), sequences=0 if edges is None else len(edges) - 1,
         causal=x.causal, scale=x.factor, pool=pool(), threads=threads(),

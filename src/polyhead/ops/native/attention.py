@@ -18,16 +18,16 @@ from polyhead.ops.native.threads import pool, threads
 from polyhead.spec import RELATION_ACTS
 
 
-class Call(ctypes.Structure):
+class AttentionCallStruct(ctypes.Structure):
     """The struct AttentionCall of native/attention.cpp."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in "btshgderp"),
-        *((name, structs.Rows) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
+        *((name, structs.RowsStruct) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
         *((name, ctypes.c_void_p) for name in ("retrieved", "related", "stats", "delta")),
         *((name, ctypes.c_void_p) for name in ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")),
-        ("limits", structs.Limits),
-        ("dbias", structs.BiasGrad),
+        ("limits", structs.LimitsStruct),
+        ("dbias", structs.BiasGradStruct),
         ("turned", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("columns", "dsymbols_part", "slots", "strips")),
         *((name, ctypes.c_double) for name in ("scale", "factor")),
@@ -37,7 +37,7 @@ class Call(ctypes.Structure):
     ]
 
 
-def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
+def _call(x: AttentionCall, what: int) -> tuple[AttentionCallStruct, list[Tensor | None]]:
     """The struct for all passes, and the tensors that own its memory."""
     dtype = native.NUMBERS[x.q.dtype]
     q, k = (structs.numbers(a, dtype) for a in (x.q, x.k))
@@ -54,7 +54,7 @@ def _call(x: AttentionCall, what: int) -> tuple[Call, list[Tensor | None]]:
         turned = F.pad(turned.flip(-1) if what == structs.FORWARD else turned, (0, structs.LANES)).contiguous()
         columns = turned.shape[-1]
     limits, kept = structs.limits(x, dtype)
-    call = Call(
+    call = AttentionCallStruct(
         b, t, s, h, g, d, e, r, p, *(structs.rows(a) for a in (q, k, q_rel, k_rel, symbols)), limits=limits,
         turned=None if turned is None else turned.data_ptr(), columns=columns, scale=x.factor, factor=p**-0.5,
         act=RELATION_ACTS.index(x.act), pool=pool(), threads=threads(),

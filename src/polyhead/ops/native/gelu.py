@@ -57,7 +57,7 @@ def _readable(x: Tensor) -> bool:
     return may_look(x) and type(x) in (Tensor, Parameter) and not torch._C._functorch.is_legacy_batchedtensor(x)
 
 
-class Call(ctypes.Structure):
+class GeluCallStruct(ctypes.Structure):
     """The struct GeluCall of gelu.cpp."""
 
     _fields_ = [
@@ -75,7 +75,7 @@ def computed(
     rows, out = min(max(1, LEAST // width), ROWS), torch.empty_like(x)
     parts = x.new_zeros(-(-x.numel() // (rows * width)), width) if learns else None
     at = (None if a is None else a.data_ptr() for a in (x, bias, dout, out, parts))
-    native.call("gelu", x.dtype, Call(x.numel(), width, rows, *at, pool(), threads()))
+    native.call("gelu", x.dtype, GeluCallStruct(x.numel(), width, rows, *at, pool(), threads()))
     return out, None if parts is None else parts.sum(0)
 
 

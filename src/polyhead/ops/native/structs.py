@@ -22,19 +22,19 @@ FEW = 8
 """Calls with fewer queries hold keys in the SIMD lanes."""
 
 
-class Rows(ctypes.Structure):
+class RowsStruct(ctypes.Structure):
     """A tensor (b n h width): pointer and strides in numbers; see native/pairs.h."""
 
     _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "n", "h"))]
 
 
-class Pairs(ctypes.Structure):
+class PairsStruct(ctypes.Structure):
     """A tensor (b h t s): pointer and strides in numbers."""
 
     _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "own", "other"))]
 
 
-class BiasGrad(ctypes.Structure):
+class BiasGradStruct(ctypes.Structure):
     """The gradient of a bias: pointer and strides in numbers; see native/pairs.h."""
 
     _fields_ = [
@@ -43,29 +43,29 @@ class BiasGrad(ctypes.Structure):
     ]
 
 
-class Limits(ctypes.Structure):
+class LimitsStruct(ctypes.Structure):
     """Ranges of visible keys and queries, bias, dropout and mask; "own" is the side in the lanes."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("first", "end", "low", "high")),
-        *((name, Pairs) for name in ("bias", "keep", "mask")),
+        *((name, PairsStruct) for name in ("bias", "keep", "mask")),
         *((name, ctypes.c_int64) for name in ("owns", "others", "hides")),
     ]
 
 
-def rows(x: Tensor | None) -> Rows:
+def rows(x: Tensor | None) -> RowsStruct:
     """The struct of a tensor (b n h width) whose width is contiguous."""
-    return Rows() if x is None else Rows(x.data_ptr(), *x.stride()[:3])
+    return RowsStruct() if x is None else RowsStruct(x.data_ptr(), *x.stride()[:3])
 
 
-def pairs(x: Tensor | None, t: int) -> Pairs:
+def pairs(x: Tensor | None, t: int) -> PairsStruct:
     """The struct of a tensor of 4 dimensions that broadcasts to (b h t s), or by offset (h t+s-1)."""
     if x is None:
-        return Pairs()
+        return PairsStruct()
     if x.ndim == 2:
         head, step = x.stride()
-        return Pairs(x.data_ptr() + (t - 1) * step * x.itemsize, 0, head, -step, step)
-    return Pairs(x.data_ptr(), *(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
+        return PairsStruct(x.data_ptr() + (t - 1) * step * x.itemsize, 0, head, -step, step)
+    return PairsStruct(x.data_ptr(), *(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
 
 
 def sight(
@@ -84,7 +84,7 @@ def sight(
     return first, end, low.to(torch.int32), high.to(torch.int32)
 
 
-def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | None]]:
+def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[LimitsStruct, list[Tensor | None]]:
     """The struct of a call's masks and biases, and the tensors that own its memory."""
     t, s = x.lengths
     bias, keep = (None if a is None else a.to(dtype) for a in (x.bias, x.keep))
@@ -93,7 +93,12 @@ def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[Limits, list[Tensor | 
     ends = [None] * 4 if look is None else [a.data_ptr() for a in look]
     # Reading a large bias takes as long as it saves; reading an expanded one takes much longer.
     hides = bias is not None and (bias.numel() > 1 << 20 or bool((bias == -math.inf).any()))
-    return Limits(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s, hides), [bias, keep, mask, *(look or ())]
+    return LimitsStruct(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s, hides), [
+        bias,
+        keep,
+        mask,
+        *(look or ()),
+    ]
 
 
 def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
@@ -121,17 +126,17 @@ def added(parts: Tensor) -> Tensor:
     return parts.sum(0) if len(parts) > 1 else parts.squeeze_(0)
 
 
-def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Tensor | None, BiasGrad]:
+def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Tensor | None, BiasGradStruct]:
     """Zeros (slots strips ...), whose sum will be the gradient of a bias; float64, as in native/pairs.h."""
     if bias is None:
-        return None, BiasGrad()
+        return None, BiasGradStruct()
     if bias.ndim == 2:
         grad = torch.zeros(slots, strips, *bias.shape, dtype=torch.float64)
         slot, strip, head, _ = grad.stride()
-        return grad, BiasGrad(grad.data_ptr() + (t - 1) * grad.itemsize, 0, head, -1, 1, slot, strip)
+        return grad, BiasGradStruct(grad.data_ptr() + (t - 1) * grad.itemsize, 0, head, -1, 1, slot, strip)
     grad = torch.zeros(1, 1, *bias.shape, dtype=torch.float64)
     steps = (0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True))
-    return grad, BiasGrad(grad.data_ptr(), *steps)
+    return grad, BiasGradStruct(grad.data_ptr(), *steps)
 
 
 def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -27,9 +27,9 @@ from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custo
 from polyhead.ops.latent_code import retrieved_and_related, share, wide
 from polyhead.ops.tiles import (
     Buffers,
-    Reach,
     Scores,
     Tile,
+    VisibleTiles,
     accumulate,
     activate,
     activate_backward,
@@ -81,7 +81,7 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------- symbols
 @dataclass
-class Values:
+class TileSymbols:
     """Symbols by key ((h b) s e) or by offset (h t+s-1 e), and their products with a tile of codes (h b q k)."""
 
     symbols: Tensor
@@ -121,12 +121,12 @@ class Values:
 
 # --------------------------------------------------------------------------------------------------------------- tiles
 @dataclass
-class Chunk:
+class RelationalChunk:
     """Some samples of the batch, in the layout of the tiles."""
 
     scores: Scores
     relations: Scores
-    values: Values
+    values: TileSymbols
     act: str
     samples: int
 
@@ -170,7 +170,7 @@ class Chunk:
                 total = torch.bmm(by_query(a[..., part.within(at)]), by_query(rel).mT)
                 related[:, at.q] += total.unflatten(0, (self.samples, -1))
 
-    def backward(self, dretrieved: Tensor, drelated: Tensor, grads: "Grads") -> None:
+    def backward(self, dretrieved: Tensor, drelated: Tensor, grads: "RelationalGradients") -> None:
         """Add to `grads`, given the gradients of `retrieved` (b t h e) and `related` (b t h r)."""
         for at in self.tiles():
             p, a = self.code(at)
@@ -186,7 +186,9 @@ class Chunk:
             ds = aten._softmax_backward_data.out(da, p, -1, p.dtype, grad_input=da)
             self.scores.backward(at, ds, grads.q, grads.k, grads.bias)
 
-    def relations_backward(self, at: Tile, a: Tensor, drelated: Tensor, da: Tensor, grads: "Grads") -> None:
+    def relations_backward(
+        self, at: Tile, a: Tensor, drelated: Tensor, da: Tensor, grads: "RelationalGradients"
+    ) -> None:
         """Add to the gradient `da` (h b q k) of the codes and to the gradients of q_rel and k_rel."""
         u = self.relations.tile(at)
         rel = activate(self.act, u)
@@ -208,7 +210,7 @@ def by_query(x: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------- chunks of a call
 @dataclass
-class Grads:
+class RelationalGradients:
     """The gradients of a chunk, summed in the dtype of the statistics."""
 
     q: Tensor  # ((h b) t d)
@@ -219,7 +221,7 @@ class Grads:
     bias: Tensor | None
 
     @classmethod
-    def zeros(cls, chunk: Chunk, bias: Tensor | None) -> "Grads":
+    def zeros(cls, chunk: RelationalChunk, bias: Tensor | None) -> "RelationalGradients":
         """Zeros, except for the bias: all chunks add to the same gradient of the bias."""
         scores, relations = chunk.scores, chunk.relations
         given = (scores.q, scores.k, relations.q, relations.k, chunk.values.symbols)
@@ -248,7 +250,7 @@ def by_head(x: Tensor | None, part: slice) -> Tensor | None:
     return x.unsqueeze(1) if x.ndim == 2 else (x if x.shape[0] == 1 else x[part]).transpose(0, 1)
 
 
-def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
+def chunks(x: AttentionCall) -> Iterator[tuple[slice, RelationalChunk]]:
     """Yield the batch in chunks whose tiles fit into the cache, each in the layout of its matrix products."""
     (b, t, h, _), s = x.q.shape, x.k.shape[1]
     stats = wide(x.q).dtype
@@ -260,8 +262,8 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
     symbols = share((x.symbols[None] if by_offset else x.symbols).to(work), h)
     mask = None if x.mask is None else x.mask.expand(b, h, t, s)
     buffers = Buffers(q.device), Buffers(q.device)
-    reach = Reach(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
-    everywhere = Reach(t, s, q.device)
+    reach = VisibleTiles(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
+    everywhere = VisibleTiles(t, s, q.device)
     step = max(1, min(b, PAIRS // max(1, min(t, QUERIES) * s * max(h, r))))
     for first in range(0, b, step):
         part = slice(first, min(first + step, b))
@@ -271,8 +273,8 @@ def chunks(x: AttentionCall) -> Iterator[tuple[slice, Chunk]]:
         scores = Scores(queries, keys, n, x.factor, reach, bias, masked, keep, stats, buffers[0])
         queries, keys = heads_first(q_rel[part]), heads_first(k_rel[part])
         relations = Scores(queries, keys, n, scale, everywhere, None, None, None, work, buffers[1])
-        values = Values(heads_first(symbols if by_offset else symbols[part]), t, by_offset, buffers[0])
-        yield part, Chunk(scores, relations, values, x.act, n)
+        values = TileSymbols(heads_first(symbols if by_offset else symbols[part]), t, by_offset, buffers[0])
+        yield part, RelationalChunk(scores, relations, values, x.act, n)
 
 
 def _forward(x: AttentionCall) -> list[Tensor]:
@@ -290,7 +292,7 @@ def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
     contiguous = torch.contiguous_format
     grads = {name: torch.zeros_like(a, dtype=wide(a).dtype, memory_format=contiguous) for name, a in learned.items()}
     for part, chunk in chunks(x):
-        own = Grads.zeros(chunk, by_head(grads.get("bias"), part))
+        own = RelationalGradients.zeros(chunk, by_head(grads.get("bias"), part))
         dretrieved, drelated = (dout[part].to(chunk.scores.q.dtype) for dout in douts)
         chunk.backward(dretrieved, drelated, own)
         own.add_to(grads, part)

@@ -30,7 +30,7 @@ NUMBERS = 20_000_000
 
 
 @dataclass(frozen=True)
-class Explored:
+class PageContents:
     """The contents of a page: `tokens` as text, `layers` for the page's script, and their bytes."""
 
     tokens: tuple[str, ...]
@@ -47,7 +47,7 @@ class Explored:
         return f"{len(self.tokens):,} tokens, {len(self.layers)} layers, {heads:,} heads"
 
 
-def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explored:
+def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageContents:
     """The numbers of all pairs of one sequence, layer by layer.
 
     At most the first TOKENS tokens are used, or fewer if they need more than NUMBERS bytes.  `of`: the number of tokens
@@ -69,7 +69,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> Explo
     if holder.hides:
         notes.append("A mask or a window hides some pairs: they are shown as not visible, without numbers.")
     words = tuple(map(shown, tokens[:count]))
-    return Explored(words, causal, layers, b"".join(holder.parts), tuple(ways), " ".join(notes))
+    return PageContents(words, causal, layers, b"".join(holder.parts), tuple(ways), " ".join(notes))
 
 
 def shown(piece: str) -> str:

@@ -4,7 +4,7 @@ import base64
 import zlib
 
 from polyhead.pages.document import document, escape, resource
-from polyhead.pages.explore.data import Explored
+from polyhead.pages.explore.data import PageContents
 
 SCORE = "q<sub>h,i</sub> · k<sub>h,j</sub> / √d"
 LEAD = """<p class="lead">Point at a token i: colours show which tokens j it reads, and the table the <b>latent code</b>
@@ -34,7 +34,7 @@ SYMBOLS = "symbols(j): how much of each learned symbol stands for token j, by he
 HYLA = "In HYLA heads the code is what makes the value network of the pair: pairs with one code are treated alike."
 
 
-def html(found: Explored, title: str = "") -> str:
+def html(found: PageContents, title: str = "") -> str:
     """The whole HTML."""
     heading = f"What {title or 'the model'} reads"
     held = {"tokens": found.tokens, "causal": found.causal, "layers": found.layers}
@@ -50,7 +50,7 @@ def html(found: Explored, title: str = "") -> str:
     return document(heading, body, style="explore/explore.css", data=data, numbers=numbers, scripts=[script])
 
 
-def _words(found: Explored) -> str:
+def _words(found: PageContents) -> str:
     """The explanation of the page, with the equations of its model."""
     groups = [group for layer in found.layers for group in layer["groups"]]
     lines = [f"code<sub>h</sub>(i → j) = {CODES[way]}." for way in found.normalised if way not in MORE]

@@ -15,7 +15,7 @@ from polyhead.analysis.capture import as_array, looking
 from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, Picture, look, picture
 from polyhead.config import Batch, Task
-from polyhead.pages.report.runs import HEADLINE, Entry, Group, Opened, Progress, reason
+from polyhead.pages.report.runs import HEADLINE, Entry, OpenedCheckpoint, Progress, SeedGroup, reason
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -56,7 +56,7 @@ class Map:
 
 
 @dataclass(frozen=True)
-class Looked(Opened):
+class CheckpointExamples(OpenedCheckpoint):
     """The examples of one checkpoint on a split."""
 
     split: str = ""
@@ -68,7 +68,7 @@ class Looked(Opened):
         return any(maps(layer)[kind] for layer in self.examples[0].layers for kind in KINDS[1:])
 
 
-def looks(found: Sequence[Group], progress: Progress) -> list[Looked]:
+def looks(found: Sequence[SeedGroup], progress: Progress) -> list[CheckpointExamples]:
     """The examples of the first finished run of each mechanism, or the reason why there are none."""
     results = []
     for group in found:
@@ -97,7 +97,7 @@ def maps(layer: LayerLook) -> dict[str, list[Map]]:
     return found
 
 
-def _one(entry: Entry, group: Group) -> Looked:
+def _one(entry: Entry, group: SeedGroup) -> CheckpointExamples:
     try:
         run, model = load_model(entry.folder)
         split = next((split for split in HEADLINE if split in run.task.splits), run.task.splits[0])
@@ -106,8 +106,8 @@ def _one(entry: Entry, group: Group) -> Looked:
         if not all(np.isfinite(each.values).all() for example in examples for each in _every(example.layers)):
             raise ValueError("its figures are not finite")
     except (ValueError, OSError) as error:
-        return Looked(entry, group, reason(entry, "attention maps", error))
-    return Looked(entry, group, "", split, examples)
+        return CheckpointExamples(entry, group, reason(entry, "attention maps", error))
+    return CheckpointExamples(entry, group, "", split, examples)
 
 
 def _examples(model: nn.Module, task: Task, batch: Batch) -> Iterator[Example]:

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from polyhead.pages import document
 from polyhead.pages.document import escape
-from polyhead.pages.report.attention import KINDS, Example, Looked, Map, maps
+from polyhead.pages.report.attention import KINDS, CheckpointExamples, Example, Map, maps
 from polyhead.pages.report.figures import FAINT, blank
 from polyhead.pages.report.headline import sample
 from polyhead.pages.report.page import STEPS, Page
@@ -24,7 +24,7 @@ WORDS = {
 AXES = {"attention": ("from token", "token"), "relations": ("token", "token"), "symbols": ("symbol", "token")}
 
 
-def section(out: Page, looked: Sequence[Looked]) -> None:
+def section(out: Page, looked: Sequence[CheckpointExamples]) -> None:
     """One block per mechanism.  The first with relations is open, the others are closed."""
     shown = [one for one in looked if one.examples]
     if not shown:
@@ -38,7 +38,7 @@ def section(out: Page, looked: Sequence[Looked]) -> None:
         out.add(f"<h3>{escape(one.name)}</h3>{body}" if one is first else document.details(one.name, body))
 
 
-def _words(one: Looked) -> list[str]:
+def _words(one: CheckpointExamples) -> list[str]:
     lines = [
         f"Examples: {sample(one.entry.run.task, one.split)}. Attention is the latent code of a pair of tokens; of "
         "softmax heads each row adds up to 1."
@@ -51,7 +51,7 @@ def _words(one: Looked) -> list[str]:
     return lines
 
 
-def _block(out: Page, one: Looked) -> str:
+def _block(out: Page, one: CheckpointExamples) -> str:
     """Controls, the input, and a figure for each kind of matrix."""
     name = f"look-{len(out.looks) + 1}"
     every = [[(layer.name, maps(layer)) for layer in example.layers] for example in one.examples]

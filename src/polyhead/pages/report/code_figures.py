@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from polyhead.pages.report.codes import Analysed, CodeMap
+from polyhead.pages.report.codes import CheckpointAnalysis, CodeMap
 from polyhead.pages.report.figures import FAINT, SCALES, blank, category, styles
 from polyhead.pages.report.headline import number, with_error
-from polyhead.pages.report.runs import Group, Summary, summary
+from polyhead.pages.report.runs import SeedGroup, Summary, summary
 
 Place = tuple[int, str]
 """Layer and target."""
@@ -18,7 +18,7 @@ Cells = dict[tuple[str, Place], tuple[Summary, float]]
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
-def probe_cells(analysed: Sequence[Analysed], view: str, query: str) -> Cells:
+def probe_cells(analysed: Sequence[CheckpointAnalysis], view: str, query: str) -> Cells:
     """Cells of the macro F1 of one view's probes; `query`: "fixed" or "varies"."""
     return _cells(
         (one.group.label, (row["layer"], row["target"]), row["f1"], row["chance"])
@@ -28,7 +28,7 @@ def probe_cells(analysed: Sequence[Analysed], view: str, query: str) -> Cells:
     )
 
 
-def purity_cells(analysed: Sequence[Analysed], view: str) -> Cells:
+def purity_cells(analysed: Sequence[CheckpointAnalysis], view: str) -> Cells:
     """Cells of the share of a code's nearest neighbours with the same label."""
     return _cells(
         (one.group.label, (layer.layer, name), share, chance)
@@ -48,7 +48,7 @@ def _cells(rows: Iterable[tuple[str, Place, float, float]]) -> Cells:
     }
 
 
-def over_layers(cells: Cells, found: Sequence[Group], what: str, top: float) -> go.Figure:
+def over_layers(cells: Cells, found: Sequence[SeedGroup], what: str, top: float) -> go.Figure:
     """Draw `what` ("macro F1") by layer and target: mean and standard error over seeds, with chance; up to `top`."""
     figure = blank(340, y=what)
     figure.update_yaxes(range=[0, top])

@@ -12,7 +12,7 @@ from polyhead.analysis.geometry import METHODS, embed, purity
 from polyhead.analysis.labels import class_name, targets, unreadable, views, with_field
 from polyhead.analysis.probe import probe_model, query_codes
 from polyhead.config import Run, Task, TransformerConfig
-from polyhead.pages.report.runs import Entry, Group, Opened, Progress, reason
+from polyhead.pages.report.runs import Entry, OpenedCheckpoint, Progress, SeedGroup, reason
 from polyhead.train import load_model
 
 Array = np.ndarray
@@ -41,7 +41,7 @@ class CodeMap:
 
 
 @dataclass(frozen=True)
-class Analysed(Opened):
+class CheckpointAnalysis(OpenedCheckpoint):
     """Analyses of a checkpoint: `rows` from `analysis.probe_run`, and `zeroed` from `analysis.zero_heads`."""
 
     maps: tuple[CodeMap, ...] = ()
@@ -57,7 +57,7 @@ class Analysed(Opened):
         return [found for found in self.maps if found.view == view]
 
 
-def analyse(found: Sequence[Group], progress: Progress) -> list[Analysed]:
+def analyse(found: Sequence[SeedGroup], progress: Progress) -> list[CheckpointAnalysis]:
     """Probe and map every finished run; a note gives the reason if a checkpoint cannot be used."""
     results = []
     for group in found:
@@ -67,19 +67,19 @@ def analyse(found: Sequence[Group], progress: Progress) -> list[Analysed]:
     return results
 
 
-def _one(entry: Entry, group: Group) -> Analysed:
+def _one(entry: Entry, group: SeedGroup) -> CheckpointAnalysis:
     try:
         run, model = load_model(entry.folder)
         if why := _unfit(run):
-            return Analysed(entry, group, why)
+            return CheckpointAnalysis(entry, group, why)
         rows = tuple(probe_model(model, run.task, sequences=PROBED, seed=run.seed))
         if not rows:
             raise ValueError("its batches have no labels: integer latents, or an integer target")
         maps = tuple(code_maps(model, run.task, points=POINTS, seed=run.seed))
         zeroed = tuple(zero_heads(model, run.task, sequences=ZEROED, seed=run.seed))
     except (ValueError, OSError) as error:
-        return Analysed(entry, group, reason(entry, "code maps and probes", error))
-    return Analysed(entry, group, "", maps, rows, zeroed)
+        return CheckpointAnalysis(entry, group, reason(entry, "code maps and probes", error))
+    return CheckpointAnalysis(entry, group, "", maps, rows, zeroed)
 
 
 def _unfit(run: Run) -> str:

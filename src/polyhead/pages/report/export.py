@@ -10,11 +10,11 @@ import numpy as np
 from polyhead.analysis import figures
 from polyhead.config import Task
 from polyhead.pages.report import headline as text, sections as shown
-from polyhead.pages.report.attention import Looked
+from polyhead.pages.report.attention import CheckpointExamples
 from polyhead.pages.report.attention_section import still
 from polyhead.pages.report.code_figures import Cells, probe_cells, purity_cells
-from polyhead.pages.report.codes import Analysed, Array, class_names
-from polyhead.pages.report.runs import Group, Table, headline
+from polyhead.pages.report.codes import Array, CheckpointAnalysis, class_names
+from polyhead.pages.report.runs import SeedGroup, Table, headline
 
 FORMATS = ("png", "svg")
 Draw = Callable[[pathlib.Path], pathlib.Path]
@@ -23,11 +23,11 @@ Files = dict[str, Draw]
 
 def draw(
     directory: pathlib.Path,
-    found: Sequence[Group],
+    found: Sequence[SeedGroup],
     splits: Sequence[str],
     table: Table,
-    analysed: Sequence[Analysed],
-    looked: Sequence[Looked],
+    analysed: Sequence[CheckpointAnalysis],
+    looked: Sequence[CheckpointExamples],
     *,
     formats: Sequence[str] = FORMATS,
 ) -> list[pathlib.Path]:
@@ -42,7 +42,7 @@ def draw(
         raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
 
 
-def _results(found: Sequence[Group], table: Table) -> Files:
+def _results(found: Sequence[SeedGroup], table: Table) -> Files:
     order = text.ranked(found)
     if not order:
         return {}
@@ -58,7 +58,7 @@ def _levels(task: Task, table: Table, split: str | None) -> dict[str, float]:
     return {text.floor(task, name).label: row[split].mean for name, row in table.items() if split in row}
 
 
-def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> Files:
+def _curves(found: Sequence[SeedGroup], splits: Sequence[str], table: Table) -> Files:
     task, metric = found[0].task, found[0].task.metric
     files: Files = {}
     for name, kind, value, split in [("loss", "train", "loss", None), *((s, "eval", metric, s) for s in splits)]:
@@ -70,7 +70,7 @@ def _curves(found: Sequence[Group], splits: Sequence[str], table: Table) -> File
     return files
 
 
-def _by_step(group: Group, kind: str, value: str, split: str | None) -> dict[figures.Number, list[float]]:
+def _by_step(group: SeedGroup, kind: str, value: str, split: str | None) -> dict[figures.Number, list[float]]:
     """The values of all seeds, by step."""
     points: dict[figures.Number, list[float]] = {}
     for entry in group.entries:
@@ -79,7 +79,7 @@ def _by_step(group: Group, kind: str, value: str, split: str | None) -> dict[fig
     return points
 
 
-def _probes(analysed: Sequence[Analysed]) -> Files:
+def _probes(analysed: Sequence[CheckpointAnalysis]) -> Files:
     """Probes and purity over layers, one panel per target."""
     kinds = dict.fromkeys((row["pairs"], row["query"]) for one in analysed for row in one.rows)
     views = dict.fromkeys(view for one in analysed for view in one.views)
@@ -101,14 +101,14 @@ def _over_layers(cells: Cells, what: str) -> Draw:
     return partial(figures.lines, panels, x_label="layer", y_label=what)
 
 
-def _zeroed(one: Analysed) -> Files:
+def _zeroed(one: CheckpointAnalysis) -> Files:
     values, _, layers, heads = shown.drops(one.zeroed)
     label = f"fall of {text.metric_name(one.group.task.metric)}"
     panel = (f"{one.name}: one head zeroed", values, layers, heads)
     return {f"heads-{_slug(one)}": partial(figures.heat, [panel], label=label)}
 
 
-def _alike(one: Analysed) -> Files:
+def _alike(one: CheckpointAnalysis) -> Files:
     """Draw the similarity of rules by layer, and codes by rule."""
     files: Files = {}
     for view in one.views:
@@ -121,7 +121,7 @@ def _alike(one: Analysed) -> Files:
     return files
 
 
-def _maps(one: Analysed) -> Files:
+def _maps(one: CheckpointAnalysis) -> Files:
     """Draw one file per view and layer: t-SNE above, PCA below, coloured by the target and by each label."""
     files: Files = {}
     for layer in one.maps:
@@ -137,7 +137,7 @@ def _maps(one: Analysed) -> Files:
     return files
 
 
-def _looks(looked: Sequence[Looked]) -> Files:
+def _looks(looked: Sequence[CheckpointExamples]) -> Files:
     """Draw attention, relations and symbols of each mechanism's first example, one file per layer and kind."""
     heat = partial(figures.heat, grouped=False, numbers=False)
     return {
@@ -150,5 +150,5 @@ def _looks(looked: Sequence[Looked]) -> Files:
     }
 
 
-def _slug(one: Analysed | Looked) -> str:
+def _slug(one: CheckpointAnalysis | CheckpointExamples) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", one.name.lower()).strip("-")

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from polyhead.analysis.canvas import INK
 from polyhead.analysis.figures import FAINT
 from polyhead.pages.report.headline import floor, iid_words, metric_name, ranked, split_name, where, with_error
-from polyhead.pages.report.runs import Group, Summary, Table, headline
+from polyhead.pages.report.runs import SeedGroup, Summary, Table, headline
 
 GRID = "#e4e7eb"
 COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
@@ -58,7 +58,7 @@ def dashes(table: Iterable[str]) -> dict[str, str]:
     return {name: DASHES[name] for name in table if name in DASHES} or {n: "dash" for n in table if n == "chance"}
 
 
-def styles(found: Sequence[Group]) -> dict[str, Style]:
+def styles(found: Sequence[SeedGroup]) -> dict[str, Style]:
     """Colour and marker by label: a mechanism has the same colour in every report, its variants get spare colours."""
     chosen: dict[str, Style] = {}
     used: set[str] = set()
@@ -98,7 +98,7 @@ def blank(height: int, *, x: str = "", y: str = "", legend: bool = True) -> go.F
 
 
 # ------------------------------------------------------------------------------------------------------------- results
-def results(found: Sequence[Group], table: Table) -> go.Figure:
+def results(found: Sequence[SeedGroup], table: Table) -> go.Figure:
     """One row per mechanism, best first, then the floors.
 
     Filled: the score on the headline's split; hollow: on iid; dots: single seeds.
@@ -157,7 +157,7 @@ def _seeds(figure: go.Figure, row: str, score: Summary, colour: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- curves
-def losses(found: Sequence[Group]) -> go.Figure:
+def losses(found: Sequence[SeedGroup]) -> go.Figure:
     """Training loss over steps, one line per seed."""
     figure = blank(320, x="optimiser step", y="training loss (log scale)")
     figure.update_yaxes(type="log", dtick="D2")
@@ -165,7 +165,7 @@ def losses(found: Sequence[Group]) -> go.Figure:
     return figure
 
 
-def scores(found: Sequence[Group], split: str, table: Table) -> go.Figure:
+def scores(found: Sequence[SeedGroup], split: str, table: Table) -> go.Figure:
     """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
     metric = found[0].task.metric
     figure = blank(320, x="optimiser step", y=f"{split_name(split)} {metric_name(metric)}")
@@ -189,7 +189,7 @@ def scores(found: Sequence[Group], split: str, table: Table) -> go.Figure:
     return figure
 
 
-def together(found: Sequence[Group], table: Table) -> go.Figure:
+def together(found: Sequence[SeedGroup], table: Table) -> go.Figure:
     """The metric over steps on fresh data (dotted) and on the headline's split (solid), with its floors and ceiling."""
     figure, style, metric = scores(found, headline(found), table), styles(found), found[0].task.metric
     for group in found:
@@ -222,7 +222,7 @@ def spread(heights: dict[str, float], least: float) -> dict[str, float]:
     return dict(zip(names, moved, strict=True))
 
 
-def _lines(figure: go.Figure, found: Sequence[Group], kind: str, value: str, split: str | None) -> None:
+def _lines(figure: go.Figure, found: Sequence[SeedGroup], kind: str, value: str, split: str | None) -> None:
     style = styles(found)
     for group in found:
         shown = False

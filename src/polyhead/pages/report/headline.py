@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from polyhead.config import Task
 from polyhead.config.words import Floor, Parts
-from polyhead.pages.report.runs import Entry, Group, Summary, Table, headline
+from polyhead.pages.report.runs import Entry, SeedGroup, Summary, Table, headline
 from polyhead.spec.optional import optional
 
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
@@ -26,7 +26,7 @@ PARTS = Parts(
 )
 """The words for tasks that do not name their parts."""
 SELF = "the last query token attending to itself, on the task as it was trained (the definition in the paper)"
-Scored = tuple[Group, Summary]
+Scored = tuple[SeedGroup, Summary]
 
 
 def floor(task: Task, name: str) -> Floor:
@@ -76,17 +76,17 @@ def seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
 
 
-def where(found: Sequence[Group]) -> str:
+def where(found: Sequence[SeedGroup]) -> str:
     """The description of the headline's split."""
     return split_words(found[0].task, headline(found))
 
 
-def iid_words(found: Sequence[Group]) -> str:
+def iid_words(found: Sequence[SeedGroup]) -> str:
     """The description of iid samples beside the headline's split."""
     return "known combinations" if where(found) == WHERE["compositional"] else "fresh data"
 
 
-def ranked(found: Sequence[Group], split: str | None = None) -> list[Scored]:
+def ranked(found: Sequence[SeedGroup], split: str | None = None) -> list[Scored]:
     """The groups with a finite score on `split` (default: the headline's), best first."""
     split = split or headline(found)
     scored = [(group, score) for group in found if (score := group.score(split)) and math.isfinite(score.mean)]
@@ -118,7 +118,7 @@ def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
     return beaten, close, single
 
 
-def title(found: Sequence[Group]) -> str:
+def title(found: Sequence[SeedGroup]) -> str:
     """The headline, in one line."""
     order = ranked(found)
     if not order:
@@ -145,7 +145,7 @@ def _level(a: Summary, b: Summary) -> bool:
     return abs(a.mean - b.mean) <= 2 * math.hypot(a.error or 0.0, b.error or 0.0)
 
 
-def verdict(found: Sequence[Group], table: Table) -> list[str]:
+def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
     order = ranked(found)
     if not order:
@@ -161,7 +161,7 @@ def verdict(found: Sequence[Group], table: Table) -> list[str]:
     return lines + (_gap(order, where(found)) if split != "iid" else [])
 
 
-def opening(found: Sequence[Group], table: Table, told: str = "") -> tuple[list[str], list[str]]:
+def opening(found: Sequence[SeedGroup], table: Table, told: str = "") -> tuple[list[str], list[str]]:
     """The first sentences of a report, at most three, and the notes below its table.
 
     The sentences: the gain in the second half of training (or the scores), the gap to known combinations, the best
@@ -179,7 +179,7 @@ Course = tuple[str, float, float, float, float]
 Halves = tuple[int, float, float]
 
 
-def courses(found: Sequence[Group]) -> list[Course]:
+def courses(found: Sequence[SeedGroup]) -> list[Course]:
     """For each mechanism, best first: label, score on iid at half of the training and at the end, the same on the
     headline's split; means over seeds.  [] if one of the splits was not scored during training."""
     split, metric = headline(found), found[0].task.metric
@@ -200,7 +200,7 @@ def _halves(entry: Entry, metric: str, split: str) -> Halves | None:
     return (*early[-1], rows[-1][1]) if early else None
 
 
-def _later(found: Sequence[Group]) -> str:
+def _later(found: Sequence[SeedGroup]) -> str:
     """ "In the second half of training", or "After step 6,000" where the first of `courses` is not at the half."""
     entries = [entry for group in found for entry in group.finished]
     which = ("iid", headline(found))
@@ -210,7 +210,7 @@ def _later(found: Sequence[Group]) -> str:
     return f"After step {span(pair[0] for _, pair in pairs if pair)} of training"
 
 
-def course(found: Sequence[Group]) -> list[str]:
+def course(found: Sequence[SeedGroup]) -> list[str]:
     """The gain in the second half of training, on known and on unseen combinations."""
     rows = courses(found)
     if not rows:

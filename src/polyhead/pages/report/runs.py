@@ -89,7 +89,7 @@ Table = dict[str, dict[str, Summary]]
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ only in their seeds."""
 
     label: str
@@ -119,11 +119,11 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedCheckpoint:
     """A checkpoint in a report.  `note`: why nothing of it is shown, or empty."""
 
     entry: Entry
-    group: Group
+    group: SeedGroup
     note: str = ""
 
     @property
@@ -224,7 +224,7 @@ def flat(values: object) -> dict[str, str]:
 
 
 # -------------------------------------------------------------------------------------------------------------- groups
-def groups(entries: Sequence[Entry]) -> list[Group]:
+def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
     """Entries grouped by configuration without seeds, in the given order; labels are extended until they are unique."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -234,11 +234,11 @@ def groups(entries: Sequence[Entry]) -> list[Group]:
     made = []
     for name, group in zip(names, members, strict=True):
         run, twins = group[0].run, [g[0].run for g, other in zip(members, names, strict=True) if other == name]
-        made.append(Group(name + _difference(run, twins), _kind(run.model), group))
+        made.append(SeedGroup(name + _difference(run, twins), _kind(run.model), group))
     return made
 
 
-def headline(found: Sequence[Group]) -> str:
+def headline(found: Sequence[SeedGroup]) -> str:
     """The split of the headline: the most informative one on which a finished run has a score."""
     offered = [split for split in HEADLINE if split in found[0].task.splits]
     return next((split for split in offered if any(group.score(split) for group in found)), [*offered, "iid"][0])
@@ -303,7 +303,7 @@ def _difference(run: Run, twins: Sequence[Run]) -> str:
     return "".join(f" · {name.rpartition('.')[2]} {mine[name]}" for name in told)
 
 
-def unequal(found: Sequence[Group]) -> list[str]:
+def unequal(found: Sequence[SeedGroup]) -> list[str]:
     """Settings other than the heads that differ between groups: "train.lr: 0.001 (HYLA), 0.003 (Softmax)"."""
     flats = [flat(to_dict(_unseeded(group.entries[0].run), semantic=True)) for group in found]
     every = {name for values in flats for name in values if not name.startswith(("model.heads", "model.kind"))}
@@ -318,7 +318,7 @@ def unequal(found: Sequence[Group]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------- floors and ceiling
-def baselines(found: Sequence[Group], splits: Sequence[str], *, sequences: int, progress: Progress) -> Table:
+def baselines(found: Sequence[SeedGroup], splits: Sequence[str], *, sequences: int, progress: Progress) -> Table:
     """Floors and ceiling of the task, averaged over the runs' seeds of the split; {} for a task without floors."""
     tasks = list(dict.fromkeys(entry.run.task for group in found for entry in group.entries))
     table: Table = {}

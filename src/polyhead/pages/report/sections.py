@@ -13,10 +13,10 @@ from polyhead.pages import document
 from polyhead.pages.document import escape, paragraphs
 from polyhead.pages.report import code_figures as figures, headline as text
 from polyhead.pages.report.code_figures import Cells
-from polyhead.pages.report.codes import Analysed, CodeMap, class_names, head_names, samples
+from polyhead.pages.report.codes import CheckpointAnalysis, CodeMap, class_names, head_names, samples
 from polyhead.pages.report.figures import category
 from polyhead.pages.report.page import Page, swatch
-from polyhead.pages.report.runs import Group, summary
+from polyhead.pages.report.runs import SeedGroup, summary
 
 Row = dict[str, Any]
 Pick = Callable[[Sequence[Row], int | None], Row | None]
@@ -30,7 +30,7 @@ QUERIES = {
 }
 
 
-def sections(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) -> None:
+def sections(out: Page, found: Sequence[SeedGroup], analysed: Sequence[CheckpointAnalysis]) -> None:
     """All sections that the checkpoints allow."""
     shown = [one for one in analysed if one.maps]
     if not shown:
@@ -45,7 +45,7 @@ def sections(out: Page, found: Sequence[Group], analysed: Sequence[Analysed]) ->
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
-def _probes(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts: Parts) -> None:
+def _probes(out: Page, found: Sequence[SeedGroup], shown: Sequence[CheckpointAnalysis], parts: Parts) -> None:
     out.section("probes", f"Can the {parts.name}s be read off the latent code?", "Probes")
     count = next(row["n"] for one in shown for row in one.rows)
     kinds = list(dict.fromkeys((row["pairs"], row["query"]) for one in shown for row in one.rows))
@@ -68,7 +68,7 @@ def _view_notes(out: Page, task: Task, views: Sequence[str]) -> None:
         out.add(document.bullets([f"“{view}”: {known.get(view, view)}" for view in dict.fromkeys(views)]))
 
 
-def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], parts: Parts) -> None:
+def _clusters(out: Page, found: Sequence[SeedGroup], shown: Sequence[CheckpointAnalysis], parts: Parts) -> None:
     out.section("clusters", "What do the clusters of codes follow?", "Clusters")
     count = len(shown[0].maps[0].number)
     out.add(paragraphs(text.clustering(parts, count)))
@@ -80,7 +80,7 @@ def _clusters(out: Page, found: Sequence[Group], shown: Sequence[Analysed], part
     _over_layers(out, found, cells, "purity", "share of the nearest codes that have the same label")
 
 
-def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], what: str, words: str) -> None:
+def _over_layers(out: Page, found: Sequence[SeedGroup], several: dict[str, Cells], what: str, words: str) -> None:
     """A figure and table rows for each kind."""
     top = figures.ceiling_of(list(several.values()))
     plots = [
@@ -103,7 +103,7 @@ def _over_layers(out: Page, found: Sequence[Group], several: dict[str, Cells], w
 
 
 # -------------------------------------------------------------------------------------------------------- heads zeroed
-def _zeroed(out: Page, shown: Sequence[Analysed]) -> None:
+def _zeroed(out: Page, shown: Sequence[CheckpointAnalysis]) -> None:
     out.section("heads", "How much does each head matter?", "Heads")
     metric = text.metric_name(shown[0].group.task.metric)
     out.add(paragraphs(text.zeroing(metric, shown[0].zeroed[0]["n"])))
@@ -119,7 +119,7 @@ def _zeroed(out: Page, shown: Sequence[Analysed]) -> None:
         out.add(plot if first else document.details(one.name, plot))
 
 
-def _zeroed_rows(shown: Sequence[Analysed], metric: str) -> list[tuple[str, Sequence[str]]]:
+def _zeroed_rows(shown: Sequence[CheckpointAnalysis], metric: str) -> list[tuple[str, Sequence[str]]]:
     runs: dict[str, list[Sequence[Row]]] = {}
     for one in shown:
         runs.setdefault(one.group.label, []).append(one.zeroed)
@@ -167,7 +167,7 @@ def drops(zeroed: Sequence[Row]) -> tuple[np.ndarray, list[list[str]], list[str]
 
 
 # -------------------------------------------------------------------------------------------- rules that share a code
-def _alike(out: Page, shown: Sequence[Analysed]) -> None:
+def _alike(out: Page, shown: Sequence[CheckpointAnalysis]) -> None:
     out.section("alike", "Which rules share a code?", "Similar rules")
     out.add(paragraphs(text.ALIKE))
     for one, first in _first_of_each(shown):
@@ -190,7 +190,7 @@ def _matrix(panel: Panel, limit: float, height: int) -> figures.go.Figure:
     return figures.matrix(values, rows, columns, limit=limit, height=height)
 
 
-def alike(one: Analysed, view: str) -> tuple[list[Panel], list[Panel]]:
+def alike(one: CheckpointAnalysis, view: str) -> tuple[list[Panel], list[Panel]]:
     """The similarity of the mean codes of rules in every layer, plain and centred (Schug et al., figure 5E)."""
     plain: list[Panel] = []
     centred: list[Panel] = []
@@ -202,7 +202,7 @@ def alike(one: Analysed, view: str) -> tuple[list[Panel], list[Panel]]:
     return plain, centred
 
 
-def by_rule(one: Analysed, view: str) -> list[Panel]:
+def by_rule(one: CheckpointAnalysis, view: str) -> list[Panel]:
     """Sampled and mean codes of the last layer, rule by rule (Schug et al., figure A8)."""
     layer = one.layers(view)[-1]
     sampled, labels = samples(layer, "rule")
@@ -214,12 +214,12 @@ def by_rule(one: Analysed, view: str) -> list[Panel]:
     ]
 
 
-def _rule_names(one: Analysed, labels: np.ndarray) -> list[str]:
+def _rule_names(one: CheckpointAnalysis, labels: np.ndarray) -> list[str]:
     return [class_name(one.entry.run.task, "rule", int(label)) for label in labels]
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
-def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
+def _maps(out: Page, shown: Sequence[CheckpointAnalysis], parts: Parts) -> None:
     out.section("maps", "Maps of the latent code", "Code maps")
     out.add(paragraphs([parts.maps.format(count=len(shown[0].maps[0].number))]))
     radios = [("tsne", "t-SNE", " checked"), ("pca", "PCA", "")]
@@ -231,7 +231,7 @@ def _maps(out: Page, shown: Sequence[Analysed], parts: Parts) -> None:
         out.add(f"<h3>{escape(one.name)}</h3>{body}" if first else document.details(one.name, body))
 
 
-def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
+def layer_maps(out: Page, one: CheckpointAnalysis, layer: CodeMap) -> str:
     """The maps of one layer, coloured by the target and by each label."""
     plots, maps = [], {method: figures.coordinates(layer, method) for method in layer.points}
     for name in ("target", *layer.labels):
@@ -241,7 +241,7 @@ def layer_maps(out: Page, one: Analysed, layer: CodeMap) -> str:
     return f'<h4>{heading}</h4><div class="maps">{"".join(plots)}</div>'
 
 
-def legend(one: Analysed, parts: Parts) -> str:
+def legend(one: CheckpointAnalysis, parts: Parts) -> str:
     """The marks of terms or rules, shared by all maps; "" where maps show the target alone."""
     labels = [(name, values) for layer in one.maps for name, values in layer.labels.items() if name != "function"]
     if not labels:
@@ -254,7 +254,7 @@ def legend(one: Analysed, parts: Parts) -> str:
     return f'<p class="legend"><span>{parts.name.capitalize()}s:</span>{"".join(items)}</p>'
 
 
-def _first_of_each(shown: Sequence[Analysed]) -> list[tuple[Analysed, bool]]:
+def _first_of_each(shown: Sequence[CheckpointAnalysis]) -> list[tuple[CheckpointAnalysis, bool]]:
     """Each checkpoint, and whether it is the first of its mechanism: only the first is open in the page."""
     firsts = {one.group.label: one for one in reversed(shown)}
     return [(one, firsts[one.group.label] is one) for one in shown]

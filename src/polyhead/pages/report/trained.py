@@ -13,9 +13,9 @@ from polyhead.config import digest
 from polyhead.pages import document
 from polyhead.pages.document import escape
 from polyhead.pages.report import figures, headline as text
-from polyhead.pages.report.codes import POINTS, Analysed, code_maps
+from polyhead.pages.report.codes import POINTS, CheckpointAnalysis, code_maps
 from polyhead.pages.report.page import Page
-from polyhead.pages.report.runs import Group, Progress, Summary, Table, baselines, groups, read, summary
+from polyhead.pages.report.runs import Progress, SeedGroup, Summary, Table, baselines, groups, read, summary
 from polyhead.pages.report.sections import layer_maps, legend
 from polyhead.train import evaluate, load_model
 from polyhead.train.store import shipped
@@ -34,17 +34,17 @@ Rows = list[dict[str, float | str]]
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedScores:
     """New scores by mechanism, floors, the rows of `swap_codes` by label and seed, and maps of the first seed."""
 
-    found: list[Group]
+    found: list[SeedGroup]
     splits: list[str]
     table: Table
     swaps: dict[str, list[Rows]]
-    maps: list[Analysed]
+    maps: list[CheckpointAnalysis]
 
 
-def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: Progress) -> Trained:
+def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: Progress) -> TrainedScores:
     """Score the models on `splits`, swap and map their codes.  A task without `contrasts` has no swaps."""
     entries, swaps = [], {}
     for entry in read(folders):
@@ -62,18 +62,18 @@ def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: P
     by_label = {g.label: [swaps[e.folder] for e in g.entries if e.folder in swaps] for g in found}
     swapped = {label: rows for label, rows in by_label.items() if rows}
     table = baselines(found, splits, sequences=SEQUENCES, progress=say)
-    return Trained(found, list(splits), table, swapped, [_mapped(group, say) for group in found])
+    return TrainedScores(found, list(splits), table, swapped, [_mapped(group, say) for group in found])
 
 
-def _mapped(group: Group, say: Progress) -> Analysed:
+def _mapped(group: SeedGroup, say: Progress) -> CheckpointAnalysis:
     first = group.entries[0]
     say(f"{first.folder.name}, trained in full: code maps")
     _, model = load_model(first.folder)
     maps = tuple(code_maps(model, first.run.task, points=POINTS, seed=first.run.seed, first=-1))
-    return Analysed(first, group, maps=maps)
+    return CheckpointAnalysis(first, group, maps=maps)
 
 
-def sentence(trained: Trained) -> str:
+def sentence(trained: TrainedScores) -> str:
     """Scores on the headline's split: "Trained in full (50,000 steps, one seed): HYLA 0.931 and Softmax 0.773"."""
     order = text.ranked(trained.found)
     scores = text.and_([f"{group.label} {text.number(score.mean)}" for group, score in order])
@@ -83,7 +83,7 @@ def sentence(trained: Trained) -> str:
     return f"Trained in full ({about}): {scores} on {text.where(trained.found)}."
 
 
-def section(out: Page, trained: Trained) -> None:
+def section(out: Page, trained: TrainedScores) -> None:
     """The whole section."""
     first = trained.found[0].entries[0].run
     name = text.metric_name(first.task.metric)
@@ -112,13 +112,13 @@ def section(out: Page, trained: Trained) -> None:
     _maps(out, trained)
 
 
-def _scored(trained: Trained) -> str:
+def _scored(trained: TrainedScores) -> str:
     """The number of sequences of a score."""
     results = [entry.result for group in trained.found for entry in group.entries]
     return text.span(int(scores["sequences"]) for result in results if result for scores in result.scores.values())
 
 
-def _swaps(out: Page, trained: Trained, name: str) -> None:
+def _swaps(out: Page, trained: TrainedScores, name: str) -> None:
     out.add("<h3>The code of one sequence in another's forward pass</h3>")
     words = (
         "Two sequences have the same inputs and different functions. In the last layer the code of the query token is "
@@ -152,7 +152,7 @@ def _moved(label: str, seeds: Sequence[Rows], name: str) -> str:
     )
 
 
-def _maps(out: Page, trained: Trained) -> None:
+def _maps(out: Page, trained: TrainedScores) -> None:
     """The maps of the last layer of each mechanism; the report's switch between methods applies to them."""
     parts = trained.found[0].task.words.parts or text.PARTS
     out.add("<h3>Maps of their codes, last layer</h3>")
@@ -167,7 +167,7 @@ def _over(seeds: Sequence[Rows], code: str, rule: str) -> Summary:
     return summary([float(row[rule]) for row in found], float(found[0][f"{rule}_se"]))
 
 
-def swap_figure(trained: Trained, name: str) -> go.Figure:
+def swap_figure(trained: TrainedScores, name: str) -> go.Figure:
     """Bars of the score against the donor's function, by code and mechanism."""
     figure, style = figures.blank(300, y=name), figures.styles(trained.found)
     for label, seeds in trained.swaps.items():

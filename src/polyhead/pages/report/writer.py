@@ -19,15 +19,15 @@ from polyhead.config import Task, digest, to_dict
 from polyhead.pages import document
 from polyhead.pages.document import escape, paragraphs
 from polyhead.pages.report import figures, headline as text, runs
-from polyhead.pages.report.attention import Looked, looks
+from polyhead.pages.report.attention import CheckpointExamples, looks
 from polyhead.pages.report.attention_section import section as look_section
-from polyhead.pages.report.codes import Analysed, analyse
+from polyhead.pages.report.codes import CheckpointAnalysis, analyse
 from polyhead.pages.report.export import FORMATS, draw
 from polyhead.pages.report.glossary import definitions
 from polyhead.pages.report.page import Page, swatch
-from polyhead.pages.report.runs import Entry, Group, Progress, Summary, Table
+from polyhead.pages.report.runs import Entry, Progress, SeedGroup, Summary, Table
 from polyhead.pages.report.sections import sections
-from polyhead.pages.report.trained import Trained, measure, section as trained_section, sentence
+from polyhead.pages.report.trained import TrainedScores, measure, section as trained_section, sentence
 from polyhead.spec.shapes import one_of
 from polyhead.train.progress import wanted
 from polyhead.train.store.files import check_folder, check_place
@@ -40,11 +40,11 @@ SEQUENCES = 2000  # per split, for floors and ceiling
 class Findings:
     """The contents of a report before drawing."""
 
-    found: list[Group]
+    found: list[SeedGroup]
     splits: list[str]
     table: Table
-    analysed: list[Analysed]
-    looked: list[Looked]
+    analysed: list[CheckpointAnalysis]
+    looked: list[CheckpointExamples]
     notes: list[str]
 
 
@@ -165,7 +165,7 @@ def _check_figures(folder: pathlib.Path) -> None:
     check_folder("report", folder)
 
 
-def _page(findings: Findings, title: str | None, others: Findings | None, full: Trained | None) -> str:
+def _page(findings: Findings, title: str | None, others: Findings | None, full: TrainedScores | None) -> str:
     found = findings.found
     out = Page()
     headline = text.title(found)
@@ -202,7 +202,7 @@ def _title(task: Task) -> str:
     return _task_name(task).capitalize() + (f": {game}" if game else "")
 
 
-def _about(found: Sequence[Group]) -> str:
+def _about(found: Sequence[SeedGroup]) -> str:
     """The task and the runs as one line."""
     own = to_dict(found[0].task)
     values = {k: v for k, v in own.items() if k not in ("kind", "split_seed", "inputs", "folder") and v is not None}
@@ -261,23 +261,23 @@ def _table(out: Page, findings: Findings) -> None:
         out.add(document.bullets(different))
 
 
-def _in_order(found: Sequence[Group]) -> list[Group]:
+def _in_order(found: Sequence[SeedGroup]) -> list[SeedGroup]:
     """Finished groups, best first."""
     order = [group for group, _ in text.ranked(found)]
     return order + [group for group in found if group.finished and group not in order]
 
 
-def _floors_in_order(found: Sequence[Group], table: Table) -> list[str]:
+def _floors_in_order(found: Sequence[SeedGroup], table: Table) -> list[str]:
     split, gain = runs.headline(found), found[0].task.gain
     return sorted(table, key=lambda n: -gain(table[n].get(split, next(iter(table[n].values()))).mean))
 
 
-def _cell(group: Group, split: str) -> str:
+def _cell(group: SeedGroup, split: str) -> str:
     score = group.score(split)
     return text.with_error(score) if score else "–"
 
 
-def _group_row(group: Group, splits: Sequence[str], style: figures.Style) -> list[str]:
+def _group_row(group: SeedGroup, splits: Sequence[str], style: figures.Style) -> list[str]:
     numbers = [group.mean("parameters"), group.mean("seconds")]
     return [
         swatch(style[0], figures.GLYPHS[style[1]]) + escape(group.label),
@@ -295,7 +295,7 @@ def _floor_row(task: Task, name: str, scores: dict[str, Summary], splits: Sequen
     return [f'{escape(words.label)}<span class="small">{escape(words.does)}</span>', *cells, count, "", ""]
 
 
-def _table_note(order: Sequence[Group], items: str, floors: bool) -> str:
+def _table_note(order: Sequence[SeedGroup], items: str, floors: bool) -> str:
     single = [group.label for group in order if len(group.finished) == 1]
     lines = []
     if single and len(single) == len(order):

@@ -22,7 +22,7 @@ from polyhead.papers.dual.shared import (
 )
 from polyhead.papers.estimates import Scores, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
+from polyhead.papers.outcome import SEEN, FigureOutcome, by_model, scores, whole
 from polyhead.papers.sizes import SMOKE, Scale, Setting, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
@@ -189,7 +189,7 @@ SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None),
 """Title, split and metric of each column."""
 
 
-def draw(study: Study, folder: pathlib.Path) -> Outcome:
+def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw accuracy by number of training images, a panel per game: pentominoes, and the two unseen sets of shapes."""
     cells = by_model(study, "game", "examples")
     pictures = []

@@ -48,28 +48,38 @@ CLOSE = 0.01
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelLabel:
     """The label of a model, and our choice where the papers are silent."""
 
     label: str
     choice: str = ""
 
 
-ROWS: dict[str, Row] = {
-    "dual": Row("Dual attention", "half of the heads are softmax, half relational, one relation per relational head"),
-    "dual-package": Row("Dual attention, package start", "relation weights as small as in the released package"),
-    "relational": Row("Relational heads only"),
-    "disentangled": Row(
+ROWS: dict[str, ModelLabel] = {
+    "dual": ModelLabel(
+        "Dual attention", "half of the heads are softmax, half relational, one relation per relational head"
+    ),
+    "dual-package": ModelLabel("Dual attention, package start", "relation weights as small as in the released package"),
+    "relational": ModelLabel("Relational heads only"),
+    "disentangled": ModelLabel(
         "Dual attention, disentangled heads",
         "the draft's operator in place of relational heads: an attention weight times a relation, which weighs symbols",
     ),
-    "rca": Row("Dual attention, RCA heads", "the Abstractor's operator in their place: softmax attention to symbols"),
-    "softmax": Row("Softmax", "learned absolute positions and nothing else tells where a token is, as in the papers"),
-    "softmax-rope": Row("Softmax + RoPE", "our control: relative positions, in place of the learned ones"),
-    "softmax-t5": Row("Softmax + T5 bias", "our control: one bias per offset and head, in place of learned positions"),
-    "corelnet": Row("CoRelNet"),
-    "predinet": Row("PrediNet"),
-    "abstractor": Row("Abstractor", "the original one, with its residual stream of symbols and softmax relations"),
+    "rca": ModelLabel(
+        "Dual attention, RCA heads", "the Abstractor's operator in their place: softmax attention to symbols"
+    ),
+    "softmax": ModelLabel(
+        "Softmax", "learned absolute positions and nothing else tells where a token is, as in the papers"
+    ),
+    "softmax-rope": ModelLabel("Softmax + RoPE", "our control: relative positions, in place of the learned ones"),
+    "softmax-t5": ModelLabel(
+        "Softmax + T5 bias", "our control: one bias per offset and head, in place of learned positions"
+    ),
+    "corelnet": ModelLabel("CoRelNet"),
+    "predinet": ModelLabel("PrediNet"),
+    "abstractor": ModelLabel(
+        "Abstractor", "the original one, with its residual stream of symbols and softmax relations"
+    ),
 }
 """Name -> model."""
 

@@ -26,7 +26,7 @@ from polyhead.papers.dual.shared import (
     written,
 )
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Outcome, by_model, scores, whole
+from polyhead.papers.outcome import SEEN, FigureOutcome, by_model, scores, whole
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
@@ -113,7 +113,7 @@ def sorting_dual() -> Run:
 # --------------------------------------------------------------------------------------------------- claims and drawing
 
 
-def draw_sorting(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_sorting(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw the share of whole orders right, by number of training sequences."""
     placed = by_model(study, "task", "examples")
     by_examples(placed, "iid", folder / "sorting", "training sequences", 0.0)
@@ -131,7 +131,7 @@ def draw_sorting(study: Study, folder: pathlib.Path) -> Outcome:
     return replace(found, pictures=(("sorting", caption),), verdicts=tuple(verdicts))
 
 
-def _draw(what: str) -> Callable[[Study, pathlib.Path], Outcome]:
+def _draw(what: str) -> Callable[[Study, pathlib.Path], FigureOutcome]:
     """The drawing of a task that classifies objects; the task is the only place."""
 
     def claim(cells: Cells) -> list[Verdict]:

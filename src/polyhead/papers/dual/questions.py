@@ -7,7 +7,7 @@ minutes, and softmax heads do not.
 
 import itertools
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
 from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Cells, Outcome, Panel, both, numbers, settings_note
+from polyhead.papers.outcome import SEEN, Cells, FigureOutcome, Panel, both, numbers, settings_note
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
@@ -95,7 +95,7 @@ Choice = tuple[str, str, bool, int]
 """Symbols, positions, symmetric, number of relations."""
 
 
-class Place(NamedTuple):
+class RelationSetting(NamedTuple):
     """A choice with learned positions."""
 
     symbols: str
@@ -106,30 +106,36 @@ class Place(NamedTuple):
 def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
     """Claims about symmetry, number of relations and symbols.  `scores`: the mean over the games for each choice.
 
-    Each part is the effect of one change to a choice, averaged over all choices that were trained with and without it.
+    Each part is the effect of one change to a setting, averaged over all that were trained with and without it.
     """
-    learned = {Place(kind, same, r): e for (kind, positions, same, r), e in scores.items() if positions == "learned"}
-    fewest = min((place.relations for place in learned), default=0)
-    most = max((place.relations for place in learned), default=0)
-
-    def effects(pairs: Iterable[tuple[Place, Place]]) -> list[Estimate]:
-        """The first score of each pair minus the second, for pairs of different choices that were both trained."""
-        return [learned[one] - learned[other] for one, other in pairs if other != one and other in learned]
-
-    symmetry = effects((place, place._replace(symmetric=False)) for place in learned if place.symmetric)
-    relations = effects((place, place._replace(relations=fewest)) for place in learned if place.relations == most)
-    by_place = [place for place in learned if place.symbols == "by place"]
-    others = dict.fromkeys(place.symbols for place in learned if place.symbols != "by place")
-    symbols = {kind: effects((place, place._replace(symbols=kind)) for place in by_place) for kind in others}
-    claims = {
-        "symmetric relations learn faster": {"symmetric over not, mean of symbols and relations": symmetry},
-        "more relations than one per head help": {
-            f"{most} over {fewest}, mean of symbols, symmetric or not": relations
-        },
-        "symbols by place are the best on games": {f"over symbols {kind}": found for kind, found in symbols.items()},
+    learned = {
+        RelationSetting(kind, same, count): score
+        for (kind, positions, same, count), score in scores.items()
+        if positions == "learned"
     }
-    measured = {claim: {name: mean(found) for name, found in parts.items() if found} for claim, parts in claims.items()}
+    counts = {setting.relations for setting in learned} or {0}
+    fewest, most = min(counts), max(counts)
+    by_place = [setting for setting in learned if setting.symbols == "by place"]
+    others = dict.fromkeys(setting.symbols for setting in learned if setting.symbols != "by place")
+
+    symmetric = [(setting, setting._replace(symmetric=False)) for setting in learned if setting.symmetric]
+    many = [(setting, setting._replace(relations=fewest)) for setting in learned if setting.relations == most > fewest]
+    symbols = {f"over symbols {kind}": [(s, s._replace(symbols=kind)) for s in by_place] for kind in others}
+    claims = {
+        "symmetric relations learn faster": {"symmetric over not, mean of symbols and relations": symmetric},
+        "more relations than one per head help": {f"{most} over {fewest}, mean of symbols, symmetric or not": many},
+        "symbols by place are the best on games": symbols,
+    }
+    measured = {claim: _differences(learned, parts) for claim, parts in claims.items()}
     return [above(claim, parts) for claim, parts in measured.items() if parts]
+
+
+def _differences(
+    scores: Mapping[RelationSetting, Estimate], parts: Mapping[str, Sequence[tuple[RelationSetting, RelationSetting]]]
+) -> dict[str, Estimate]:
+    """For each part, the mean of the first score of a pair minus the second, over pairs that were both trained."""
+    found = {part: [scores[a] - scores[b] for a, b in pairs if b in scores] for part, pairs in parts.items()}
+    return {part: mean(differences) for part, differences in found.items() if differences}
 
 
 def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
@@ -153,7 +159,7 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
     axes = ("symbols", "positions", "symmetric", "relations")
     cells, games = _by_game(study, *axes)
@@ -176,7 +182,7 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
         choice = (kind, positions, "yes" if symmetric else "no", str(count))
         sizes = size_of(cells[place][games[0]])
         rows.append((*choice, *_texts(cells[place], games), str(validation[place]), *sizes))
-    return Outcome(
+    return FigureOutcome(
         pictures=(("symbols", f"Accuracy by number of relations, learned positions; {SEEN}."),),
         head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
         rows=tuple(rows),
@@ -191,7 +197,7 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> Outcome:
     )
 
 
-def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_split(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
     placed, games = _by_game(study, "split")
     cells = {heads: by for (heads,), by in placed.items()}
@@ -210,7 +216,7 @@ def draw_split(study: Study, folder: pathlib.Path) -> Outcome:
         (str(softmax), str(relational), *_texts(by, games), *size_of(next(iter(by.values()))))
         for (softmax, relational), by in sorted(cells.items(), key=lambda one: (sum(one[0]), one[0][1]))
     ]
-    return Outcome(
+    return FigureOutcome(
         pictures=(("split", f"Accuracy by number of heads, every one as wide; {SEEN}."),),
         head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
         rows=tuple(rows),

@@ -26,7 +26,7 @@ from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.outcome import (
     SEEN,
     Cells,
-    Outcome,
+    FigureOutcome,
     Panel,
     beside,
     both,
@@ -151,10 +151,10 @@ def gap(curve: Curve, one: str, other: str) -> Estimate:
 # -------------------------------------------------------------------------------------------------------------- drawing
 def course(
     axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
-) -> Callable[[Study, pathlib.Path], Outcome]:
+) -> Callable[[Study, pathlib.Path], FigureOutcome]:
     """Draws the validation score by optimiser step, a panel per value of `axis`, and the table."""
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         cells = by_model(study, axis)
         panels: list[Panel] = []
         for (value,), by in cells.items():
@@ -196,7 +196,7 @@ def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
     return {name: level.mean for name, level in beside(by, split).items()}
 
 
-def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> Outcome:
+def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> FigureOutcome:
     """A table with a row per place and model; below the models of a place, a row per floor."""
     head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
     rows, found = [], {}
@@ -215,7 +215,7 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
             rows.append((*where, floor, *texts, *["–"] * (len(head) - len(where) - 1 - len(texts))))
             mine[floor] = {name: numbers(value) for name, value in values.items()}
         found[", ".join(map(str, place))] = mine
-    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
+    return FigureOutcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
 
 
 def size(cell: Cell) -> tuple[str, str]:

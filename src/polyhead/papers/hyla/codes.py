@@ -25,7 +25,7 @@ from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, Draw, models, p
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import Outcome, both, numbers
+from polyhead.papers.outcome import FigureOutcome, both, numbers
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import Study
 from polyhead.tasks.sraven.task import DIFFERENCE, SUM
@@ -90,10 +90,10 @@ def shared_code(difference: Estimate) -> list[Verdict]:
 def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, for the first seed."""
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         count = MAP.get(study.scale, 800)
         pictures: list[tuple[str, str]] = []
-        clustered = Outcome()
+        clustered = FigureOutcome()
         for model, points in selected(study).items():
             network, task = load_model(points[0].result.folder)[1], points[0].run.task
             drawn = with_field(task, "inputs", "fixed_context")
@@ -129,7 +129,7 @@ def _names(task: Task, name: str, values: np.ndarray) -> dict[int, str]:
     return {int(v): class_name(task, name, int(v)) for v in np.unique(values)}
 
 
-def _clusters(study: Study) -> Outcome:
+def _clusters(study: Study) -> FigureOutcome:
     """The purity of neighbours by magnitude and by rule, of every model and of the networks before their first step."""
     purity: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     count = MAP.get(study.scale, 800)
@@ -145,7 +145,7 @@ def _clusters(study: Study) -> Outcome:
     magnitude = {label(m): values[m, "target value", 0] - values[m, "target value", last] for m in selected(study)}
     names = [(m + kind, label(m) + kind) for m in selected(study) for kind in (TRAINED, UNTRAINED)]
     shown = {f"{m}, {target}, layer {i + 1}": numbers(e) for (m, target, i), e in values.items()}
-    return Outcome(
+    return FigureOutcome(
         head=("purity of neighbours over chance", *(name for _, name in names)),
         rows=tuple(
             (f"{target}, layer {i + 1}", *(str(values[m, target, i]) for m, _ in names))
@@ -165,7 +165,7 @@ def similar(model: str, *, samples: bool = False) -> Draw:
     shown, because the common part of all rules brings every plain cosine near 1.
     """
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         count = FIT.get(study.scale, 2048)
         pictures: list[tuple[str, str]] = []
         over: dict[str, dict[int, float]] = {name + kind: {} for kind in (TRAINED, UNTRAINED) for name in COSINES}
@@ -196,10 +196,10 @@ def similar(model: str, *, samples: bool = False) -> Draw:
 
 def _similar_outcome(
     pictures: list[tuple[str, str]], over: Mapping[str, dict[int, float]], matrices: dict[str, Any]
-) -> Outcome:
+) -> FigureOutcome:
     if not over["plain"]:
         none = ("Sum and difference do not both occur in the held-out combinations.",)
-        return Outcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=none)
+        return FigureOutcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=none)
     centred, *before = (Estimate.of(over[name]) for name in ("centred", *(n + UNTRAINED for n in COSINES)))
     notes = (
         f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",
@@ -208,7 +208,7 @@ def _similar_outcome(
     found = {name: numbers(Estimate.of(values)) for name, values in over.items()}
     verdicts = shared_code(Estimate.of(over["plain"]))
     numbers_ = {"sum and difference over other pairs": found, "by seed": matrices}
-    return Outcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
+    return FigureOutcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
 
 
 def _over_others(classes: list[int], matrix: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.outcome import Outcome, Panel, both
+from polyhead.papers.outcome import FigureOutcome, Panel, both
 from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import ambiguity
@@ -25,7 +25,7 @@ def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005
     return above(claim, share, within=0.0)
 
 
-def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:
+def draw_a2(scale: str, folder: pathlib.Path) -> FigureOutcome:
     """Draw Table A2: ambiguous instances by both definitions, and the Bayes-optimal accuracy."""
     count = {"smoke": 64}.get(scale, 4096)
     rows, found, verdicts = [], {}, []
@@ -40,7 +40,7 @@ def draw_a2(scale: str, folder: pathlib.Path) -> Outcome:
             verdicts = [rarely_ambiguous(words, measured[n].mean, measured[n].count) for n, words in named.items()]
     head = ("M", "K", "ambiguous, the code's definition", "ambiguous, the text's", "paper", "Bayes-optimal accuracy")
     note = f"{count} instances of the training split, seed 0. ± is the standard error over instances."
-    return Outcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=found)
+    return FigureOutcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=found)
 
 
 def _share(score: Score) -> str:
@@ -49,7 +49,7 @@ def _share(score: Score) -> str:
     return none if score.mean == 0 else f"{score.mean:.4f} ± {score.standard_error:.4f}"
 
 
-def draw_a9(scale: str, folder: pathlib.Path) -> Outcome:
+def draw_a9(scale: str, folder: pathlib.Path) -> FigureOutcome:
     """Draw Figure A9: counts of tasks and instances by number of features, by the paper's formula and exact."""
     features, sizes = range(2, 7), (4, 8, 16)
     tasks = {m: sraven_counts.tasks(m) for m in features}
@@ -81,7 +81,7 @@ def draw_a9(scale: str, folder: pathlib.Path) -> Outcome:
     caption = (
         "Counts by number of features, on a logarithmic scale; M 1 is left out, for which the paper's formula gives 0."
     )
-    return Outcome((("fig-a9", caption),), head, tuple(rows), notes=(note,), numbers=found)
+    return FigureOutcome((("fig-a9", caption),), head, tuple(rows), notes=(note,), numbers=found)
 
 
 FIGURES = {

@@ -17,8 +17,8 @@ from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task
 from polyhead.papers.outcome import (
     SEEN,
     Cells,
+    FigureOutcome,
     Levels,
-    Outcome,
     Panel,
     both,
     by_model,
@@ -135,7 +135,7 @@ def _on_gaps(cells: Cells) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_2c(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = by_model(study, "length", "held out")
     levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
@@ -145,7 +145,7 @@ def draw_2c(study: Study, folder: pathlib.Path) -> Outcome:
     return replace(table, pictures=(("fig-2c", caption),), verdicts=tuple(_on_unseen(cells)))
 
 
-def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_a3(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw Fig. A3.  A: compositional, B: training tasks, C: novel terms, D: training error."""
     cells = by_model(study, "length", "held out")
     pictures = []
@@ -181,7 +181,7 @@ def _draw(cells: Cells, split: str, stem: pathlib.Path) -> None:
         figures.lines(panels, path, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
 
 
-def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> Outcome:
+def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> FigureOutcome:
     """A table with a row per setting: the scores of each model on `splits`."""
     models = list(dict.fromkeys(model for by in cells.values() for model in by))
     rows = tuple(
@@ -194,10 +194,10 @@ def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> O
     }
     head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
     note = settings_note(cell for by in cells.values() for cell in by.values())
-    return Outcome(head=head, rows=rows, numbers=found, notes=(note,))
+    return FigureOutcome(head=head, rows=rows, numbers=found, notes=(note,))
 
 
-def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> Outcome:
+def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> FigureOutcome:
     """The table with the drawn floors and the ceiling in its last columns."""
     places = sorted(cells)
     found = table({f"N {n}, held out {held}": cells[n, held] for n, held in places}, splits)

@@ -14,7 +14,7 @@ from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.hyla.probes import PERMUTED, TRAINED, UNTRAINED, decodable, last_layer, learned, models, probed
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import Outcome, both, numbers
+from polyhead.papers.outcome import FigureOutcome, both, numbers
 from polyhead.papers.study import Study
 
 PAIRS = 2000
@@ -32,7 +32,7 @@ RULES = {"own": "against its own function", "donor": "against the donor's functi
 
 
 @dataclass(frozen=True)
-class Swapped:
+class SwapScores:
     """R² of one model by seed: `codes[code, rule]` of whole swaps, `shares[share, rule]` of mixtures."""
 
     codes: dict[tuple[str, str], dict[int, float]]
@@ -44,12 +44,12 @@ class Swapped:
         return Estimate.of({seed: donor[seed] - other[seed] for seed in donor})
 
 
-def swapped(study: Study, pairs: int) -> dict[str, Swapped]:
+def swapped(study: Study, pairs: int) -> dict[str, SwapScores]:
     """Swaps and mixtures in the last layer of every finished model, on pairs of unseen combinations."""
-    found: dict[str, Swapped] = {}
+    found: dict[str, SwapScores] = {}
     for name, point, network in models(study):
         assert isinstance(network, Transformer)
-        one = found.setdefault(name, Swapped({}, {}))
+        one = found.setdefault(name, SwapScores({}, {}))
         task, seed = point.run.task, point.run.seed
         for row in swap_codes(network, task, pairs=pairs, seed=seed):
             for rule in RULES:
@@ -60,7 +60,7 @@ def swapped(study: Study, pairs: int) -> dict[str, Swapped]:
     return found
 
 
-def verdicts(swaps: Mapping[str, Swapped]) -> list[Verdict]:
+def verdicts(swaps: Mapping[str, SwapScores]) -> list[Verdict]:
     """The test of the swap, for HYLA alone, as in the protocol."""
     if "hyla" not in swaps:
         return []
@@ -68,7 +68,7 @@ def verdicts(swaps: Mapping[str, Swapped]) -> list[Verdict]:
     return [above(claim, {ROWS["hyla"].label: swaps["hyla"].moved()}, family="swap")]
 
 
-def draw(study: Study, folder: pathlib.Path) -> Outcome:
+def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw R² against both functions while one code turns into another; tabulate the swaps, the probes, their tests."""
     swaps = swapped(study, PAIRS)
     panels = [(ROWS[name].label, *_course(one)) for name, one in swaps.items()]
@@ -80,7 +80,7 @@ def draw(study: Study, folder: pathlib.Path) -> Outcome:
         *decodable("the terms of the function", tested[TRAINED], tested[PERMUTED]),
         *learned("the terms of the function", tested[TRAINED], tested[UNTRAINED]),
     ]
-    return Outcome(
+    return FigureOutcome(
         pictures=((study.figure, _caption(swaps)),),
         head=("", "", *(ROWS[name].label for name in swaps)),
         rows=(*_swap_rows(swaps), *_probe_rows(swaps, probes)),
@@ -99,7 +99,7 @@ def _tested(place: str) -> bool:
     return place.rpartition(", ")[2] in {ROWS[name].label for name in PROBED}
 
 
-def _course(one: Swapped) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
+def _course(one: SwapScores) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
     """A panel's lines, and the level of a third sequence's code."""
     lines: dict[str, dict[float, list[float]]] = {}
     for (share, rule), by_seed in one.shares.items():
@@ -107,7 +107,7 @@ def _course(one: Swapped) -> tuple[dict[str, dict[float, list[float]]], dict[str
     return lines, {"donor's function, a third sequence's code": Estimate.of(one.codes["other", "donor"]).mean}
 
 
-def _caption(swaps: Mapping[str, Swapped]) -> str:
+def _caption(swaps: Mapping[str, SwapScores]) -> str:
     seeds = "; ".join(f"{ROWS[name].label} n = {len(one.codes['own', 'own'])}" for name, one in swaps.items())
     return (
         "Two sequences with the same inputs and different functions. In the last layer the code of the query turns "
@@ -116,7 +116,7 @@ def _caption(swaps: Mapping[str, Swapped]) -> str:
     )
 
 
-def _swap_rows(swaps: Mapping[str, Swapped]) -> list[tuple[str, ...]]:
+def _swap_rows(swaps: Mapping[str, SwapScores]) -> list[tuple[str, ...]]:
     return [
         (f"code: {words}", f"R² {RULES[rule]}", *(_text(one.codes[code, rule]) for one in swaps.values()))
         for code, words in GIVEN.items()
@@ -124,7 +124,7 @@ def _swap_rows(swaps: Mapping[str, Swapped]) -> list[tuple[str, ...]]:
     ]
 
 
-def _probe_rows(swaps: Mapping[str, Swapped], probes: Mapping[str, Mapping[str, Estimate]]) -> list[tuple[str, ...]]:
+def _probe_rows(swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]) -> list[tuple[str, ...]]:
     terms = list(dict.fromkeys(place.rpartition(", ")[0] for place in probes[TRAINED]))
     words = {TRAINED: "trained", UNTRAINED: "before its first step", PERMUTED: "permuted labels"}
     return [
@@ -139,7 +139,7 @@ def _text(by_seed: Mapping[int, float]) -> str:
 
 
 def _numbers(
-    swaps: Mapping[str, Swapped], probes: Mapping[str, Mapping[str, Estimate]]
+    swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]
 ) -> dict[str, dict[str, dict[str, object]]]:
     shown = {}
     for name, one in swaps.items():

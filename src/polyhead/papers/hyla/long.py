@@ -14,8 +14,8 @@ from polyhead.analysis import figures
 from polyhead.papers.claims import Verdict, above, judged
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import Outcome, both
-from polyhead.papers.study import Point, Study
+from polyhead.papers.outcome import FigureOutcome, both
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.floors import floors as fuzzy_floors
 from polyhead.tasks.sraven.floors import floors as raven_floors
@@ -112,7 +112,7 @@ def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: flo
     return None
 
 
-def beside(point: Point) -> dict[str, float]:
+def beside(point: FinishedRun) -> dict[str, float]:
     """Floors and ceiling on the split on which a run was scored; in fuzzy logic on the same sequences."""
     task, train, seed = point.run.task, point.run.train, point.run.seed
     count = train.eval_batches * train.batch_size
@@ -124,7 +124,7 @@ def beside(point: Point) -> dict[str, float]:
     return {name: found[name].mean for name in wanted}
 
 
-def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]:
+def measured(points: Iterable[FinishedRun]) -> dict[tuple[str, str], dict[int, float]]:
     """The quantities of the tests and the figure; see `Measured`."""
     found: dict[tuple[str, str], dict[int, float]] = {}
     levels: dict[int, dict[str, float]] = {}
@@ -147,7 +147,7 @@ def measured(points: Iterable[Point]) -> dict[tuple[str, str], dict[int, float]]
     return found
 
 
-def _model(point: Point) -> str:
+def _model(point: FinishedRun) -> str:
     return point.run.name.rpartition("-")[0].removeprefix("sraven-")
 
 
@@ -175,24 +175,24 @@ def _over(found: Measured, quantity: str, one: str, other: str | None, seeds: tu
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw(study: Study, folder: pathlib.Path) -> Outcome:
+def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """The page of the main test."""
     return _drawn(study, folder, TESTS)
 
 
-def draw_parts(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_parts(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """The page of the ablations, beside the models that they change, of the seeds that an ablation has."""
     seeds = {point.run.seed for point in study.points if _model(point) in ABLATIONS}
     points = tuple(point for point in study.points if point.run.seed in seeds)
     return _drawn(replace(study, points=points), folder, PARTS)
 
 
-def draw_ravens(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_ravens(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """The page of SRAVEN."""
     return _drawn(study, folder, RAVENS)
 
 
-def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
+def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
     points = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
     found = measured(points)
@@ -218,7 +218,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> Outcome:
         )
     head, rows = _table(points, found)
     more = _beside_paper(f"{study.figure}-paper", found, levels, folder)
-    return Outcome(
+    return FigureOutcome(
         pictures=((study.figure, _caption(points, word)), *more),
         head=head,
         rows=rows,
@@ -250,7 +250,7 @@ def _beside_paper(
     return ((stem, caption),)
 
 
-def _caption(points: Iterable[Point], word: str) -> str:
+def _caption(points: Iterable[FinishedRun], word: str) -> str:
     count = Counter(NAMES[_model(point)] for point in points)
     runs = ", ".join(f"{label} {n}" for label, n in count.items())
     return (
@@ -260,7 +260,7 @@ def _caption(points: Iterable[Point], word: str) -> str:
     )
 
 
-def _table(points: Iterable[Point], found: Measured) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+def _table(points: Iterable[FinishedRun], found: Measured) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """The head of the table, and a row for each run and for the floors of each seed."""
     columns = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
     columns |= {"late": f"gain after step {EARLY:,}"}

@@ -18,14 +18,14 @@ from polyhead.config import Run
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Outcome, Panel, both, numbers
-from polyhead.papers.study import Point, Study
+from polyhead.papers.outcome import FigureOutcome, Panel, both, numbers
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.train import load_model
 from polyhead.train.network import initial
 
 FIT = {"smoke": 128}
 """Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
-Draw = Callable[[Study, pathlib.Path], Outcome]
+Draw = Callable[[Study, pathlib.Path], FigureOutcome]
 
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
 """The kinds of probed networks and labels, as suffixes of names in tables."""
@@ -38,12 +38,12 @@ Found = Mapping[tuple[Place, int], Mapping[tuple[str, str], Mapping[int, float]]
 
 
 # --------------------------------------------------------------------------------------------------------------- models
-def selected(study: Study) -> dict[str, list[Point]]:
+def selected(study: Study) -> dict[str, list[FinishedRun]]:
     """The runs of the selected setting of every model, by seed."""
     return {model: list(cell.points) for (model,), cell in study.cells("model").items()}
 
 
-def models(study: Study) -> Iterator[tuple[str, Point, nn.Module]]:
+def models(study: Study) -> Iterator[tuple[str, FinishedRun, nn.Module]]:
     """Load every selected model."""
     for name, points in selected(study).items():
         for point in points:
@@ -77,7 +77,7 @@ def learned(what: str, scores: Scores, before: Scores) -> list[Verdict]:
 def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
     """Scores of logistic regressions on the code, on unseen tasks, by layer."""
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         size = FIT.get(study.scale, 2048)
         found = probed(study, wanted)
         names = [label(model) + kind for model in selected(study) for kind in KINDS]
@@ -88,7 +88,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
         for path in both(study.figure, folder):
             figures.lines(_panels(found), path, x_label="layer", y_label="macro F1", limits=(0.0, None))
         ends = last_layer(found)
-        return Outcome(
+        return FigureOutcome(
             pictures=((study.figure, caption),),
             head=("probe", *names),
             rows=tuple(

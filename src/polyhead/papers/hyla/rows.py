@@ -12,7 +12,7 @@ EXPERTS, TOP_K = 4, 2
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One model: `heads` without sizes; `experts`: whether a mixture of experts replaces the feed-forward layer.
 
     `fuzzy` and `sraven` are the paper's mean and standard error over three seeds: compositional R² x 100 on fuzzy
@@ -43,37 +43,39 @@ _MOE = (
     "experts of 1 / top_k the width, at equal cost"
 )
 
-ROWS: dict[str, Row] = {
-    "softmax": Row("Softmax", Softmax(), fuzzy=(63.28, 2.31), sraven=(56.56, 1.05)),
-    "linear": Row("Linear", Linear(), fuzzy=(59.89, 5.22), sraven=(56.30, 1.11)),
-    "hyla": Row("HYLA", Hyla(), fuzzy=(81.13, 7.77), sraven=(69.13, 1.90)),
-    "linear-rms": Row("Linear + RMSHead", Linear(normalise="rms_heads"), fuzzy=(68.93, 5.10), sraven=(59.01, 2.50)),
-    "linear-rms-relu": Row(
+ROWS: dict[str, TableRow] = {
+    "softmax": TableRow("Softmax", Softmax(), fuzzy=(63.28, 2.31), sraven=(56.56, 1.05)),
+    "linear": TableRow("Linear", Linear(), fuzzy=(59.89, 5.22), sraven=(56.30, 1.11)),
+    "hyla": TableRow("HYLA", Hyla(), fuzzy=(81.13, 7.77), sraven=(69.13, 1.90)),
+    "linear-rms": TableRow(
+        "Linear + RMSHead", Linear(normalise="rms_heads"), fuzzy=(68.93, 5.10), sraven=(59.01, 2.50)
+    ),
+    "linear-rms-relu": TableRow(
         "Linear + RMSHead + nonlinear value",
         Linear(normalise="rms_heads", act="relu"),
         fuzzy=(56.91, 4.25),
         sraven=(55.38, 0.32),
         choice="ReLU on each head's values, before the sum over keys. Alternative: on each head's sum over keys",
     ),
-    "hyla-norms": Row("HYLA − RMSHead", Hyla(normalise="identity"), fuzzy=(81.27, 7.88), sraven=(62.53, 5.73)),
-    "hyla-linear": Row("HYLA − nonlinearity", Hyla(act="identity"), fuzzy=(84.54, 5.32), sraven=(56.54, 0.21)),
-    "hyla-linear-norms": Row(
+    "hyla-norms": TableRow("HYLA − RMSHead", Hyla(normalise="identity"), fuzzy=(81.27, 7.88), sraven=(62.53, 5.73)),
+    "hyla-linear": TableRow("HYLA − nonlinearity", Hyla(act="identity"), fuzzy=(84.54, 5.32), sraven=(56.54, 0.21)),
+    "hyla-linear-norms": TableRow(
         "HYLA − nonlinearity − RMSHead",
         Hyla(normalise="identity", act="identity"),
         fuzzy=(79.42, 7.43),
         sraven=(56.33, 1.41),
     ),
-    "hyla-softmax": Row(
+    "hyla-softmax": TableRow(
         "HYLA − RMSHead + softmax", Hyla(normalise="softmax"), fuzzy=(70.98, 7.08), sraven=(38.21, 2.98)
     ),
-    "hyla-deep": Row(
+    "hyla-deep": TableRow(
         "HYLA + deep value",
         Hyla(value_depth=2),
         fuzzy=(87.65, 4.54),
         sraven=(66.59, 0.08),
         choice="equation 10, the second value matrix without a bias. Alternative: with one per head",
     ),
-    "hyla-both": Row(
+    "hyla-both": TableRow(
         "HYLA + softmax",
         Hyla(normalise="softmax_rms_heads"),
         fuzzy=(82.47, 4.22),
@@ -84,14 +86,14 @@ ROWS: dict[str, Row] = {
             "Alternative: RMSHead first"
         ),
     ),
-    "softmax-moe": Row("Softmax + MoE", Softmax(), True, (63.83, 6.07), (57.68, 1.31), _MOE),
-    "linear-moe": Row("Linear + MoE", Linear(), True, (60.09, 6.16), (64.34, 4.30), _MOE),
-    "hyla-moe": Row("HYLA + MoE", Hyla(), True, (82.37, 6.55), (66.94, 3.94), _MOE),
+    "softmax-moe": TableRow("Softmax + MoE", Softmax(), True, (63.83, 6.07), (57.68, 1.31), _MOE),
+    "linear-moe": TableRow("Linear + MoE", Linear(), True, (60.09, 6.16), (64.34, 4.30), _MOE),
+    "hyla-moe": TableRow("HYLA + MoE", Hyla(), True, (82.37, 6.55), (66.94, 3.94), _MOE),
 }
 """Name -> model, in the order of the paper's table."""
 
-OURS: dict[str, Row] = {
-    "hyla-compete": Row(
+OURS: dict[str, TableRow] = {
+    "hyla-compete": TableRow(
         "HYLA, softmax over heads (ours)",
         Hyla(normalise="softmax_heads"),
         choice="not in the paper: the heads compete for each query-key pair",

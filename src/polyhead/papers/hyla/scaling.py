@@ -17,8 +17,8 @@ from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sr
 from polyhead.papers.outcome import (
     SEEN,
     Cells,
+    FigureOutcome,
     Levels,
-    Outcome,
     Panel,
     both,
     by_model,
@@ -159,10 +159,10 @@ def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
+def by_instances(axis: str) -> Callable[[Study, pathlib.Path], FigureOutcome]:
     """Draws Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         cells = by_model(study, axis, "instances")
         stem = study.figure
         runs = [point.run for point in study.points]
@@ -178,7 +178,7 @@ def by_instances(axis: str) -> Callable[[Study, pathlib.Path], Outcome]:
     return draw
 
 
-def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_a4(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw training loss by instances: by width at the common depth, and by depth at the common width."""
     depths, widths = (sorted(place[0] for place in study.cells(axis)) for axis in ("depth", "width"))
     pictures = []
@@ -190,7 +190,7 @@ def draw_a4(study: Study, folder: pathlib.Path) -> Outcome:
         _draw_scaling(cells, axis, TRAINING_LOSS, folder / f"fig-a4{letter}", {})
         pictures.append((f"fig-a4{letter}", f"{letter.upper()}: cross-entropy on the last training batches by {axis}."))
         found |= _table(cells, (axis, "instances"), {}, TRAINING_LOSS).numbers
-    return Outcome(pictures=tuple(pictures), numbers=found)
+    return FigureOutcome(pictures=tuple(pictures), numbers=found)
 
 
 def _most(study: Study, axis: str, values: list[Any]) -> Any:
@@ -210,10 +210,12 @@ def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, level
         figures.lines(panels, path, x_label="training instances", y_label=y, log_x=True, limits=limits)
 
 
-def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> Callable[[Study, pathlib.Path], Outcome]:
+def over(
+    axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]
+) -> Callable[[Study, pathlib.Path], FigureOutcome]:
     """Draws Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         cells = by_model(study, axis)
         by_x = {x: by for (x,), by in sorted(cells.items())}
         points = {x: scores(by, "compositional") for x, by in by_x.items()}
@@ -227,7 +229,7 @@ def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> C
     return draw
 
 
-def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "") -> Outcome:
+def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "") -> FigureOutcome:
     named = {
         ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True)): by
         for place, by in sorted(cells.items())
@@ -238,7 +240,10 @@ def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "")
 
 
 def _figure(
-    title: str, draw: Callable[[Study, pathlib.Path], Outcome], runs: Callable[[str], tuple[Run, ...]], minutes: float
+    title: str,
+    draw: Callable[[Study, pathlib.Path], FigureOutcome],
+    runs: Callable[[str], tuple[Run, ...]],
+    minutes: float,
 ) -> Figure:
     return Figure(title, HYLA, draw, runs, minutes, SRAVEN_GPU)
 

@@ -13,7 +13,7 @@ from polyhead.papers.estimates import Estimate, Scores
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import Outcome, both, drawn, floors, numbers, runs_of, setting_text
+from polyhead.papers.outcome import FigureOutcome, both, drawn, floors, numbers, runs_of, setting_text
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Cell, Study, over_seeds, select
 
@@ -94,7 +94,7 @@ def printed(task: str, name: str) -> Estimate:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_a1(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw the compositional score of every model on both tasks beside the paper's."""
     cells = {task: _models(study, task) for task in TASKS}
     cells = {task: found for task, found in cells.items() if found}
@@ -110,7 +110,7 @@ def draw_a1(study: Study, folder: pathlib.Path) -> Outcome:
         caption = f"{TASKS[task]} on unseen combinations: means, standard errors and seeds of the selected settings."
         pictures.append((f"table-a1-{task}", caption))
         verdicts += ablations(task, {model: cell.score("compositional") for model, cell in found.items()})
-    return Outcome(
+    return FigureOutcome(
         pictures=tuple(pictures),
         head=("model", *(f"{TASKS[task]}: {column}" for task in cells for column in COLUMNS)),
         rows=tuple(_a1_rows(cells, levels)),
@@ -156,7 +156,7 @@ def _numbers(cell: Cell, task: str) -> dict[str, Any]:
     return {"setting": vars(cell.setting), "tried": cell.tried, "validation": numbers(cell.validation), **scores}
 
 
-def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_a3(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw all searched settings: validation score, score on unseen combinations, and the selected setting."""
     rows, found = [], {}
     for task in TASKS:
@@ -171,7 +171,7 @@ def draw_a3(study: Study, folder: pathlib.Path) -> Outcome:
                 found[key] = {split: numbers(score) for split, score in scores.items()}
     head = ("task", "model", "lr", "weight decay", "warm-up", "validation", "compositional", "")
     note = "Selected by the mean validation score over seeds; the column beside it is not looked at for that."
-    return Outcome(head=head, rows=tuple(rows), notes=(note,), numbers=found)
+    return FigureOutcome(head=head, rows=tuple(rows), notes=(note,), numbers=found)
 
 
 BOTH_GPU = f"{FUZZY_GPU}, {SRAVEN_GPU}"

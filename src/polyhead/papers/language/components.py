@@ -11,21 +11,21 @@ from polyhead.models.size import match, parameters
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, Shape, feedforward, model
+from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
 from polyhead.papers.language.shared import GB, course, one_text, run_of, table
-from polyhead.papers.outcome import SEEN, Outcome, Panel, both, scores
+from polyhead.papers.outcome import SEEN, FigureOutcome, Panel, both, scores
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study
 
 # fmt: off
-PARTS: dict[str, Shape] = {
-    "paper": Shape(
+PARTS: dict[str, LanguageScale] = {
+    "paper": LanguageScale(
         dim=512, hidden=1344, layers=4, heads=16, head_dim=32, positions=Rotary(),
         data="hub:roneneldan/TinyStories", tokenizer="bpe:10000", limit=3 * GB, held_out=0.01,
         steps=20_000, batch_size=64, precision="bf16", clip=1.0, betas=(0.9, 0.95),
         lrs=(1e-3,), decays=(0.1,), warmups=(500,), seeds=3, eval_batches=32,
     ),
-    "small": Shape(
+    "small": LanguageScale(
         dim=96, hidden=256, layers=4, heads=4, head_dim=24, positions=Rotary(),
         length=128,
         steps=500, batch_size=16, clip=1.0, betas=(0.9, 0.99),
@@ -105,7 +105,7 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_swiglu(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
     cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}
     same, text = one_text(study)
@@ -119,7 +119,7 @@ def draw_swiglu(study: Study, folder: pathlib.Path) -> Outcome:
     )
 
 
-def draw_norms(study: Study, folder: pathlib.Path) -> Outcome:
+def draw_norms(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw the final bits per byte by learning rate, for pre-norm and post-norm."""
     cells = {(order, rate): cell for (order, rate), cell in study.cells("norm order", "lr").items()}
     same, text = one_text(study)

@@ -9,37 +9,37 @@ from polyhead.config import Rotary, Run
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, constant
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, Shape, label
+from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
-from polyhead.papers.outcome import SEEN, Outcome, both, by_model, scores
+from polyhead.papers.outcome import SEEN, FigureOutcome, both, by_model, scores
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
 
 # fmt: off
-BYTES: dict[str, Shape] = {
-    "paper": Shape(
+BYTES: dict[str, LanguageScale] = {
+    "paper": LanguageScale(
         dim=512, hidden=1344, layers=6, heads=8, head_dim=64, positions=Rotary(),
         length=1024,
         steps=20_000, batch_size=64, precision="bf16", clip=1.0, betas=(0.9, 0.99),
         lrs=(1e-3,), decays=(0.1,), warmups=(500,), seeds=3, eval_batches=32,
     ),
-    "small": Shape(
+    "small": LanguageScale(
         dim=128, hidden=320, layers=4, heads=8, head_dim=16, positions=Rotary(), symbols=LIBRARY,
         steps=1275, batch_size=8, clip=1.0, betas=(0.9, 0.99),
         lrs=(4e-3,), decays=(0.1,), warmups=(50,), seeds=1, eval_batches=24, evaluations=8,
     ),
     "smoke": SMOKE,
 }
-C4: dict[str, Shape] = {
-    "paper": Shape(
+C4: dict[str, LanguageScale] = {
+    "paper": LanguageScale(
         dim=512, hidden=2048, layers=6, heads=8, head_dim=64, positions=Rotary(), norm="layer", act="gelu_tanh",
         tied=True, init="hyla",
         data="hub:allenai/c4/en", tokenizer="bpe:32000", length=512, limit=640 * GB, held_out=1e-4,
         steps=991_821, batch_size=256, precision="bf16", clip=None,
         lrs=(1e-3, 3e-3), decays=(0.1, 0.03), warmups=(1000,), seeds=1, eval_batches=32, evaluations=100,
     ),
-    "small": Shape(
+    "small": LanguageScale(
         dim=128, hidden=512, layers=4, heads=8, head_dim=16, positions=Rotary(), norm="layer", act="gelu_tanh",
         tied=True, init="hyla",
         tokenizer="bpe:2048", length=128,
@@ -72,7 +72,7 @@ def lm_long(scale: str = "small") -> tuple[Run, ...]:
     return compared("long", ("softmax",), long_of(size(BYTES, scale)))
 
 
-def long_of(shape: Shape) -> Shape:
+def long_of(shape: LanguageScale) -> LanguageScale:
     """1.5 times the width, twice the context and 16/15 of the updates: about twice the tokens."""
     steps = 16 * shape.steps // 15
     return replace(widened(shape, 1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
@@ -195,10 +195,10 @@ def floors(study: Study) -> dict[str, float]:
     return {name: score.mean for name, score in task.floors("iid", sequences=sequences).items()}
 
 
-def curves(claim: Claim) -> Callable[[Study, pathlib.Path], Outcome]:
+def curves(claim: Claim) -> Callable[[Study, pathlib.Path], FigureOutcome]:
     """Draws bits per byte by number of tokens, a line per kind of heads, with zlib, and a table of final scores."""
 
-    def draw(study: Study, folder: pathlib.Path) -> Outcome:
+    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         cells = by_model(study)[()]
         same, text = one_text(study)
         levels = floors(study)

@@ -27,20 +27,22 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.size import match, parameters
-from polyhead.papers.dual.models import AXES, CLOSE, Row
+from polyhead.papers.dual.models import AXES, CLOSE, ModelLabel
 from polyhead.papers.sizes import Scale
 from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Text
 
-ROWS: dict[str, Row] = {
-    "softmax": Row("Softmax"),
-    "linear": Row("Linear"),
-    "hyla": Row("HYLA"),
-    "dual": Row("Dual attention", "half of the heads are softmax, half relational, which read symbols from a library"),
-    "disentangled": Row("Softmax + disentangled", "half of the heads each, symbols from a library"),
-    "abstractor-heads": Row("Softmax + Abstractor heads", "half of the heads each, symbols from a library"),
-    "mixture": Row("Softmax + HYLA + relational", "half of the heads are softmax, a quarter each of the others"),
+ROWS: dict[str, ModelLabel] = {
+    "softmax": ModelLabel("Softmax"),
+    "linear": ModelLabel("Linear"),
+    "hyla": ModelLabel("HYLA"),
+    "dual": ModelLabel(
+        "Dual attention", "half of the heads are softmax, half relational, which read symbols from a library"
+    ),
+    "disentangled": ModelLabel("Softmax + disentangled", "half of the heads each, symbols from a library"),
+    "abstractor-heads": ModelLabel("Softmax + Abstractor heads", "half of the heads each, symbols from a library"),
+    "mixture": ModelLabel("Softmax + HYLA + relational", "half of the heads are softmax, a quarter each of the others"),
 }
 """Name -> model."""
 
@@ -48,7 +50,7 @@ COUNTS = {"bytes": 256, "tiktoken:gpt2": 50_257}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape(Scale):
+class LanguageScale(Scale):
     """A language model, its text and its training."""
 
     data: str = "stdlib"
@@ -79,7 +81,7 @@ class Shape(Scale):
         return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
 
 
-SMOKE = Shape(
+SMOKE = LanguageScale(
     dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), length=16, steps=4, batch_size=4, clip=1.0,
     symbols=SymbolicAttention(count=4, trainable=False),
     lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
@@ -90,7 +92,7 @@ SMOKE_PAIRS = replace(SMOKE, act="gelu_tanh", tokenizer="bpe:300")
 """The scale `smoke` of BPE tokens."""
 
 
-def _heads(row: str, shape: Shape) -> tuple[Mechanism, ...]:
+def _heads(row: str, shape: LanguageScale) -> tuple[Mechanism, ...]:
     """The heads of a model; all have the same width."""
     h, w = shape.heads, shape.head_dim
     symbols, half, quarter = shape.symbols, shape.heads // 2, shape.heads // 4
@@ -114,7 +116,7 @@ def feedforward(act: str, hidden: int) -> FeedForward:
 
 
 @functools.cache
-def model(row: str, shape: Shape, *, matched: bool = True) -> TransformerConfig:
+def model(row: str, shape: LanguageScale, *, matched: bool = True) -> TransformerConfig:
     """The model `row`; `matched`: its feed-forward width gives it the parameter count of softmax heads."""
     made = TransformerConfig(
         inputs=Tokens(shape.vocabulary),

@@ -13,8 +13,8 @@ from typing import Any
 
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.estimates import Estimate, Scores
-from polyhead.papers.language.models import ROWS, Shape, model
-from polyhead.papers.outcome import Outcome, numbers, settings_note
+from polyhead.papers.language.models import ROWS, LanguageScale, model
+from polyhead.papers.outcome import FigureOutcome, numbers, settings_note
 from polyhead.papers.sizes import Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -24,14 +24,14 @@ GB = 10**9
 LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
 
 
-def compared(what: str, rows: Sequence[str], shape: Shape, *, matched: bool = True) -> tuple[Run, ...]:
+def compared(what: str, rows: Sequence[str], shape: LanguageScale, *, matched: bool = True) -> tuple[Run, ...]:
     """The runs of every model, setting and seed of `shape`."""
     models = {row: model(row, shape, matched=matched) for row in rows}
     every = itertools.product(range(shape.seeds), rows, shape.grid())
     return tuple(run_of(f"{what}-{row}-{seed}", models[row], shape, setting, seed) for seed, row, setting in every)
 
 
-def run_of(name: str, settings: TransformerConfig, shape: Shape, setting: Setting, seed: int) -> Run:
+def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting: Setting, seed: int) -> Run:
     """A run that is scored on held-out text during training and at its end."""
     train = replace(
         training(shape, setting, SPLITS),
@@ -77,7 +77,7 @@ def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
 
 
-def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> Outcome:
+def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> FigureOutcome:
     """A table with a row per cell: final score, size and time."""
     measured = (
         ("bits per byte, validation", "validation", None),
@@ -94,7 +94,7 @@ def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ..
     choices = (f"{row.label}: {row.choice}." for row in ROWS.values() if row.choice and row.label in ran)
     head = (axis, *(head for head, _, _ in measured), *COST)
     notes = (*notes, *choices, settings_note(cell for _, cell in cells.values()))
-    return Outcome(head=head, rows=tuple(rows), numbers=found, notes=notes)
+    return FigureOutcome(head=head, rows=tuple(rows), numbers=found, notes=notes)
 
 
 COST = ("parameters", "million tokens", "minutes of a run")

@@ -11,9 +11,9 @@ from polyhead.config import Rotary, Run, SymbolicAttention
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, Shape, label
+from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import SEEN, Outcome, Panel, both, by_model, numbers, scores, settings_note
+from polyhead.papers.outcome import SEEN, FigureOutcome, Panel, both, by_model, numbers, scores, settings_note
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Coordinates, Study
 
@@ -21,8 +21,8 @@ LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
 Named = Mapping[str, Cell]
 
 # fmt: off
-DUAL: dict[str, Shape] = {
-    "paper": Shape(
+DUAL: dict[str, LanguageScale] = {
+    "paper": LanguageScale(
         dim=1024, hidden=4096, layers=24, heads=16, head_dim=64, kv_heads=4, relations=64, positions=Rotary(),
         norm="layer", act="gelu_tanh", tied=True, init="hyla", symbols=LARGE,
         data="hub:HuggingFaceFW/fineweb-edu/sample-10BT", tokenizer="tiktoken:gpt2", length=1024, limit=60 * GB,
@@ -30,7 +30,7 @@ DUAL: dict[str, Shape] = {
         steps=19_073, batch_size=512, accumulate=16, precision="bf16", clip=1.0, betas=(0.9, 0.95),
         lrs=(6e-4,), decays=(0.1,), warmups=(715,), seeds=1, eval_batches=20, evaluations=76,
     ),
-    "small": Shape(
+    "small": LanguageScale(
         dim=64, hidden=256, layers=4, heads=8, head_dim=8, positions=Rotary(), norm="layer", act="gelu_tanh",
         tied=True, init="hyla", symbols=LIBRARY,
         tokenizer="bpe:2048", length=128,
@@ -60,7 +60,7 @@ def dual_lm(scale: str = "small") -> tuple[Run, ...]:
     return tuple(runs)
 
 
-def dual_sizes(scale: str) -> tuple[Shape, ...]:
+def dual_sizes(scale: str) -> tuple[LanguageScale, ...]:
     """The compared sizes, by width."""
     base = size(DUAL, scale)
     if scale != "paper":
@@ -155,7 +155,7 @@ def needs(cell: Cell, level: float) -> Estimate | None:
     return Estimate.of(found)
 
 
-def draw(study: Study, folder: pathlib.Path) -> Outcome:
+def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
     """Draw perplexity by number of tokens, a panel per width, and the tokens needed for several perplexities."""
     cells = by_model(study, "width")
     panels: list[Panel] = []
@@ -184,7 +184,7 @@ def _efficiency(
     tokens: Mapping[tuple[Any, float], Mapping[str, Estimate]],
     scale: str,
     text: str,
-) -> Outcome:
+) -> FigureOutcome:
     """The token-efficiency table: a row per width and model."""
     levels = [level for level in LEVELS[scale] if any(tokens[width, level] for (width,) in cells)]  # that some reach
     printed = all(width in TOKENS for (width,) in cells)
@@ -212,7 +212,7 @@ def _efficiency(
         *(() if printed else _papers()),
         settings_note(cell for by in cells.values() for cell in by.values()),
     )
-    return Outcome(head=(*head, *COST), rows=tuple(rows), numbers=found, notes=notes)
+    return FigureOutcome(head=(*head, *COST), rows=tuple(rows), numbers=found, notes=notes)
 
 
 def _printed(width: int, model: str) -> str:

@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Count:
+class StepCounts:
     """The counts of one micro-batch on one device; all sizes in bytes."""
 
     sequences: int
@@ -61,7 +61,7 @@ class Count:
         return sum(kind[0] * kind[3] for kind in (*self.forward, *self.backward))
 
 
-def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Count:
+def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> StepCounts:
     """Count one micro-batch of `sequences` sequences like those of `sample`; with accumulation, one after the first.
 
     `card`: use the implementations that "auto" chooses on a GPU.  Raises ValueError for a data-dependent step.
@@ -86,7 +86,7 @@ def count(run: Run, sequences: int, sample: Batch, *, card: bool = False) -> Cou
         what = str(error).strip().partition("\n")[0]
         raise ValueError(f"plan: {run.name} cannot be counted without its data: {what}") from error
     tokens = sequences * (batch.inputs.shape[1] if batch.inputs.ndim < 4 else run.task.length)
-    return Count(
+    return StepCounts(
         sequences, tokens, parameters, buffers, inputs, kept, beside, most, forward, tally.kernels(besides=forward)
     )
 

@@ -25,7 +25,7 @@ from torch import nn
 from polyhead.config import Batch, Run, TransformerConfig, check_run
 from polyhead.models.build import build
 from polyhead.scale.plan.cards import MACHINE, Card, card as card_of, quickest
-from polyhead.scale.plan.count import Count, Kernels, count, loss_of, size_of
+from polyhead.scale.plan.count import Kernels, StepCounts, count, loss_of, size_of
 from polyhead.spec.shapes import check_number
 from polyhead.train import products
 from polyhead.train.checks import check
@@ -127,7 +127,7 @@ def plan(
     here = replace(run, device="cuda" if torch.cuda.is_available() else "cpu")
     check(here)
     with process(here) as device, products.using(products.of_run(here, device)):
-        place = _Place(run, devices, card if isinstance(card, Card) else card_of(card), link)
+        place = _PlannedRun(run, devices, card if isinstance(card, Card) else card_of(card), link)
         have = place.counted(place.sequences)
         share, said = _share(place, have, share)
     seconds, memory = place.seconds(have, share), place.memory(have)
@@ -147,7 +147,7 @@ def plan(
     )  # fmt: skip
 
 
-class _Place:
+class _PlannedRun:
     """A run on its devices, with quantities that are counted once."""
 
     def __init__(self, run: Run, devices: int, card: Card, link: float | None = None) -> None:
@@ -164,23 +164,23 @@ class _Place:
         self.sample = run.task.batch("train", 2, seed=run.seed, step=0)
         with torch.device("meta"):
             self.model = build(run.model, device="meta")
-        self.known: dict[int, Count] = {}
+        self.known: dict[int, StepCounts] = {}
 
-    def in_pieces(self, count: int) -> "_Place":
+    def in_pieces(self, count: int) -> "_PlannedRun":
         """The same with batches in `count` pieces."""
         run = replace(self.run, train=replace(self.run.train, accumulate=count))
-        return _Place(run, self.devices, self.card, self.link)
+        return _PlannedRun(run, self.devices, self.card, self.link)
 
-    def checkpointed(self) -> "_Place":
+    def checkpointed(self) -> "_PlannedRun":
         run = replace(self.run, model=replace(self.run.transformer, checkpoint=True))
-        return _Place(run, self.devices, self.card, self.link)
+        return _PlannedRun(run, self.devices, self.card, self.link)
 
-    def sharded_over(self, devices: int) -> "_Place":
+    def sharded_over(self, devices: int) -> "_PlannedRun":
         """The same, sharded over `devices` devices, with batches in one piece."""
         run = replace(self.run, parallel="sharded", train=replace(self.run.train, accumulate=1))
-        return _Place(run, devices, self.card, self.link)
+        return _PlannedRun(run, devices, self.card, self.link)
 
-    def counted(self, sequences: int) -> Count:
+    def counted(self, sequences: int) -> StepCounts:
         if sequences not in self.known:
             self.known[sequences] = count(self.run, sequences, self.sample, card=not self.card.is_cpu)
         return self.known[sequences]
@@ -192,7 +192,7 @@ class _Place:
             return self.card.memory if math.isfinite(self.card.memory) else None
         return (self.card.memory - RESERVED) * (1 - FRAGMENTS)
 
-    def memory(self, have: Count) -> dict[str, float]:
+    def memory(self, have: StepCounts) -> dict[str, float]:
         trained = [p for p in self.model.parameters() if p.requires_grad]
         gradients = float(size_of(trained))
         moments = 2 * gradients + 4 * len(trained)  # plus the update count of each parameter
@@ -264,7 +264,7 @@ class _Place:
         busy = sum(self.card.seconds(*kind[:3]) * kind[3] for kind in kernels)
         return (busy + launch) / share if self.card.is_cpu else max(busy / share, launch)
 
-    def seconds(self, have: Count, share: float) -> dict[str, float]:
+    def seconds(self, have: StepCounts, share: float) -> dict[str, float]:
         pieces = self.run.train.accumulate
         forward, backward = (self.working(kernels, share) for kernels in (have.forward, have.backward))
         each = self._part() if self.sharded else float(have.parameters)
@@ -288,7 +288,7 @@ class _Place:
     def draw(self) -> Batch:
         return self.run.task.batch("train", min(self.run.train.batch_size, DRAWN), seed=self.run.seed, step=0)
 
-    def evaluating(self, have: Count, share: float) -> float:
+    def evaluating(self, have: StepCounts, share: float) -> float:
         """Seconds of all evaluations, which the devices share."""
         train = self.run.train
         times = -(-train.steps // train.eval_every)
@@ -317,7 +317,7 @@ class _Place:
 
 
 # ---------------------------------------------------------------------------------------------------- one measured step
-def _share(place: _Place, have: Count, given: float | None) -> tuple[float, tuple[str, str]]:
+def _share(place: _PlannedRun, have: StepCounts, given: float | None) -> tuple[float, tuple[str, str]]:
     """The share of the peak that kernels reach, and the assumption about it."""
     if given is not None:
         return given, ("share of the peak", f"{given:.2f} (given)")
@@ -349,7 +349,7 @@ def step(model: nn.Module, run: Run, batch: Batch, *, clear: bool = True) -> Non
 
 
 # ------------------------------------------------------------------------------------------------------- what would fit
-def _change(place: _Place) -> str | None:
+def _change(place: _PlannedRun) -> str | None:
     """The smallest change to make the run fit: accumulation, checkpointing, sharding or more devices, in this order."""
     train, devices = place.run.train, place.devices
     again = isinstance(place.run.model, TransformerConfig) and not place.run.model.checkpoint
@@ -374,7 +374,7 @@ def _change(place: _Place) -> str | None:
     return None
 
 
-def _pieces(place: _Place) -> int | None:
+def _pieces(place: _PlannedRun) -> int | None:
     """The fewest micro-batches that fit: extrapolated linearly from one and two sequences, then counted."""
     train, usable = place.run.train, place.usable or 0.0
     rows = train.batch_size // place.devices

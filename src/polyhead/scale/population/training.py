@@ -24,12 +24,13 @@ from polyhead.config import Run
 from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import prepare
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number
 from polyhead.train.checks import check, check_read_back
 from polyhead.train.device import keep_memory, process
 from polyhead.train.loop import Loop
 from polyhead.train.member import Member
-from polyhead.train.stop import DISK, MISTAKE, Interrupted, Stop
+from polyhead.train.stop import DISK, MISTAKE, Interrupted, StopSignals
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry, reason, tell
@@ -37,6 +38,8 @@ from polyhead.train.store.files import Damaged, set_aside
 from polyhead.train.store.folder import RESULT, Result, finished, folder_of
 from polyhead.train.store.saving import drop, last_whole
 from polyhead.train.trainer import run
+
+__dir__ = own_names(__name__)
 
 LARGEST_STACK = 256
 """The most members of one population: each has two open files."""
@@ -77,8 +80,8 @@ def train(
         check_number("population", "at_once", at_once, 1)
     outcomes: Outcomes = {}
     members: list[Run] = []
-    stop = Stop()
-    work = _Work(outcomes, stop, progress, at_once)
+    stop = StopSignals()
+    work = _GroupTraining(outcomes, stop, progress, at_once)
     for config, place in zip(runs, places, strict=True):
         if (result := finished(place, configs.digest(config))) is not None:
             outcomes[place] = result
@@ -157,11 +160,11 @@ def _failure(config: Run, error: ValueError | OSError) -> Failure:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _GroupTraining:
     """Trains the parts of the groups; the outcome of each member is put into `outcomes`."""
 
     outcomes: Outcomes
-    stop: Stop
+    stop: StopSignals
     progress: bool
     at_once: int | None
 

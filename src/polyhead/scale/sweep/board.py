@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from polyhead.scale.sweep.job import Job
-from polyhead.scale.sweep.screen import Screen
+from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train.store.state import State
 
 WIDE = 50
 """Characters of the scale from 0 to 1."""
 
 
-class Board(Screen):
+class Board(SweepScreen):
     """Shows scores on known and unseen data on one scale, with floors as marks."""
 
     def __init__(

@@ -14,7 +14,7 @@ from polyhead.config import Run
 from polyhead.scale.sweep.engines import GONE, LOG, Handle
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
-from polyhead.train.store.claims import Held, claim, claimed_by
+from polyhead.train.store.claims import FolderInUse, claim, claimed_by
 from polyhead.train.store.disk import PASSING, reason
 from polyhead.train.store.files import named, unseal
 from polyhead.train.store.folder import METRICS, Result, finished
@@ -81,7 +81,7 @@ class Job:
         try:
             with claim(self.config, self.folder), named(self.folder / LOG):
                 open(self.folder / LOG, "ab").close()
-        except Held:
+        except FolderInUse:
             self.holder = claimed_by(self.folder) or ""
         except ValueError as error:
             self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))

@@ -22,14 +22,17 @@ from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.naming import labels
-from polyhead.scale.sweep.screen import Screen
+from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.scale.sweep.status import place_of
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import Result, clear
+
+__dir__ = own_names(__name__)
 
 LOOK_SECONDS = 2.0
 """Seconds between two polls of a run that another process trains."""
@@ -45,7 +48,7 @@ def sweep(
     again: bool = False,
     retries: int = 2,
     engine: Engine | None = None,
-    screen: Callable[..., Screen] = Screen,
+    screen: Callable[..., SweepScreen] = SweepScreen,
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST; results or failures in the order of `runs`.
 
@@ -69,7 +72,7 @@ def sweep(
         shown = held.enter_context(screen(jobs, at_once, enabled=progress))
         stop = held.enter_context(interruptible())
         try:
-            _Work(jobs, engine, at_once, shown).do()
+            _UnfinishedRuns(jobs, engine, at_once, shown).do()
         except KeyboardInterrupt:
             done = sum(isinstance(job.outcome, Result) for job in jobs)
             became = engine.stop([job.handle for job in jobs if job.handle is not None])
@@ -100,14 +103,14 @@ def prepare(who: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again:
     return places
 
 
-class _Work:
+class _UnfinishedRuns:
     """The unfinished runs of a sweep: waiting, trained by our workers, trained by other processes."""
 
-    def __init__(self, jobs: Sequence[Job], engine: Engine, at_once: int, screen: Screen) -> None:
+    def __init__(self, jobs: Sequence[Job], engine: Engine, at_once: int, screen: SweepScreen) -> None:
         self.waiting = deque(job for job in jobs if job.outcome is None)
         self.working: list[Job] = []
         self.others: list[Job] = []
-        self.engine, self.at_once, self.screen, self.retry = engine, at_once, screen, DiskRetry(Stop())
+        self.engine, self.at_once, self.screen, self.retry = engine, at_once, screen, DiskRetry(StopSignals())
         self.met = False  # whether another sweep works here: then we take waiting runs from the end
         self.looked = 0.0
 
@@ -168,13 +171,13 @@ class _Work:
 
 
 @contextlib.contextmanager
-def interruptible() -> Iterator[Stop]:
+def interruptible() -> Iterator[StopSignals]:
     """SIGTERM, and SIGHUP and SIGUSR1 where they exist, act like Ctrl-C, so that no worker keeps running."""
-    found = Stop()
+    found = StopSignals()
     found.asked = signal.SIGINT
 
     def stop(number: int, frame: object) -> None:
-        found.asked = number if number in Stop.signals else signal.SIGINT
+        found.asked = number if number in StopSignals.signals else signal.SIGINT
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():

@@ -38,7 +38,7 @@ def left(jobs: Sequence[Job], at_once: int) -> float | None:
     return max(*free, *(seconds(job) for job in jobs if job.state == State.ELSEWHERE), 0.0)
 
 
-class Screen:
+class SweepScreen:
     """A progress bar per run, and one for all runs."""
 
     def __init__(self, jobs: Sequence[Job], at_once: int, *, enabled: bool) -> None:
@@ -52,7 +52,7 @@ class Screen:
         self.ids: list[TaskID] = []
         self.spoken = time.monotonic()
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "SweepScreen":
         self.bars.start()
         for job in self.jobs:
             self.ids.append(self.bars.add_task(job.label, total=job.config.train.steps, state="", text=""))

@@ -18,7 +18,7 @@ SECONDS = 0.5
 """Seconds between two polls of the study."""
 
 
-class Screen:
+class SearchScreen:
     """Shows a search.  `outcome`: returns the current state of the study."""
 
     def __init__(self, outcome: Callable[[], Outcome], *, enabled: bool) -> None:
@@ -27,7 +27,7 @@ class Screen:
         self.live = Live(console=console, auto_refresh=False) if self.enabled and console.is_terminal else None
         self.drawn, self.spoken = 0.0, time.monotonic()
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "SearchScreen":
         if self.live is not None:
             self.live.start()
         return self

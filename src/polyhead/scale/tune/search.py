@@ -24,15 +24,15 @@ from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.jobs import LOOK_SECONDS, interruptible
 from polyhead.scale.sweep.status import place_of
-from polyhead.scale.tune.screen import Screen, short
+from polyhead.scale.tune.screen import SearchScreen, short
 from polyhead.scale.tune.space import Range, Space, changed, read_space
 from polyhead.scale.tune.trial import DONE, FAILED, PRUNED, RUNNING, Outcome, Trial
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks import KINDS
 from polyhead.train.checks import check, read_all
-from polyhead.train.stop import MISTAKE, Stop
-from polyhead.train.store.claims import Held, locked
+from polyhead.train.stop import MISTAKE, StopSignals
+from polyhead.train.store.claims import FolderInUse, locked
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import check_folder, write
 from polyhead.train.store.folder import Result, read_metrics
@@ -81,9 +81,9 @@ def tune(
             _claim(path, question)
             _mend(path / JOURNAL)
             study = _Study(run, path, question, new=True)
-            with Screen(study.outcome, enabled=progress) as screen:
+            with SearchScreen(study.outcome, enabled=progress) as screen:
                 _Search(study, workers, threads, screen).work(trials)
-    except Held:
+    except FolderInUse:
         raise ValueError(f"tune: another process works on the study in {path}") from None
     return study.outcome(importance=True)
 
@@ -245,9 +245,9 @@ class _Study:
 class _Search:
     """The running trials, each with its job.  Two trials share a job if a sampler proposes the same settings twice."""
 
-    def __init__(self, study: _Study, workers: int, threads: int | None, screen: Screen) -> None:
+    def __init__(self, study: _Study, workers: int, threads: int | None, screen: SearchScreen) -> None:
         self.study, self.workers, self.threads, self.screen = study, workers, threads, screen
-        self.engine, self.retry = Local(), DiskRetry(Stop())
+        self.engine, self.retry = Local(), DiskRetry(StopSignals())
         self.working: list[tuple[Any, Job]] = []
         self.leaving: list[Job] = []  # pruned, and saving
         self.read: dict[int, int] = {}  # rows of metrics.jsonl that were reported to the pruner, by trial

@@ -49,7 +49,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # by content, not suffix: Pillo
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class LabelledImages:
     """Labels (n) and pixels (n c h w) in bytes, or the files to read them from, resized to `size`."""
 
     labels: Tensor
@@ -69,25 +69,25 @@ class Images:
             return self.pixels, self.labels
         return tuple(f"{path.parent.name}/{path.name}" for path in self.paths)
 
-    def to(self, device: torch.device) -> "Images":
+    def to(self, device: torch.device) -> "LabelledImages":
         """A copy on `device`."""
         pixels = None if self.pixels is None else self.pixels.to(device)
-        return Images(self.labels.to(device), pixels, self.paths, self.size)
+        return LabelledImages(self.labels.to(device), pixels, self.paths, self.size)
 
 
 @functools.lru_cache(maxsize=4)
-def digits() -> Images:
+def digits() -> LabelledImages:
     """The 1797 handwritten digits that come with scikit-learn, 8 x 8, values 0 to 16."""
     with optional("Images: data='digits'", "polyhead[report]"):
         from sklearn.datasets import load_digits
 
     data = load_digits()
     pixels = torch.from_numpy(data.images.astype(np.uint8))[:, None]
-    return Images(torch.from_numpy(data.target.astype(np.int64)), pixels)
+    return LabelledImages(torch.from_numpy(data.target.astype(np.int64)), pixels)
 
 
 @functools.lru_cache(maxsize=4)
-def cifar(data: str, folder: str, part: str) -> Images:
+def cifar(data: str, folder: str, part: str) -> LabelledImages:
     """The `part` "train" or "test" of CIFAR's binary version.  A record is its labels, then 3072 bytes, red first.
 
     The files are in `folder`, or in the archive's own folder inside it.
@@ -110,7 +110,7 @@ def cifar(data: str, folder: str, part: str) -> Images:
     found = whole[:, labels - 1].astype(np.int64)
     if found.max() >= SOURCES[data].classes:
         raise ValueError(f"Images: {root} has the label {found.max()}, but {data} has {SOURCES[data].classes} classes")
-    return Images(torch.from_numpy(found), torch.from_numpy(whole[:, labels:].reshape(-1, 3, 32, 32)))
+    return LabelledImages(torch.from_numpy(found), torch.from_numpy(whole[:, labels:].reshape(-1, 3, 32, 32)))
 
 
 def _wanted(root: pathlib.Path, data: str) -> str:
@@ -141,7 +141,7 @@ def _inside(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 @functools.lru_cache(maxsize=4)
-def tree(folder: str, part: str, size: int) -> Images:
+def tree(folder: str, part: str, size: int) -> LabelledImages:
     """The files of `folder`/`part`/CLASS, sorted by class and name; a file is read when it is used."""
     names = classes(folder)
     root = pathlib.Path(folder) / part
@@ -157,7 +157,7 @@ def tree(folder: str, part: str, size: int) -> Images:
         raise ValueError(f"Images: {root} cannot be read ({error.strerror})") from None
     if not paths:
         raise ValueError(f"Images: {root} has no image in its classes' folders ({', '.join(SUFFIXES)})")
-    return Images(torch.tensor(labels), paths=tuple(paths), size=size)
+    return LabelledImages(torch.tensor(labels), paths=tuple(paths), size=size)
 
 
 def _decode(path: pathlib.Path, size: int) -> Tensor:

@@ -191,7 +191,7 @@ def _order(count: int, seed: int, name: str, number: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _images(task: Images, split: str, device: torch.device, folder: str) -> images_data.Images:
+def _images(task: Images, split: str, device: torch.device, folder: str) -> images_data.LabelledImages:
     """The file or part of `folder` that contains the images of `split`."""
     part = "test" if split == "iid" else "train"
     if task.data == "digits":

@@ -85,7 +85,7 @@ LEVELS: dict[str, dict[str, Level]] = {
 DIFFICULTIES = ("easy", "medium", "hard")
 
 
-class Dice:
+class StableRandom:
     """Random choices from `random.random()` alone, the only method that Python guarantees to be stable."""
 
     def __init__(self, seed: int) -> None:
@@ -111,7 +111,7 @@ class Dice:
         return [left.pop(int(self.roll() * len(left))) for _ in range(count)]
 
 
-def question(module: str, level: Level, dice: Dice) -> tuple[str, str] | None:
+def question(module: str, level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """A question of `level` and its answer; None if the draw failed and must be repeated."""
     found = MAKERS[module](level, dice)
     if found is None or not level.least < max(map(int, _NUMBER.findall(found[0])), default=0) <= level.size:
@@ -159,7 +159,7 @@ def joined(terms: Sequence[str]) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------- polynomials
-def _monomials(level: Level, dice: Dice, count: int, variables: int = 1) -> list[tuple[int, ...]]:
+def _monomials(level: Level, dice: StableRandom, count: int, variables: int = 1) -> list[tuple[int, ...]]:
     """`count` distinct tuples of exponents, or all if there are fewer."""
     if variables == 1:
         return [(exponent,) for exponent in dice.some(range(level.degree + 1), min(count, level.degree + 1))]
@@ -169,7 +169,7 @@ def _monomials(level: Level, dice: Dice, count: int, variables: int = 1) -> list
     return list(found)
 
 
-def _loose(polynomial: Polynomial, letter: str, pieces: int, size: int, dice: Dice) -> str:
+def _loose(polynomial: Polynomial, letter: str, pieces: int, size: int, dice: StableRandom) -> str:
     """The text of a polynomial in one letter, in random order; `pieces` terms are written as the sum of two."""
     if not pieces:
         return polynomial_text(polynomial, (letter,))
@@ -190,7 +190,7 @@ def _times(first: Polynomial, second: Polynomial) -> Polynomial:
 
 
 # -------------------------------------------------------------------------------------------------------------- modules
-def _linear_1d(level: Level, dice: Dice) -> tuple[str, str] | None:
+def _linear_1d(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """The root and all terms but one are drawn; the last constant makes the equation hold at the root."""
     letter, most = dice.pick(LETTERS), int(level.size**0.5)
     root, count = dice.between(-most, most), dice.between(*level.parts)
@@ -208,7 +208,7 @@ def _linear_1d(level: Level, dice: Dice) -> tuple[str, str] | None:
     return f"Solve {joined(sides[0])} = {joined(sides[1])} for {letter}.", str(root)
 
 
-def _sequence_next_term(level: Level, dice: Dice) -> tuple[str, str] | None:
+def _sequence_next_term(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """Values of a polynomial in the index, from its first value and differences; the last difference is not 0."""
     degree = dice.between(*level.parts)
     shown = degree + dice.between(2, 5)
@@ -222,7 +222,7 @@ def _sequence_next_term(level: Level, dice: Dice) -> tuple[str, str] | None:
     return asked.format(", ".join(map(str, terms[:-1]))), str(terms[-1])
 
 
-def _differentiate(level: Level, dice: Dice) -> tuple[str, str] | None:
+def _differentiate(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     letters = sorted(dice.some(LETTERS, dice.between(1, level.variables)))
     keys = _monomials(level, dice, dice.between(*level.parts), len(letters))
     polynomial = {exponents: dice.signed(level.size) for exponents in keys}
@@ -245,7 +245,7 @@ def _differentiate(level: Level, dice: Dice) -> tuple[str, str] | None:
     return asked, polynomial_text(derivative, letters)
 
 
-def _add(level: Level, dice: Dice) -> tuple[str, str] | None:
+def _add(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """Two polynomials p, q and a p + b q, with a and b coprime.  The sum is drawn; a p = sum mod b then gives p."""
     first, second, *letters, asked = dice.some(LETTERS, 5)
     a, b = dice.signed(min(12, level.size)), dice.signed(min(12, level.size))
@@ -273,7 +273,7 @@ def _add(level: Level, dice: Dice) -> tuple[str, str] | None:
     return f"{' '.join(told)} {form.format(wanted)}", polynomial_text(total, (asked,))
 
 
-def _expand(level: Level, dice: Dice) -> tuple[str, str] | None:
+def _expand(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """A product of factors of two terms; if `loose` allows it, some factors have one term."""
     letter, factors = dice.pick(LETTERS), []
     product: Polynomial = {(0,): 1}
@@ -289,7 +289,7 @@ def _expand(level: Level, dice: Dice) -> tuple[str, str] | None:
     return f"Expand {'*'.join(factors)}.", polynomial_text(product, (letter,))
 
 
-MAKERS: dict[str, Callable[[Level, Dice], tuple[str, str] | None]] = {
+MAKERS: dict[str, Callable[[Level, StableRandom], tuple[str, str] | None]] = {
     "algebra__linear_1d": _linear_1d,
     "algebra__sequence_next_term": _sequence_next_term,
     "calculus__differentiate": _differentiate,

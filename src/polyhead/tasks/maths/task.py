@@ -23,7 +23,7 @@ from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import record
 from polyhead.tasks.maths import text as maths_text
-from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Dice, Level, question
+from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Level, StableRandom, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
 from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located
 
@@ -192,7 +192,7 @@ class Maths(Task):
 
 def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
     """`count` questions of `split`, drawn with `seed`."""
-    dice, levels, tries = Dice(seed), task.levels(split), 0
+    dice, levels, tries = StableRandom(seed), task.levels(split), 0
     found: list[Pair] = []
     level: Level | None = None
     wanted = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)

@@ -32,30 +32,30 @@ from polyhead.tasks.task import Score
 
 
 @dataclass(frozen=True)
-class Count:
+class PaperAndExactCount:
     """One quantity, by the paper's formula and exact."""
 
     paper: int
     exact: int
 
 
-def tasks(features: int, grid: int = 3) -> Count:
+def tasks(features: int, grid: int = 3) -> PaperAndExactCount:
     """Number of tasks: for four features the paper gives 188 760; the exact number is 2 359 296.
 
     >>> tasks(4)
-    Count(paper=188760, exact=2359296)
+    PaperAndExactCount(paper=188760, exact=2359296)
     """
     _check(features, grid)
     orders = math.factorial(features) ** (grid - 1)
     multisets = math.comb(len(RULES) + features - 1, features)
-    return Count(multisets * (orders - features), len(RULES) ** features * orders)
+    return PaperAndExactCount(multisets * (orders - features), len(RULES) ** features * orders)
 
 
-def instances(features: int, values: int, grid: int = 3) -> Count:
+def instances(features: int, values: int, grid: int = 3) -> PaperAndExactCount:
     """Number of instances: for one feature with three values 1 809; the paper's formula gives 0.
 
     >>> instances(1, 3)
-    Count(paper=0, exact=1809)
+    PaperAndExactCount(paper=0, exact=1809)
     """
     _check(features, grid)
     if values < grid:
@@ -65,7 +65,7 @@ def instances(features: int, values: int, grid: int = 3) -> Count:
     products = sum(
         math.prod(grids[rule] for rule in rules) for rules in combinations_with_replacement(range(len(RULES)), features)
     )
-    return Count(products * (orders - features), sum(grids) ** features * orders)
+    return PaperAndExactCount(products * (orders - features), sum(grids) ** features * orders)
 
 
 def feature_grids(rule: int, values: int, grid: int = 3) -> int:

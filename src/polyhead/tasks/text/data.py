@@ -34,8 +34,8 @@ from polyhead.tasks.text.writer import (
     LOCK,
     MANIFEST,
     VERSION,
-    Progress,
-    Writer,
+    CorpusWriter,
+    TokenisingProgress,
     as_json,
     digest,
     hasher,
@@ -219,9 +219,9 @@ def _build(place: pathlib.Path, request: Request, source: Source) -> None:
         say(
             f"text: {share:.0%} of what is held out of {request.data} are copies of training files; scores are too good"
         )
-    with Writer(place, source.stem(), codec) as writer:
+    with CorpusWriter(place, source.stem(), codec) as writer:
         writer.begin()
-        with Progress(f"tokenising {request.data}", writer.read, source.total) as progress:
+        with TokenisingProgress(f"tokenising {request.data}", writer.read, source.total) as progress:
             for stretch in _stretches(source.pieces(writer.pieces, writer.read)):
                 checked = checked or _loses_text(request, codec, stretch)
                 writer.add(stretch)

@@ -71,7 +71,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """Bytes `start` to `stop` of a file, in one split."""
 
     file: File
@@ -128,13 +128,13 @@ class Files:
             yield Piece(part.split, data, part.end, str(part.file.path), part.start)
 
     @functools.cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[FilePart]:
         quota = self.held_out * self.total
         few = len(self.files) * self.held_out < 2
         if not few:
             splits = _deal([(file.name, file.size) for file in self.files], quota)
             return [
-                Part(file, start, stop, split, stop == file.size)
+                FilePart(file, start, stop, split, stop == file.size)
                 for file, split in zip(self.files, splits, strict=True)
                 for start, stop in _cuts(file, CHUNK)
             ]
@@ -143,7 +143,7 @@ class Files:
         splits = _deal([(f"{file.name}/{start}", stop - start) for file, start, stop in blocks], quota)
         following = [*zip([file for file, _, _ in blocks[1:]], splits[1:], strict=True), None]
         return [
-            Part(*block, split, (block[0], split) != after)
+            FilePart(*block, split, (block[0], split) != after)
             for block, split, after in zip(blocks, splits, following, strict=True)
         ]
 

@@ -29,7 +29,7 @@ from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.words import Floor, Words
 from polyhead.tasks import record
 from polyhead.tasks.task import (
-    LazyLogits,
+    LazyLogitsLike,
     Score,
     beside,
     check_draw,
@@ -211,12 +211,12 @@ class Text(Task):
         return Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
 
     # ----------------------------------------------------------------------------------------------------------- scores
-    def loss(self, outputs: Tensor | LazyLogits, batch: Batch) -> Tensor:
+    def loss(self, outputs: Tensor | LazyLogitsLike, batch: Batch) -> Tensor:
         """Mean cross-entropy in nats per token."""
         nats = token_losses(outputs, batch.targets)
         return (nats * batch.scored).sum() / batch.scored.sum().clamp(min=1)
 
-    def metrics(self, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
+    def metrics(self, outputs: Tensor | LazyLogitsLike, batch: Batch) -> dict[str, Tensor]:
         """For each sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens predicted as the most likely one.
 
         Each token counts as its split's mean bytes per token.  So the mean over a whole split, weighted by `amounts`,

@@ -20,7 +20,7 @@ MANIFEST, LOCK = "manifest.json", "lock"
 QUIET_SECONDS = 30.0  # between two lines of progress without a terminal
 
 
-class Writer:
+class CorpusWriter:
     """Writes the files of one corpus, starting at the end of the journal."""
 
     def __init__(self, place: pathlib.Path, stem: str, codec: Codec) -> None:
@@ -39,7 +39,7 @@ class Writer:
         self.fingerprint = ""  # a hash chain over the text and its splits, not the tokens
         self.sums = {split: hasher() for split in SPLITS}
 
-    def __enter__(self) -> "Writer":
+    def __enter__(self) -> "CorpusWriter":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -171,7 +171,7 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class Progress:
+class TokenisingProgress:
     """A progress bar on a terminal, an occasional line elsewhere."""
 
     def __init__(self, name: str, read: int, total: int) -> None:
@@ -187,7 +187,7 @@ class Progress:
             self.bar.add_task(name, completed=read, total=total)
             self.bar.start()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "TokenisingProgress":
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -22,7 +22,7 @@ SHOWN = 3
 """How many settings are named in which a run differs from that of its folder."""
 
 
-class Held(ValueError):
+class FolderInUse(ValueError):
     """Another process is training in the folder.  `code`: the worker's exit code."""
 
     code = HELD
@@ -107,7 +107,7 @@ def locked(folder: pathlib.Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Held(f"run folder: another process is training in {folder}") from None
+            raise FolderInUse(f"run folder: another process is training in {folder}") from None
         with contextlib.suppress(OSError):  # the holder's host name, for messages only
             os.truncate(handle, 0)
             os.pwrite(handle, f"{platform.node()} {os.getpid()}\n".encode(), 0)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from polyhead.train.stop import Stop
+from polyhead.train.stop import StopSignals
 
 SECONDS = 30
 """Seconds between two attempts."""
@@ -39,7 +39,7 @@ class DiskRetry:
     `speaks`: whether this process prints; only one of several does.
     """
 
-    def __init__(self, stop: Stop, *, speaks: bool = True) -> None:
+    def __init__(self, stop: StopSignals, *, speaks: bool = True) -> None:
         self.stop, self.speaks = stop, speaks
 
     def __call__(self, write: Callable[[], T]) -> T:

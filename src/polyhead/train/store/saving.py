@@ -61,7 +61,7 @@ def selection_split(train: Train) -> str:
     return "validation" if "validation" in train.evaluate else next(iter(train.evaluate), "")
 
 
-class Rating:
+class BestCheckpoint:
     """Tracks the best checkpoint: by the main metric on the selection split."""
 
     def __init__(self, config: Run, folder: pathlib.Path, digest: str) -> None:

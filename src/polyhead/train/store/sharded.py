@@ -52,7 +52,7 @@ def save_sharded(
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     tensors = dict(state(model, optimiser))
 
-    retry(lambda: _together(lambda: dcp.save(tensors, storage_writer=Writer(path, metadata))))
+    retry(lambda: _together(lambda: dcp.save(tensors, storage_writer=ShardWriter(path, metadata))))
     if dist.get_rank() == 0:  # alone, so not part of what all processes try again together
         retry(lambda: rotate(folder, keep))
 
@@ -85,7 +85,7 @@ def restore_sharded(
     alone = not dist.is_initialized()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended for a single process
-        _together(lambda: dcp.load(tensors, storage_reader=Reader(path, index), no_dist=alone))
+        _together(lambda: dcp.load(tensors, storage_reader=ShardReader(path, index), no_dist=alone))
     for parameter, filled in states.items():
         optimiser.state[parameter] = filled
     return {name: value for name, value in index.items() if name != "tensors"}
@@ -139,7 +139,7 @@ def _together(action: Callable[[], object]) -> None:
         raise RuntimeError(f"checkpoint: {one_line(failed[0][0])}") from failed[0][0]
 
 
-class Writer(dcp.StorageWriter):
+class ShardWriter(dcp.StorageWriter):
     """Writes one safetensors file per rank; then rank 0 writes the index."""
 
     def __init__(self, path: pathlib.Path, about: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ class Writer(dcp.StorageWriter):
         return True
 
 
-class Reader(dcp.StorageReader):
+class ShardReader(dcp.StorageReader):
     """Reads and checks the pieces that this rank needs."""
 
     def __init__(self, path: pathlib.Path, index: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ from polyhead.ops.triton_tiles import (
     SMALLEST,
     Block,
     Launch,
-    Limits,
+    RuntimeMasks,
     Sight,
     block,
     dot,
@@ -112,7 +112,7 @@ Run = Callable[[Launch], None]
 
 
 @dataclass(frozen=True)
-class Tile:
+class TileSettings:
     """Queries and keys of a tile, and Triton's num_warps and num_stages."""
 
     queries: int
@@ -152,14 +152,14 @@ def cut(x: Block, halves: bool) -> tuple[Rows, Rows]:
 
 
 @dataclass(frozen=True)
-class Problem:
+class HylaKernelCall:
     """A call of the op, prepared for the kernels."""
 
     q: Tensor  # (b t h d)
     k: Tensor  # (b s g d)
     v: Tensor  # (b s g e)
     bias: Tensor | None  # (h t+s-1)
-    limits: Limits
+    limits: RuntimeMasks
     scale: float
     causal: bool
     normalise: str
@@ -168,7 +168,7 @@ class Problem:
     delta: Tensor | None = None  # (b t 1 h)
     shared: int = 227 << 10  # bytes of shared memory per program
 
-    def config(self, size: Tile) -> Config:
+    def config(self, size: TileSettings) -> Config:
         h = self.q.shape[2]
         q, k, v = (few(block(x, size.queries if x is self.q else size.keys, h)) for x in (self.q, self.k, self.v))
         halves = size.halves and v.width_padded >= NARROW
@@ -189,7 +189,12 @@ class Problem:
         )
 
     def launch(
-        self, kernel: Any, grid: tuple[int, ...], size: Tile, more: tuple[Tensor, ...], settings: tuple[Any, ...]
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        size: TileSettings,
+        more: tuple[Tensor, ...],
+        settings: tuple[Any, ...],
     ) -> Launch:
         """A launch of a kernel that takes `more` tensors, with strides, and more `settings`."""
         tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
@@ -205,7 +210,7 @@ class Problem:
             yield slice(first, min(first + step, e))
 
 
-def tile(kernel: str, problem: Problem) -> Tile:
+def tile(kernel: str, problem: HylaKernelCall) -> TileSettings:
     """The tile of a kernel: it spills few registers and fits into shared memory.  The sizes were found by compiling.
 
     Products need 16 terms, so the other side of a tile has 16 rows.  With a bias a tile has at most as many queries as
@@ -214,28 +219,28 @@ def tile(kernel: str, problem: Problem) -> Tile:
     (heads, large), itemsize = row(problem.q), problem.q.itemsize
     if kernel == "forward":
         twice = 256 if problem.shared < 160 << 10 else 512
-        q = problem.config(Tile(16, 16, 8, 1)).q
+        q = problem.config(TileSettings(16, 16, 8, 1)).q
         numbers = q.heads_padded * q.width_padded
         rows = (32 if numbers <= twice else 16) if itemsize == 2 else (16 if numbers <= 512 else 8)
-        return Tile(rows, 16, 8, 2 if itemsize == 2 and not large else 1)
+        return TileSettings(rows, 16, 8, 2 if itemsize == 2 and not large else 1)
     if kernel == "queries":
         wide = itemsize > 2 and problem.shared < 200 << 10 and heads > 8
-        return Tile((2 if wide else 8) if large else 16, 16, 8, 1)
+        return TileSettings((2 if wide else 8) if large else 16, 16, 8, 1)
     if itemsize == 2:
-        held = problem.config(Tile(16, 16, 8, 1)).k
-        return Tile(16, 16 if held.heads_padded * held.width_padded <= 512 else 8, 8, 1, halves=True)
-    return Tile(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
+        held = problem.config(TileSettings(16, 16, 8, 1)).k
+        return TileSettings(16, 16 if held.heads_padded * held.width_padded <= 512 else 8, 8, 1, halves=True)
+    return TileSettings(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
-def prepare(x: AttentionCall) -> Problem:
+def prepare(x: AttentionCall) -> HylaKernelCall:
     """The call, prepared for the kernels."""
     q, k, v = rowwise(x.q), rowwise(x.k), rowwise(x.v)
     bias = None if x.bias is None else x.bias.contiguous()
     sight, shared = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1]), shared_memory(q.device)
-    return Problem(q, k, v, bias, sight, x.factor, x.causal, x.normalise, x.act == "relu", shared=shared)
+    return HylaKernelCall(q, k, v, bias, sight, x.factor, x.causal, x.normalise, x.act == "relu", shared=shared)
 
 
-def with_softmax(problem: Problem, run: Run) -> Problem:
+def with_softmax(problem: HylaKernelCall, run: Run) -> HylaKernelCall:
     """The problem with `softmax`, which a softmax over keys needs."""
     if problem.normalise != "softmax":
         return problem
@@ -245,7 +250,7 @@ def with_softmax(problem: Problem, run: Run) -> Problem:
     return problem
 
 
-def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
+def with_delta(problem: HylaKernelCall, dout: Tensor, run: Run) -> HylaKernelCall:
     """The problem with `delta`, which the gradient of a softmax needs.
 
     It may be the delta of a part of the width: the gradients are linear in it.
@@ -258,7 +263,7 @@ def with_delta(problem: Problem, dout: Tensor, run: Run) -> Problem:
     return problem
 
 
-def forward(problem: Problem, run: Run) -> Tensor:
+def forward(problem: HylaKernelCall, run: Run) -> Tensor:
     """The output (b t h e); `run` executes each launch."""
     problem = with_softmax(problem, run)
     q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
@@ -273,32 +278,36 @@ def forward(problem: Problem, run: Run) -> Tensor:
     return parts.squeeze_(0) if shares == 1 else parts.sum(0).to(q.dtype)  # no view: autograd forbids to write to one
 
 
-def backward(problem: Problem, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
+def backward(problem: HylaKernelCall, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
     """The gradients of q, k, v and, if given, the bias, from that of the output.
 
     The width of the values is cut into pieces: each gives its part of dv, and a term of dq, dk and dbias.
     """
     problem, dout = with_softmax(problem, run), rowwise(dout)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
-    (h, g), wider, pieces = (q.shape[2], k.shape[2]), wide(q).dtype, [*problem.pieces()]
-    summed_q, summed_k, summed_v = len(pieces) > 1, len(pieces) > 1 or h > g, h > g
-    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wider, device=q.device)
-    dv = _empty(v, h, wider if summed_v else v.dtype)
-    dq = dk = None
-    for piece in pieces:
-        term_q = _empty(q, h, wider if summed_q else q.dtype)
-        term_k = _empty(k, h, wider if summed_k else k.dtype)
-        grad = dout[..., piece]
+    h, g, (first, *others) = q.shape[2], k.shape[2], problem.pieces()
+    # What is summed, over pieces or over the query heads that share a key, is summed in the wider dtype.
+    of_q = wide(q).dtype if others else q.dtype
+    of_k = wide(q).dtype if others or h > g else k.dtype
+    dv = _empty(v, h, wide(q).dtype if h > g else v.dtype)
+    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wide(q).dtype, device=q.device)
+
+    def terms(piece: slice) -> tuple[Tensor, Tensor]:
+        """The terms of dq and dk; writes its piece of dv, and adds its term to dbias."""
+        dq, dk, grad = _empty(q, h, of_q), _empty(k, h, of_k), dout[..., piece]
         part = with_delta(replace(problem, v=v[..., piece]), grad, run)
-        query_grads(part, grad, (term_q, dbias), run)
-        key_grads(part, grad, (term_k, dv[..., piece]), run)
-        dq, dk = (term_q if dq is None else dq + term_q), (term_k if dk is None else dk + term_k)
-    assert dq is not None
-    assert dk is not None
+        query_grads(part, grad, (dq, dbias), run)
+        key_grads(part, grad, (dk, dv[..., piece]), run)
+        return dq, dk
+
+    dq, dk = terms(first)
+    for piece in others:
+        more_q, more_k = terms(piece)
+        dq, dk = dq + more_q, dk + more_k
     if h > g:
         dk, dv = (x.unflatten(2, (g, -1)).sum(3) for x in (dk, dv))
-    found = [dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)]
-    return tuple(found if dbias is None or bias is None else [*found, dbias.to(bias.dtype)])
+    grads = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+    return grads if bias is None or dbias is None else (*grads, dbias.to(bias.dtype))
 
 
 def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -306,7 +315,7 @@ def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(*like.shape[:2], heads, like.shape[3], dtype=dtype, device=like.device)
 
 
-def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
+def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
     """Write the gradient of q and add that of the bias, in groups of query tiles to bound the partial sums."""
     size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
@@ -320,13 +329,13 @@ def query_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor | No
             dbias += partial.sum(0)
 
 
-def key_grads(problem: Problem, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
+def key_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
     """Write the gradients of k and v, for every query head."""
     size, (b, s) = tile("keys", problem), problem.k.shape[:2]
     run(problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ()))
 
 
-def launches(problem: Problem) -> list[Launch]:
+def launches(problem: HylaKernelCall) -> list[Launch]:
     """All launches of a call and its gradients, without executing them; works on meta tensors."""
     found: list[Launch] = []
     backward(problem, forward(problem, found.append), found.append)

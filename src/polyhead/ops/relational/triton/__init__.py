@@ -67,7 +67,7 @@ def forward(x: AttentionCall, twice: bool = False) -> Tensor:
 
 def _call(x: AttentionCall) -> Any:
     """The call, prepared for the kernels."""
-    from polyhead.ops.relational.triton.launches import Call
+    from polyhead.ops.relational.triton.launches import RelationalKernelCall
     from polyhead.ops.triton_tiles import limits, rowwise
 
     q, k, q_rel, k_rel, symbols = map(rowwise, (x.q, x.k, *x.related, x.symbols))
@@ -75,7 +75,7 @@ def _call(x: AttentionCall) -> Any:
     symbols = symbols.expand(q.shape[0], *symbols.shape) if by_offset else symbols
     bias = None if x.bias is None else x.bias.contiguous()
     masks, shared = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1]), shared_memory(q.device)
-    return Call(q, k, q_rel, k_rel, symbols, bias, masks, x.causal, x.factor, x.act, by_offset, shared)
+    return RelationalKernelCall(q, k, q_rel, k_rel, symbols, bias, masks, x.causal, x.factor, x.act, by_offset, shared)
 
 
 def _like(x: AttentionCall) -> list[Tensor]:
@@ -102,14 +102,14 @@ def _forward(x: AttentionCall) -> list[Tensor]:
 
 
 def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
-    from polyhead.ops.relational.triton.launches import Above, Grads, backward_launches
+    from polyhead.ops.relational.triton.launches import OutputGradients, PartialGradients, backward_launches
 
     dretrieved, drelated, _, retrieved, related, softmax = douts
     dretrieved, drelated = dretrieved.contiguous(), drelated.contiguous()
     delta = (wide(dretrieved) * retrieved).sum(-1) + (wide(drelated) * related).sum(-1)
-    above = Above(dretrieved, drelated, softmax, delta.transpose(1, 2).contiguous())
+    above = OutputGradients(dretrieved, drelated, softmax, delta.transpose(1, 2).contiguous())
     call = _call(x)
-    grads = Grads.empty(call)
+    grads = PartialGradients.empty(call)
     with torch.cuda.device_of(x.q):
         for launch in backward_launches(call, above, grads):
             launch()

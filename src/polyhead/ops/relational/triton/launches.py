@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.relational.triton.kernels import backward_keys, backward_offsets, backward_queries, forward
-from polyhead.ops.triton_tiles import SMALLEST, Block, Dots, Launch, Limits, Sight, dots, padded, pair, strides
+from polyhead.ops.triton_tiles import SMALLEST, Block, Dots, Launch, RuntimeMasks, Sight, dots, padded, pair, strides
 
 WIDE = 512
 """The most heads x padded width that one program holds in 16-bit numbers; for wider numbers, in proportion fewer.
@@ -55,7 +55,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Part:
+class HeadPart:
     """Some heads, the keys they read, and some relations."""
 
     heads: slice
@@ -77,7 +77,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Call:
+class RelationalKernelCall:
     """The arguments.  Symbols are (b s g e), or by offset (b t+s-1 g e) with stride 0 between samples."""
 
     q: Tensor
@@ -86,7 +86,7 @@ class Call:
     k_rel: Tensor
     symbols: Tensor
     bias: Tensor | None
-    limits: Limits
+    limits: RuntimeMasks
     causal: bool
     scale: float
     act: str
@@ -108,7 +108,7 @@ class Call:
         some = min(numbers // padded(self.q_rel.shape[-1]), RELATED // triton.next_power_of_2(heads))
         return heads, max(1, min(some, self.q_rel.shape[2]))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[HeadPart]:
         """Yield all parts; the relations vary fastest."""
         (h, r), share = (self.q.shape[2], self.q_rel.shape[2]), self.q.shape[2] // self.k.shape[2]
         heads, relations = self.counts()
@@ -116,9 +116,9 @@ class Call:
             h1 = min(h0 + heads, h)
             for m, r0 in enumerate(range(0, r, relations)):
                 groups = slice(h0 // share, (h1 - 1) // share + 1)
-                yield Part(slice(h0, h1), groups, slice(r0, min(r0 + relations, r)), (n, m))
+                yield HeadPart(slice(h0, h1), groups, slice(r0, min(r0 + relations, r)), (n, m))
 
-    def plan(self, part: Part, queries: int = TILE) -> Compiled:
+    def plan(self, part: HeadPart, queries: int = TILE) -> Compiled:
         """Compile-time constants of a program that owns queries."""
         q, k, symbols = part.queries(self.q), part.keys(self.k), part.keys(self.symbols)
         q_rel, heads, keys = part.related(self.q_rel), part.heads.stop - part.heads.start, TILE
@@ -144,12 +144,12 @@ class Call:
             reads=part.number[1] == 0,
         )
 
-    def key_side(self, part: Part) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
+    def key_side(self, part: HeadPart) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor | None]:
         """Keys and relation keys, symbols, bias."""
         bias = None if self.bias is None else self.bias[part.heads]
         return (part.keys(self.k), part.related(self.k_rel)), part.keys(self.symbols), bias
 
-    def settings(self) -> tuple[tuple[float, float], tuple[float, float], Limits]:
+    def settings(self) -> tuple[tuple[float, float], tuple[float, float], RuntimeMasks]:
         return pair(self.scale), pair(self.q_rel.shape[-1] ** -0.5), self.limits
 
     def tiles(self, rows: int, tile: int) -> tuple[int]:
@@ -161,7 +161,7 @@ def all_strides(tensors: tuple[Tensor, ...]) -> tuple[tuple[int, int, int], ...]
     return tuple(map(strides, tensors))
 
 
-def shares(call: Call) -> int:
+def shares(call: RelationalKernelCall) -> int:
     """How many programs divide the keys of a tile of queries: more than one if there are few programs."""
     (b, t), s = call.q.shape[:2], call.k.shape[1]
     programs = max(1, b * triton.cdiv(t, TILE) * len([part for part in call.parts() if part.number[1] == 0]))
@@ -184,7 +184,7 @@ def together(parts: Sequence[Tensor], n: int, out: Sequence[Tensor]) -> None:
     out[2].copy_(torch.stack((highest, whole), 1))
 
 
-def forward_launches(call: Call, out: Sequence[Tensor], n: int = 1) -> Iterator[Launch]:
+def forward_launches(call: RelationalKernelCall, out: Sequence[Tensor], n: int = 1) -> Iterator[Launch]:
     """Launches that fill outputs (b t h e) and (b t h r) and the softmax's sums (b 2 h t), for n parts of the keys."""
     t, s = call.q.shape[1], call.k.shape[1]
     share = None if n == 1 else triton.cdiv(triton.cdiv(s, n), TILE) * TILE
@@ -203,7 +203,7 @@ def forward_launches(call: Call, out: Sequence[Tensor], n: int = 1) -> Iterator[
 
 
 @dataclass(frozen=True)
-class Above:
+class OutputGradients:
     """Inputs of the backward pass beside the arguments: both outputs' gradients, sums of the softmax, of code x da."""
 
     dretrieved: Tensor
@@ -213,7 +213,7 @@ class Above:
 
 
 @dataclass(frozen=True)
-class Grads:
+class PartialGradients:
     """Gradients before they are summed over parts, query heads of a group and (bias) tiles of queries.
 
     n counts parts of heads, m parts of relations, i tiles of queries.
@@ -227,7 +227,7 @@ class Grads:
     bias: Tensor | None  # (m b i h t+s-1)
 
     @classmethod
-    def empty(cls, call: Call) -> "Grads":
+    def empty(cls, call: RelationalKernelCall) -> "PartialGradients":
         """Uninitialised gradients."""
         (b, t, h, _), s, dtype = call.q.shape, call.k.shape[1], at_least_float32(call.q.dtype)
         counts = [part.number for part in call.parts()]
@@ -244,7 +244,7 @@ class Grads:
             bias=bias,
         )
 
-    def total(self, call: Call) -> list[Tensor]:
+    def total(self, call: RelationalKernelCall) -> list[Tensor]:
         """The gradients of q, k, q_rel, k_rel, symbols and bias (if given), in their shapes."""
         groups = call.k.shape[2]
         k = self.k.sum(0).unflatten(2, (groups, -1)).sum(3)
@@ -254,7 +254,7 @@ class Grads:
         return [self.q.sum(0), k, self.q_rel.sum(0), self.k_rel.sum(0), symbols, *bias]
 
 
-def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch]:
+def backward_launches(call: RelationalKernelCall, above: OutputGradients, grads: PartialGradients) -> Iterator[Launch]:
     """Launches that fill the gradients."""
     (_, t, heads, _), s = call.q.shape, call.k.shape[1]
     for part in call.parts():
@@ -279,7 +279,9 @@ def backward_launches(call: Call, above: Above, grads: Grads) -> Iterator[Launch
             yield offsets_launch(call, above, part, dsymbols, C)
 
 
-def offsets_launch(call: Call, above: Above, part: Part, dsymbols: Tensor, C: Compiled) -> Launch:
+def offsets_launch(
+    call: RelationalKernelCall, above: OutputGradients, part: HeadPart, dsymbols: Tensor, C: Compiled
+) -> Launch:
     """The launch that fills the gradient of the symbols by offset."""
     t, s = call.q.shape[1], call.k.shape[1]
     wide = triton.next_power_of_2(2 * TILE)  # keys of a tile of queries within a tile of offsets
