@@ -50,7 +50,7 @@ EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
         "match_pattern": (5000, 10_000, 15_000, 20_000, 25_000),
     },
     "small": dict.fromkeys(GAMES, (250, 1000)),
-    "smoke": dict.fromkeys(GAMES, (16, 32)),
+    "smoke": {**dict.fromkeys(GAMES, (32,)), "between": (16, 32)},
 }
 """Sizes of the games' training sets."""
 
