@@ -14,6 +14,8 @@ of `polyhead.analysis.probe_text`.
 import argparse
 import json
 import re
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -135,9 +137,7 @@ def main(arguments=None) -> None:
     texts = [windows(source, given.blocks * given.windows, length, codec) for source in sources]
     places = range(length // 4, length, max(1, length // 16))
     about |= {
-        "command": " ".join(
-            ["python benchmarks/codes_of_language.py", *([] if given.model == MODEL else [given.model])]
-        ),
+        "command": shlex.join(["python", "benchmarks/codes_of_language.py", *(arguments or sys.argv[1:])]),
         "environment": environment(torch.device("cpu")),
         "windows": given.windows,
         "places": list(places),

@@ -97,6 +97,7 @@ def test_the_script_on_a_foreign_model_and_two_texts(tmp_path):
     script.main([str(tmp_path / "gpt"), "--texts", str(tmp_path / "fit.txt"), str(tmp_path / "held.txt"), *sizes])
     found = json.loads((tmp_path / "found.json").read_text())
     assert set(found["measured"]) == {"trained", "untrained"}
+    assert found["command"].endswith(" ".join(sizes))
     assert (tmp_path / "found.png").exists()
     for network in found["measured"].values():
         (layer,) = network["self"]

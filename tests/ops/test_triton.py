@@ -38,7 +38,7 @@ HYLA = {
         "scale": -0.7,
     },
     "tiles of two other sizes": {"t": 19, "s": 33, "g": 4, "window": 9, "tile": (32, 16)},
-    "wide values, cut": {"t": 7, "s": 17, "h": 4, "g": 2, "e": 35, "bias": True},
+    "wide values, cut": {"t": 7, "s": 17, "h": 8, "g": 2, "e": 35, "bias": True},
     "halves of wide values": {"t": 18, "s": 17, "h": 3, "g": 1, "e": 35, "causal": True, "tile": "halves"},
     "few sums of biases at once": {"t": 18, "g": 4, "causal": True, "bias": True, "constants": {"PARTIAL": 1}},
     "decoding": {"t": 3, "s": 49, "g": 4, "causal": True, "window": 40, "hidden": True, "constants": {"SPLIT": 16}},
@@ -164,6 +164,12 @@ def test_kernels_equal_the_reference(monkeypatch, op, name):
         assert all((x[0] == 0).all() for x in came[: 1 + (5 if op == "relational" and "offset" not in case else 3)])
     if options["causal"]:
         assert (came[0][:, : max(0, case["t"] - case.get("s", case["t"]))] == 0).all()
+
+
+def test_the_wide_case_is_cut():
+    """Its gradients of queries and keys are sums over pieces; with four heads it was a single one."""
+    (q, k, v), options, _ = make("hyla", HYLA["wide values, cut"])
+    assert len([*module("hyla", "kernels").prepare(AttentionCall(q, k, v, **options)).pieces()]) == 2
 
 
 def test_all_activations_are_among_the_cases():

@@ -98,6 +98,11 @@ def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeyp
     assert series["Softmax"] == {1: [0.25, 0.255], 2: [0.5, 0.51]}  # planted at half of the steps and at the end
 
 
+def test_the_last_training_losses_are_kept(made):
+    _, about = made("fig-a3")
+    assert all(list(row["courses"]["training loss"]) == [str(row["steps"])] for row in some(about["runs"]))
+
+
 def test_what_cannot_be_drawn_again_is_refused_in_one_line(made, tmp_path):
     """What needs more than final scores, and another figure than was asked for, or than this version's."""
     place, before = made("order")
