@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import random
+import re
 import typing
 import zlib
 
@@ -185,12 +186,36 @@ LONGEST = (
 )  # fmt: skip
 """Begun with, so that no worker is left with one of them when the others have finished."""
 
-SLOW = ("test_ahead_of_time.py", "test_campaign.py", "test_emulator.py", "test_triton.py")
+SLOW = ("test_campaign.py", "test_emulator.py", "test_triton.py")
 """Among the folders of `make check`, what it leaves to `make test`."""
 
 
 def has_tests_of(marker, path):
-    return f"mark.{marker}" in path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    return f"mark.{marker}" in text or (marker == "campaign" and "mark.thinned" in text)
+
+
+def _spread(items, count):
+    """`count` of them: each is the one whose name has most words that no earlier one has; of several such, the last."""
+    left, chosen, seen = [(set(re.findall(r"\w+", item.name)), item) for item in reversed(items)], [], set()
+    for _ in range(count):
+        words, item = best = max(left, key=lambda pair: len(pair[0] - seen))
+        left.remove(best)
+        chosen.append(item)
+        seen |= words
+    return chosen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector, name, obj):
+    """Of the cases of a test marked `thinned(n)`, one in n is in `make test`, the others in the campaign alone."""
+    items = yield
+    if isinstance(items, list) and items and (mark := items[0].get_closest_marker("thinned")):
+        chosen = _spread(items, -(-len(items) // mark.args[0]))
+        for item in items:
+            if item not in chosen:
+                item.add_marker("campaign")
+    return items
 
 
 def pytest_itemcollected(item):

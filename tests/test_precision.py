@@ -65,6 +65,7 @@ def test_steps_are_the_whole_in_float32(door, kind):
         assert off(it.steps(it.module), wanted) < 1e-5
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(("door", "kind"), CASES)
 def test_half_precision(door, kind, precision):

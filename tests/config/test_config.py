@@ -45,6 +45,7 @@ def run_of(**changes):
     return replace(Run(task=task, model=model, train=Train(clip=1.0)), **changes)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_survives_a_round_trip(name):
     runs = RECIPES[name]()

@@ -85,6 +85,7 @@ MIXTURES = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("quick_draws", "x64")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.campaign] * n.startswith("the others")) for n in MIXTURES]

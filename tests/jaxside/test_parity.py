@@ -109,6 +109,7 @@ def check(op, impl, case, n, variant, dtype=torch.float64):
         assert (came[0][:, t // 2] == 0).all()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("op", OPS)
@@ -130,6 +131,7 @@ TILED = {
 """Numbers of an op's cases: together all biases, masks and limits, and every softmax over keys."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("small_tiles", "x64")
 @pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in TILED[op]])
 def test_tiles_agree(op, n):
@@ -160,6 +162,7 @@ def test_tiles_of_large_calls_are_smaller(b, pool, wanted):
     assert tiles.tile_sizes(AttentionCall(q, k, k, pool=pool), 128, tiles.SMALL, tiles.NUMBERS) == wanted
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("op", "n"), [("softmax_attention", n) for n in (1, 2, 3, 4)] + [("abstractor_attention", 7)])
 def test_the_attention_of_jax_agrees(op, n):
     case, _ = list(cases(op))[n % 6]
@@ -171,6 +174,7 @@ IMPLS = [(op, impl) for op in OPS for impl in ("reference", "blocked", "sdpa") i
 SENDERS = ("k", "v", "k_rel", "symbols")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("op", "impl"), IMPLS)
 def test_what_is_hidden_counts_for_nothing(op, impl):
@@ -194,6 +198,7 @@ def test_what_is_hidden_counts_for_nothing(op, impl):
     assert (came[0][:, 0] == 0).all()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(("op", "impl"), [pair for pair in IMPLS if pair[0][:4] in ("soft", "hyla", "rela")])
 def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(op, impl, low):
@@ -210,6 +215,7 @@ def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(op, impl, low)
         assert np.abs(x - y).max() <= 1e-5
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("fill", ["nan", "inf"])
@@ -226,6 +232,7 @@ def test_what_every_query_sees_is_never_lost(op, fill):
             assert not np.isfinite(x[y]).any(), name
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("op", "impl"), [("hyla", "blocked"), ("softmax_attention", "blocked"), ("softmax_attention", "sdpa")]
 )

@@ -76,6 +76,7 @@ def ours(given):
     return {name: graded(PARTS[name][0], arrays) for name, arrays in given.items()}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("bits", [64, 32])
 def test_parts_equal_those_of_pytorch(bits):
     dtype, tolerance = (np.float64, 1e-12) if bits == 64 else (np.float32, 2e-6)

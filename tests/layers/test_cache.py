@@ -32,6 +32,7 @@ def in_pieces(layer, x, sizes, given=lambda a, b: {}, cache=None):
     return torch.cat(pieces, 1)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_token_by_token_and_in_chunks(mixture, positions):
     """Outputs and gradients."""
@@ -43,6 +44,7 @@ def test_token_by_token_and_in_chunks(mixture, positions):
     assert_close(*grads, atol=1e-8, rtol=1e-8)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS))
 def test_cross_attention_reads_its_context_once(mixture, positions):
     layer, cache = make(zoo.EVERY[mixture], positions=zoo.POSITIONS[positions]), LayerCache()
@@ -65,6 +67,7 @@ def test_symbols_that_are_given_are_those_of_the_new_tokens():
     assert_close(pieces, layer(x, symbols=[None, by_key, table]), atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], [ph.RelativeBias(8, 8), ph.Alibi()]))
 def test_the_next_tokens_may_be_written_into_the_same_memory(mixture, positions):
     layer, x, cache = make(zoo.EVERY[mixture], causal=True, positions=positions), tokens(4), LayerCache()
@@ -180,6 +183,7 @@ def test_padding_stays_hidden_under_a_mask_of_the_caller_and_where_it_comes_late
         refused(lambda t=t: layer(x[:, :t], cache=cache[0]), f"`expect` must .* but it announced 0 and {t} came$")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_sequences_in_another_order(mixture):
     """The rows of a beam search: some are continued twice, some end.  Shared positions and symbols stay."""

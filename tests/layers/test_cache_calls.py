@@ -129,6 +129,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 @pytest.mark.parametrize("place", ["groups", "out"])
 def test_a_call_that_was_interrupted_adds_nothing(mixture, place):

@@ -73,6 +73,7 @@ def symbols_of(distance):
     return table, table[offset + distance]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("cls", "cfg", "how"), list(grid()))
 def test_outputs_and_gradients_are_those_of_the_package(monkeypatch, cls, cfg, how):
     monkeypatch.setattr(relational_attention, "model_utils", model_utils, raising=False)  # the missing import

@@ -100,6 +100,7 @@ def refuses_its_code(attention, who):
     assert taps[0].groups[1].kind == "softmax"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_compiled_group_computes_the_same(mechanism, eager):
     attention, want = layer(mechanism), layer(mechanism)
@@ -126,6 +127,7 @@ def test_a_compiled_group_with_a_function_of_the_users(eager):
     refused(lambda: attention(x, keep=keep), "^SoftmaxHeads: <lambda> must multiply its code by keep")
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_group_in_a_wrapper_of_peft_is_used_and_trained(mechanism):
     import peft

@@ -29,6 +29,7 @@ def known(tmp_path_factory):
     return targets(root / "files", run, FEW)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", COUNTS)
 def test_inputs_changed_at_random(known, name):
     if name == "tokenizer.json":

@@ -23,6 +23,7 @@ LENGTHS = (4, 1, 7, 3)
 CU = torch.tensor([0, 4, 5, 12, 15], dtype=torch.int32)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "masked"), zoo.turns([*MODELS], (False, True)))
 def test_packed_sequences_equal_single_ones(name, masked):
     """Outputs and gradients; with padding at the edges of sequences, which is masked."""
@@ -67,6 +68,7 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
 CACHED = zoo.models(inputs=ph.Tokens(11), outputs=ph.Logits(7), max_length=12)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "given"), zoo.turns([*CACHED], ("all", "prompt", "none")))
 def test_ragged_prompts_go_through_a_cache(name, given):
     """Padding left and right of prompts, given with each call or with the prompt only; positions count on as they do

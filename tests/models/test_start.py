@@ -37,6 +37,7 @@ def start(config):
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("size", "ends", "preset"),
     [(size, ends, ("hyla", "cs336")[(SIZES.index(size) + [*ENDS].index(ends)) % 2]) for size, ends in CASES],

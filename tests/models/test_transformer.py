@@ -42,6 +42,7 @@ def build(settings, dtype=torch.float64, **options):
     return ph.Transformer(settings, dtype=dtype, **options).eval()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_copies_compute_the_same(name):
     """Also those that were built on the meta device; dropout is for training."""
@@ -59,6 +60,7 @@ def test_copies_compute_the_same(name):
     assert not torch.equal(copied.train()(x), model(x))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "causal"), zoo.turns([*MODELS], (False, True)))
 def test_the_tail_is_the_end_of_the_whole(name, causal):
     settings = replace(MODELS[name], causal=causal)

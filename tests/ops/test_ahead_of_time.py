@@ -17,6 +17,7 @@ KERNELS = [
 ]
 
 pytestmark = [
+    pytest.mark.campaign,  # test_emulator.py compiles kernels for a card in `make test`
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.timeout(900),
 ]

@@ -32,11 +32,13 @@ def failures(check, numbers, **how):
     return [f"case {n}: {came.detail}; {came.words}" for n, came in outcomes.items() if came.failed]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_ops_agree_with_the_oracle(block):
     assert not failures(agreement.ops.check_number, range(block * EACH, (block + 1) * EACH), small=True)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("check", "cases"),
     [

@@ -39,6 +39,7 @@ def limited(op, impl, tensors, **options):
         pytest.skip(str(error))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 3), (True, 3)])
@@ -58,6 +59,7 @@ def test_gradients_stop_at_what_a_query_sees(problem, arguments, op, impl, t, s,
         assert (grads[-1].abs().sum((0, 2, 3)) > 0).tolist() == seen
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("causal", [False, True])

@@ -40,6 +40,7 @@ def check(run, make, backend):
     assert not counters["graph_break"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("op", "impl"), PAIRS)
 def test_one_graph_for_all_lengths(problem, arguments, op, impl):
     """Our own operations with their derivatives traced, too; PyTorch's have theirs."""

@@ -119,6 +119,7 @@ def beside_poison(*sizes):
         yield inner.copy_(torch.randn(inner.shape))
 
 
+@pytest.mark.thinned(3)
 @needs_compiler
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
@@ -165,6 +166,7 @@ KINDS = (None, "offset", "dense", "per_sample")
 THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias is None or op != "linear"]
 
 
+@pytest.mark.thinned(3)
 @needs_compiler
 @pytest.mark.parametrize(("op", "bias"), THREADED)
 def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bias):

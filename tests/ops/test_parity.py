@@ -94,6 +94,7 @@ def run(op, impl, tensors, options, variant, weight, cotangent):
     return [out, *torch.autograd.grad(out, leaves, cotangent)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", GRID, ids=name)
 def test_backend_equals_reference(monkeypatch, problem, arguments, case):
     op, impl, variant = case
@@ -224,6 +225,7 @@ HALVES = [
 """Every impl in both dtypes, causal in one of them."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl", "dtype", "causal"), HALVES)
 def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arguments, op, impl, dtype, causal):
     torch.manual_seed(5)

@@ -41,6 +41,7 @@ def unless_refused(refusal, op, impl, *given):
 NO_BIAS, NO_PAIRS = ("takes no bias", "takes biases by offset"), ("takes masks of keys",)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 @pytest.mark.parametrize("kind", [None, "offset", "dense", "symbols by offset"])
 def test_nothing_comes_of_nothing(problem, arguments, op, impl, kind):
@@ -62,6 +63,7 @@ def test_nothing_comes_of_nothing(problem, arguments, op, impl, kind):
             assert (x == 0).all()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl):
     """Single pairs, and for one query all: code and gradients are exactly 0 there."""
@@ -125,6 +127,7 @@ def test_a_bias_hides_in_a_compiled_graph(problem, impl):
     assert_close(compiled(part), run(part))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
     """Padding, and a column of a mask of pairs; samples differ."""
@@ -230,6 +233,7 @@ def test_limits_that_cannot_be_are_refused(who):
             LIMITED[who](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("small", [True, False], ids=["small tiles", "tiles"])
 @pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(("op", "impl"), ALL)
@@ -263,6 +267,7 @@ def test_a_bias_is_added_in_float32(impl):
     assert_close(out.item(), bias[0].softmax(0)[1].item() ** 2, rtol=0.02, atol=0)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
     torch.manual_seed(0)
@@ -279,6 +284,7 @@ def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
     assert taken >= 2
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_an_output_may_be_written_to(problem, arguments, op, impl):
     """It is no view.  Where the backward pass reads it, autograd refuses, as after PyTorch's own kernels."""

@@ -113,6 +113,7 @@ def packs(impl, q, k, v, edges):
     return ops.linear_attention(q * 1.5, k, v, causal=True, cu_seqlens=edges, impl=impl).sin()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.compile
 @pytest.mark.parametrize(("run", "cases"), [(state, [(0, 9), (0, 17)]), (packs, [(0, 3, 9), (0, 8, 17), (0, 1, 17)])])
 def test_one_graph_for_all_lengths(problem, run, cases):

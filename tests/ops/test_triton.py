@@ -142,6 +142,7 @@ def both(op, tensors, options, cotangent):
     return [run(op, impl, tensors, options, cotangent) for impl in ("triton", "reference")]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "name"), ALL)
 def test_kernels_equal_the_reference(monkeypatch, op, name):
     case = CASES[op][name]
@@ -193,6 +194,7 @@ PRECISIONS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_errs_at_most_twice_as_much_as_the_reference(op, dtype):
@@ -278,6 +280,7 @@ def test_never_chosen_without_a_gpu(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------ compiled
+@pytest.mark.thinned(2)
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["hyla", "relational"])
 def test_one_graph_for_all_lengths(op):

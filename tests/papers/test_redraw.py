@@ -21,6 +21,7 @@ AGAIN = (
 """The figures of docs/results that need only their results.json: neither models nor texts."""
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", AGAIN)
 def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, monkeypatch):
     """Claims with their parts, rows and numbers of real runs.  Without floors, which take minutes."""

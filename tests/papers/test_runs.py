@@ -26,6 +26,7 @@ def runs_of(figure, scale):
 size = functools.cache(parameters)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", OWN)
 def test_the_runs_of_a_figure(figure):
     for scale in ("smoke", "small"):
@@ -72,7 +73,7 @@ def test_models_that_are_compared_have_equal_parameters_and_steps(family, figure
     ("figure", "heads", "said"),
     [
         ("fig-5c", [ph.Softmax(2), ph.Softmax(2)], "row_of: sraven-2-5-25-hyla-0 is none of the models of Table A1"),
-        ("games", [ph.Hyla(2)], "row_of: same-16-dual-0 is none of the models of the study"),
+        ("games", [ph.Hyla(2)], "row_of: same-32-dual-0 is none of the models of the study"),
         ("lm-bytes", [ph.Disentangled(8)], "row_of: bytes-softmax-0 is none of the language models of the studies"),
     ],
 )

@@ -82,6 +82,7 @@ RUNS = {
 RUNS["baseline"] = replace(RUNS["baseline"], model=CoRelNetConfig(*RUNS["baseline"].task.ends))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_is_what_is_measured(name):
     run = RUNS[name]

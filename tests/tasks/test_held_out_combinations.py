@@ -41,6 +41,7 @@ def check(task, given, every):
     return found
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("setting", FUNCTIONS, ids=str)
 def test_functions_of_fuzzy_logic(setting):
     task = FuzzyLogic(**setting)

@@ -51,6 +51,7 @@ def rows(result: dict[str, Any]) -> dict[tuple[int, str, str], dict[str, Any]]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the whole
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("op", BACKENDS)
 def test_the_whole_command(op: str, capsys: Any, monkeypatch: pytest.MonkeyPatch):
     if op == "relational":

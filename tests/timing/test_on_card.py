@@ -25,6 +25,7 @@ def rows(folder, number):
     return [json.loads(line) for line in (folder / f"slice-{number}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.campaign
 @pytest.mark.compile
 def test_every_slice_runs_and_is_reported(on_card, tmp_path, monkeypatch):
     tool = tmp_path / "compute-sanitizer"

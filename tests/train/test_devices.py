@@ -97,6 +97,7 @@ def test_two_processes_get_the_losses_of_one(root, two, name):
     assert result.command.startswith("torchrun --standalone --nproc-per-node 2 -m polyhead.train ")
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["fuzzy-sharded-on", "text-data-on"])
 def test_three_resume_where_two_stopped(root, three, name):
     same(root, name)
@@ -126,9 +127,10 @@ def test_a_sharded_run_ends_as_any_other(root, two):
     assert saved == [*steps, "checkpoint.safetensors"]
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_evaluation_is_that_of_one(root, one, three, count):
+@pytest.mark.parametrize(("launched", "count"), [("two", 2), pytest.param("three", 3, marks=pytest.mark.campaign)])
+def test_evaluation_is_that_of_one(root, one, launched, count, request):
     """Rows that do not divide, in parts, and fewer of them than processes; a whole model and a sharded one."""
+    request.getfixturevalue(launched)
     whole, sharded = json.loads((root / f"evaluated-{count}.json").read_text())
     for found in (whole, sharded):
         assert found.keys() == one.keys()
@@ -147,6 +149,7 @@ def test_a_signal_to_one_stops_all_at_the_same_step(root, two):
     assert "exitcode  : 130" in two[1]
 
 
+@pytest.mark.campaign
 def test_a_killed_process_ends_the_others(root, three):
     """Without words of their own; the time limit of the launch sees to it that they do not hang."""
     assert "exitcode  : -9" in three[1]

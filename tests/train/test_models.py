@@ -64,6 +64,7 @@ def _tasks(monkeypatch):
     monkeypatch.setattr("polyhead.tasks.KINDS", (*KINDS, Begins))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path):
     whole, part = (a_run(name, tmp_path / place, save_every=4) for place in ("whole", "part"))

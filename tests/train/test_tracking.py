@@ -120,6 +120,7 @@ def test_members_of_a_population(tiny, tmp_path, monkeypatch):
     assert {given["reinit"] for given in starts(module)} == {"create_new"}  # else wandb mixes them
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("fails", ["init", "init.return_value.log", "init.return_value.finish"])
 @pytest.mark.parametrize("error", [RuntimeError("no luck\ntoday"), SystemExit(3)], ids=["error", "exit"])
 def test_no_tracker_stops_a_run(fails, error, tiny, tmp_path, monkeypatch, capfd):

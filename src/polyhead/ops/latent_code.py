@@ -23,7 +23,10 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_window, one_of, shaped
+
+__dir__ = own_names(__name__)
 
 for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
     einsum(_like, "one -> one")  # at a later first use einops would make torch.compile recompile

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.spec import LAYOUTS
+from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of, shaped
+
+__dir__ = own_names(__name__)
 
 
 @shaped

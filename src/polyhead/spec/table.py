@@ -45,6 +45,11 @@ __all__ = [
     "shape",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 if not TYPE_CHECKING:
     __getattr__ = renamed(__name__, {"Mechanism": "MechanismRow"})
 

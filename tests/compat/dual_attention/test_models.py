@@ -166,6 +166,7 @@ LANGUAGE = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_language_models(name):
     compare(LANGUAGE[name], like=name != "scaled")
@@ -256,6 +257,7 @@ SEQUENCE = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SEQUENCE)
 def test_sequence_models(name):
     ours = compare(SEQUENCE[name], like=name != "positions")  # whose one table then reaches as far on both sides

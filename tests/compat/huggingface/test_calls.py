@@ -41,6 +41,7 @@ def test_the_page_is_what_the_script_found(script, found):
     assert f"transformers>={version}" in extras["hf"]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", ["qwen3", "bloom", "t5", "mamba"])
 def test_the_table_is_what_the_script_finds(script, found, kind):
     assert script.try_one(kind) == found["rows"][kind]

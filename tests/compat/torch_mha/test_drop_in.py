@@ -25,6 +25,7 @@ def _seed():
     torch.manual_seed(1)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("kind", "batch_first"), list(itertools.product(KINDS, (True, False))))
 def test_output_weights_gradients_and_taps_are_theirs(kind, batch_first, mask):

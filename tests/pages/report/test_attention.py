@@ -228,6 +228,7 @@ def test_one_seed_of_each_mechanism_and_relations_in_sight(tmp_path: pathlib.Pat
         np.testing.assert_allclose(values(layer["attention"][0]), wanted[0], atol=1e-3)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("most", "cells", "examples", "left"),
     # 5 matrices of most by most, and most by 4 by 5 symbols, in each of at most three examples

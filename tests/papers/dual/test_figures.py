@@ -17,6 +17,7 @@ from polyhead.tasks import RelationalGames
 score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "figure", ["games", "symbols", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("images", "split"))]
 )
@@ -76,6 +77,7 @@ def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study
     assert f"{level:.3f}" in "".join([row for row in found.rows if label in row][-1])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("figure", "lost"),
     [

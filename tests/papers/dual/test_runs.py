@@ -24,6 +24,7 @@ WHOLE = ("games", "maths")
 """Studies of which every model trains here; of the others two models do, and in the campaign all."""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("name", "rows"),
     [(name, ROWS if name in WHOLE else ("dual", "softmax")) for name in DUAL]

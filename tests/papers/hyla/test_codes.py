@@ -61,6 +61,7 @@ def drawn(studies, tmp_path_factory):
     return draw
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "figure", [pytest.param(name, marks=[pytest.mark.campaign] * (name in MORE)) for name in (*FUZZY, *SRAVEN)]
 )

@@ -35,6 +35,7 @@ def test_fourteen_models_eight_of_them_the_codes():
     assert OURS["hyla-compete"].fuzzy is None
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("task", ["fuzzy", "sraven"])
 @pytest.mark.parametrize("row", ROWS | OURS)
 def test_every_parameter_of_every_model_has_a_gradient_on_both_tasks(task, row):

@@ -60,6 +60,7 @@ SPLITS = ((2, 5), (0, 6), (2, 6))
 """The split and the seed of each member where they differ in both, in no common order."""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_together_is_alone_in_float64(name, members, double, tmp_path):
     """Losses, norms, scores, parameters and moments, in 8 steps of the three mechanisms and 5 of other variants."""

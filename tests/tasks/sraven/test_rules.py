@@ -30,6 +30,7 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
 
 
 # ------------------------------------------------------------------------------------------ the generator
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "setting",
     [
@@ -59,6 +60,7 @@ def every_grid(rule, values):
     return set(itertools.product(fitting, repeat=3))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("rule", "values"), [*((rule, 3) for rule in range(8)), (7, 4)])
 def test_all_grids_of_a_rule_are_equally_likely(rule, values):
     """Each as often as chance has it: of two features, so that neither is made of the other."""

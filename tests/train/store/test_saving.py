@@ -141,6 +141,7 @@ def test_a_whole_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------------- damage
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("how", ["truncated", "empty", "flipped digit", "missing"])
 def test_a_damaged_newest_checkpoint_is_replaced_by_the_one_before(tiny, tmp_path, begun, whole, capsys, how):
     copied(begun, tmp_path)

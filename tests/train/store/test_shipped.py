@@ -30,6 +30,7 @@ def elsewhere(tmp_path, monkeypatch):
     return source
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_each_scores_as_it_did_when_it_was_published(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # prepared text is put beside

@@ -15,6 +15,9 @@ from polyhead.pages.report.attention_section import still
 from polyhead.pages.report.code_figures import Cells, probe_cells, purity_cells
 from polyhead.pages.report.codes import Array, CheckpointAnalysis, class_names
 from polyhead.pages.report.runs import SeedGroup, Table, headline
+from polyhead.spec.lazy import own_names
+
+__dir__ = own_names(__name__)
 
 FORMATS = ("png", "svg")
 Draw = Callable[[pathlib.Path], pathlib.Path]
