@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import os
 import random
-import re
 import typing
 import zlib
 
@@ -22,6 +21,7 @@ import pytest
 import torch
 import torch.utils._device
 from agreement.measure import poisoned
+from thinned import spread
 
 gc.disable()  # until all is imported: the collector would walk over it again and again
 torch.set_num_threads(1)
@@ -195,25 +195,14 @@ def has_tests_of(marker, path):
     return f"mark.{marker}" in text or (marker == "campaign" and "mark.thinned" in text)
 
 
-def _spread(items, count):
-    """`count` of them: each is the one whose name has most words that no earlier one has; of several such, the last."""
-    left, chosen, seen = [(set(re.findall(r"\w+", item.name)), item) for item in reversed(items)], [], set()
-    for _ in range(count):
-        words, item = best = max(left, key=lambda pair: len(pair[0] - seen))
-        left.remove(best)
-        chosen.append(item)
-        seen |= words
-    return chosen
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem(collector, name, obj):
     """Of the cases of a test marked `thinned(n)`, one in n is in `make test`, the others in the campaign alone."""
     items = yield
     if isinstance(items, list) and items and (mark := items[0].get_closest_marker("thinned")):
-        chosen = _spread(items, -(-len(items) // mark.args[0]))
+        chosen = spread([item.name for item in items], -(-len(items) // mark.args[0]))
         for item in items:
-            if item not in chosen:
+            if item.name not in chosen:
                 item.add_marker("campaign")
     return items
 

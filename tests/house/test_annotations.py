@@ -11,6 +11,7 @@ from _pytest.mark.expression import Expression
 from beartype import beartype
 from beartype.roar import BeartypeCallHintViolation
 from jaxtyping import Float
+from thinned import spread
 from torch import Tensor
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -66,3 +67,17 @@ def test_each_test_is_run_by_one_call_of_make_test_or_make_campaign(compiled, ca
             ("JAXTYPING_DISABLE=1" in sets, "--jaxtyping" in checks) == (compiled, not compiled)
             for sets, _, checks in taken
         )
+
+
+def test_of_a_table_of_cases_those_are_run_that_differ_most():
+    names = [
+        f"test[{op}-{impl}-{t}]" for op in ("hyla", "linear", "softmax") for impl in ("tiles", "native") for t in (5, 9)
+    ]
+    assert spread(names, 3) == ["test[softmax-native-9]", "test[linear-tiles-5]", "test[hyla-native-9]"]
+    assert sorted(spread(names, len(names))) == sorted(names)
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("case", range(5))
+def test_the_other_cases_are_for_the_campaign(case, request):
+    assert (request.node.get_closest_marker("campaign") is None) == (case in {3, 4})

@@ -15,7 +15,6 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results"
 SMALL = {path.parent.name: json.loads(path.read_text()) for path in sorted((RESULTS / "small").glob("*/results.json"))}
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_results_are_of_the_recipe(name):
     found = SMALL[name]
