@@ -3,9 +3,9 @@
     python benchmarks/long_figure.py [runs/long/main/*]       draws the pages of docs/results/fuzzy and sraven anew
 
 `long` has the scores of the main test, `inside` what swaps and probes of their codes show, `parts` the ablations,
-`sraven` the runs on SRAVEN.  Without folders it takes the runs that `ship_models.py` has put into `models/` and
-`docs/results/sraven/runs`.  It names the folders that it leaves out: unfinished runs, and runs that are not of the
-protocol.
+`sraven` the runs on SRAVEN.  Without folders it takes the runs that `ship_models.py` has put into `models/`, and those
+without weights in `docs/results/sraven/runs` and `docs/results/fuzzy/runs`, which `inside` leaves out.  It names the
+other folders that it leaves out: unfinished runs, and runs that are not of the protocol.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from polyhead.papers.reproduce import described, written
 from polyhead.papers.study import Study
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.store import shipped
+from polyhead.train.store.checkpoint import candidates
 
 PLACE = Path(__file__).parents[1] / "docs" / "results"
 PAGES = {
@@ -45,7 +46,7 @@ def main() -> None:
     of = {"long": MODELS, "inside": MODELS, "parts": tuple(rates), "sraven": tuple(f"sraven-{row}" for row in MODELS)}
     finished: list[tuple[str, Run, Result]] = []
     weights = [folder for task in ("fuzzy", "sraven") for folder in sorted(shipped.REPOSITORY.glob(f"{task}-*"))]
-    kept = [*weights, *sorted((PLACE / "sraven" / "runs").glob("*"))]
+    kept = [*weights, *(folder for task in ("sraven", "fuzzy") for folder in sorted((PLACE / task / "runs").glob("*")))]
     for folder in given.folders or kept:
         run, result = read_config(folder), read_result(folder)
         if result is None or digest(run) not in wanted:
@@ -55,6 +56,8 @@ def main() -> None:
     there = {row for row, _, _ in finished}
     for name in given.pages:
         mine = [(run, result) for row, run, result in finished if row in of[name]]
+        if name == "inside":
+            mine = [(run, result) for run, result in mine if candidates(result.folder)]
         if not mine or (name == "parts" and not there & set(ABLATIONS)):
             print(f"{name}: no run is finished")
             continue

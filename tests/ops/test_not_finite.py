@@ -76,7 +76,6 @@ def spoilt(x, n, value):
     return x.requires_grad_()
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_what_a_query_sees_is_never_lost(op, impl):

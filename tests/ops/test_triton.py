@@ -142,7 +142,6 @@ def both(op, tensors, options, cotangent):
     return [run(op, impl, tensors, options, cotangent) for impl in ("triton", "reference")]
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "name"), ALL)
 def test_kernels_equal_the_reference(monkeypatch, op, name):
     case = CASES[op][name]

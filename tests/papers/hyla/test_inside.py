@@ -34,6 +34,17 @@ def test_the_swap_is_tested_for_hyla_against_a_third_sequences_code_seed_by_seed
     assert inside.verdicts({"softmax": swapped(lead)["softmax"]}) == []
 
 
+def test_a_line_repeats_it_with_seed_6_in_place_of_seed_1():
+    first, sixth = swapped(0.1)["hyla"], {key: {6: 0.5} for key in swapped(0.1)["hyla"].codes}
+    sixth["other", "donor"] = {6: 0.1}
+    more = {"hyla": inside.SwapScores(sixth, {})}
+    (verdict,) = inside.repeated({"hyla": first}, more)
+    wanted = {seed: 0.1 + SPREAD[seed - 1] for seed in range(2, 6)}
+    assert verdict.parts[0].estimate.values == pytest.approx({**wanted, 6: 0.5 - 0.1})
+    assert inside.repeated({"hyla": first}, {}) == []
+    assert inside.repeated({"hyla": swapped(0.1, seeds=4)["hyla"]}, more) == []
+
+
 def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeypatch):
     monkeypatch.setattr(inside, "PAIRS", 60)
     runs, results = [], []
@@ -46,7 +57,9 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
         one = replace(whole, name=name, task=task, model=model, train=train, seed=1, folder=str(tmp_path / name))
         results.append(run(one, progress=False))
         runs.append(replace(one, folder=None))
-    study = Study.of("inside", HYLA, "smoke", tmp_path / "page", runs, results)
+    sixth = [(replace(run, name="hyla-6", seed=6), result) for run, result in zip(runs[:1], results[:1], strict=True)]
+    both = zip(*[*zip(runs, results, strict=True), *sixth], strict=True)
+    study = Study.of("inside", HYLA, "smoke", tmp_path / "page", *map(list, both))
     outcome = inside.draw(study, tmp_path / "page")
     assert {"HYLA", "Softmax", "Linear"} <= set(outcome.head)
     kinds = [row[:2] for row in outcome.rows]
@@ -54,6 +67,7 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
     assert [verdict.family for verdict in outcome.verdicts] == ["swap", "probes", "probes"]
     assert all("Linear" not in part.name for verdict in outcome.verdicts for part in verdict.parts)
     numbers = outcome.numbers["HYLA"]
+    assert set(numbers["its own, against its own function"]["by_seed"]) == {"1"}  # seed 6 is no part of it
     assert numbers["its own, against its own function"] == numbers["share 0, against its own function"]
     donor = "against the donor's function"
     assert numbers[f"the donor's, {donor}"] == numbers[f"share 1, {donor}"] != numbers[f"its own, {donor}"]

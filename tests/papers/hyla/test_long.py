@@ -115,6 +115,20 @@ def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_seque
     assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
 
 
+def test_seed_6_is_in_the_table_and_in_no_picture(study, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: drawn.append(panels) or path)
+    monkeypatch.setattr(figures, "results", lambda measured, path, **said: drawn.append((measured, said)) or path)
+    alone = long.draw(study, tmp_path)
+    sixth = tuple(replace(p, run=replace(p.run, name=f"{p.run.name[:-1]}6", seed=6)) for p in study.points)
+    both = long.draw(replace(study, points=(*sixth, *study.points)), tmp_path)
+    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
+    assert alone.pictures == both.pictures
+    assert {row[1] for row in alone.rows} == {"1"}
+    assert {row[1] for row in both.rows} == {"1", "6"}
+    assert len([note for note in both.notes if note.startswith("With seed 6")]) == 1
+
+
 def test_scores_at_the_end_are_beside_those_of_the_paper(study, tmp_path, monkeypatch):
     given = []
     monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path)
