@@ -44,6 +44,7 @@ def line_of(drawn: list, labels: list[str]) -> dict:
     return {c.get_label(): c.lines[0] for c in drawn[-1].axes[0].containers}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("kind", "ending", "start"),
     [

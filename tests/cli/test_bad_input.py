@@ -146,6 +146,7 @@ def trained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("row", TABLE.strip().splitlines())
 def test_a_mistake_is_one_line(trained, tmp_path, monkeypatch, capsys, row):
     monkeypatch.chdir(tmp_path)

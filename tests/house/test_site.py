@@ -149,6 +149,7 @@ plt.plot([1, 2])
 """
 
 
+@pytest.mark.thinned(2)
 @needs_sphinx
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("execute", [False, True])

@@ -201,6 +201,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("quick_draws", "x64")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_equal_those_of_pytorch(name):
@@ -225,6 +226,7 @@ def test_models_equal_those_of_pytorch(name):
     close(tail, theirs(torch.tensor(inputs), tail=2))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("preset", ["cs336", "hyla"])
 def test_parameters_begin_as_those_of_pytorch(preset):
     """The spread of each is compared; a fault in one matrix of many would not show in a loss."""

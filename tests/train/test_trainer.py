@@ -190,6 +190,7 @@ def test_data_that_are_missing_are_missed_before_training(tiny, tmp_path, monkey
     assert "train" not in seen
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("step", [0, 7])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tiny, tmp_path, whole, number, step):

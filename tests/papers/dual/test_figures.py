@@ -56,6 +56,7 @@ def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypa
     assert found.numbers["between, 32"]["Known pairs"]["stripes"]["mean"] == 0.5
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("figure", "split", "name"),
     [

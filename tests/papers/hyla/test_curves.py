@@ -57,6 +57,7 @@ def test_a4_is_the_training_loss_in_two_pictures(study_of, tmp_path):
     assert any(name.startswith("width 32") for name in found.numbers)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", ["fig-2c", "fig-a3", "fig-4a"])
 def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path, monkeypatch):
     """A whole model, one place of the grid, or one model there: the rest is drawn (without
