@@ -119,43 +119,16 @@ def _once(f, check):
     return run
 
 
-def _when_called(f, check):
-    """`check(f)`, made in the first call: most functions are never called in a process, and each takes a millisecond.
-    Then its code is put in place, so that later calls take no longer."""
-
-    @functools.wraps(f)
-    def run(*args, _become, **kwargs):
-        return _become()(*args, **kwargs)
-
-    def become():
-        checked = check(f)
-        if checked is f:  # nothing of it can be checked
-            run.__kwdefaults__ = {"_become": lambda: f}
-        else:
-            for name in ("__code__", "__defaults__", "__kwdefaults__"):
-                setattr(run, name, getattr(checked, name))
-        return checked
-
-    run.__kwdefaults__ = {"_become": become}
-    return run
-
-
 def _jaxtyped(*, typechecker, plain=jaxtyping.jaxtyped):
-    """What --jaxtyping-packages puts around every function, where there are no shapes to compare: the checker alone.
-    Of functions that are called often it takes a tenth of the time."""
+    """What --jaxtyping-packages puts around every function; here around those whose annotations speak of shapes.
+    mypy checks the others, without running them; they would take a twelfth of the time."""
 
     def decorate(f):
-        made = dataclasses.is_dataclass(f) and vars(f).get("__init__")
-        g = made or f
-        if not inspect.isfunction(g) or any(map(_of_shapes, g.__annotations__.values())):
-            check = plain(typechecker=typechecker)
-            return _once(f, check) if inspect.isfunction(f) else check(f)
-        if inspect.iscoroutinefunction(g) or not g.__annotations__:
+        g = (dataclasses.is_dataclass(f) and vars(f).get("__init__")) or f
+        if inspect.isfunction(g) and not any(map(_of_shapes, g.__annotations__.values())):
             return f
-        if not made:
-            return _when_called(f, typechecker)
-        f.__init__ = _when_called(made, typechecker)
-        return f
+        check = plain(typechecker=typechecker)
+        return _once(f, check) if inspect.isfunction(f) else check(f)
 
     return decorate
 

@@ -1,4 +1,4 @@
-"""A tenth of the campaign of faults (benchmarks/fault_campaign.py): runs that are killed and files that are damaged."""
+"""A small part of the campaign of faults (benchmarks/fault_campaign.py): runs that are killed and files that are damaged."""
 
 import shutil
 import sys
@@ -27,18 +27,18 @@ def fine(records):
     return [record for record in records if record["outcome"] != "unharmed"]
 
 
-KILLS = [("train", 1, 6), ("tokenise", 1, 6), ("text run", 1, 5), ("sweep", 2, 2), ("population", 1, 3)]
+KILLS = [("train", 1, 4), ("tokenise", 1, 4), ("text run", 1, 3), ("sweep", 1, 3), ("population", 1, 3)]
 
 
 @pytest.mark.parametrize(("kind", "cases", "faults"), KILLS)
 def test_killed_again_and_again(campaign, kind, cases, faults):
-    """In all at least 15 times, mostly inside an operation on a file."""
+    """In all at least 9 times, mostly inside an operation on a file."""
     if kind in ("tokenise", "text run"):
         pytest.importorskip("tokenizers")
     # A run may be faster or slower, so the last fault may come too late.
     aims = ("file",) * (faults - 1) + ("moment" if kind in ("train", "text run") else "file",)
     killed = [record for case in range(cases) for record in fine(campaign.kills(kind, case, faults, aims))]
-    assert len(killed) >= {"train": 4, "tokenise": 4, "text run": 3, "sweep": 2, "population": 2}[kind]
+    assert len(killed) >= {"train": 2, "tokenise": 2, "text run": 2, "sweep": 1, "population": 2}[kind]
     assert all(record["moment"] for record in killed)
 
 
