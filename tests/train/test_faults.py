@@ -1,4 +1,4 @@
-"""A small part of the campaign of faults (benchmarks/fault_campaign.py): runs that are killed and files that are damaged."""
+"""A small part of the campaign of faults (benchmarks/fault_campaign.py): killed runs and damaged files."""
 
 import shutil
 import sys
