@@ -201,7 +201,6 @@ MODELS = {
 }
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("quick_draws", "x64")
 @pytest.mark.parametrize("name", MODELS)
 def test_models_equal_those_of_pytorch(name):

@@ -56,7 +56,6 @@ def ragged():
     return rows, ids, (ids != 0).long()
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ZOO)
 def test_rows_of_several_lengths_get_the_tokens_of_our_own_decoding_of_each_alone(name):
     model = make(name)

@@ -26,7 +26,6 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_tokens_depend_neither_on_the_cache_nor_on_other_rows(name):
     model = make(VARIANTS[name])
