@@ -64,6 +64,7 @@ def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
     one_graph(model, lambda t: ((inputs_of(settings, t, 1),), {"cu_seqlens": cu_seqlens(t)}), (9, 15, 12))
 
 
+@pytest.mark.campaign
 @pytest.mark.compile
 def test_linear_heads_by_chunks_compile_with_their_projection():
     """The last chunk is not padded with queries; a matrix product follows in the backward pass."""

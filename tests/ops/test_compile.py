@@ -52,6 +52,7 @@ def test_one_graph_for_all_lengths(problem, arguments, op, impl):
     )
 
 
+@pytest.mark.campaign
 def test_one_graph_with_biases_and_symbols_by_offset_and_a_mask(problem, arguments):
     mask = torch.rand(2, 1, 1, 64) > 0.3
 
