@@ -120,10 +120,10 @@ def over_seeds(values):
 def test_pages_repeat_the_means_of_the_long_trainings():
     """Most of these were computed from rounded scores, and off by one in the last digit."""
     numbers = json.loads((RESULTS / "fuzzy" / "long" / "results.json").read_text())["numbers"]
-    found = {
+    found = {  # without seed 6, which is no part of a mean
         label: {quantity: {seed: by[str(seed)] for seed in SEEDS if str(seed) in by} for quantity, by in of.items()}
         for label, of in numbers.items()
-    }  # seed 6 is no part of a mean
+    }
     index, deviations = (" ".join((RESULTS / f"{page}.md").read_text().split()) for page in ("index", "deviations"))
     said = [(label, quantity) for label in ("HYLA", "Softmax", "Linear") for quantity in ("unseen", "novel")]
     for label, quantity in (*said, *((label, q) for label in ("HYLA", "Softmax") for q in ("gap", "late"))):

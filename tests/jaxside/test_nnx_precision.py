@@ -40,7 +40,6 @@ def graded(graph, dtype, state, weights):
     return jax.grad(loss, has_aux=True)(state[0])
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("quick_draws")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_models_in_half_precision(dtype):

@@ -254,7 +254,6 @@ def test_tiles_refuse_forward_mode_and_references_know_it():
     jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="reference"), (q,), (q,))
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("what", ["code", "relations", "textbook"])
 def test_codes_and_the_textbook_know_nothing_of_hidden_keys(what):
     mask = np.array([True, True, False, True])

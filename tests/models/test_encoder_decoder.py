@@ -68,7 +68,6 @@ def test_it_is_its_equation(norm_order):
     assert_close(model(x, encoded=model.encode(source)), wanted, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_token_sees_the_whole_source_and_no_later_token(name):
     model, (x, source) = build(VARIANTS[name]), data(VARIANTS[name])
@@ -82,7 +81,6 @@ def test_a_token_sees_the_whole_source_and_no_later_token(name):
         assert (model(x, source=other) - y).abs().amax((0, 2)).gt(1e-9).all()
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_padding_of_the_source_changes_nothing(name):
     model, (x, source) = build(VARIANTS[name]), data(VARIANTS[name])

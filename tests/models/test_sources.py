@@ -180,7 +180,6 @@ def pair(source, **fields):
     return with_source(source, causal=True, encoder=encoder, encoder_symbols=True, **fields)
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize("source", SHARED, ids=lambda s: type(s).__name__)
 def test_a_decoder_reads_the_sources_of_its_encoder(source):
     settings = pair(source)
