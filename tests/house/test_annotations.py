@@ -68,6 +68,8 @@ def test_of_a_table_of_cases_those_are_run_that_differ_most():
     ]
     assert spread(names, 3) == ["test[softmax-native-9]", "test[linear-tiles-5]", "test[hyla-native-9]"]
     assert sorted(spread(names, len(names))) == sorted(names)
+    # what the first one has counts for the third, too
+    assert spread(["t[c-0]", "t[a-1]", "t[b-2]", "t[a-1-9]"], 3) == ["t[a-1-9]", "t[b-2]", "t[c-0]"]
 
 
 @pytest.mark.thinned(3)

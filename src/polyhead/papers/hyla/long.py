@@ -208,7 +208,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
         for step, value in point.course(UNSEEN).items():
             courses.setdefault(label, {}).setdefault(step / 1000, []).append(value)
         for skill in SKILLS:
-            if point.run.seed in (at := shown.get((f"at {skill:.2f}", _model(point)), {})):
+            if point.run.seed in (at := found.get((f"at {skill:.2f}", _model(point)), {})):
                 skills.setdefault(label, {}).setdefault(skill, []).append(at[point.run.seed])
     floors = {name: shown["unseen", name] for name in FLOORS | RAVEN_FLOORS if ("unseen", name) in shown}
     levels = {NAMES[name]: Estimate.of(by_seed).mean for name, by_seed in floors.items()}
