@@ -39,6 +39,8 @@ train digits-dual --model.causal maybe | 'maybe' came: give --model.causal or --
 train fuzzy-hyla --seed | polyhead train fuzzy-hyla: --seed needs a value
 train fuzzy-hyla --train.betas 0.9 | polyhead train fuzzy-hyla: --train.betas needs 2 values
 train fuzzy-hyla --model.heads.0.dim None --model.dim 30 | do not divide
+train fuzzy-hyla --model.heads softmax:,hyla:4 | --model.heads: softmax:: a number of heads was wanted but ''
+train fuzzy-hyla --model.heads hyla:² | --model.heads: hyla:²: a number of heads was wanted but '²'
 train nowhere.yaml | nowhere.yaml: cannot be read (No such file or directory)
 train demo --print | polyhead train: --print is for one run but demo has 8
 train three.yaml | three.yaml: recipe must be a name but is 3

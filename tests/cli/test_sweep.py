@@ -30,11 +30,11 @@ def sweep(words):
 
 
 def test_a_grid_on_the_command_line(asked, capsys):
-    assert sweep("small --seed 0,1,2 --train.lr=1e-3,3e-3 --workers 2 --folder here") == 0
+    assert sweep("small --seed 0,1,2 --train.lr=1e-3,3e-3 --workers 2 --folder a,b") == 0
     ((runs, folder, options, population),) = asked
     assert {(run.seed, run.train.lr) for run in runs} == {(seed, lr) for seed in (0, 1, 2) for lr in (1e-3, 3e-3)}
     assert len({digest(run) for run in runs}) == 6
-    assert (folder, options.workers, population) == ("here", 2, False)
+    assert (folder, options.workers, population) == ("a,b", 2, False)
     table = capsys.readouterr().out
     assert table.count("waiting") == 6
     assert "0.003" in table
@@ -68,14 +68,14 @@ def test_where_and_how(monkeypatch, asked):
         monkeypatch.setattr(f"polyhead.scale.{way}", lambda runs, folder, **options: calls.append(options) or [])
     assert sweep("small --seed 0,1 --retries 5") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
-    assert sweep("small --slurm --partition gpu --account us --minutes 7 --memory 4 --again") == 0
+    assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0
     assert sweep("small --seed 0,1 --population --again") == 0
     here, ray, slurm, together = calls
     assert here == {"engine": None, "workers": None, "again": False, "retries": 5}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
     assert (ray["workers"], ray["retries"]) == (3, 2)
     engine = slurm["engine"]
-    assert (engine.partition, engine.account, engine.minutes) == ("gpu", "us", 7)
+    assert (engine.partition, engine.account, engine.minutes) == ("gpu,long", "us", 7)
     assert engine.resources == Resources(memory=4.0)
     assert slurm["again"]
     assert together == {"again": True}

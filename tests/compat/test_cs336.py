@@ -142,6 +142,7 @@ def test_attention(weights, x):
     close(rotary(x, where), np.stack(rows))
     close(rotary(x.view(2, 2, T, D), where.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
     close(rotary(x[0], where[0]), rows[0])
+    assert plain(x[:, :0]).shape == rotary(x[:, :0]).shape == (B, 0, D)
     assert (rotary(x)[:, 1] - actual[:, 1]).abs().max() > 1e-2
 
 

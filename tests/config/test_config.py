@@ -1,12 +1,15 @@
 """A run is a frozen value: writing, reading, comparing and hashing lose no field."""
 
+import enum
 import json
 import re
 import typing
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from refusals import refusing
 from some import some
 
@@ -149,6 +152,14 @@ def test_whole_numbers_and_fractions_are_one_run(tmp_path):
     config.save(whole, tmp_path / "run.json")
     assert config.load(tmp_path / "run.json", KINDS) == same
     assert config.digest(whole) == config.digest(same)
+
+
+def test_a_number_of_numpy_and_a_member_of_an_enumeration_are_written_as_plain_values():
+    """A recipe with a rate of np.geomspace could not be printed: YAML refused it."""
+    name = enum.Enum("Name", {"short": "fp32"}, type=str).short
+    train = Train(lr=np.float64(0.25), betas=(np.float64(0.5), 0.75), precision=name, early_floor=True)
+    wanted = Train(lr=0.25, betas=(0.5, 0.75), precision="fp32", early_floor=True)
+    assert yaml.safe_dump(config.to_dict(train)) == yaml.safe_dump(config.to_dict(wanted))
 
 
 @dataclass(frozen=True)

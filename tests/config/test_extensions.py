@@ -174,6 +174,9 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
     sys.modules.pop("told")
     assert main(["plan", "told-recipe", "--import", "no_such"]) == 2
     assert "--import no_such: No module named 'no_such'" in capsys.readouterr().err
+    for word in ("", "./told.py"):  # they were a traceback, or a line that did not say what for
+        assert main(["list", "tasks", f"--import={word}"]) == 2
+        assert f"--import: the name of a module was wanted, as in an import, but {word!r}" in capsys.readouterr().err
     assert main(["list", "tasks", "--import"]) == 2
     assert "--import needs the name of a module" in capsys.readouterr().err
 

@@ -92,13 +92,13 @@ def heads(text: str, who: str) -> "tuple[Mechanism, ...]":
     known = theirs | ours
     found = []
     for word in text.replace("+", ",").split(","):
-        name, _, count = word.strip().partition(":")
+        name, colon, count = word.strip().partition(":")
         kind = known[one_of(who, "mechanism", name.lower(), known)]
         if kind in MECHANISMS and name.lower() in theirs:
             raise ValueError(f"{who}: {name!r} is polyhead's; give {kind_of(theirs[name.lower()])} another name")
-        if count and not count.isdigit():
+        if colon and not count.isdecimal():
             raise ValueError(f"{who}: {word.strip()}: a number of heads was wanted but {count!r} came")
-        found.append(kind(int(count)) if count else kind())
+        found.append(kind(int(count)) if colon else kind())
     return tuple(found)
 
 

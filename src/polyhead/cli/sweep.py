@@ -22,6 +22,10 @@ FIELDS = ("recipe", "parameters", "method", "name", "description", "project", "e
 """The fields of a grid file: ours, and those of a W&B grid that say nothing about what is trained."""
 
 
+WHOLE = {"--folder", "--partition"}
+"""Options whose value is one, commas and all: Slurm takes a list of partitions."""
+
+
 def verb(arguments: list[str]) -> int:
     """Train many runs in parallel, on this machine or a cluster; show which are done, running, failed and waiting.
 
@@ -134,15 +138,17 @@ def _flag(arguments: list[str], name: str) -> tuple[list[str], bool]:
 
 
 def grid(arguments: list[str]) -> list[list[str]]:
-    """All combinations of arguments that have several values, separated by commas.
+    """All combinations of arguments that have several values, separated by commas; a value of `WHOLE` is one.
 
     >>> grid(["--seed", "0,1", "--train.lr=1e-3,3e-3", "--again"])[1]
     ['--seed', '0', '--train.lr=3e-3', '--again']
     """
-    choices = []
+    choices, before = [], ""
     for word in arguments:
         name, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        choices.append([f"{name}{equals}{one}" for one in value.split(",")] if value else [word])
+        values = [value] if WHOLE & {name, before} else value.split(",")
+        choices.append([f"{name}{equals}{one}" for one in values] if value else [word])
+        before = word
     return [list(words) for words in itertools.product(*choices)]
 
 

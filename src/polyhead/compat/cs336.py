@@ -252,7 +252,7 @@ class MultiHeadSelfAttention(nn.Module):
             q, k = self.rope(q, where[..., None]), self.rope(k, where[..., None])
         elif token_positions is not None:
             raise ValueError("MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed")
-        q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q, k, v))
+        q, k, v = (a.reshape(a.shape[:-3].numel(), *a.shape[-3:]) for a in (q, k, v))
         return self.output_proj(ops.softmax_attention(q, k, v, causal=True).reshape(x.shape))
 
 

@@ -83,6 +83,8 @@ def bring(modules: Iterable[str], asked: str = "--import") -> None:
     Raises ValueError, which names where they were `asked` for, if one cannot be imported.
     """
     for module in modules:
+        if not module or module.startswith("."):
+            raise ValueError(f"{asked}: the name of a module was wanted, as in an import, but {module!r} came")
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())
         try:

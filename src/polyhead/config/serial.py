@@ -11,7 +11,7 @@ import pathlib
 import reprlib
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyhead.config.extensions import UnknownKind, find, kind_of
@@ -127,7 +127,13 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
         return {"kind": kind_of(type(config)), **values}
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]
-    return config
+    if isinstance(config, bool):
+        return config
+    return next((exact(config) for kind, exact in _EXACT.items() if isinstance(config, kind)), config)
+
+
+_EXACT: dict[type, Callable[[Any], object]] = {int: int.__int__, float: float.__float__, str: str.__str__}
+"""A value of a subclass, as NumPy's float64 or a member of an enumeration, as a plain one: YAML writes no others."""
 
 
 def flat(values: object, prefix: str = "") -> dict[str, object]:

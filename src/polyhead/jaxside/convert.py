@@ -50,25 +50,28 @@ def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
     """Copy the parameters of the same PyTorch model into `model`, and return it.
 
     `source`: its state dict as arrays, `{name: x.numpy() for name, x in model.state_dict().items()}`, or a safetensors
-    file: the checkpoint of a run (`runs/a/checkpoint.safetensors`) or of a state dict alone.
+    file: the checkpoint of a run (`runs/a/checkpoint.safetensors`) or of a state dict alone.  A tied parameter may be
+    there under one of its names, as `safetensors.torch.save_model` writes it.
 
     Raises ValueError for a file that cannot be read or is damaged, and for missing or unknown names and wrong shapes.
     """
     where, state = ("the state dict", dict(source)) if isinstance(source, Mapping) else (str(source), read(source))
     wanted = dict(named(model))
-    if missing := sorted(wanted.keys() - state.keys()):
+    held = {name: variable for name, variable in wanted.items() if name in state}
+    filled = set(map(id, held.values()))
+    if missing := sorted(name for name, variable in wanted.items() if id(variable) not in filled):
         raise ValueError(f"to_flax: {where} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
     if extra := sorted(state.keys() - wanted.keys()):
         raise ValueError(f"to_flax: {where} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
-    filled: dict[int, str] = {}
-    for name, variable in wanted.items():
+    firsts: dict[int, str] = {}
+    for name, variable in held.items():
         came, want = np.shape(state[name]), variable.shape
         if came != want:
             raise ValueError(f"to_flax: {where} has {name!r} of shape {came} but the model wants {want}")
-        first = filled.setdefault(id(variable), name)
-        if not np.array_equal(state[first], state[name], equal_nan=True):
+        first = firsts.setdefault(id(variable), name)
+        if first != name and not np.array_equal(state[first], state[name], equal_nan=True):
             raise ValueError(f"to_flax: {where} has another {name!r} than {first!r}, to which the model ties it")
-    for name, variable in wanted.items():
+    for name, variable in held.items():
         variable[...] = jnp.array(state[name], variable.dtype)
     return model
 

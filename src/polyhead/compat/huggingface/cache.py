@@ -89,7 +89,7 @@ class PolyheadCache(transformers.Cache):
         if tokens_to_remove == 0 or not self.memory.length:
             return
         if not self.is_croppable:
-            raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, of which none can be taken away")
+            raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, or only the last: none can be removed")
         left = self.memory.length + tokens_to_remove
         for layer in self:
             layer._kept = {name: kept[:, :left] for name, kept in layer._kept.items()}
