@@ -207,6 +207,15 @@ def test_a_softmax_of_relations_in_half_precision_adds_up_to_1_in_tiles():
     np.testing.assert_allclose(np.asarray(out, float) * 512, 1, rtol=0, atol=0.004)
 
 
+def test_the_scale_is_not_rounded_to_half_precision():
+    """48 ** -0.5 in bfloat16 is 0.13 % too large, and so were all scores."""
+    q = jax.random.normal(jax.random.key(0), (1, 128, 1, 48), jnp.bfloat16)
+    exact = np.square(np.asarray(q, float)).sum() * 48**-0.5
+    found = [jaxside.latent_code(q, q, normalise="identity", scale=scale) for scale in (None, 48**-0.5)]
+    for code in (*found, jaxside.relations(q, q, relation_act="identity")):
+        assert abs(np.asarray(code, float)[0, 0].trace() / exact - 1) < 4e-4
+
+
 # ------------------------------------------------------------------------------------------------------------- memory
 def temporary(impl, backward):
     """Bytes that a compiled call of HYLA needs beside its arguments and results."""

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale, scaled
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_window, one_of, shaped
@@ -158,7 +158,7 @@ def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """Scores (b h t s) with their bias in at least float32, and the mask: the inputs of a softmax over keys."""
     exact = jnp.promote_types(x.q.dtype, jnp.float32)
     k = share(x.k, x.q.shape[2])
-    inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q * x.factor, k, preferred_element_type=exact)
+    inner = jnp.einsum("b t h d, b s h d -> b h t s", scaled(x.q, x.factor), k, preferred_element_type=exact)
     bias, look = finite_bias(x)
     return inner if bias is None else inner + bias, look
 
@@ -263,4 +263,4 @@ def relations(
 
 def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:
     """q_rel . k_rel / sqrt(p), for shared relations (r) or one per head (h, written r here)."""
-    return jnp.einsum("b t r p, b s r p -> b r t s", q_rel * q_rel.shape[-1] ** -0.5, k_rel)
+    return jnp.einsum("b t r p, b s r p -> b r t s", scaled(q_rel, q_rel.shape[-1] ** -0.5), k_rel)

@@ -12,7 +12,7 @@ where they are faster.
 import jax
 import jax.numpy as jnp
 
-from polyhead.jaxside.call import AttentionCall
+from polyhead.jaxside.call import AttentionCall, scaled
 from polyhead.jaxside.latent_code import finite_bias
 
 
@@ -42,7 +42,7 @@ def forward(x: AttentionCall) -> jax.Array:
         # A softmax ignores what all keys of a query share; the function hides a pair by a large number, not by -inf.
         top = (bias if look is None else jnp.where(look, bias, -jnp.inf)).max(-1, keepdims=True)
         bias = bias - jax.lax.stop_gradient(top)
-    q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (x.q * x.factor, x.k, x.v))
+    q, k, v = (jnp.pad(a, (*((0, 0),) * 3, (0, max(d, e) - a.shape[-1]))) for a in (scaled(x.q, x.factor), x.k, x.v))
     out = jax.nn.dot_product_attention(q, k, v, bias=bias, mask=look, scale=1.0)[..., :e]
     return out if somewhere is None else jnp.where(jnp.swapaxes(somewhere, 1, 2), out, 0)
 

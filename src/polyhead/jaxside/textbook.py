@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from polyhead.jaxside.call import Array
+from polyhead.jaxside.call import Array, scaled
 from polyhead.jaxside.latent_code import softmax_visible, wide
 from polyhead.spec.shapes import shaped
 
@@ -70,7 +70,7 @@ def scaled_dot_product_attention(
         read = jnp.broadcast_to(mask, (*mask.shape[:-2], q.shape[-2], k.shape[-2])).any(-2)[..., None]
         k, v = (jnp.where(read, x, 0) for x in (k, v))
     exact = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("... t d, ... s d -> ... t s", q * q.shape[-1] ** -0.5, k, preferred_element_type=exact)
+    scores = jnp.einsum("... t d, ... s d -> ... t s", scaled(q, q.shape[-1] ** -0.5), k, preferred_element_type=exact)
     code = softmax_visible(scores, None if mask is None else jnp.asarray(mask), -1).astype(q.dtype)
     return jnp.einsum("... t s, ... s e -> ... t e", code, v)
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead import config
-from polyhead.jaxside.call import Array
+from polyhead.jaxside.call import Array, scaled
 from polyhead.jaxside.nnx.attention import MultiHeadAttention, Symbols, checked_positions
 from polyhead.jaxside.nnx.components import (
     Embedding,
@@ -92,7 +92,7 @@ class TokenInput(nnx.Module):
         if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(f"{WHO}: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came")
         x = rows_of(self.table.weight[...], tokens)
-        return x if self.factor == 1.0 else x * self.factor
+        return x if self.factor == 1.0 else scaled(x, self.factor)
 
 
 class VectorInput(nnx.Module):
@@ -125,7 +125,7 @@ class TiedOutput(nnx.Module):
         self.table, self.factor = table, factor
 
     def __call__(self, x: Array) -> Array:
-        return jnp.einsum("btm,cm->btc", x, self.table.weight[...]) * self.factor
+        return scaled(jnp.einsum("btm,cm->btc", x, self.table.weight[...]), self.factor)
 
 
 @named

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead import config
-from polyhead.jaxside.call import Array
+from polyhead.jaxside.call import Array, scaled
 from polyhead.jaxside.nnx.components import Fixed, Initialiser, Linear, joined, parted, rows_of
 from polyhead.spec.numbers import SYMBOL_HEADS
 
@@ -38,7 +38,7 @@ class SymbolicAttention(nnx.Module):
     def __call__(self, x: Array, positions: Array | None = None) -> Array:
         """Symbols (b s dim) of each token, which depend on no other token."""
         q, templates, library = (parted(a, self.heads) for a in (self.query(x), self.templates[...], self.library[...]))
-        assigned = jax.nn.softmax(jnp.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5, -1)
+        assigned = jax.nn.softmax(scaled(jnp.einsum("bshd,nhd->bshn", q, templates), q.shape[-1] ** -0.5), -1)
         return joined(jnp.einsum("bshn,nhe->bshe", assigned, library))
 
 
