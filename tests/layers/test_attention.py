@@ -84,6 +84,16 @@ def test_what_is_empty_stays_empty(mixture):
 # -------------------------------------------------------------------------------------------------------------- dropout
 
 
+@pytest.mark.parametrize("mixture", zoo.EVERY)
+def test_what_leaves_the_meta_device_begins_anew(mixture):
+    """Each module with parameters of its own has `reset_parameters`, as those of PyTorch have."""
+    layer = make(zoo.EVERY[mixture], positions=ph.RelativeBias(), qk_norm=True).to("meta").to_empty(device="cpu")
+    for value in layer.state_dict().values():
+        value.fill_(torch.nan)
+    layer.apply(lambda module: getattr(module, "reset_parameters", list)())
+    assert all(value.isfinite().all() for value in layer.state_dict().values())
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_dropout_is_drawn_anew_in_training(shared):
     layer, x = make(MANY, dropout=0.2, dropout_shared=shared), tokens(60)

@@ -8,6 +8,7 @@ import torch
 import zoo
 from refusals import refused
 from torch import nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -139,6 +140,36 @@ def test_a_group_in_a_wrapper_of_peft_is_used_and_trained(mechanism):
         attention = peft.get_peft_model(attention, lora).base_model.model
     same(attention, want, attention.groups[0].modules_to_save["default"])
     refuses_its_code(attention, "ModulesToSaveWrapper")
+
+
+class Bytes(nn.Linear):
+    """A map whose weight is held as whole numbers, which gives the dtype it is called with, as bitsandbytes' does."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.weight = nn.Parameter((8 * layer.weight).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return F.linear(x.double(), self.weight.double() / 8).to(x.dtype)
+
+
+class Packed(nn.Module):
+    """The same without parameters, as torch.ao's dynamic quantisation leaves it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.in_features, self.forward = layer.in_features, Bytes(layer).forward
+
+
+@pytest.mark.parametrize("held", [Bytes, Packed])
+def test_taps_of_maps_that_hold_no_numbers(held):
+    attention, (x,), seen = layer(ph.Softmax(2)), inputs(6), []
+    weights = (8 * attention.qkv.weight[-24:-12]).round() / 8, (8 * attention.out.weight[:, :12]).round() / 8
+    attention.qkv, attention.out = held(attention.qkv), held(attention.out)
+    attention(x, taps=seen)
+    group = seen[0].groups[0]
+    assert_close(group.w_value.flatten(0, 1), weights[0], check_dtype=False)
+    assert_close(group.w_out.movedim(0, 1).flatten(1), weights[1], check_dtype=False)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

@@ -53,8 +53,10 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
         weight: Tensor = layer.weight
         quantised = type(weight).__module__.startswith("torchao.")  # such a tensor cannot be reshaped
         return weight.dequantize() if quantised else weight, layer.bias
-    like = next(layer.parameters())
-    units = torch.eye(layer.in_features + 1, layer.in_features, device=like.device, dtype=like.dtype)
+    held = (*layer.parameters(), *layer.buffers())  # quantised maps may hold bytes, or nothing
+    device = next((x.device for x in held), None)
+    dtype = next((x.dtype for x in held if x.is_floating_point() and x.itemsize > 1), None)
+    units = torch.eye(layer.in_features + 1, layer.in_features, device=device, dtype=dtype)
     y = layer(units[None])[0]
     return (y[:-1] - y[-1]).T, y[-1]
 

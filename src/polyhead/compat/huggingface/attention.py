@@ -28,7 +28,6 @@ from polyhead.compat.heads import Groups, check_added
 from polyhead.compat.huggingface.taps import REFUSED, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
-from polyhead.layers.heads.groups import HylaHeads
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
 from polyhead.ops.latent_code import share
@@ -125,8 +124,6 @@ class Heads(Groups):
             if maps and isinstance(module, nn.Linear) and _fresh(module.weight):
                 module.reset_parameters()
         for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
-            if isinstance(group, HylaHeads) and group.value_weight is not None and _fresh(group.value_weight):
-                nn.init.normal_(group.value_weight, std=group.sizes.value_dim**-0.5)
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)

@@ -154,7 +154,12 @@ class HylaHeads(TokenHeads):
         if value_depth == 2:
             e = self.sizes.value_dim
             self.value_weight = nn.Parameter(torch.empty(heads, e, e, device=device, dtype=dtype))
-            nn.init.normal_(self.value_weight, std=e**-0.5)
+            self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """`value_weight` N(0, 1 / value_dim), if there is one."""
+        if self.value_weight is not None:
+            nn.init.normal_(self.value_weight, std=self.sizes.value_dim**-0.5)
 
 
 def build(
