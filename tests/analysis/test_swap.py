@@ -1,5 +1,6 @@
 """A forward pass with another sequence's code equals a forward pass written by hand."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -76,6 +77,18 @@ def test_the_output_is_that_of_the_code_given(heads, layer):
             values = torch.relu(values) if isinstance(group, ph.Linear) else values
             wanted = torch.einsum("bhs,bshe->bhe", code, values)
         assert_close(new.output[:, -1], wanted)
+
+
+@torch.no_grad()
+def test_in_an_encoder_decoder_a_layer_is_one_of_the_decoder():
+    how = {"dim": 12, "heads": ph.Hyla(4), "positions": ph.RelativeBias()}
+    encoder = ph.TransformerConfig(*TASK.ends, **how)
+    model = ph.Transformer(ph.TransformerConfig(*TASK.ends, encoder=encoder, **how)).double().eval()
+    own = dataclasses.replace(pairs_of()[0], source=torch.randn(5, TASK.length, 4).double())
+    for layer in (0, 1):
+        with replaced(model, layer, codes_of(model, layer, own)):
+            again = predict(model, TASK, own)
+        assert_close(again, predict(model, TASK, own))
 
 
 def test_whose_codes_the_controls_have():

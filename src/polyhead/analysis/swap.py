@@ -19,7 +19,7 @@ from polyhead.config import Batch, Task, stream
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.heads.functions import coder, compiled, is_own
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
-from polyhead.layers.taps import looking
+from polyhead.layers.taps import GroupTaps, looking
 from polyhead.models.transformer import Transformer
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.reference import hyla
@@ -137,10 +137,10 @@ def _check_functions(who: str, model: Transformer, layer: int, batch: Batch, min
     groups = _groups(model, layer)
     if not any(map(is_own, groups)):
         return
-    seen = [group.output[:, -1] for group in capture(model, batch)[layer].groups]
+    seen = [group.output[:, -1] for group in _seen(model, layer, batch)]
     for codes, wanted in ((mine, seen), ([torch.zeros_like(x) for x in mine], [torch.zeros_like(x) for x in seen])):
         with replaced(model, layer, codes):
-            found = [group.output[:, -1] for group in capture(model, batch)[layer].groups]
+            found = [group.output[:, -1] for group in _seen(model, layer, batch)]
         for group, ours, theirs in zip(groups, found, wanted, strict=True):
             if not agree(ours, theirs):
                 name, kind = type(group).__name__, group.kind
@@ -149,7 +149,14 @@ def _check_functions(who: str, model: Transformer, layer: int, batch: Batch, min
 
 def codes_of(model: Transformer, layer: int, batch: Batch) -> Codes:
     """The codes of the last token of each sequence."""
-    return [group.code()[:, :, -1].clone() for group in capture(model, batch)[layer].groups]
+    return [group.code()[:, :, -1].clone() for group in _seen(model, layer, batch)]
+
+
+def _seen(model: Transformer, layer: int, batch: Batch) -> tuple[GroupTaps, ...]:
+    """The taps of the self-attention of a layer.  In an encoder-decoder those of the encoder come first, and those of
+    cross-attention after each layer's."""
+    taps = capture(model, batch)
+    return taps[layer if model.encoder is None else 2 * (layer - len(model.blocks))].groups
 
 
 @contextlib.contextmanager

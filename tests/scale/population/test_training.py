@@ -154,6 +154,14 @@ def test_the_last_window_of_a_text_counts_as_alone(tiny, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------------- groups
+@dataclasses.dataclass(frozen=True)
+class Forgetful(ph.FeedForward):
+    """A layer of a user with dropout of its own."""
+
+    def module(self, dim):
+        return torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Dropout(0.5))
+
+
 def test_groups_are_what_can_be_trained_together(tiny, members, monkeypatch):
     a, b, c = members()
     wider, longer, halves = members(dim=16)[0], members(steps=7)[1], members(precision="fp16")[:2]
@@ -162,6 +170,8 @@ def test_groups_are_what_can_be_trained_together(tiny, members, monkeypatch):
         *([a, b, c], [wider], [dropped], [longer], [dropped]),
         *([half] for half in halves),
     ]
+    own = members(feedforward=Forgetful())
+    assert groups(own) == [[run] for run in own]
     threaded, placed = dataclasses.replace(a, threads=2), dataclasses.replace(b, folder="x")
     assert groups([threaded, a, placed]) == [[threaded], [a, placed]]
     assert len(groups([a, dataclasses.replace(b, task=dataclasses.replace(b.task, held_out=0.3))])) == 2

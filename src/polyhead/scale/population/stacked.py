@@ -29,6 +29,7 @@ from polyhead.config import (
     TransformerConfig,
     stream,
 )
+from polyhead.config.components import FEEDFORWARDS
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
@@ -43,8 +44,9 @@ WINDOW = 256
 def unsupported_reason(config: Run) -> str | None:
     """Why a run cannot be a row of a stack, or None.
 
-    Residual dropout cannot be drawn from outside.  fp16 skips steps of some networks only.  Frozen symbols differ
-    between networks but are no parameters.  Batches are not accumulated.
+    Residual dropout cannot be drawn from outside.  A user's feed-forward layers may have dropout, buffers and frozen
+    parameters.  fp16 skips steps of some networks only.  Frozen symbols differ between networks but are no parameters.
+    Batches are not accumulated.
     """
     model = config.model
     if not isinstance(model, TransformerConfig):
@@ -53,6 +55,8 @@ def unsupported_reason(config: Run) -> str | None:
         return "it is an encoder-decoder"
     if model.residual_dropout > 0:
         return "residual_dropout cannot be drawn for it"
+    if not isinstance(model.feedforward, FEEDFORWARDS):
+        return "its feed-forward layers are not of this package"
     if config.train.precision == "fp16":
         return "fp16 skips steps"
     if config.train.accumulate > 1:
