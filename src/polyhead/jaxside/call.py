@@ -77,9 +77,10 @@ class AttentionCall:
         return self.q.shape[-1] ** -0.5 if self.scale is None else jnp.asarray(self.scale, wide)
 
 
-def scaled(x: jax.Array, factor: float | jax.Array) -> jax.Array:
+def scaled(x: Array, factor: float | jax.Array) -> jax.Array:
     """x times a factor, rounded once: JAX would round a number to the dtype of x first, to bfloat16 by up to 0.4 %."""
-    return (x.astype(jnp.promote_types(x.dtype, jnp.float32)) * factor).astype(x.dtype)
+    wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
+    return (wide * factor).astype(x.dtype)
 
 
 Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]
