@@ -57,7 +57,7 @@ def undrawn(page: Any) -> list[str]:
 
 def test_all_figures_are_drawn_without_requests_or_errors(browser: Any, page_file: pathlib.Path) -> None:
     page, one = opened(browser, page_file)
-    # opening, results, curves, attention of both mechanisms, three kinds of probes, clusters, by run: zeroed heads, maps
+    # opening, results, curves, attention of both mechanisms, three kinds of probes, clusters; by run: heads, maps
     assert page.locator(".plot").count() == 1 + 1 + 3 + 2 + 3 + 1 + 3 * (1 + 2 * 4)
     assert undrawn(page) == []
     for box in page.locator("details", has_text="seed").locator("summary").all():
