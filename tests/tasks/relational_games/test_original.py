@@ -82,6 +82,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         ({"images": images.astype(int) - 1, "labels": labels}, "pixels of 0 to 255"),
         ({"images": images + np.nan, "labels": labels}, "pixels of 0 to 255"),
         ({"images": images + 0.5, "labels": labels}, "whole numbers"),
+        ({"images": images > 100, "labels": labels}, "pixels of 0 to 255"),
         ({"images": images[:0], "labels": labels[:0]}, "must hold images"),
         ({"images": np.array(3), "labels": labels}, "must hold images"),
         ({"images": images, "labels": np.array([{}] * 20)}, "no npz file of plain arrays"),

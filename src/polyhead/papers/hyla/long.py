@@ -21,9 +21,9 @@ from polyhead.tasks.fuzzy_logic.floors import floors as fuzzy_floors
 from polyhead.tasks.sraven.floors import floors as raven_floors
 
 SEEDS = (1, 2, 3, 4, 5)
+"""The seeds of the tests, without seed 0, which chose the rates."""
 AGAIN = (2, 3, 4, 5, 6)
 """Seed 6 in place of seed 1, which the demo had looked at: a line beside the main test, and no part of its figure."""
-"""The seeds of the tests, without seed 0, which chose the rates."""
 SKILLS = (0.80, 0.85, 0.90, 0.94)
 """Levels of R² on known combinations at which models are compared; the test is at `SKILL`."""
 SKILL, EARLY = 0.90, 5000

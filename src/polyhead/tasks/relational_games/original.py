@@ -57,7 +57,7 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
             f"{labels.shape}"
         )
     known = images.dtype.kind in "biuf" and np.isin(labels, (0, 1)).all()
-    in_range = known and images.min() >= 0 and images.max() <= 255  # False for NaN
+    in_range = known and images.min() >= 0 and 1 < images.max() <= 255  # False for NaN, and for whites of 1
     pixels = images.astype(np.uint8) if in_range else None
     if pixels is None or not np.array_equal(pixels, images):  # pixels divided by 255 would all become black
         raise ValueError(f"RelationalGames: {path} must hold labels 0 or 1 and pixels of 0 to 255, whole numbers")
