@@ -156,7 +156,6 @@ def test_relations_and_symbols_begin_alike(preset, options):
 
     Relative symbols, and so their relations, begin far below the values of other heads.
     """
-    torch.manual_seed(0)
     layer = ph.MultiHeadAttention(64, [ph.Softmax(4), ph.Relational(4, **{"symbols": ph.PositionSymbols(), **options})])
     if preset is not None:
         initialise(layer, preset)
@@ -180,7 +179,6 @@ def test_relation_weights_of_the_paper_and_of_the_package():
 )
 def test_symbols_begin_with_the_spread_that_relations_are_balanced_on(source):
     """For relative symbols 1 over the root of the mean of rows and width: here 127 rows of 32, or 81 of 24."""
-    torch.manual_seed(0)
     layer = ph.MultiHeadAttention(32, ph.Relational(4, symbols=source), max_length=64)
     wanted = {None: (2 / (127 + 32)) ** 0.5, 40: (2 / (81 + 24)) ** 0.5}.get(getattr(source, "distance", 0), 1.0)
     assert layer.groups[0].symbol_std == source.start_std(32, 64) == pytest.approx(wanted)

@@ -157,7 +157,6 @@ def test_by_offset_equals_dense(index, t, s, offset):
 
 
 def test_how_tables_begin():
-    torch.manual_seed(0)
     relative, learned = RelativePositionBias(64, 100, 100), LearnedPositions(200, 50)
     assert list(relative.state_dict()) == list(learned.state_dict()) == ["table"]
     assert relative.table.std().item() == pytest.approx(0.1, rel=0.04)
