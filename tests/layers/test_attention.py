@@ -11,14 +11,13 @@ import torch
 import zoo
 from refusals import refused
 from torch.testing import assert_close
-from zoo import make_layer as make
+from zoo import make_layer as make, tokens
 
 import polyhead as ph
 from polyhead.layers.call import drawn_keep
 from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
-M = 48
 MANY = [
     ph.Softmax(2),
     ph.Linear(2, normalise="rms_heads", act="relu"),
@@ -26,10 +25,6 @@ MANY = [
     ph.Hyla(2, normalise="softmax"),
 ]
 POSITIONS = {name: zoo.POSITIONS[name] for name in zoo.IN_LAYERS} | {"both": ph.RelativeBias(8, bidirectional=True)}
-
-
-def tokens(t, b=2):
-    return torch.randn(b, t, M, dtype=F64)
 
 
 # ------------------------------------------------------------------------------------------------- positions and masks

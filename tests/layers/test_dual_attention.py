@@ -8,7 +8,7 @@ import torch
 from refusals import refused
 from some import some
 from torch.testing import assert_close
-from zoo import make_layer as make
+from zoo import make_layer as make, tokens
 
 import polyhead as ph
 from polyhead.config.sizes import Sizes
@@ -18,10 +18,6 @@ from polyhead.models.initialise import initialise
 F64 = torch.float64
 M = 48
 DUAL = [ph.Softmax(2), ph.Relational(2)]
-
-
-def tokens(t, b=2):
-    return torch.randn(b, t, M, dtype=F64)
 
 
 def test_a_bias_is_of_the_scores_and_not_of_relations():

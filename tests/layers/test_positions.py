@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from problems import draw
 from refusals import refused
 
 from polyhead.config import Alibi, Softmax
@@ -20,10 +21,6 @@ from polyhead.layers.positions import (
 )
 from polyhead.ops.rope import rope
 from polyhead.spec.numbers import alibi_slopes, relative_buckets
-
-
-def draw(*shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
 
 
 def meta_then_cpu(make):
