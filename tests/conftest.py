@@ -232,9 +232,19 @@ def pytest_runtest_call(item):
 
 
 @pytest.fixture(autouse=True)
-def _poison_empty_memory():
+def _as_it_was():
+    """Empty memory is poisoned; what a test sets for the whole process is put back."""
     with poisoned():
         yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def eager():
+    """torch.compile wraps a module, but does not compile its code."""
+    with torch.compiler.set_stance("force_eager"):
+        yield torch.compile
 
 
 @pytest.fixture

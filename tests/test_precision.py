@@ -116,7 +116,6 @@ def test_states_and_biases_keep_their_dtype():
 @pytest.mark.parametrize("cross", [False, True], ids=["self", "cross"])
 def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(cross, before):
     """Keys and values of a context are made once, and symbols of it, in the dtype of the first call."""
-    torch.manual_seed(0)
     heads = [getattr(ph, row.config)(8) for row in MECHANISMS]
     wide, positions = 4 * sum(group.heads for group in heads), None if cross else ph.Rotary()
     layer = ph.MultiHeadAttention(wide, heads, causal=not cross, positions=positions, qk_norm=True, max_length=16)
@@ -148,7 +147,6 @@ class Within(nn.Module):
 @pytest.mark.parametrize("within", [True, False], ids=["within", "around"])
 def test_an_exported_program_under_autocast(within):
     """Exported, a layer is under autocast what it is there: autocast within the module, or around export and call."""
-    torch.manual_seed(0)
     layer = ph.MultiHeadAttention(24, [ph.Softmax(2), ph.Hyla(2), ph.Relational(2)], causal=True, qk_norm=True)
     x = torch.randn(2, 5, 24)
     with torch.no_grad():

@@ -58,10 +58,7 @@ def test_mistakes() -> None:
         (lambda: embed(np.eye(9), "tnse"), "embed: unknown method 'tnse'; did you mean 'tsne'?"),
         (lambda: means(point, labels), "means: codes must be finite but 1 of 4 are not"),
         (lambda: purity(point, labels, neighbours=1), "purity: codes must be finite but 1 of 4 are not"),
-        (
-            lambda: purity(np.eye(4), labels, neighbours=4),
-            "purity: neighbours must be 1 to 3, fewer than the 4 codes",
-        ),
+        (lambda: purity(np.eye(4), labels, neighbours=4), "purity: neighbours must be 1 to 3, fewer than the 4 codes"),
         (lambda: similarity(np.eye(3), labels), "similarity: b = 3 in codes but 4 in labels (b) = (4,)"),
     ):
         with refusing(line):

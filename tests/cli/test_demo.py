@@ -70,14 +70,7 @@ def test_each_part_shows_its_unseen_split():
     ("capability", "asked", "steps"),
     [("AVX512", None, 12_500), ("AVX2", None, 6500), ("DEFAULT", None, 6500), ("AVX2", 400, 400)],
 )
-def test_a_slower_processor_has_fewer_steps(
-    capability,
-    asked,
-    steps,
-    monkeypatch,
-    tmp_path,
-    capsys,
-):
+def test_a_slower_processor_has_fewer_steps(capability, asked, steps, monkeypatch, tmp_path, capsys):
     trained = []
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
     monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)

@@ -165,7 +165,6 @@ def test_rope(shape):
 
 def test_theta_and_positions():
     """The seventh argument is theta; a block gives token positions to its attention."""
-    torch.manual_seed(0)
     models = [cs336.TransformerLM(11, 8, 8, 1, 2, 16, *last) for last in ((50.0,), ())]
     models += [cs336.TransformerLM(11, 8, 8, 1, 2, 16, rope_theta=50.0)]
     for model in models[1:]:
@@ -314,7 +313,6 @@ def test_default_width_of_swiglu():
 
 
 def test_initialisation_of_the_handout():
-    torch.manual_seed(0)
     linear, embedding = cs336.Linear(300, 500), cs336.Embedding(400, 300)
     std = (2 / 800) ** 0.5
     assert abs(linear.weight.std().item() / std - 0.9866) < 0.01  # a normal cut at three deviations

@@ -98,10 +98,7 @@ def test_softmax_heads_compute_the_same(library, case, mask):
     assert_close(found, right, rtol=1e-9, atol=1e-9)
 
 
-MIXED = {
-    "tokens": [ph.Softmax(1), ph.Hyla(2), ph.Linear(1)],
-    "relations": [ph.Softmax(2), ph.Relational(2)],
-}
+MIXED = {"tokens": [ph.Softmax(1), ph.Hyla(2), ph.Linear(1)], "relations": [ph.Softmax(2), ph.Relational(2)]}
 
 
 @pytest.mark.parametrize("name", MIXED)

@@ -2,10 +2,10 @@
 
 import copy
 import functools
-import warnings
 
 import pytest
 import torch
+from adapters import adapted
 from refusals import refusing
 from some import some
 from tiny_transformers import GREEDY, drawn, llama as plain, tokens
@@ -34,27 +34,6 @@ def llama(name):
 def made(name):
     """A model that has not been called yet: its first pass is watched."""
     return copy.deepcopy(llama(name))
-
-
-def adapted(model, fill=True, **options):
-    """Wrapped by PEFT; the second matrix of LoRA, which begins as 0, is filled."""
-    import peft
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it saves
-        model = peft.get_peft_model(model, peft.LoraConfig(r=2, **options))
-    torch.manual_seed(1)
-    for key, parameter in model.named_parameters():
-        if "lora_B" in key and fill:
-            nn.init.normal_(parameter, std=0.5)
-    return model
-
-
-@pytest.fixture
-def eager():
-    """The wrapper of torch.compile, without compilation."""
-    with torch.compiler.set_stance("force_eager"):
-        yield torch.compile
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -235,7 +214,6 @@ LAYER = [ph.Softmax(1), ph.Linear(1), ph.Hyla(2)]
 @pytest.mark.parametrize("how", ["lora", "normed", "hooked"])
 def test_a_wrapped_projection_of_our_own_layer_is_called(how):
     """In self- and cross-attention, and in what taps say of it."""
-    torch.manual_seed(0)
     layer = ph.MultiHeadAttention(24, LAYER, bias=True).eval()
     want, (x, context) = copy.deepcopy(layer), (torch.randn(2, n, 24) for n in (5, 7))
     if how == "lora":

@@ -4,7 +4,6 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import sys
 import forked
 import pytest
 import searches
+from scripts import ROOT
 
 import polyhead as ph
 from polyhead.cli import main
@@ -19,7 +19,6 @@ from polyhead.config import extensions
 from polyhead.scale import population
 from polyhead.train import read_config
 
-ROOT = pathlib.Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "extension"
 
 

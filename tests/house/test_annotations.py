@@ -1,7 +1,6 @@
 """Shapes are checked at every call that differs from the calls that were checked before (tests/conftest.py)."""
 
 import itertools
-import pathlib
 import re
 
 import jaxtyping
@@ -10,10 +9,10 @@ import torch
 from _pytest.mark.expression import Expression
 from beartype import beartype
 from jaxtyping import Float
+from scripts import ROOT
 from thinned import spread
 from torch import Tensor
 
-ROOT = pathlib.Path(__file__).parents[2]
 TESTS = re.compile(r"^\t(.*)\$\(BIN\)/python -m pytest -q -n 2 -m '(.+?)'(.*)$", re.M)
 """A call of pytest in the Makefile: what it sets, which markers it asks for, what it checks."""
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 import torch
 import yaml
-from scripts import loaded
+from scripts import DOCUMENTS, PACKAGE, PAGES, ROOT, loaded, short_name
 from some import some
 
 import polyhead as ph
@@ -22,28 +22,11 @@ from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import shapes
 from polyhead.tasks.fuzzy_logic.floors import FLOORS
 
-ROOT = pathlib.Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "polyhead"
-PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 MADE = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "docs" / "howto" / "energy.patch").read_text(), re.M)
 EXTRAS = (
-    "jax",
-    "flax",
-    "haiku",
-    "transformers",
-    "peft",
-    "optuna",
-    "ray",
-    "submitit",
-    "tensorboard",
-    "wandb",
-    "trackio",
+    *("jax", "flax", "haiku", "transformers", "peft", "optuna"),
+    *("ray", "submitit", "tensorboard", "wandb", "trackio"),
 )
-
-
-def name(path):
-    return str(path.relative_to(ROOT))
 
 
 def blocks(text, language):
@@ -65,7 +48,7 @@ def read(path):
 
 # ---------------------------------------------------------------------------------------------------- code in documents
 @pytest.mark.usefixtures("quick_jax")
-@pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=name)
+@pytest.mark.parametrize("path", [p for p in DOCUMENTS if list(blocks(p.read_text(), "python"))], ids=short_name)
 def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
@@ -79,7 +62,7 @@ def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
         except ModuleNotFoundError as error:  # from here on: a block builds on those before it
             if error.name not in EXTRAS:
                 raise
-            pytest.skip(f"{name(path)}, line {line}: {error.name} is not installed")
+            pytest.skip(f"{short_name(path)}, line {line}: {error.name} is not installed")
 
 
 def test_the_example_runs_replaces_every_layer_and_keeps_the_meaning_of_the_mask():
@@ -186,7 +169,7 @@ def test_every_verb_is_shown():
     assert planned.split(" | ") == list(cli.VERBS)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=short_name)
 def test_make_targets_and_programs_exist(path):
     targets = set(re.findall(r"^(\w+):", read("Makefile"), re.M))
     text = path.read_text()
@@ -207,7 +190,7 @@ def slug(heading):
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=short_name)
 def test_links_lead_somewhere(path):
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -215,7 +198,7 @@ def test_links_lead_somewhere(path):
             continue
         file, _, anchor = target.partition("#")
         there = path.parent / file if file else path
-        assert there.exists(), f"{name(path)}: {target}"
+        assert there.exists(), f"{short_name(path)}: {target}"
         if anchor:
             assert anchor in {slug(h) for h in re.findall(r"^#+ (.*)", there.read_text(), re.M)}, target
 

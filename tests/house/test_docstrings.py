@@ -5,7 +5,6 @@ import ast
 import doctest
 import functools
 import importlib
-import pathlib
 import re
 import tokenize
 
@@ -13,14 +12,11 @@ import forked
 import pytest
 import torch
 from jaxtyping import Float
+from scripts import DOCUMENTS, PACKAGE, ROOT, short_name
 from some import some
 
 import polyhead as ph
 
-ROOT = pathlib.Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "polyhead"
-PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 AMERICAN = re.compile(
@@ -28,10 +24,6 @@ AMERICAN = re.compile(
     r"\w*|behaviors?|colors?|colored|centers?|centered|analyz\w+|modeling|modeled|labeled|neighbors?|artifacts?|gray)\b",
     re.I,
 )
-
-
-def name(path):
-    return str(path.relative_to(ROOT))
 
 
 def prose(path):
@@ -46,7 +38,7 @@ def prose(path):
 
 
 def test_the_spelling_is_british():
-    found = {name(p): words for p in (*DOCUMENTS, *SOURCES) if (words := AMERICAN.findall(prose(p)))}
+    found = {short_name(p): words for p in (*DOCUMENTS, *SOURCES) if (words := AMERICAN.findall(prose(p)))}
     assert not found
 
 
@@ -70,7 +62,7 @@ def docstrings(path):
 
 
 def test_every_file_begins_with_what_it_is_for():
-    assert not [name(path) for path in some(SOURCES) if not ast.get_docstring(parsed(path))]
+    assert not [short_name(path) for path in some(SOURCES) if not ast.get_docstring(parsed(path))]
 
 
 EXAMPLES = [

@@ -13,11 +13,10 @@ import zipfile
 
 import pytest
 import yaml
+from scripts import PACKAGE, ROOT
 
 import polyhead
 
-ROOT = pathlib.Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "polyhead"
 BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
 PROJECTS = ("pyproject.toml", "packaging/jax/pyproject.toml")
 needs_builder = pytest.mark.skipif(importlib.util.find_spec("hatchling") is None, reason="hatchling is not installed")

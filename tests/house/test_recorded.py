@@ -3,14 +3,13 @@
 import ast
 import importlib
 import inspect
-import pathlib
 import re
 
 import pytest
+from scripts import ROOT
 
 from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE
 
-ROOT = pathlib.Path(__file__).parents[2]
 OPS = ROOT / "src" / "polyhead" / "ops"
 
 UNTIMED = {("hyla", "triton"), ("linear", "triton"), ("relational", "triton")}

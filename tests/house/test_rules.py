@@ -5,6 +5,7 @@ import collections
 import functools
 import pathlib
 
+from scripts import PACKAGE, ROOT
 from some import some
 
 import house
@@ -12,8 +13,6 @@ import polyhead
 from loops import Loops
 from polyhead.ops.dispatch import BACKENDS
 
-ROOT = pathlib.Path(__file__).parents[2]
-PACKAGE = ROOT / "src" / "polyhead"
 FILES = some(sorted(PACKAGE.rglob("*.py")))
 PLACES = ("src", "tests", "benchmarks", "examples", "docs")
 EVERYTHING = [p for d in PLACES for p in sorted((ROOT / d).rglob("*.py")) if "_build" not in p.parts]

@@ -14,13 +14,11 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-from scripts import loaded
+from scripts import PACKAGE, ROOT, loaded
 
 from polyhead import spec
 
-ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PACKAGE = ROOT / "src" / "polyhead"
 needs_sphinx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("sphinx", "myst_parser", "furo", "transformers", "flax")),
     reason="the site needs polyhead[docs,hf,flax]",

@@ -179,7 +179,6 @@ SENDERS = ("k", "v", "k_rel", "symbols")
 @pytest.mark.parametrize(("op", "impl"), IMPLS)
 def test_what_is_hidden_counts_for_nothing(op, impl):
     """Two keys of sample 0 are NaN behind a mask; of a bias by offset some are -inf, for query 0 of sample 0 all."""
-    torch.manual_seed(0)
     qkv, options = make_problem(4, 5, mask="keys", bias="offset", dtype=torch.float32)
     mask, bias = options["mask"], options["bias"].detach()
     mask[0, ..., [1, 3]] = False
@@ -203,7 +202,6 @@ def test_what_is_hidden_counts_for_nothing(op, impl):
 @pytest.mark.parametrize(("op", "impl"), [pair for pair in IMPLS if pair[0][:4] in ("soft", "hyla", "rela")])
 def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(op, impl, low):
     """A log-sum-exp would lose the sum; with the least number, hidden keys must not count like visible ones."""
-    torch.manual_seed(0)
     qkv, options = make_problem(6, 7, dtype=torch.float32, causal=True)
     with torch.no_grad():
         qkv[0].zero_()  # else -1e9 would round the scores
@@ -221,7 +219,6 @@ def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(op, impl, low)
 @pytest.mark.parametrize("fill", ["nan", "inf"])
 def test_what_every_query_sees_is_never_lost(op, fill):
     """tests/ops/test_not_finite.py: tiles are NaN wherever the reference is, as every query sees every key."""
-    torch.manual_seed(0)
     for i, name in enumerate(TENSORS[OPS[op]]):
         tensors = make_arguments(OPS[op], make_problem(4, 5, dtype=torch.float32)[0])
         tensors[i].detach().view(-1)[7] = float(fill)

@@ -11,14 +11,13 @@ import torch
 import zoo
 from refusals import refused
 from torch.testing import assert_close
-from zoo import make_layer as make
+from zoo import make_layer as make, tokens
 
 import polyhead as ph
 from polyhead.layers.call import drawn_keep
 from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
-M = 48
 MANY = [
     ph.Softmax(2),
     ph.Linear(2, normalise="rms_heads", act="relu"),
@@ -26,10 +25,6 @@ MANY = [
     ph.Hyla(2, normalise="softmax"),
 ]
 POSITIONS = {name: zoo.POSITIONS[name] for name in zoo.IN_LAYERS} | {"both": ph.RelativeBias(8, bidirectional=True)}
-
-
-def tokens(t, b=2):
-    return torch.randn(b, t, M, dtype=F64)
 
 
 # ------------------------------------------------------------------------------------------------- positions and masks
@@ -115,10 +110,7 @@ def test_dropout_is_drawn_anew_in_training(shared):
 
 def test_a_small_rate_is_kept_by_every_default_dtype():
     torch.set_default_dtype(torch.bfloat16)
-    try:
-        keep = drawn_keep((400, 100), 0.001)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    keep = drawn_keep((400, 100), 0.001)
     assert keep.dtype == torch.bfloat16
     assert 20 < keep.eq(0).sum() < 60
 

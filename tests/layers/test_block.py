@@ -68,10 +68,7 @@ def test_mistakes_are_one_line():
         (lambda: block(x, tail=0), r"tail must be 1 to 6 \(the positions\) but is 0"),
         (lambda: block(x, tail=7), r"tail must be 1 to 6 \(the positions\) but is 7"),
         (lambda: block(x, x), "no context was wanted but one came"),
-        (
-            lambda: block(x, context_mask=torch.ones(1, dtype=bool)),
-            "a context_mask came without a context",
-        ),
+        (lambda: block(x, context_mask=torch.ones(1, dtype=bool)), "a context_mask came without a context"),
         (lambda: decoder(x), "a context was wanted but none came"),
         (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),
     ):

@@ -8,7 +8,7 @@ import torch
 import zoo
 from refusals import refused
 from torch.testing import assert_close
-from zoo import make_layer as make
+from zoo import make_layer as make, tokens
 
 import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
@@ -16,10 +16,6 @@ from polyhead.layers.cache import Cache, LayerCache
 F64 = torch.float64
 T, M = 9, 48
 DUAL = [ph.Softmax(2), ph.Relational(2)]
-
-
-def tokens(t, b=2):
-    return torch.randn(b, t, M, dtype=F64)
 
 
 def in_pieces(layer, x, sizes, given=lambda a, b: {}, cache=None):

@@ -10,12 +10,11 @@ import torch
 import zoo
 from refusals import refused
 from torch.testing import assert_close
-from zoo import make_layer as make
+from zoo import make_layer as make, tokens
 
 import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 
-F64 = torch.float64
 M = 48
 OTHER = r"^MultiHeadAttention: a cache of its own was wanted but that of another layer came$"
 COPIES = {
@@ -31,10 +30,6 @@ def _without_graphs():
     """Only leaves of a graph can be deep copies."""
     with torch.no_grad():
         yield
-
-
-def tokens(t):
-    return torch.randn(2, t, M, dtype=F64)
 
 
 # -------------------------------------------------------------------------------------------------------- one layer

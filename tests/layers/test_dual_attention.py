@@ -8,7 +8,7 @@ import torch
 from refusals import refused
 from some import some
 from torch.testing import assert_close
-from zoo import make_layer as make
+from zoo import make_layer as make, tokens
 
 import polyhead as ph
 from polyhead.config.sizes import Sizes
@@ -18,10 +18,6 @@ from polyhead.models.initialise import initialise
 F64 = torch.float64
 M = 48
 DUAL = [ph.Softmax(2), ph.Relational(2)]
-
-
-def tokens(t, b=2):
-    return torch.randn(b, t, M, dtype=F64)
 
 
 def test_a_bias_is_of_the_scores_and_not_of_relations():
@@ -156,7 +152,6 @@ def test_relations_and_symbols_begin_alike(preset, options):
 
     Relative symbols, and so their relations, begin far below the values of other heads.
     """
-    torch.manual_seed(0)
     layer = ph.MultiHeadAttention(64, [ph.Softmax(4), ph.Relational(4, **{"symbols": ph.PositionSymbols(), **options})])
     if preset is not None:
         initialise(layer, preset)
@@ -180,7 +175,6 @@ def test_relation_weights_of_the_paper_and_of_the_package():
 )
 def test_symbols_begin_with_the_spread_that_relations_are_balanced_on(source):
     """For relative symbols 1 over the root of the mean of rows and width: here 127 rows of 32, or 81 of 24."""
-    torch.manual_seed(0)
     layer = ph.MultiHeadAttention(32, ph.Relational(4, symbols=source), max_length=64)
     wanted = {None: (2 / (127 + 32)) ** 0.5, 40: (2 / (81 + 24)) ** 0.5}.get(getattr(source, "distance", 0), 1.0)
     assert layer.groups[0].symbol_std == source.start_std(32, 64) == pytest.approx(wanted)

@@ -8,6 +8,7 @@ import pickle
 import pytest
 import torch
 from gradients import same_with_gradients
+from problems import draw
 from refusals import refused
 
 from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer
@@ -20,10 +21,6 @@ ACTS = {
     "gelu_tanh": lambda a: a * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3))),
     "silu": lambda a: a / (1 + torch.exp(-a)),
 }
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def randomise(module):

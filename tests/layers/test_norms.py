@@ -4,16 +4,13 @@ import functools
 
 import pytest
 import torch
+from problems import draw
 from refusals import refused
 
 import polyhead as ph
 from polyhead.compat.torch_mha import MultiheadAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import SinusoidalPositions
-
-
-def draw(*shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.parametrize(("kind", "bias"), [(RMSNorm, False), (LayerNorm, True), (LayerNorm, False)])

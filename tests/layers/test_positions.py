@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from problems import draw
 from refusals import refused
 
 from polyhead.config import Alibi, Softmax
@@ -20,10 +21,6 @@ from polyhead.layers.positions import (
 )
 from polyhead.ops.rope import rope
 from polyhead.spec.numbers import alibi_slopes, relative_buckets
-
-
-def draw(*shape, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
 
 
 def meta_then_cpu(make):
@@ -157,7 +154,6 @@ def test_by_offset_equals_dense(index, t, s, offset):
 
 
 def test_how_tables_begin():
-    torch.manual_seed(0)
     relative, learned = RelativePositionBias(64, 100, 100), LearnedPositions(200, 50)
     assert list(relative.state_dict()) == list(learned.state_dict()) == ["table"]
     assert relative.table.std().item() == pytest.approx(0.1, rel=0.04)

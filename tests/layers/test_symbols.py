@@ -27,7 +27,6 @@ def softmax(scores):
 
 
 def test_symbolic_attention_by_hand():
-    torch.manual_seed(0)
     source = SymbolicAttention(8, 6, count=3, heads=2, dtype=F64)
     x = torch.randn(2, 4, 8, dtype=F64)
     got, weights = source(x), source.assignments(x)
@@ -48,7 +47,6 @@ def test_symbolic_attention_by_hand():
 @pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_relational_symbols_by_hand(causal, include_self, normalise):
-    torch.manual_seed(0)
     options = {"neighbours": 2, "relations": 2, "include_self": include_self, "normalise": normalise}
     source = RelationalSymbols(8, 6, count=3, heads=2, causal=causal, dtype=F64, **options)
     x = torch.randn(1, 5, 8, dtype=F64)
@@ -82,7 +80,6 @@ def test_positions_and_offsets():
 
 @pytest.mark.parametrize("preset", [None, "hyla", "cs336"])
 def test_how_they_begin(preset):
-    torch.manual_seed(0)
     how = {"max_length": 50, "causal": True}
     frozen = build_symbols(config.SymbolicAttention(count=200, trainable=False), 32, **how)
     position, relative = build_symbols(config.PositionSymbols(), 64, **how), build_symbols(config.RelativeSymbols(), 64)

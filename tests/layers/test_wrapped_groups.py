@@ -1,11 +1,11 @@
 """Wrapped groups of heads: the wrapper is called, and no other code is returned; hooks and assigned `forward`s."""
 
 import functools
-import warnings
 
 import pytest
 import torch
 import zoo
+from adapters import adapted
 from refusals import refused
 from torch import nn
 from torch.nn import functional as F
@@ -44,13 +44,6 @@ class Doubled(Through):
 
     def forward(self, *args, **kwargs):
         return 2 * self.inner(*args, **kwargs)
-
-
-@pytest.fixture
-def eager():
-    """torch.compile wraps the module, but does not compile its code."""
-    with torch.compiler.set_stance("force_eager"):
-        yield torch.compile
 
 
 def layer(mechanism):
@@ -131,13 +124,8 @@ def test_a_compiled_group_with_a_function_of_the_users(eager):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_group_in_a_wrapper_of_peft_is_used_and_trained(mechanism):
-    import peft
-
     attention, want = layer(mechanism), layer(mechanism)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about saving
-        lora = peft.LoraConfig(target_modules=["out"], modules_to_save=["groups.0"])
-        attention = peft.get_peft_model(attention, lora).base_model.model
+    attention = adapted(attention, fill=False, target_modules=["out"], modules_to_save=["groups.0"]).base_model.model
     same(attention, want, attention.groups[0].modules_to_save["default"])
     refuses_its_code(attention, "ModulesToSaveWrapper")
 
@@ -197,7 +185,6 @@ def test_a_wrapper_that_computes_something_else_is_shown_as_such(mechanism, eage
 
 @pytest.mark.parametrize("mechanism", [ph.Hyla(2, value_depth=2), ph.Relational(2), ph.Abstractor(2)], ids=str)
 def test_in_the_place_of_torchs_attention(mechanism, eager):
-    torch.manual_seed(0)
     attention = torch_mha.MultiheadAttention(24, 4, batch_first=True, dtype=F64, heads=[mechanism, ph.Softmax(2)])
     (x,), inner = inputs(6), attention.eval().groups[0]
     want, code = attention(x, x, x, average_attn_weights=False)
@@ -243,7 +230,6 @@ def assigned(layer):
 
 
 def test_a_forward_that_was_assigned_to_a_feedforward_map_is_called():
-    torch.manual_seed(0)
     layer, x = ph.MlpLayer(64, act="gelu_tanh"), torch.randn(64, 32, 64)
     before = nn.functional.gelu(2 * layer.up(x), approximate="tanh")
     assigned(layer.up)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from problems import draw
 from refusals import refused
 from some import some
 
@@ -17,10 +18,6 @@ from polyhead.tasks import KINDS, ObjectSorting, RelationalGames
 
 F64 = torch.float64
 IMAGES, TWO = ph.Patches((3, 36, 36), (12, 12), norm=True), ph.Classes(2)
-
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
 def stirred(settings):
@@ -46,7 +43,7 @@ def dot(a, b):
 @pytest.mark.parametrize("normalised", [True, False])
 def test_corelnet_is_its_equation(normalised):
     model = stirred(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, hidden=7, softmax=normalised))
-    x = randn(2, 4, 5)
+    x = draw(2, 4, 5)
     for row, found in some(zip(x, model(x), strict=True)):
         e = []
         for thing in row:
@@ -63,7 +60,7 @@ def test_corelnet_is_its_equation(normalised):
 
 def test_predinet_is_its_equation():
     model = stirred(ph.PrediNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5))
-    x = randn(2, 4, 5)
+    x = draw(2, 4, 5)
     for row, found in some(zip(x, model(x), strict=True)):
         where = [-1.0, -1 / 3, 1 / 3, 1.0]
         objects = [torch.cat((model.inputs.linear(row[i]), torch.tensor([where[i]], dtype=F64))) for i in range(4)]
@@ -92,7 +89,7 @@ def test_the_abstractor_is_its_equation(act, self_attention):
         own.load_state_dict(attention.state_dict())
         return own(x, mask=mask[:, None, None], **given)
 
-    vectors, mask = randn(2, 4, 5), torch.tensor([[True] * 4, [True, True, False, True]])
+    vectors, mask = draw(2, 4, 5), torch.tensor([[True] * 4, [True, True, False, True]])
     x, s, softmax_heads = model.inputs.linear(vectors), model.symbols.table[:4], ph.Softmax(2, dim=4, value_dim=4)
     for block in model.blocks:
         x = block.norm1(x + attend(block.attention, softmax_heads, x))
@@ -228,6 +225,6 @@ def test_inputs_that_cannot_be_compared():
 
 def test_an_abstractor_takes_no_padding_for_a_neighbour():
     model = stirred(ph.AbstractorConfig(ph.Vectors(3), dim=8, symbols=ph.RelationalSymbols(count=4)))
-    x, padding = randn(2, 5, 3), randn(2, 2, 3, seed=1)
+    x, padding = draw(2, 5, 3), draw(2, 2, 3, seed=1)
     mask = torch.arange(7).expand(2, -1) < 5
     torch.testing.assert_close(model(torch.cat((x, padding), 1), mask)[:, :5], model(x))

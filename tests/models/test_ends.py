@@ -26,7 +26,6 @@ IMAGES = ph.TransformerConfig(
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("class_token", [False, True])
 def test_patches_go_row_by_row(norm, class_token):
-    torch.manual_seed(0)
     end = PatchInput((3, 4, 6), (2, 3), 8, norm=norm, class_token=class_token, dtype=F64)
     for parameter in end.parameters():
         torch.nn.init.normal_(parameter)
@@ -46,7 +45,6 @@ def test_patches_go_row_by_row(norm, class_token):
 
 
 def test_the_mean_is_over_real_tokens():
-    torch.manual_seed(0)
     end = ClassOutput(8, 3, dtype=F64)
     x, mask = torch.randn(3, 5, 8, dtype=F64), torch.ones(3, 5, dtype=torch.bool)
     mask[1, 2:], mask[2] = False, False
@@ -61,14 +59,12 @@ def test_the_mean_is_over_real_tokens():
 @pytest.mark.parametrize(("dtype", "height"), [(torch.float16, 80), (torch.bfloat16, 3)])
 def test_the_mean_in_half_precision_is_as_exact_with_a_mask(dtype, height):
     """In float16 the sum would be infinite; in bfloat16 the number of tokens would be rounded."""
-    torch.manual_seed(0)
     x, mask = (torch.randn(4, 1031, 8) + height).to(dtype), torch.ones(4, 1031, dtype=torch.bool)
     assert_close(mean_of_tokens(x, mask), x.double().mean(1, keepdim=True).to(dtype), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize("pool", ["mean", "class"])
 def test_a_classifier_of_images(pool):
-    torch.manual_seed(0)
     model = ph.Transformer(replace(IMAGES, outputs=ph.Classes(5, pool=pool)), dtype=F64).eval()
     images = torch.randn(2, 3, 4, 6, dtype=F64)
     x = model.blocks[0](model.inputs(images) + model.positions.table[:5])
@@ -83,7 +79,6 @@ def test_a_classifier_of_images(pool):
 @pytest.mark.parametrize("pool", ["mean", "class"])
 def test_a_classifier_reads_no_padding(pool):
     """Before the first sequence, behind the second."""
-    torch.manual_seed(0)
     ends = ph.Tokens(9), ph.Classes(4, pool)
     settings = ph.TransformerConfig(*ends, dim=16, heads=ph.Softmax(2), positions=ph.Learned())
     model, x = ph.Transformer(settings, dtype=F64).eval(), torch.randint(9, (2, 6))

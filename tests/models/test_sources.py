@@ -65,14 +65,12 @@ def test_equal_sources_are_one_and_others_are_not():
     assert names == ["symbols.0.table", "symbols.1.library", "blocks.2.symbols.0.library"]
     relative_table, source, last = model.symbols[0].table, model.symbols[1], model.blocks[2].symbols[0]
     wanted = layer_by_layer(
-        *(model, x),
-        lambda i, stream, _: ([relative_table, source(stream)], source(stream), last(stream))[i],
+        *(model, x), lambda i, stream, _: ([relative_table, source(stream)], source(stream), last(stream))[i]
     )
     assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
 
 
 def test_the_blocks_of_a_decoder_read_their_context_once():
-    torch.manual_seed(0)
     reads = replace(BASE, layers=1)
     cross = [ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))]
     model = ph.Transformer(replace(BASE, causal=True, encoder=reads, cross_heads=cross), dtype=F64).eval()

@@ -1,11 +1,10 @@
 """Models with wrapped linear maps, embeddings or ends compute the same as with merged weights."""
 
 import copy
-import warnings
 
-import peft
 import pytest
 import torch
+from adapters import adapted
 from refusals import refused
 from torch import nn
 from torch.testing import assert_close
@@ -44,17 +43,6 @@ def given(name):
     return {"inputs": IDS, "mask": REAL, **({"source": IDS.flip(1)} if name == "crossed" else {})}
 
 
-def by_peft(made, **options):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about saving and merging
-        wrapped = peft.get_peft_model(made, peft.LoraConfig(r=2, **options))
-    torch.manual_seed(1)
-    for key, parameter in wrapped.named_parameters():
-        if "lora_" in key:
-            nn.init.normal_(parameter, std=0.3)
-    return wrapped
-
-
 def loss(made, name):
     """By lazy logits where there are any, which must equal the ordinary ones."""
     y = made(**given(name))
@@ -75,7 +63,7 @@ def loss(made, name):
 def test_lora_everywhere_equals_its_merged_weights(name):
     plain = model(name)
     targets = [key for key, part in plain.named_modules() if isinstance(part, (nn.Linear, nn.Embedding))]
-    wrapped = by_peft(copy.deepcopy(plain), target_modules=targets)
+    wrapped = adapted(copy.deepcopy(plain), target_modules=targets)
     loss(wrapped, name).backward()
     adapters = {key: p for key, p in wrapped.named_parameters() if "lora_" in key}
     assert len(adapters) == 2 * len(targets)
@@ -89,15 +77,11 @@ def test_lora_everywhere_equals_its_merged_weights(name):
 def test_an_end_that_is_trained_anew_is_the_end(name):
     """With the mask that says which tokens a class is read off."""
     wrapped, want = model(name), model(name)
-    wrapped = by_peft(wrapped, target_modules=["qkv"], modules_to_save=["outputs"]).base_model.model
+    wrapped = adapted(wrapped, fill=False, target_modules=["qkv"], modules_to_save=["outputs"]).base_model.model
     with torch.no_grad():
         for mine, own in zip(wrapped.outputs.modules_to_save.parameters(), want.outputs.parameters(), strict=True):
             mine.mul_(2)
             own.mul_(2)
-    for key, parameter in wrapped.named_parameters():
-        if "lora_B" in key:
-            nn.init.zeros_(parameter)
-    with torch.no_grad():
         if name == "tied":  # a copy of the table: no longer that of the tokens
             want.inputs = copy.deepcopy(model(name).inputs)
             want.outputs.source = (want.outputs,)
@@ -111,11 +95,8 @@ def test_an_end_that_is_trained_anew_is_the_end(name):
 
 def test_a_table_that_is_trained_anew_stays_tied():
     wrapped, want = model("tied"), model("tied")
-    wrapped = by_peft(wrapped, target_modules=["qkv"], modules_to_save=["inputs.table"]).base_model.model
+    wrapped = adapted(wrapped, fill=False, target_modules=["qkv"], modules_to_save=["inputs.table"]).base_model.model
     table = wrapped.inputs.table.modules_to_save["default"].weight
-    for key, parameter in wrapped.named_parameters():
-        if "lora_B" in key:
-            nn.init.zeros_(parameter)
     with torch.no_grad():
         table.mul_(1.5)
         want.inputs.table.weight.mul_(1.5)
@@ -160,18 +141,14 @@ def test_lazy_logits_are_those_of_outputs_that_were_changed(name, how):
 
 
 def test_a_source_of_symbols_that_is_trained_anew_is_the_source():
-    plain = model("free")
-    for change in (lambda made: made, by_peft_source):
-        made = change(copy.deepcopy(plain))
+    anew = {"target_modules": ["qkv"], "modules_to_save": ["symbols.0"]}
+    for change in (lambda made: made, lambda made: adapted(made, **anew)):
+        made = change(model("free"))
         before = made(IDS)
         for key, parameter in made.named_parameters():
             if "symbols.0" in key and parameter.requires_grad:
                 nn.init.zeros_(parameter)
         assert not torch.allclose(made(IDS), before), change
-
-
-def by_peft_source(made):
-    return by_peft(made, target_modules=["qkv"], modules_to_save=["symbols.0"])
 
 
 class Ones(nn.Module):

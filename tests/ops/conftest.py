@@ -4,8 +4,11 @@ import pytest
 import torch
 from compilers import READY
 from problems import make_arguments, make_problem
+from rules import small_tiles
 
 from polyhead.ops.native import library
+
+__all__ = ["small_tiles"]
 
 
 def pytest_runtest_setup(item):

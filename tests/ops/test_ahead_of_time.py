@@ -3,13 +3,12 @@
 import importlib.util
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
+from scripts import ROOT
 
-ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "ahead_of_time.py"
 KERNELS = [
     *("linear_sums", "linear_read", "hyla_forward", "hyla_queries", "hyla_keys", "hyla_softmax", "hyla_delta"),

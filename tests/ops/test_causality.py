@@ -7,7 +7,6 @@ import itertools
 
 import pytest
 import torch
-from rules import small_tiles
 from some import some
 from torch.testing import assert_close
 
@@ -16,10 +15,7 @@ from polyhead.ops.dispatch import BACKENDS, TENSORS, resolve
 ALL = [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in ("triton", "state")]
 """Kernels have tests of their own, as their interpreter is slow."""
 
-
-@pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch):
-    small_tiles(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def sides(op, tensors):
@@ -44,7 +40,6 @@ def limited(op, impl, tensors, **options):
 @pytest.mark.parametrize(("t", "s"), [(7, 7), (5, 8), (7, 5)])
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (False, 3), (True, 3)])
 def test_gradients_stop_at_what_a_query_sees(problem, arguments, op, impl, t, s, causal, window):
-    torch.manual_seed(2)
     tensors = arguments(op, problem(t, s)[0])
     ours, theirs = sides(op, tensors)
     all_count = {"pool": "mean"} if op == "pooled" else {}  # a maximum has no gradient for most keys
@@ -66,7 +61,6 @@ def test_gradients_stop_at_what_a_query_sees(problem, arguments, op, impl, t, s,
 @pytest.mark.parametrize("edges", [(0, 3, 3, 4, 9, 14), (2, 5, 12)], ids=["all", "rows before and after"])
 def test_packed_sequences_equal_each_alone(problem, arguments, op, impl, window, causal, edges):
     """Output and gradients; the edges fall on those of tiles and between them."""
-    torch.manual_seed(3)
     tensors = arguments(op, problem(14, 14, b=1)[0])
     packed = torch.tensor(edges, dtype=torch.int32)
     out = limited(op, impl, tensors, causal=causal, window=window, cu_seqlens=packed)

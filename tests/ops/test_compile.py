@@ -21,7 +21,6 @@ PAIRS = [("hyla", "auto")] + [(op, impl) for op, impls in BACKENDS.items() for i
 def _fresh():
     torch._dynamo.reset()
     counters.clear()
-    torch.manual_seed(0)
 
 
 def check(run, make, backend):

@@ -37,7 +37,6 @@ def build(op, arguments, problem, t, s=None, p=1, **sizes):
 @pytest.mark.parametrize("t", [3, 40])
 def test_forward_mode_of_the_other_ops(problem, t):
     """<cotangent, J tangents>, by forward mode and by a backward pass."""
-    torch.manual_seed(0)
     (q, k, v), options = problem(t, t, edges=(0, 1, t), h=2, g=1, d=2, e=2)
     packed = {"cu_seqlens": options["cu_seqlens"], "causal": True}
     for run, leaves in [
@@ -100,7 +99,6 @@ def _worth_it(monkeypatch):
 @pytest.mark.usefixtures("_worth_it")
 @pytest.mark.parametrize("op", BACKENDS)
 def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, op):
-    torch.manual_seed(0)
     q, *rest = build(op, arguments, problem, 3)
     run, plain = (lambda q, impl=impl: resolve(op, impl)(q, *rest, causal=True) for impl in ("auto", "reference"))
     same_in_all_ways(run, plain, q)
@@ -132,7 +130,6 @@ def penalty(run, leaves):
 @pytest.mark.parametrize("op", ["linear", "hyla", "relational", "disentangled"])
 def test_a_gradient_penalty_is_that_of_the_reference(problem, arguments, op, t):
     """Short and long: what the reference computes, and what tiles do; those that are asked for by name refuse."""
-    torch.manual_seed(0)
     # p = 3: PyTorch's fused kernels, which narrower relations go through, have one derivative.
     leaves = [x.requires_grad_() for x in build(op, arguments, problem, t, p=3)]
     came, wanted = (
@@ -148,7 +145,6 @@ def test_a_gradient_penalty_is_that_of_the_reference(problem, arguments, op, t):
 @pytest.mark.parametrize("op", ["hyla", "relational"])
 def test_a_gradient_penalty_through_tiles_with_all_that_limits_them(problem, arguments, op):
     """A tensor twice among the arguments, grouped keys, symbols by offset, a mask, dropout, a bias that is learned."""
-    torch.manual_seed(0)
     q, k, *rest = build(op, arguments, problem, 6, p=3, h=4, g=2)
     bias = torch.randn(4, 11, dtype=q.dtype)
     bias[:, 3] = -torch.inf
@@ -190,7 +186,6 @@ def test_fused_kernels_know_one_derivative(problem):
 
 def test_a_backward_pass_in_forward_mode_is_refused(problem):
     """The call was made outside, so it went through tiles."""
-    torch.manual_seed(0)
     (q, k, v), options = problem(5, 5, edges=(0, 2, 5))
     x, weight = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3)
     outs = [
@@ -220,7 +215,6 @@ def test_gelu_has_all_derivatives(monkeypatch):
 
 
 def test_entropies_have_all_derivatives():
-    torch.manual_seed(0)
     x, weight = torch.randn(4, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
     targets = torch.tensor([0, 6, 3, 3])
     same_in_all_ways(

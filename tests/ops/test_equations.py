@@ -32,7 +32,6 @@ EACH = 64
 @pytest.mark.parametrize(("op", "number"), GRID)
 def test_equals_the_loops(problem, arguments, op, number):
     """A query without a visible key has the output 0, and no NaN in a gradient."""
-    torch.manual_seed(number)
     variant, variants = VARIANTS[op][number], len(VARIANTS[op])
     for n, (((t, s), limits), bias, mask, causal, keep) in some(
         enumerate(CASES[number::variants][: 1 + EACH // variants])
@@ -55,7 +54,6 @@ def test_equals_the_loops(problem, arguments, op, number):
 
 @pytest.mark.parametrize("op", BACKENDS)
 def test_gradients_equal_finite_differences(problem, arguments, op):
-    torch.manual_seed(0)
     qkv, options = problem(3, 4, bias="offset", mask="rows", causal=True)
     variant = VARIANTS[op][-1]
     options |= options_of(variant)
@@ -69,7 +67,6 @@ def test_gradients_equal_finite_differences(problem, arguments, op):
 
 @pytest.mark.parametrize("normalise", NORMALISE)
 def test_codes_equal_the_loops(problem, normalise):
-    torch.manual_seed(0)
     for ((t, s), limits), bias, mask, causal, _ in some(CASES[::8]):
         (q, k, v), options = problem(t, s, bias=bias, mask=mask, causal=causal, **limits)
         del options["keep"]
@@ -81,7 +78,6 @@ def test_codes_equal_the_loops(problem, normalise):
 
 @pytest.mark.parametrize("act", RELATION_ACTS)
 def test_relations_equal_the_loops(problem, arguments, act):
-    torch.manual_seed(1)
     qkv, options = problem(4, 5, mask="rows", causal=True)
     _, _, q_rel, k_rel, *_ = arguments("relational", qkv)
     limits = {"mask": options["mask"], "causal": True}
@@ -96,7 +92,6 @@ def test_relations_equal_the_loops(problem, arguments, act):
 @pytest.mark.parametrize("kind", ["offset", "per_sample"])
 def test_what_all_keys_share_in_a_bias_is_not_rounded_with_it(problem, op, dtype, kind):
     """A bias in float32, as under autocast: of -300.2 bfloat16 knows multiples of 2, and of -70,000 float16 nothing."""
-    torch.manual_seed(0)
     (q, k, v), options = problem(9, 9, bias=kind, mask="rows", d=8, e=8)
     bias = options["bias"].detach().float() - (70_000 if dtype == torch.float16 else 300.2)
     found = []

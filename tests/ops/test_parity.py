@@ -10,7 +10,7 @@ import pytest
 import torch
 from compilers import IMPLS
 from problems import VARIANTS, options_of, shape_of
-from rules import NEEDED, small_tiles
+from rules import NEEDED
 from some import some
 from torch.testing import assert_close
 
@@ -55,9 +55,8 @@ def cases(op, impl, offset):
 
 
 @pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch):
+def _small_tiles(monkeypatch, small_tiles):
     """Sizes of the grid are several of these, and few are multiples."""
-    small_tiles(monkeypatch)
     monkeypatch.setattr(implementation("relational", "sdpa"), "WIDTH", 4)
     for constant, value in (("SMALL", 2), ("LARGE", 4)):  # g d = 3 lies between
         monkeypatch.setattr(implementation("hyla", "state"), constant, value)
@@ -152,7 +151,6 @@ MAPPED = [
 @pytest.mark.parametrize(("op", "extra", "shared"), MAPPED)
 def test_tiles_under_vmap(problem, arguments, op, extra, shared):
     """Gradients are those through vmap: torch knows none inside it for such ops."""
-    torch.manual_seed(0)
     tensors = [torch.stack([x, *torch.randn(2, *x.shape).double()]) for x in arguments(op, problem(5, 5)[0])]
     given = dict(zip(TENSORS[op], tensors, strict=True))
     for name, size in extra.items():
@@ -179,7 +177,6 @@ def test_tiles_under_vmap(problem, arguments, op, extra, shared):
 @pytest.mark.parametrize("kind", [None, "offset"])
 def test_many_gradients_by_vmap(problem, arguments, op, kind):
     """As PyTorch's documentation computes a Jacobian; a bias by offset has no samples to be folded into."""
-    torch.manual_seed(0)
     qkv, options = problem(5, 5, bias=kind)
     tensors = arguments(op, qkv)
     leaves = tensors if kind is None else [*tensors, options["bias"]]
@@ -194,7 +191,6 @@ def test_many_gradients_by_vmap(problem, arguments, op, kind):
 @pytest.mark.parametrize("op", ["hyla", "relational"])
 def test_tiles_of_packed_sequences_compile(problem, arguments, op):
     """In one graph, whatever the lengths and the number of sequences."""
-    torch.manual_seed(0)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     run = resolve(op, "blocked")
@@ -228,7 +224,6 @@ HALVES = [
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl", "dtype", "causal"), HALVES)
 def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arguments, op, impl, dtype, causal):
-    torch.manual_seed(5)
     qkv, options = problem(33, 33, causal=causal, d=8, e=8, h=4, g=4, dtype=dtype)
     variant = NEEDED.get(impl, {})
     cotangent = torch.randn(2, 33, 4, 8, dtype=dtype)

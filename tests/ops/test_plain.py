@@ -6,15 +6,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from problems import draw
 
 import polyhead.ops
 from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-def draw(*shape, seed=1, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def attention_oracle(q, k, v, mask):

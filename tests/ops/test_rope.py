@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from problems import draw
 from refusals import refused
 
 from polyhead.ops.rope import convert_layout, layout_permutation, rope
@@ -24,11 +25,6 @@ def oracle(x, positions, theta, layout):
             turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
             out[(*index, a)], out[(*index, b)] = turn @ [x[(*index, a)], x[(*index, b)]]
     return out
-
-
-def draw(*shape, dtype=torch.float64, scale=1.0):
-    generator = torch.Generator().manual_seed(3)
-    return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -57,7 +53,7 @@ def test_float64_equals_the_rotation_matrices(layout, theta, shape, positions):
 def test_angles_are_never_rounded_to_half(dtype, layout):
     """At position 2049, beyond the integers of float16 and bfloat16, and at activations of 1e3."""
     positions = torch.tensor([0, 1, 257, 2049, 100_003])
-    x = draw(5, 64, dtype=dtype, scale=1e3)
+    x = 1e3 * draw(5, 64, dtype=dtype)
     actual = rope(x, positions, layout=layout)
     assert actual.dtype == dtype
     expected = torch.tensor(oracle(x.double().numpy(), positions.numpy(), 1e4, layout))
@@ -113,10 +109,7 @@ def test_mistakes_are_one_line():
             lambda: convert_layout(torch.zeros(7, 2), 4, source="half", target="interleaved"),
             "convert_layout: 7 rows are not a multiple of the head width 4$",
         ),
-        (
-            lambda: layout_permutation(4, source="neox", target="half"),
-            "layout_permutation: unknown layout 'neox'",
-        ),
+        (lambda: layout_permutation(4, source="neox", target="half"), "layout_permutation: unknown layout 'neox'"),
     ):
         refused(call, f"^{text}")
 
@@ -139,6 +132,5 @@ def test_compiles_whole():
 
 def test_samples_of_vmap_may_lie_anywhere_and_have_their_own_positions():
     """The stride of samples is odd: no view as complex numbers; and vmap reads no data."""
-    torch.manual_seed(0)
     x, places = torch.randn(3 * 41).as_strided((3, 5, 8), (41, 8, 1)), torch.arange(15).view(3, 5)
     torch.testing.assert_close(torch.func.vmap(rope)(x, places), rope(x.clone(), places))

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from refusals import refusing
-from rules import ALL, NEEDED, choices, grads, samples, small_tiles
+from rules import ALL, NEEDED, choices, grads, samples
 from some import some
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
@@ -23,10 +23,7 @@ from polyhead.spec import NORMALISE, SOFTMAX_AXIS
 
 SENDERS = ("k", "v", "k_rel", "symbols")
 
-
-@pytest.fixture(autouse=True)
-def _small_tiles(monkeypatch):
-    small_tiles(monkeypatch)
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
 def unless_refused(refusal, op, impl, *given):
@@ -67,7 +64,6 @@ def test_nothing_comes_of_nothing(problem, arguments, op, impl, kind):
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl):
     """Single pairs, and for one query all: code and gradients are exactly 0 there."""
-    torch.manual_seed(0)
     t, s, taken = 4, 5, 0
     for n, extra in some(enumerate(choices(op, impl))):
         for kind in ("offset",) if impl == "triton" else ("offset", "dense", "per_sample"):
@@ -131,7 +127,6 @@ def test_a_bias_hides_in_a_compiled_graph(problem, impl):
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
     """Padding, and a column of a mask of pairs; samples differ."""
-    torch.manual_seed(1)
     t, s, taken = 4, 6, 0
     for n, extra in some(enumerate(choices(op, impl))):
         b, mask = samples(impl), "keys" if n % 2 == 0 or impl in NEEDED else "rows"
@@ -180,7 +175,6 @@ def test_a_key_that_no_query_sees_may_hold_anything(normalise, fill):
 @pytest.mark.parametrize(("op", "impl"), [*ALL, *((op, "auto") for op in BACKENDS)])
 def test_every_gradient_that_is_asked_for_comes_or_is_refused(problem, arguments, op, impl):
     """One argument at a time: alone it gets what it gets with all others."""
-    torch.manual_seed(3)
     qkv, _ = problem(5, 6, b=3)
     plain = [x.detach() for x in arguments(op, qkv)]
     given = dict(zip(TENSORS[op], plain, strict=True))
@@ -270,7 +264,6 @@ def test_a_bias_is_added_in_float32(impl):
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_mask_may_have_a_size_of_one_anywhere(problem, arguments, op, impl):
-    torch.manual_seed(0)
     t, s, taken = 4, 5, 0
     for n, shape in some(enumerate([(2, 1, 1, 1), (2, 1, t, 1), (4, 1, s), (4, 1, 1), (t, 1), (s,), (1,)])):
         options = {"mask": (torch.arange(shape[0]) % 2 == 0).view(-1, *(1,) * (len(shape) - 1)).expand(shape)}

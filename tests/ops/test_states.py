@@ -25,7 +25,6 @@ def _small_chunks(monkeypatch):
 @pytest.mark.parametrize("cuts", [(0, 23), (0, 1, 2, 9, 23), tuple(range(24)), (0, 0, 8, 8, 23)])
 @pytest.mark.parametrize("op", ["linear", "hyla"])
 def test_steps_are_the_whole_call_in_pieces(problem, op, cuts):
-    torch.manual_seed(0)
     qkv, options = problem(23, 23, causal=True, mask="keys" if op == "linear" else None)
     step, whole = (ops.linear_step, ops.linear_attention) if op == "linear" else (ops.hyla_step, ops.hyla)
     how = {"normalise": "identity", "act": "relu" if op == "linear" else "identity"}
@@ -81,7 +80,6 @@ def test_chosen_for_narrow_heads_and_long_sequences(monkeypatch, t, h, d, causal
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_short_sequence_keeps_its_digits_after_a_long_one(problem, causal):
     """The difference of two sums over the whole sample would be 0 there."""
-    torch.manual_seed(0)
     (q, k, v), options = problem(23, 23, edges=(0, 14, 23), causal=causal, dtype=torch.float32)
     scale = torch.ones(23)
     scale[:14] = 1e6
@@ -93,7 +91,6 @@ def test_a_short_sequence_keeps_its_digits_after_a_long_one(problem, causal):
 @pytest.mark.parametrize("impl", ["chunked", "triton"] if TRITON and INTERPRETED else ["chunked"])
 @pytest.mark.parametrize("edges", [None, (0, 3, 9)])
 def test_vmap_is_a_call_for_each(problem, impl, edges):
-    torch.manual_seed(0)
     each, options = zip(*(problem(9, 9, edges=edges, causal=True, b=1) for _ in range(2)), strict=True)
     whole = [torch.stack(x) for x in zip(*each, strict=True)]
 

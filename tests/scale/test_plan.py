@@ -15,16 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.cli import plan as cli_plan, verbs as cli
-from polyhead.config import (
-    CoRelNetConfig,
-    Hyla,
-    Mlp,
-    Relational,
-    Run,
-    Softmax,
-    Train,
-    TransformerConfig,
-)
+from polyhead.config import CoRelNetConfig, Hyla, Mlp, Relational, Run, Softmax, Train, TransformerConfig
 from polyhead.models.build import build
 from polyhead.models.size import parameters
 from polyhead.papers import demo

@@ -5,13 +5,12 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from scripts import ROOT
 
 from polyhead.spec.optional import MissingPackage, optional
 
-ROOT = Path(__file__).parents[2]
 FEATURES = """
 import importlib.machinery, json, pathlib, sys
 

@@ -38,6 +38,11 @@ def options_of(variant):
     return {name: x for name, x in variant.items() if name not in (*SHAPE, "deep")}
 
 
+def draw(*shape, seed=0, dtype=torch.float64):
+    """The same numbers in every dtype."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
 def make_bias(kind, b, h, t, s, dtype):
     shapes = {"offset": (h, t + s - 1), "dense": (1, h, t, s), "per_sample": (b, 1, t, s)}
     return None if kind is None else torch.randn(shapes[kind], dtype=dtype, requires_grad=True)

@@ -5,6 +5,7 @@ Kernels run in Triton's interpreter.
 
 import importlib
 
+import pytest
 import torch
 
 from polyhead.ops import tiling
@@ -24,6 +25,7 @@ NEEDED = {"state": {"normalise": "identity", "act": "identity"}, "triton": {"cau
 """Options that an impl requires."""
 
 
+@pytest.fixture
 def small_tiles(monkeypatch):
     """Two samples in a chunk, so that of three the last is alone."""
     monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 3)

@@ -1,9 +1,16 @@
-"""Scripts of the repository as modules: benchmarks, examples and extensions of the pages are no packages."""
+"""Places in the repository, its documents, and its scripts as modules: those are in no package."""
 
 import importlib.util
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "polyhead"
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in path.parts]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *PAGES]
+
+
+def short_name(path):
+    return str(path.relative_to(ROOT))
 
 
 def loaded(*place):

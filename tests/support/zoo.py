@@ -127,6 +127,11 @@ def make_layer(heads: Any, dim: int = 48, **options: Any) -> Any:
     return made.eval()
 
 
+def tokens(t: int, b: int = 2) -> torch.Tensor:
+    """What such a layer reads."""
+    return torch.randn(b, t, 48, dtype=torch.float64)
+
+
 def make_model(settings: config.TransformerConfig) -> Any:
     """In float64, so that no rounding decides between tokens."""
     torch.manual_seed(0)

@@ -11,34 +11,22 @@ import torch
 from some import some
 from torch.nn import functional as F
 
-from polyhead import config
-from polyhead.tasks import (
-    KINDS,
-    FuzzyLogic,
-    Images,
-    Maths,
-    ObjectSorting,
-    PairwiseOrder,
-    RelationalGames,
-    SetCards,
-    Sraven,
-    Text,
-)
+from polyhead import config, tasks
 
 PINNED = {
-    "uniform": (FuzzyLogic(length=8), "675a7f9a"),
-    "fixed_context": (FuzzyLogic(length=6, inputs="fixed_context"), "d120295b"),
-    "fixed_query": (FuzzyLogic(variables=3, held_out=0.4, length=6, inputs="fixed_query"), "9165c778"),
-    "sraven": (Sraven(), "6c89c07b"),
-    "unambiguous": (Sraven(values=4, split_seed=3, reject_ambiguous="text"), "c33feeec"),
-    "games": (RelationalGames("between", examples=200), "b43f6f0f"),
-    "sorting": (ObjectSorting(noise=0.5), "624af3ec"),
-    "pairs": (PairwiseOrder(), "ce84e6bf"),
-    "cards": (SetCards(), "2b87809d"),
-    "maths": (Maths("calculus__differentiate", "easy"), "8ea50254"),
-    "pool": (Maths("algebra__linear_1d", "mixed", question=100, pool=500), "ea664c88"),
-    "images": (Images(shift=1, flip=True), "c84ed23a"),
-    "text": (Text(length=16), "8a3a7be4"),
+    "uniform": (tasks.FuzzyLogic(length=8), "675a7f9a"),
+    "fixed_context": (tasks.FuzzyLogic(length=6, inputs="fixed_context"), "d120295b"),
+    "fixed_query": (tasks.FuzzyLogic(variables=3, held_out=0.4, length=6, inputs="fixed_query"), "9165c778"),
+    "sraven": (tasks.Sraven(), "6c89c07b"),
+    "unambiguous": (tasks.Sraven(values=4, split_seed=3, reject_ambiguous="text"), "c33feeec"),
+    "games": (tasks.RelationalGames("between", examples=200), "b43f6f0f"),
+    "sorting": (tasks.ObjectSorting(noise=0.5), "624af3ec"),
+    "pairs": (tasks.PairwiseOrder(), "ce84e6bf"),
+    "cards": (tasks.SetCards(), "2b87809d"),
+    "maths": (tasks.Maths("calculus__differentiate", "easy"), "8ea50254"),
+    "pool": (tasks.Maths("algebra__linear_1d", "mixed", question=100, pool=500), "ea664c88"),
+    "images": (tasks.Images(shift=1, flip=True), "c84ed23a"),
+    "text": (tasks.Text(length=16), "8a3a7be4"),
 }
 """At least one of every kind, and one for each way to draw; with a hash of its first batch: of its integers, and of the
 inputs of fuzzy logic, which are exact everywhere."""
@@ -52,7 +40,7 @@ def task(request, tmp_path_factory):
         return TASKS[request.param]
     folder = tmp_path_factory.mktemp("text")
     (folder / "one.txt").write_text("".join(f"line {number} is é {number**2 % 977}\n" for number in range(1500)))
-    return Text(str(folder / "one.txt"), length=16, folder=str(folder / "cache"))
+    return tasks.Text(str(folder / "one.txt"), length=16, folder=str(folder / "cache"))
 
 
 def arrays(batch):
@@ -165,22 +153,18 @@ def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
 
     first = drawn(1)
     torch.set_default_dtype(torch.float64)
-    try:
-        second = drawn(2)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(map(same, first, second))
+    assert all(map(same, first, drawn(2)))
 
 
 @pytest.mark.parametrize(
     "own",
     [
-        lambda: FuzzyLogic().functions("train"),
-        lambda: Sraven().rules("train"),
-        lambda: PairwiseOrder().pairs_of("train"),
-        lambda: PairwiseOrder().pairs_of("compositional"),
-        lambda: PairwiseOrder().vectors(),
-        lambda: ObjectSorting().vectors(),
+        lambda: tasks.FuzzyLogic().functions("train"),
+        lambda: tasks.Sraven().rules("train"),
+        lambda: tasks.PairwiseOrder().pairs_of("train"),
+        lambda: tasks.PairwiseOrder().pairs_of("compositional"),
+        lambda: tasks.PairwiseOrder().vectors(),
+        lambda: tasks.ObjectSorting().vectors(),
     ],
 )
 def test_what_a_task_gives_away_is_the_callers_own(own):
@@ -250,17 +234,14 @@ def test_floors_repeat_and_ignore_the_default_dtype(task):
     first = means()
     assert (first != means(seed=1)) == (task.name in ("fuzzy_logic", "sraven", "object_sorting"))  # others are exact
     torch.set_default_dtype(torch.float64)
-    try:
-        assert means() == first
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert means() == first
 
 
 # ---------------------------------------------------------------------------------------------------------- the surface
 def test_a_run_of_it_is_a_value_and_the_folder_is_no_part_of_its_digest(task):
-    assert {type(task) for task in TASKS.values()} == set(KINDS)
+    assert {type(task) for task in TASKS.values()} == set(tasks.KINDS)
     run = config.Run(task, config.TransformerConfig(*task.ends))
-    assert config.from_dict(config.to_dict(run), KINDS) == run
+    assert config.from_dict(config.to_dict(run), tasks.KINDS) == run
     if hasattr(task, "folder"):
         moved = dataclasses.replace(run, task=dataclasses.replace(task, folder="elsewhere"))
         assert (config.digest(moved) == config.digest(run)) == (task.name != "images")

@@ -79,7 +79,5 @@ def test_a_score_over_splits_is_uncertain_by_splits_and_by_sequences():
 def test_mistakes_are_one_clear_line():
     with refusing("floors: unknown library 'scikit' (choose from torch, sklearn)"):
         floors(FuzzyLogic(), "iid", library="scikit")
-    with refusing("floors: sequences must be at least 1 but is 0"):
-        floors(FuzzyLogic(), "iid", sequences=0)
     with refusing("functions of 3 terms possible, but the ceiling can enumerate at most 200000; use a longer context"):
         floors(FuzzyLogic(variables=7, terms=3, length=2), "iid", sequences=50)

@@ -234,20 +234,6 @@ def test_grey_values_of_16_bits_are_scaled_and_not_cut_off(suffix, dtype, tmp_pa
     np.testing.assert_allclose(found.numpy(), np.broadcast_to(grey / 256, (3, 8, 8)), atol=1.01)
 
 
-def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
-    task = Images("cifar10", shift=0, flip=False)
-    for level in (0, 255):
-        place = tmp_path / str(level) / task.folder
-        place.mkdir(parents=True)
-        record = np.full((20, 3073), level, np.uint8)
-        record[:, 0] = np.arange(20) % 10
-        for name in (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"):
-            record.tofile(place / name)
-        monkeypatch.chdir(place.parent)
-        for split in task.splits:
-            assert (task.batch(split, 2, seed=0, step=0).inputs == 2 * (level > 0) - 1).all()
-
-
 def test_folders_that_do_not_fit_are_one_line(tmp_path):
     def refused(folder, wanted, split="iid"):
         images_data.tree.cache_clear()

@@ -1,6 +1,7 @@
-"""data.json: a run begun with some files does not resume with others."""
+"""Files of data: a run begun with some does not resume with others (data.json), and where a relative folder lies."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,9 +29,9 @@ def games(folder, changed):
 
 def cifar(folder, changed):
     folder.mkdir()
-    for i in range(1, 6):
-        records = np.full((20, 3073), i + changed, dtype=np.uint8)
-        records.tofile(folder / f"data_batch_{i}.bin")
+    for i, name in enumerate((*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")):
+        records = np.full((20, 3073), i + (changed and i < 5), dtype=np.uint8)
+        records.tofile(folder / f"{name}.bin")
     return tasks.Images("cifar10", folder=str(folder))
 
 
@@ -60,6 +61,18 @@ def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
     (run / "data.json").write_text("{")
     with refusing("delete it if the data are the same as before"):
         task.keep(run)
+
+
+@pytest.mark.parametrize("make", [maths, games, cifar])
+def test_a_relative_folder_is_that_of_the_working_directory(make, tmp_path, monkeypatch):
+    task, splits = replace(make(tmp_path / "a", 0), folder="."), ("train", "validation", "iid")
+    monkeypatch.chdir(tmp_path / "a")
+    for split in splits:
+        task.batch(split, 4, seed=0, step=0)
+    monkeypatch.chdir("/")
+    for split in splits:
+        with pytest.raises(ValueError, match=rf"^{type(task).__name__}: .*(cannot be read|does not exist)"):
+            task.batch(split, 4, seed=0, step=0)
 
 
 @pytest.mark.parametrize("task", [tasks.Maths(), tasks.RelationalGames(), tasks.Images()])

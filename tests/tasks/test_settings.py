@@ -2,20 +2,10 @@
 
 import pytest
 
-from polyhead.tasks import (
-    FuzzyLogic,
-    Images,
-    Maths,
-    ObjectSorting,
-    PairwiseOrder,
-    RelationalGames,
-    SetCards,
-    Sraven,
-    Text,
-)
+from polyhead import tasks
 
 REFUSED = {
-    FuzzyLogic: [
+    tasks.FuzzyLogic: [
         ({"length": 1}, "length must be at least 2 but is 1"),
         ({"held_out": 0.0}, "held_out must lie between 0 and 1 but is 0.0"),
         ({"held_out": 1.0}, "held_out must lie between 0 and 1 but is 1.0"),
@@ -29,7 +19,7 @@ REFUSED = {
         ({"split": "legacy", "variables": 5}, "exists for 4 variables, 2 terms and unknown=0.25, not for 5, 2 and 0.2"),
         ({"split": "partitionable", "unknown": 0.5}, "split='partitionable' exists for .* not for 4, 2 and 0.5"),
     ],
-    Sraven: [
+    tasks.Sraven: [
         ({"values": 1}, "values must be at least 2 but is 1"),
         ({"values": 2}, "needs 3 distinct symbols, so values must be at least 3, the grid, but is 2"),
         ({"grid": 1}, "grid must be at least 2 but is 1"),
@@ -43,31 +33,34 @@ REFUSED = {
             "7 features on a grid of 3 have 25401600 correspondences, but at most 1000000 can be searched",
         ),
     ],
-    RelationalGames: [
+    tasks.RelationalGames: [
         ({"examples": 1}, "examples must be at least 2 but is 1"),
         ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
     ],
-    ObjectSorting: [
+    tasks.ObjectSorting: [
         ({"length": 49}, r"length must be at most 48 \(objects\) but is 49"),
         ({"length": 1}, "length must be at least 2 but is 1"),
         ({"length": 2, "examples": 1129}, r"examples must be at most 1128 \(half of all sequences\) but is 1129"),
     ],
-    PairwiseOrder: [
+    tasks.PairwiseOrder: [
         ({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017"),
         ({"objects": 3}, "objects must be at least 4 but is 3"),
         ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
     ],
-    SetCards: [({"examples": 1081}, "examples must be at most 1080"), ({"examples": 1}, "examples must be at least 2")],
-    Maths: [
+    tasks.SetCards: [
+        ({"examples": 1081}, "examples must be at most 1080"),
+        ({"examples": 1}, "examples must be at least 2"),
+    ],
+    tasks.Maths: [
         ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),
         ({"data": "package"}, "data='package' needs a pool of at least 1 question"),
     ],
-    Images: [
+    tasks.Images: [
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),
         ({"size": 32}, "size is of data='folder', but digits images are 8 x 8"),
         ({"data": "folder", "size": 100}, "patches of 16 x 16 do not divide an image of 100 x 100"),
     ],
-    Text: [
+    tasks.Text: [
         ({"held_out": 0.5}, "held_out must lie between 0 and 0.5"),
         ({"held_out": 0.0}, "held_out must lie between 0 and 0.5"),
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),

@@ -130,7 +130,6 @@ def test_lazy_logits_give_the_same_run(text, tmp_path, whole, lazy):
 
 
 def test_logits_are_lazy_from_a_size_on(text, lazy, monkeypatch):
-    torch.manual_seed(0)
     model, batch = ph.Transformer(config(text, pathlib.Path("x")).model), text.batch("train", 8, seed=0, step=0)
     for least, is_lazy in ((8 * 16 * 256, True), (8 * 16 * 256 + 1, False)):
         monkeypatch.setattr(scoring, "LAZY", least)

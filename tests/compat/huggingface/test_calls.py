@@ -2,20 +2,17 @@
 
 import copy
 import json
-import pathlib
 import tomllib
 
 import pytest
 import torch
 from refusals import refusing
-from scripts import loaded
+from scripts import ROOT, loaded
 from torch import nn
 
 import polyhead as ph
 from polyhead.compat import huggingface as hf
 from polyhead.compat.huggingface.calls import guard
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,6 @@ def test_a_cache_changes_nothing(name, window):
 @pytest.mark.parametrize("name", OPS)
 def test_the_function_is_the_op(name):
     """Grouped heads, every kind of mask, a scale, a bias: against the op by its equation."""
-    torch.manual_seed(2)
     q, k, v = (torch.randn(2, n, h, 6, dtype=F64) for n, h in ((5, 4), (7, 2), (7, 2)))
     mask = torch.rand(2, 1, 5, 7) > 0.4
     bias = torch.randn(2, 4, 5, 7, dtype=F64)
@@ -93,7 +92,6 @@ def test_the_function_is_the_op(name):
 @pytest.mark.parametrize("name", OPS)
 def test_dropout_is_of_the_code(name):
     """With unit vectors as values, the output of softmax and linear heads is the code itself."""
-    torch.manual_seed(3)
     q, k = (torch.randn(1, 2, 8, 8, dtype=F64).abs() for _ in range(2))
     v = torch.eye(8, dtype=F64).expand(1, 2, 8, 8)
     code, _ = named(name)(q, k, v, None, is_causal=False)

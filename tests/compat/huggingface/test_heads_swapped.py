@@ -34,7 +34,6 @@ def swapped(model, name, layers=(1,)):
 
 def test_without_positions_symbols_are_counted_from_the_first_token_that_came():
     """As in a cached step of a model whose attention gets no positions."""
-    torch.manual_seed(0)
     sources = [ph.Relational(1, symbols=ph.PositionSymbols()), ph.Relational(1, symbols=ph.SymbolicAttention(5))]
     heads = drawn(Heads(sources, LayerSizes(8, heads=2, kv_heads=2, dim=4), dtype=F64), std=1.0)
     x = torch.randn(2, 6, 8, dtype=F64)
@@ -103,7 +102,6 @@ def test_beams_keep_their_keys_of_relations():
 
 def test_a_window_with_relative_symbols():
     """The cache of a window forgets, so that keys are fewer than tokens."""
-    torch.manual_seed(0)
     config = transformers.MistralConfig(**SMALL, sliding_window=3)
     model, ids = swapped(transformers.MistralForCausalLM(config).to(F64).eval(), "relative", (0, 1)), tokens(t=9)
     with torch.no_grad():

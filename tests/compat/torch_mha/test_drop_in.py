@@ -20,11 +20,6 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 NEAR = {"rtol": 1e-10, "atol": 1e-10}
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(1)
-
-
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("kind", "batch_first"), list(itertools.product(KINDS, (True, False))))

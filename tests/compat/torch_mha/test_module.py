@@ -29,11 +29,6 @@ LIMITS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(1)
-
-
 @pytest.fixture
 def ran():
     """Calls of our modules: a hook would switch PyTorch's fast path off by itself."""

@@ -53,10 +53,7 @@ def test_games_are_the_papers():
     one = {row_of(run): run for run in runs if (run.task.game, run.task.examples) == ("occurs", 1000)}
     assert list(one) == list(ROWS)
     dual = one["dual"].model
-    assert dual.heads == (
-        ph.Softmax(1, 64, 64),
-        ph.Relational(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True),
-    )
+    assert dual.heads == (ph.Softmax(1, 64, 64), ph.Relational(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True))
     assert (dual.dim, dual.layers, dual.feedforward, dual.dropout) == (128, 2, ph.Swiglu(256), 0.1)
     train = one["dual"].train
     assert (train.steps, train.batch_size, train.lr, train.final, train.warmup) == (100, 512, 1e-3, 1.0, 0)

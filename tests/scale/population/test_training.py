@@ -32,8 +32,6 @@ def double(monkeypatch):
         monkeypatch.setattr(task, "_batch", batch)
     monkeypatch.setattr(device, "DTYPE", torch.float64)
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 # --------------------------------------------------------------------------------------------------------------- parity

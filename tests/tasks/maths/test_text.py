@@ -103,18 +103,6 @@ def test_lines_that_are_no_questions(tmp_path, text, message):
         Maths(MODULE, data="original", folder=folder).batch("train", 1, seed=0, step=0)
 
 
-def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
-    write(tmp_path)
-    task = Maths(MODULE, "easy", data="original", folder=".")
-    monkeypatch.chdir(tmp_path)
-    for split in task.splits:
-        task.batch(split, 4, seed=0, step=0)
-    monkeypatch.chdir("/")
-    for split in task.splits:
-        with refusing("cannot be read"):
-            task.batch(split, 4, seed=0, step=0)
-
-
 # ------------------------------------------------------------------------------------------------------------ package
 OLD = """
     import numpy as np

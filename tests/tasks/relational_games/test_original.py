@@ -52,17 +52,6 @@ def test_splits_of_the_file_share_nothing_and_repeat(folder):
     assert first == again != other
 
 
-def test_a_relative_folder_is_that_of_the_working_directory(folder, monkeypatch):
-    task = RelationalGames(examples=10, data="original", folder=".")
-    monkeypatch.chdir(folder)
-    for split in ("train", "iid"):
-        task.batch(split, 4, seed=0, step=0)
-    monkeypatch.chdir("/")
-    for split in ("train", "iid"):
-        with refusing("/same_pentos.npz does not exist"):
-            task.batch(split, 4, seed=0, step=0)
-
-
 def test_files_that_cannot_be_used(folder, tmp_path):
     def refused(wanted, game="xoccurs", examples=10):
         with refusing(wanted):

@@ -155,7 +155,6 @@ def test_the_papers_numbers():
         (lambda: sraven_counts.tasks(0), "counts: features must be at least 1 but is 0"),
         (lambda: sraven_counts.tasks(2, 1), "counts: grid must be at least 2 but is 1"),
         (lambda: sraven_counts.instances(2, 2), "instances: values must be at least 3, the grid, but is 2"),
-        (lambda: Sraven().floors("iid", sequences=0), "floors: sequences must be at least 1 but is 0"),
     ],
 )
 def test_numbers_that_make_no_sense(call, message):
