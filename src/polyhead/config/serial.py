@@ -132,7 +132,7 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
     return next((exact(config) for kind, exact in _EXACT.items() if isinstance(config, kind)), config)
 
 
-_EXACT: dict[type, Callable[[Any], object]] = {int: int.__int__, float: float.__float__, str: str.__str__}
+_EXACT: dict[type, Callable[..., object]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 """A value of a subclass, as NumPy's float64 or a member of an enumeration, as a plain one: YAML writes no others."""
 
 
