@@ -69,6 +69,8 @@ def main() -> None:
 def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Result]) -> None:
     """Draw one page."""
     study = Study.of(name, HYLA, "paper", into, runs, results)
+    if name == "parts":
+        study = long.of_ablations(study)
     into.mkdir(parents=True, exist_ok=True)
     outcome = known.draw(study, into)
     about = described(name, known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}

@@ -147,7 +147,7 @@ def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(stud
     hyla, softmax = study.points
     without = replace(softmax, run=replace(softmax.run, name="hyla-linear-1"))
     other = replace(hyla, run=replace(hyla.run, name="hyla-2", seed=2))
-    found = long.draw_parts(replace(study, points=(hyla, softmax, without, other)), tmp_path)
+    found = long.draw_parts(long.of_ablations(replace(study, points=(hyla, softmax, without, other))), tmp_path)
     assert {row[1] for row in found.rows} == {"1"}  # no ablation has seed 2
     assert list(panels[0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
     (verdict,) = found.verdicts  # the other ablations have no runs

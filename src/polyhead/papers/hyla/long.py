@@ -183,10 +183,14 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
 
 
 def draw_parts(study: Study, folder: pathlib.Path) -> FigureOutcome:
-    """The page of the ablations, beside the models that they change, of the seeds that an ablation has."""
+    """The page of the ablations, beside the models that they change: of the runs `of_ablations`."""
+    return _drawn(study, folder, PARTS)
+
+
+def of_ablations(study: Study) -> Study:
+    """The runs of those seeds that an ablation has."""
     seeds = {point.run.seed for point in study.points if _model(point) in ABLATIONS}
-    points = tuple(point for point in study.points if point.run.seed in seeds)
-    return _drawn(replace(study, points=points), folder, PARTS)
+    return replace(study, points=tuple(point for point in study.points if point.run.seed in seeds))
 
 
 def draw_ravens(study: Study, folder: pathlib.Path) -> FigureOutcome:
