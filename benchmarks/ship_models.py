@@ -5,9 +5,9 @@
     python benchmarks/ship_models.py --check                             score all again, beside their cards
 
 Published are config, weights (float32, without the optimiser's state), result and metrics, these thinned: all scores,
-every thousandth row of training.  `--check` scores each model in a process of its own on the sequences of its card, and
-fails where a score is not the card's; with `--part 10` on the first tenth of them, where it is more than two standard
-errors away.  A model of text is scored only where the text is that of its card.
+every thousandth row of training, without weights every five thousandth.  `--check` scores each model in a process of
+its own on the sequences of its card, and fails where a score is not the card's; with `--part 10` on the first tenth of
+them, where it is more than two standard errors away.  A model of text is scored only where the text is that of its card.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import LOCK
 from polyhead.train.store.files import checksum, seal
 
-ROWS = 1000  # of training rows one is kept
+ROWS = {True: 1000, False: 5000}  # whether the weights are published -> of so many steps a training row is kept
 COUNTED = ("accuracy", "exact_match")
 LIMIT = 20_000_000  # bytes of all models
 CARD = "README.md"
@@ -42,7 +42,7 @@ def publish(family: str, folder: pathlib.Path) -> str:
     run = read_config(folder)
     name = run.name if run.name.startswith(f"{family}-") else f"{family}-{run.name}"
     into = shipped.REPOSITORY / name
-    keep(folder, into)
+    keep(folder, into, ROWS[True])
     tensors, metadata = read_checkpoint(folder, digest(run))
     weights = {key: value for key, value in tensors.items() if key.startswith("model/")}
     text = json.dumps(seal({**{k: v for k, v in metadata.items() if k != "seal"}, "checksum": checksum(weights)}))
@@ -50,16 +50,16 @@ def publish(family: str, folder: pathlib.Path) -> str:
     return name
 
 
-def keep(folder: pathlib.Path, into: pathlib.Path) -> None:
-    """Copy what a finished run did, without its weights."""
+def keep(folder: pathlib.Path, into: pathlib.Path, rows: int) -> None:
+    """Copy what a finished run did, without its weights; of training the rows of every so many steps."""
     if read_result(folder) is None:
         raise SystemExit(f"ship_models: {folder} is not finished")
     into.mkdir(parents=True, exist_ok=True)
     for file in ("config.json", "result.json"):
         shutil.copyfile(folder / file, into / file)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [(line, json.loads(line)) for line in lines]
-    kept = [line for line, row in rows if row["kind"] != "train" or row["step"] % ROWS == 0]
+    read = [(line, json.loads(line)) for line in lines]
+    kept = [line for line, row in read if row["kind"] != "train" or row["step"] % rows == 0]
     (into / "metrics.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
 
 
@@ -209,7 +209,7 @@ def main() -> int:
         return int(any(codes))  # below 0: killed
     if given.without_weights:
         for folder in (pathlib.Path(given.family), *given.runs):
-            keep(folder, given.without_weights / read_config(folder).name)
+            keep(folder, given.without_weights / read_config(folder).name, ROWS[False])
         return 0
     for folder in given.runs:
         print(publish(given.family, folder))
