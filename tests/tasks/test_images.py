@@ -252,7 +252,13 @@ def test_folders_that_do_not_fit_are_one_line(tmp_path):
     refused(folder, ".png cannot be read as an image (cannot identify image file")
     for path in pictures:
         path.unlink()
-    refused(folder, "val has no image in its classes' folders (.png, .jpg")
+    refused(folder, "has no image (.png, .jpg")
+    shutil.rmtree(folder / "val" / "cat")
+    shutil.rmtree(folder / "val" / "dog")
+    refused(folder, "val has no folder of a class")
+    for path in list((folder / "train" / "cat").iterdir()):
+        path.rename(path.with_suffix(".tif"))
+    refused(folder, "cat has no image (.png, .jpg", "train")  # the model would have a class that it never sees
     shutil.rmtree(folder / "train" / "dog")
     refused(folder, "train has 1 folders, but at least two classes", "train")
 

@@ -151,12 +151,14 @@ def tree(folder: str, part: str, size: int) -> LabelledImages:
             if path.is_dir():
                 label = names.index(one_of(f"Images: {root}", "class", path.name, names))
                 inside = [file for file in _inside(path) if file.suffix.lower() in SUFFIXES]
+                if not inside:
+                    raise ValueError(f"Images: {path} has no image ({', '.join(SUFFIXES)})")
                 paths += inside
                 labels += [label] * len(inside)
     except OSError as error:
         raise ValueError(f"Images: {root} cannot be read ({error.strerror})") from None
     if not paths:
-        raise ValueError(f"Images: {root} has no image in its classes' folders ({', '.join(SUFFIXES)})")
+        raise ValueError(f"Images: {root} has no folder of a class")
     return LabelledImages(torch.tensor(labels), paths=tuple(paths), size=size)
 
 
