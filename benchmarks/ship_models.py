@@ -30,7 +30,7 @@ from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.claims import LOCK
 from polyhead.train.store.files import checksum, seal
 
-ROWS = {True: 1000, False: 5000}  # whether the weights are published -> of so many steps a training row is kept
+ROWS, FEWER = 1000, 5000  # a training row is kept every so many steps; without weights
 COUNTED = ("accuracy", "exact_match")
 LIMIT = 20_000_000  # bytes of all models
 CARD = "README.md"
@@ -42,7 +42,7 @@ def publish(family: str, folder: pathlib.Path) -> str:
     run = read_config(folder)
     name = run.name if run.name.startswith(f"{family}-") else f"{family}-{run.name}"
     into = shipped.REPOSITORY / name
-    keep(folder, into, ROWS[True])
+    keep(folder, into, ROWS)
     tensors, metadata = read_checkpoint(folder, digest(run))
     weights = {key: value for key, value in tensors.items() if key.startswith("model/")}
     text = json.dumps(seal({**{k: v for k, v in metadata.items() if k != "seal"}, "checksum": checksum(weights)}))
@@ -51,7 +51,7 @@ def publish(family: str, folder: pathlib.Path) -> str:
 
 
 def keep(folder: pathlib.Path, into: pathlib.Path, rows: int) -> None:
-    """Copy what a finished run did, without its weights; of training the rows of every so many steps."""
+    """Copy what a finished run did, without its weights; of training one row in every `rows` steps."""
     if read_result(folder) is None:
         raise SystemExit(f"ship_models: {folder} is not finished")
     into.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def main() -> int:
         return int(any(codes))  # below 0: killed
     if given.without_weights:
         for folder in (pathlib.Path(given.family), *given.runs):
-            keep(folder, given.without_weights / read_config(folder).name, ROWS[False])
+            keep(folder, given.without_weights / read_config(folder).name, FEWER)
         return 0
     for folder in given.runs:
         print(publish(given.family, folder))
