@@ -15,8 +15,8 @@ from refusals import refusing
 
 import polyhead as ph
 from polyhead import config as configs
+from polyhead.cli.dispatch import main
 from polyhead.cli.mistakes import one_line
-from polyhead.cli.verbs import main
 from polyhead.config import save
 from polyhead.papers import recipes
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.cli import demo as cli_demo, main, text as cli_text, train as cli_train, verbs as cli
+from polyhead.cli import demo as cli_demo, dispatch as cli, main, text as cli_text, train as cli_train
 from polyhead.cli.output import short_warnings
 from polyhead.cli.train import configured
 from polyhead.config import BlindToOrder, save
@@ -142,7 +142,6 @@ def test_a_package_of_the_core_that_is_missing_is_one_line(monkeypatch, capsys, 
 
 def test_a_package_of_the_user_that_is_missing_is_not_disguised(monkeypatch):
     monkeypatch.setitem(sys.modules, "polyhead.cli.listing", None)
-    monkeypatch.delitem(sys.modules, "polyhead.cli.verbs")
     with pytest.raises(ModuleNotFoundError, match=r"polyhead\.cli\.listing"):
         main(["list", "mechanisms"])
 

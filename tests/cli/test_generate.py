@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.cli.generate import show
 from polyhead.models.generate import text as texts
 from polyhead.tasks.text.task import Text

@@ -5,7 +5,7 @@ import shlex
 import pytest
 from commands import small
 
-from polyhead.cli import sweep as cli_sweep, verbs as cli
+from polyhead.cli import dispatch as cli, sweep as cli_sweep
 from polyhead.cli.sweep import side_by_side
 from polyhead.config import digest
 from polyhead.papers import recipes

@@ -16,7 +16,7 @@ from some import some
 
 import polyhead as ph
 from polyhead import config, spec
-from polyhead.cli import plan as cli_plan, sweep as cli_sweep, train as cli_runs, tune as cli_tune, verbs as cli
+from polyhead.cli import dispatch as cli, plan as cli_plan, sweep as cli_sweep, train as cli_runs, tune as cli_tune
 from polyhead.config import extensions
 from polyhead.ops.dispatch import BACKENDS
 from polyhead.spec import shapes
@@ -104,8 +104,8 @@ def shell_lines(text):
 
 def verb_examples():
     """The `>>> polyhead ...` lines in the help of the command line."""
-    for kind in cli.VERBS.values():
-        yield from (shlex.split(found) for found in re.findall(r">>> (.*)", inspect.getdoc(kind)))
+    for verb in cli.VERBS.values():
+        yield from (shlex.split(found) for found in re.findall(r">>> (.*)", inspect.getdoc(verb.load())))
 
 
 def one_of_each(runs, text):
@@ -140,9 +140,9 @@ def dry(monkeypatch, files):
     monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_, **__: [])
     monkeypatch.setattr(cli_plan, "answer", lambda runs, asked: divided(runs, asked.devices))
     monkeypatch.setattr(cli_tune, "answer", lambda *_: 0)
-    for name, kind in cli.VERBS.items():
+    for name, verb in cli.VERBS.items():
         if name not in ("train", "sweep", "tune", "plan"):  # those read their arguments when they are called
-            monkeypatch.setattr(kind, "__call__", lambda self: 0)
+            monkeypatch.setattr(verb.load(), "__call__", lambda self: 0)
     return lambda words: cli.main(words[1:])
 
 

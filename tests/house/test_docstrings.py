@@ -169,7 +169,7 @@ def test_text_is_utf_8():
 
 COMMANDS = """
 import sys
-from polyhead.cli.verbs import main
+from polyhead.cli.dispatch import main
 sys.stdout = open(1, "w", encoding="ascii", closefd=False)
 sys.stderr = open(2, "w", encoding="ascii", errors="backslashreplace", closefd=False)  # as Python opens it
 for line in sys.argv[1:]:

@@ -135,7 +135,7 @@ import sys, polyhead
 without("the package", "torch", "jax", "numpy", "sklearn", "plotly", "tyro", "yaml")
 from polyhead.cli import main
 assert main(["--help"]) == 0
-without("help", "torch", "jax", "numpy", "plotly", "sklearn")
+without("help", "torch", "jax", "numpy", "plotly", "sklearn", "tyro", "rich")
 assert not (found := {"polyhead.spec.table", "importlib.metadata"} & {*sys.modules}), found
 import polyhead.config
 without("the configuration", "torch", "jax", "numpy", "yaml")
@@ -149,10 +149,17 @@ def without(what, *names):
     assert not (found := new & {*names}), (what, found)
 
 import polyhead.ops, einops._backends
+later = "abstractor", "cross_entropy", "disentangled", "linear", "pooled", "relational"
+lazy = {f"polyhead.ops.{name}" for name in later}
+assert not (found := lazy & {*sys.modules}), found
 # Otherwise what einops learns in a compiled graph's first call would make that graph anew in its second.
 assert {kind.__name__ for kind in einops._backends._type2backend} == {"Parameter", "Tensor"}
 import polyhead as ph
 ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla
+assert not (found := lazy & {*sys.modules}), found
+q = k = v = torch.ones(1, 3, 2, 4)
+attend = torch.compile(lambda q, k, v: ph.ops.linear_attention(q, k, v, causal=True), backend="eager", fullgraph=True)
+assert torch.equal(attend(q, k, v), ph.ops.linear_attention(q, k, v, causal=True))  # imported in a graph
 ph.analysis, ph.compat.torch_mha
 drawn = "plotly", "matplotlib", "tyro", "rich", "tqdm", "pandas"
 without("layers", "sklearn", "scipy", "yaml", "transformers", *drawn)

@@ -12,7 +12,7 @@ from scenarios import corpus
 from traps import guises, spring
 
 import polyhead as ph
-from polyhead.cli.verbs import main
+from polyhead.cli.dispatch import main
 from polyhead.papers import reproduce as reproduce_module
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.maths import text as maths_text

@@ -10,7 +10,7 @@ from commands import mistake
 
 import polyhead.papers.reproduce as module
 from polyhead import train as training
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.config import digest
 from polyhead.papers import page
 from polyhead.papers.claims import above

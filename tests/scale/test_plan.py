@@ -14,7 +14,7 @@ from refusals import refused
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from polyhead.cli import plan as cli_plan, verbs as cli
+from polyhead.cli import dispatch as cli, plan as cli_plan
 from polyhead.config import CoRelNetConfig, Hyla, Mlp, Relational, Run, Softmax, Train, TransformerConfig
 from polyhead.models.build import build
 from polyhead.models.size import parameters

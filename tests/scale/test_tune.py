@@ -18,7 +18,7 @@ from rich.console import Console
 from searches import SPACE, facts, finish, install, score, search, tiny, worked
 
 import polyhead as ph
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.cli.train import configured
 from polyhead.scale.sweep.engines import local as engine_local
 from polyhead.scale.tune import screen as tune_screen, search as tune

@@ -4,7 +4,7 @@ import shlex
 from dataclasses import replace
 
 import polyhead as ph
-from polyhead.cli.verbs import main
+from polyhead.cli.dispatch import main
 
 
 def small(name="small", **changes):

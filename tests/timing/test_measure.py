@@ -16,7 +16,7 @@ import torch
 from commands import mistake
 from compilers import IMPLS
 
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.ops.dispatch import BACKENDS, resolve
 from polyhead.timing import measure as bench, sides as bench_sides
 from polyhead.timing.options import Options

@@ -10,7 +10,7 @@ import torch
 from run_folders import losses, same
 from tiny_runs import interrupted
 
-from polyhead.cli.verbs import main
+from polyhead.cli.dispatch import main
 from polyhead.scale.population import training as population
 from polyhead.timing.measure import command
 from polyhead.timing.options import Options

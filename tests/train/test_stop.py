@@ -10,7 +10,7 @@ import pytest
 from run_folders import same
 
 import polyhead
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
 from polyhead.train.stop import Preempted, StopSignals, requeue

@@ -1,4 +1,4 @@
-"""The command line.  Start with verbs.py; larger verbs have their own files; text.py prints tables."""
+"""The command line.  Start with dispatch.py; verbs.py says where each verb is; text.py prints tables."""
 
 import sys
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ CORE = ("einops", "jaxtyping", "numpy", "rich", "safetensors", "torch", "tyro", 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code.  Without a package of the core, one line names it."""
     try:
-        from polyhead.cli.verbs import main as run
+        from polyhead.cli.dispatch import main as run
 
         return run(argv)
     except ModuleNotFoundError as error:

@@ -9,11 +9,12 @@ import os
 import pathlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import get_type_hints
+from typing import Annotated, get_type_hints
 
 import tyro
 
-from polyhead.cli.output import FLAGS
+from polyhead.cli.output import FLAGS, emit
+from polyhead.cli.verbs import VERBS
 from polyhead.spec.home import home
 from polyhead.spec.shapes import one_of
 
@@ -55,7 +56,7 @@ class CompletionWords:
     values: Mapping[str, tuple[str, ...]]
 
 
-def words(verbs: Mapping[str, object]) -> CompletionWords:
+def words() -> CompletionWords:
     """The words of the installed version, with the recipes of installed extensions."""
     from polyhead.cli import plan, sweep, train, tune
     from polyhead.cli.listing import KINDS
@@ -68,11 +69,12 @@ def words(verbs: Mapping[str, object]) -> CompletionWords:
         "tune": _flags(tune.tuning()),
         "plan": _flags(plan.planning()),
     }
-    options = of_runs | {verb: _flags(kind) for verb, kind in verbs.items() if isinstance(kind, type)}
+    kinds = {name: verb.load() for name, verb in VERBS.items()}
+    options = of_runs | {name: _flags(kind) for name, kind in kinds.items() if isinstance(kind, type)}
     names = dict.fromkeys(of_runs, tuple(sorted(every())))
     names |= {"reproduce": tuple(FIGURES), "list": KINDS, "completion": tuple(SHELLS)}
     return CompletionWords(
-        tuple(verbs),
+        tuple(VERBS),
         {verb: tuple(dict.fromkeys((*flags, *EVERYWHERE))) for verb, flags in options.items()},
         names,
         {"--scale": tuple(SCALES), "--device": DEVICES},
@@ -119,9 +121,9 @@ def _dashed(name: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- scripts
-def script(shell: str, verbs: Mapping[str, object]) -> str:
+def script(shell: str) -> str:
     """The script for `shell`.  Raises ValueError for an unknown shell."""
-    return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words(verbs))
+    return SHELLS[one_of("polyhead completion", "shell", shell, SHELLS)](words())
 
 
 def _cases(table: Mapping[str, Iterable[str]], name: str) -> str:
@@ -192,3 +194,31 @@ def _fish(known: CompletionWords) -> str:
 
 
 SHELLS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+
+
+# ----------------------------------------------------------------------------------------------------------------- verb
+@dataclass(frozen=True)
+class Completion:
+    """Print the script that completes commands, recipes, figures and options in a shell; or install it.
+
+    >>> polyhead completion bash --install
+    >>> polyhead completion fish
+    """
+
+    shell: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SHELL")]
+    """bash, zsh or fish."""
+    install: bool = False
+    """Write the script to the path where the shell looks for it, and print the path."""
+
+    def __call__(self) -> int:
+        from polyhead.train.store.files import check_place
+
+        text = script(self.shell)
+        if not self.install:
+            emit(lambda: {"script": text}, lambda: print(text, end=""))
+            return 0
+        path, then = place(self.shell)
+        check_place("polyhead completion", path)
+        path.write_text(text, encoding="utf-8")
+        emit(lambda: {"completion": str(path)}, lambda: print(f"completion: {path}; {then}"))
+        return 0

@@ -9,6 +9,7 @@ reads no data, so `torch.compile` can trace it.
 import functools
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -68,11 +69,16 @@ _IMPLS: dict[tuple[str, str], ModuleType | Blocked] = {}
 def load(op: str) -> None:
     """Import every impl of an op.  Each reference.py calls this last, because `torch.compile` cannot trace an
     import."""
-    _MODULES[op] = importlib.import_module(f"polyhead.ops.{op}.reference")
+    _MODULES[op] = sys.modules[f"polyhead.ops.{op}.reference"]
     REFERENCES[op] = _MODULES[op].reference
     for impl in BACKENDS[op]:
         if impl not in IN_OP_FILE:
             _IMPLS[op, impl] = _made(op, impl)
+
+
+def _home(op: str) -> ModuleType:
+    """The module of the op's public function; its import loads the op."""
+    return _MODULES[op] if op in _MODULES else importlib.import_module(f"polyhead.ops.{op}.reference")
 
 
 def _made(op: str, impl: str) -> ModuleType | Blocked:
@@ -93,9 +99,7 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     Raises ValueError for an unknown op or impl; the message suggests the nearest valid name.
     """
     one_of("polyhead.ops", "op", op, BACKENDS)
-    if op not in _MODULES:
-        load(op)
-    public = getattr(_MODULES[op], PUBLIC[op])
+    public = getattr(_home(op), PUBLIC[op])
     if impl == "auto":
         return public
     one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
@@ -105,8 +109,7 @@ def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
 def code_of(op: str) -> Impl:
     """The function that computes the op's code (b h t s) from a call; the reference calls the same one."""
     one_of("polyhead.ops", "op", op, BACKENDS)
-    if op not in _MODULES:
-        load(op)
+    _home(op)
     return functools.partial(_coded, op)
 
 

@@ -21,7 +21,9 @@ def lazy(
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(f"{package}.{places[name] or name}")
-        return getattr(module, name) if places[name] else module
+        value = getattr(module, name) if places[name] else module
+        setattr(sys.modules[package], name, value)  # found once
+        return value
 
     return found, lambda: sorted(offered)
 

@@ -18,7 +18,7 @@ from explored import DUAL, TEXT, batch_of, model_of
 
 import polyhead as ph
 from polyhead.analysis import capture, look
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.config import Batch
 from polyhead.pages.explore import data as explore_data, writer as explore
 from polyhead.pages.explore.data import gather, quantised, shown

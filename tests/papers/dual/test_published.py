@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from polyhead.cli import verbs as cli
+from polyhead.cli import dispatch as cli
 from polyhead.config import digest
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.redraw import redraw

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from polyhead import config, spec
+from polyhead import config, ops, spec
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.config.sizes import Sizes, sizes
 from polyhead.layers import Device
@@ -20,7 +20,6 @@ from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.layers.projection import hooked
-from polyhead.ops.linear.reference import linear_step
 from polyhead.spec.shapes import named, one_of
 
 
@@ -118,7 +117,7 @@ class LinearHeads(TokenHeads):
             came = "attend is not the op's" if is_own(self) else "it has hooks"
             came = came if self.normalise == "identity" else f"normalise is {self.normalise!r}"
             raise ValueError(f"LinearHeads: step needs heads that keep one sum of earlier tokens, but {came}")
-        return linear_step(q, k, v, state, mask=mask, act=self.act)
+        return ops.linear_step(q, k, v, state, mask=mask, act=self.act)
 
 
 def sums(group: nn.Module) -> bool:

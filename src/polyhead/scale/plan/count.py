@@ -24,9 +24,10 @@ from torch.utils.flop_counter import flop_registry
 from polyhead.config import Batch, Hyla, Mechanism, Relational, Run, TransformerConfig
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
+from polyhead.ops import cross_entropy  # noqa: F401  (registers its operators)
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.custom_op_rules import LEARNED
-from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.dispatch import BACKENDS, resolve
 from polyhead.ops.hyla import triton as hyla_triton
 from polyhead.spec import amount
 from polyhead.train.evaluation import answers
@@ -248,6 +249,8 @@ def _entropy(products: int, first: int, args: Any, options: Mapping[str, Any]) -
 
 
 def _formulas() -> dict[Any, Formula]:
+    for op in BACKENDS:
+        resolve(op)  # registers its operators
     # Backward: scores and values again; then dy, da twice, dv, dq, dk.
     hyla = partial(_attention, "d + 2 e", "e e"), partial(_attention, "3 d + 5 e", "4 e e")
     relational = partial(_relational, "d + e + r", "r p"), partial(_relational, "3 d + 2 e + 2 r", "3 r p")
