@@ -82,6 +82,7 @@ sweep small --ray local --slurm | --ray and --slurm exclude each other but both 
 sweep small --partition gpu | --partition is for --slurm
 sweep small --ray local --minutes 9 | --minutes is for --slurm
 sweep small --gpus 1 | --gpus is for --ray and --slurm
+sweep small --slurm --gpus nan | gpus must be a finite number but is nan
 sweep small --slurm --gpus 0.5 | Slurm gives whole GPUs but gpus is 0.5
 sweep small --slurm --minutes 0 | minutes must be at least 1 but is 0
 sweep small --population --slurm | --population trains in one process, so --slurm has nothing to do

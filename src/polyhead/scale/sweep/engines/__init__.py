@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from polyhead.spec.shapes import check_number
 from polyhead.train.stop import REQUEUE
 
 if TYPE_CHECKING:
@@ -69,9 +70,8 @@ class Resources:
 
     def __post_init__(self) -> None:
         for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"sweep: {name} must be at least {least} but is {value}")
+            if (value := getattr(self, name)) is not None:
+                check_number("sweep", name, value, least)
 
 
 def command(folder: pathlib.Path) -> list[str]:
