@@ -3,16 +3,17 @@
     python benchmarks/long_figure.py [runs/long/main/*]       draws the pages of docs/results/fuzzy and sraven anew
 
 `long` has the scores of the main test, `inside` what swaps and probes of their codes show, `parts` the ablations,
-`sraven` the runs on SRAVEN.  Without folders it takes the runs that `ship_models.py` has put into `models/`, and those
-without weights in `docs/results/sraven/runs` and `docs/results/fuzzy/runs`, which `inside` leaves out.  It names the
-other folders that it leaves out: unfinished runs, and runs that are not of the protocol.
+`settings` and `length` other heads, dropout, decay and fewer examples, `sraven` the runs on SRAVEN.  Without folders it
+takes the runs that `ship_models.py` has put into `models/`, and those without weights in `docs/results/sraven/runs` and
+`docs/results/fuzzy/runs`, which `inside` leaves out.  It names the other folders that it leaves out: unfinished runs,
+and runs that are not of the protocol.
 """
 
 import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from long_trainings import ABLATIONS, MODELS, SEEDS, pilot, training
+from long_trainings import ABLATIONS, CHANGED, MODELS, SEEDS, SETTINGS, pilot, training
 from polyhead.config import Run, digest
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla import inside, long
@@ -28,10 +29,16 @@ PAGES = {
     "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
     "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
     "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
+    "settings": Figure("Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, long.draw_settings),
+    "length": Figure("Fuzzy logic from 16 examples after 50,000 steps", HYLA, long.draw_length),
     "sraven": Figure("Raven matrices with permuted columns after 40,000 steps", HYLA, long.draw_ravens),
 }
 RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
-"""Chosen before the runs: see docs/results/protocol.md.  An ablation takes that of the model that it changes."""
+"""Chosen before the runs: see docs/results/protocol.md.  Other runs take that of the model that they change."""
+
+SHORT = tuple(row for row in SETTINGS if row.startswith("length-16"))
+BESIDE = {"parts": tuple(ABLATIONS), "settings": tuple(row for row in SETTINGS if row not in SHORT)}
+"""Page -> the rows that it is about, which it has beside the models that they change."""
 
 
 def main() -> None:
@@ -40,10 +47,11 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=PLACE)
     parser.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
     given = parser.parse_args()
-    rates = RATES | {row: RATES[changed] for row, changed in ABLATIONS.items()}
+    rates = RATES | {row: RATES[changed] for row, changed in CHANGED.items()}
     wanted = {digest(training(row, seed, rates[row])): row for row in rates for seed in SEEDS}
     wanted |= {digest(pilot(row, seed)): f"sraven-{row}" for row in MODELS for seed in (0, *SEEDS)}
-    of = {"long": MODELS, "inside": MODELS, "parts": tuple(rates), "sraven": tuple(f"sraven-{row}" for row in MODELS)}
+    of = {"long": MODELS, "inside": MODELS, "length": SHORT, "sraven": tuple(f"sraven-{row}" for row in MODELS)}
+    of |= {name: (*MODELS, *rows) for name, rows in BESIDE.items()}
     finished: list[tuple[str, Run, Result]] = []
     weights = [folder for task in ("fuzzy", "sraven") for folder in sorted(shipped.REPOSITORY.glob(f"{task}-*"))]
     kept = [*weights, *(folder for task in ("sraven", "fuzzy") for folder in sorted((PLACE / task / "runs").glob("*")))]
@@ -58,7 +66,7 @@ def main() -> None:
         mine = [(run, result) for row, run, result in finished if row in of[name]]
         if name == "inside":
             mine = [(run, result) for run, result in mine if candidates(result.folder)]
-        if not mine or (name == "parts" and not there & set(ABLATIONS)):
+        if not mine or (name in BESIDE and not there & set(BESIDE[name])):
             print(f"{name}: no run is finished")
             continue
         into = given.into / name if name == "sraven" else given.into / "fuzzy" / name
@@ -69,8 +77,8 @@ def main() -> None:
 def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Result]) -> None:
     """Draw one page."""
     study = Study.of(name, HYLA, "paper", into, runs, results)
-    if name == "parts":
-        study = long.of_ablations(study)
+    if name in BESIDE:
+        study = long.beside_changed(study, BESIDE[name])
     into.mkdir(parents=True, exist_ok=True)
     outcome = known.draw(study, into)
     about = described(name, known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}

@@ -5,8 +5,8 @@
     nice -n 19 python benchmarks/long_trainings.py --folder runs/long --seeds 0 --models softmax hyla --sraven
 
 First six runs of 5,000 steps of seed 0 choose each model's rate by R² on `validation`, then every seed trains softmax,
-HYLA and linear for 50,000 steps.  `--models` names others: ablations take the rate of the model that they change.  Give
-the same command again to resume: finished runs are skipped, begun ones continue exactly.
+HYLA and linear for 50,000 steps.  `--models` names others, ablations and other settings: they take the rate of the
+model that they change.  Give the same command again to resume: finished runs are skipped, begun ones continue exactly.
 
 `--sraven` is the pilot on SRAVEN: the paper's network and permuted columns, two features in place of four, 40,000 steps
 in place of 156,250, and one rate.
@@ -30,6 +30,16 @@ MODELS = ("softmax", "hyla", "linear")
 ABLATIONS = {"hyla-linear": "hyla", "hyla-norms": "hyla", "linear-rms": "linear", "hyla-softmax": "hyla"}
 """Row of Table A1 -> the model that it changes."""
 
+SETTINGS = {
+    **{f"length-16-{row}": row for row in MODELS},
+    **{f"{row}-width-8": row for row in MODELS},
+    "softmax-dropout": "softmax",
+    "softmax-decay": "softmax",
+}
+"""Order 4 of the protocol -> the model that it changes: 16 examples in place of 32, heads of width 8 in place of 2,
+dropout of 0.1 on the code, weight decay 1.0 in place of 0.1."""
+
+CHANGED = ABLATIONS | SETTINGS
 RATES = (1e-3, 3e-3)
 SEEDS = (1, 2, 3, 4, 5, 6)
 TIE = 0.005  # of R²: within it the lower rate is taken
@@ -38,9 +48,12 @@ SPLITS = ("validation", "iid", "compositional", "novel")
 
 def training(row: str, seed: int, lr: float, *, steps: int = 50_000, every: int = 2500) -> Run:
     """One run: the paper's network, a split of the seed's own, scores on 16,000 sequences a split."""
-    task = FuzzyLogic(variables=4, terms=2, length=32, held_out=0.7, split="covered", split_seed=seed)
+    length, width = 16 if row.startswith("length-16") else 32, 8 if row.endswith("width-8") else 2
+    task = FuzzyLogic(variables=4, terms=2, length=length, held_out=0.7, split="covered", split_seed=seed)
     train = Train(steps=steps, lr=lr, evaluate=SPLITS, eval_batches=125, eval_every=every, save_every=500)
-    model = fuzzy_model(task, ROWS[row].sized(8, 2), dim=128, hidden=256)
+    model = fuzzy_model(task, ROWS[SETTINGS.get(row, row)].sized(8, width), dim=128, hidden=256)
+    model = replace(model, dropout=0.1) if row == "softmax-dropout" else model
+    train = replace(train, weight_decay=1.0) if row == "softmax-decay" else train
     return Run(name=f"{row}-{seed}", task=task, model=model, train=train, seed=seed, threads=1)
 
 
@@ -92,22 +105,24 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/long"))
     parser.add_argument("--workers", type=int)
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--models", choices=(*MODELS, *ABLATIONS), nargs="+", default=MODELS)
+    parser.add_argument("--models", choices=(*MODELS, *CHANGED), nargs="+", default=MODELS)
     parser.add_argument("--sraven", action="store_true", help="the pilot on SRAVEN in place of fuzzy logic")
     parser.add_argument("--list", action="store_true", help="train nothing: say what would be trained")
     given = parser.parse_args()
     asked = [(row, seed) for seed in given.seeds for row in given.models]
-    pilots = tuple(pilot(row, seed) for row, seed in asked)
+    if given.sraven and set(given.models) & set(SETTINGS):
+        parser.error(f"--sraven has softmax, hyla, linear and ablations, not {', '.join(SETTINGS)}")
+    pilots = tuple(pilot(row, seed) for row, seed in asked) if given.sraven else ()
     if given.list:
-        for run in pilots if given.sraven else (*choices(), *(training(row, seed, 1e-3) for row, seed in asked)):
+        for run in pilots or (*choices(), *(training(row, seed, 1e-3) for row, seed in asked)):
             print(f"{run.name:20} {run.train.steps:6} steps")
         return
-    if given.sraven:
+    if pilots:
         _train(pilots, given.folder / "sraven", given.workers)
         return
     lrs = rates(given.folder / "rates", given.workers)
     print("learning rates:", ", ".join(f"{row} {lr:g}" for row, lr in lrs.items()))
-    main = tuple(training(row, seed, lrs[ABLATIONS.get(row, row)]) for row, seed in asked)
+    main = tuple(training(row, seed, lrs[CHANGED.get(row, row)]) for row, seed in asked)
     _train(main, given.folder / "main", given.workers)
 
 

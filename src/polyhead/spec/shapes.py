@@ -51,7 +51,9 @@ def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
     raise ValueError(f"{who}: unknown {what} {value!r}{hint} (choose from {', '.join(map(str, names))})")
 
 
-def check_number(who: str, name: str, value: int | float, least: int | None = None, *, above: bool = False) -> None:
+def check_number(
+    who: str, name: str, value: int | float, least: int | float | None = None, *, above: bool = False
+) -> None:
     """Raise ValueError unless `value` is finite and, if `least` is given, at least that (`above`: above it)."""
     if not math.isfinite(value):
         raise ValueError(f"{who}: {name} must be a finite number but is {value}")

@@ -147,12 +147,38 @@ def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(stud
     hyla, softmax = study.points
     without = replace(softmax, run=replace(softmax.run, name="hyla-linear-1"))
     other = replace(hyla, run=replace(hyla.run, name="hyla-2", seed=2))
-    found = long.draw_parts(long.of_ablations(replace(study, points=(hyla, softmax, without, other))), tmp_path)
+    found = long.draw_parts(
+        long.beside_changed(replace(study, points=(hyla, softmax, without, other)), long.ABLATIONS), tmp_path
+    )
     assert {row[1] for row in found.rows} == {"1"}  # no ablation has seed 2
     assert list(panels[0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
     (verdict,) = found.verdicts  # the other ablations have no runs
     assert verdict.claim == "HYLA composes better than without its nonlinearity"
     assert verdict.parts[0].estimate.values == pytest.approx({1: 0.05})
+
+
+def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_paper(study, tmp_path, monkeypatch):
+    """Its table is of 32 examples and heads of width 2."""
+    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path)
+    hyla, softmax = study.points
+
+    def called(point, name):
+        return replace(point, run=replace(point.run, name=name))
+
+    wide = called(hyla, "hyla-width-8-1"), called(softmax, "softmax-width-8-1"), called(hyla, "softmax-dropout-1")
+    settings = long.draw_settings(replace(study, points=(*study.points, *wide)), tmp_path)
+    assert [stem for stem, _ in settings.pictures] == ["long"]
+    assert "HYLA, width 8 1" in settings.pictures[0][1]
+    assert {verdict.claim: verdict.parts[0].estimate.values[1] for verdict in settings.verdicts} == {
+        "with heads of width 8 HYLA is better than softmax": pytest.approx(0.05),
+        "HYLA composes better with heads of width 8": 0.0,
+        "softmax composes better with dropout on its code": pytest.approx(0.05),
+    }
+    short = tuple(called(point, f"length-16-{point.run.name}") for point in study.points)
+    length = long.draw_length(replace(study, points=short), tmp_path)
+    assert [stem for stem, _ in length.pictures] == ["long"]
+    assert [verdict.parts[0].estimate.values for verdict in length.verdicts] == [pytest.approx({1: 0.05})]
+    assert {row[0] for row in length.rows} == {"HYLA", "Softmax", *long.FLOORS.values()}
 
 
 def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ a run; it is a test from five seeds on.
 import itertools
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from polyhead.analysis import figures
@@ -37,7 +37,11 @@ WORDS = {"r2": "R²", "accuracy": "accuracy"}
 
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
-NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | FLOORS | RAVEN_FLOORS
+SETTINGS = {f"{name}-width-8": f"{ROWS[name].label}, width 8" for name in MAIN}
+SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
+NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | FLOORS | RAVEN_FLOORS
+TASKS = ("sraven-", "length-16-")
+"""What the name of a run begins with if its task is not that of the main test."""
 
 Tests = tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...]
 """Family (p-values are corrected within one), claim, and the differences that must be above 0."""
@@ -82,6 +86,19 @@ PARTS: Tests = (
     ("parts", "linear heads compose better with RMSHead", (("unseen", "linear-rms", "linear"),)),
 )
 """Of the ablations: the dated addition to the protocol that was written before their first step."""
+
+WIDE: Tests = (
+    ("settings", "with heads of width 8 HYLA is better than softmax", (("unseen", "hyla-width-8", "softmax-width-8"),)),
+    (
+        "settings",
+        "with heads of width 8 softmax is better than linear",
+        (("unseen", "softmax-width-8", "linear-width-8"),),
+    ),
+    ("settings", "HYLA composes better with heads of width 8", (("unseen", "hyla-width-8", "hyla"),)),
+    ("settings", "softmax composes better with dropout on its code", (("unseen", "softmax-dropout", "softmax"),)),
+    ("settings", "softmax composes better with ten times the decay", (("unseen", "softmax-decay", "softmax"),)),
+)
+"""Of the other settings: the dated addition to the protocol that was written before their first step."""
 
 RAVENS: Tests = (
     *(("primary", claim, parts) for _, claim, parts in TESTS[:3]),
@@ -150,7 +167,8 @@ def measured(points: Iterable[FinishedRun]) -> dict[tuple[str, str], dict[int, f
 
 
 def _model(point: FinishedRun) -> str:
-    return point.run.name.rpartition("-")[0].removeprefix("sraven-")
+    name = point.run.name.rpartition("-")[0]
+    return next((name.removeprefix(task) for task in TASKS if name.startswith(task)), name)
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
@@ -183,13 +201,23 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
 
 
 def draw_parts(study: Study, folder: pathlib.Path) -> FigureOutcome:
-    """The page of the ablations, beside the models that they change: of the runs `of_ablations`."""
+    """The page of the ablations, beside the models that they change: of the runs `beside_changed`."""
     return _drawn(study, folder, PARTS)
 
 
-def of_ablations(study: Study) -> Study:
-    """The runs of those seeds that an ablation has."""
-    seeds = {point.run.seed for point in study.points if _model(point) in ABLATIONS}
+def draw_settings(study: Study, folder: pathlib.Path) -> FigureOutcome:
+    """The page of other heads, dropout and decay, in the same way."""
+    return _drawn(study, folder, WIDE)
+
+
+def draw_length(study: Study, folder: pathlib.Path) -> FigureOutcome:
+    """The page of the three models that see 16 examples."""
+    return _drawn(study, folder, TESTS[:3])
+
+
+def beside_changed(study: Study, models: Collection[str]) -> Study:
+    """The runs of those seeds that one of the changed `models` has."""
+    seeds = {point.run.seed for point in study.points if _model(point) in models}
     return replace(study, points=tuple(point for point in study.points if point.run.seed in seeds))
 
 
@@ -226,7 +254,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
             y_label=f"{word} on unseen combinations",
         )
     head, rows = _table(everything, found)
-    more = _beside_paper(f"{study.figure}-paper", shown, levels, folder)
+    more = _beside_paper(f"{study.figure}-paper", shown, levels, folder) if tests in (TESTS, PARTS) else ()
     return FigureOutcome(
         pictures=((study.figure, _caption(points, word)), *more),
         head=head,
@@ -240,9 +268,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
 def _beside_paper(
     stem: str, found: Measured, levels: Mapping[str, float], folder: pathlib.Path
 ) -> tuple[tuple[str, str], ...]:
-    """The scores at the end beside the paper's, in a picture of their own; none of SRAVEN, whose setting is another."""
-    if NAMES["same_slot"] in levels:
-        return ()
+    """The scores at the end beside the paper's at the same setting, in a picture of their own."""
     ours = {model: by for (quantity, model), by in found.items() if quantity == "unseen" and model in ROWS}
     paper = {model: score for model in ours if (score := ROWS[model].fuzzy) is not None}
     for path in both(stem, folder):
