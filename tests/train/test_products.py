@@ -306,8 +306,7 @@ def test_processes_of_a_run_agree(monkeypatch, others, fast):
 # ---------------------------------------------------------------------------------------------------- the command line
 def test_evaluation_takes_them_unless_the_run_does_not(whole, monkeypatch):
     asked: list[bool] = []
-    plain = products.fast_products
-    monkeypatch.setattr(products, "fast_products", lambda wanted=True: asked.append(wanted) or plain(wanted))
+    monkeypatch.setattr("polyhead.train.fast_products", lambda on=True: asked.append(on) or fast_products(on))
     mine = read_config(whole)
     for config in (mine, replace(mine, fast_products=False)):
         monkeypatch.setattr(checkpoint, "read_config", lambda folder, config=config: config)
