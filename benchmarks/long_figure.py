@@ -36,8 +36,8 @@ PAGES = {
 RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
 """Chosen before the runs: see docs/results/protocol.md.  Other runs take that of the model that they change."""
 
-SHORT = tuple(row for row in SETTINGS if row.startswith("length-16"))
-BESIDE = {"parts": tuple(ABLATIONS), "settings": tuple(row for row in SETTINGS if row not in SHORT)}
+SHORT = tuple(name for name, variant in SETTINGS.items() if variant.length != 32)
+BESIDE = {"parts": tuple(ABLATIONS), "settings": tuple(name for name in SETTINGS if name not in SHORT)}
 """Page -> the rows that it is about, which it has beside the models that they change."""
 
 

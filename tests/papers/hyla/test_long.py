@@ -6,9 +6,10 @@ import pathlib
 from dataclasses import replace
 
 import pytest
+from scripts import loaded
 
 from polyhead.analysis import figures
-from polyhead.config import Train
+from polyhead.config import Train, digest
 from polyhead.papers.claims import HOLDS, NO_TEST, OPEN
 from polyhead.papers.hyla import long
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
@@ -49,6 +50,23 @@ def test_committed_verdicts_follow_from_the_committed_numbers():
         assert [one[said] for one in came] == [one[said] for one in wanted]
     p_values = [[part["corrected_p"] for one in verdicts for part in one["parts"]] for verdicts in (came, wanted)]
     assert p_values[0] == pytest.approx(p_values[1], rel=1e-6)
+
+
+def test_runs_have_the_configurations_of_the_protocol():
+    """The digests of runs that are trained: with another one a run would begin anew, under its old name."""
+    trainings = loaded("benchmarks", "long_trainings.py")
+    rates = dict.fromkeys(("hyla", *trainings.CHANGED), 3e-3) | {"linear": 1e-3, "linear-rms": 1e-3}
+    wanted = {
+        "linear": "d1e539c77fd0",
+        "hyla": "bd292b1083ed",
+        "hyla-linear": "75e2054b0160",
+        "linear-rms": "dad7330d1526",
+    }
+    wanted |= {"length-16-hyla": "7eb1205a88dc", "hyla-width-8": "9086301201f4"}
+    wanted |= {"softmax-dropout": "6fe2958bac9c", "softmax-decay": "b9174354a47e"}
+    assert {row: digest(trainings.training(row, 1, rates[row])) for row in wanted} == wanted
+    assert {trainings.CHANGED[row] for row in ("length-16-linear", "linear-width-8", "linear-rms")} == {"linear"}
+    assert {row for row in trainings.SETTINGS if not row.startswith("length-16-")} == set(long.SETTINGS)
 
 
 def test_differences_are_of_the_seeds_that_both_have():
