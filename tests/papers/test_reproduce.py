@@ -3,7 +3,9 @@
 import base64
 import json
 import re
+import urllib.parse
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from commands import mistake
@@ -141,13 +143,23 @@ def test_the_page_says_what_holds(tmp_path):
     assert "<claim>" not in text
 
 
-@pytest.mark.parametrize(
-    ("size", "pixels", "kind"), [(100, True, "svg+xml"), (101, True, "png"), (101, False, "svg+xml")]
-)
+@pytest.mark.parametrize(("size", "pixels", "kind"), [(0, True, "svg"), (1, True, "png"), (1, False, "svg")])
 def test_a_large_vector_graphic_is_pixels_in_the_page(size, pixels, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "VECTOR", 100)
-    (tmp_path / "map.svg").write_bytes(b"v" * size)
+    svg = '<svg a="100%#">\n <!-- it\'s -->\n <path d="M 0 0 \nL 1 1"/>\n <text>&lt; é</text></svg>'
+    (tmp_path / "map.svg").write_text(svg, encoding="utf-8")
+    monkeypatch.setattr(page, "VECTOR", len(svg.encode()) - size)
     if pixels:
         (tmp_path / "map.png").write_bytes(b"p" * 8)
-    data = base64.b64encode(b"p" * 8 if kind == "png" else b"v" * size).decode()
-    assert f'src="data:image/{kind};base64,{data}"' in page._picture(tmp_path / "map.svg", "codes")
+    shown = re.search('src="data:image/([^"]*)"', page._picture(tmp_path / "map.svg", "codes"))[1]
+    if kind == "png":
+        assert shown == f"png;base64,{base64.b64encode(b'p' * 8).decode()}"
+    else:
+        text = urllib.parse.unquote(shown.removeprefix("svg+xml,"))
+        assert text == "<svg a='100%#'><path d='M 0 0 L 1 1'/><text>&lt; é</text></svg>"
+        assert not set(shown) & set('#&"\n')
+
+
+@pytest.mark.parametrize("font", ["'DejaVu Sans'", "serif"])
+def test_quotes_of_an_attribute_survive(font):
+    text = urllib.parse.unquote(page._quoted(f'<svg font="{font}"/>'))
+    assert ElementTree.fromstring(text).get("font") == font
