@@ -14,6 +14,7 @@ from matplotlib.colors import to_rgb
 from refusals import refusing
 
 from polyhead.analysis import figures
+from polyhead.papers.hyla.rows import OURS, ROWS
 
 POINTS = np.random.default_rng(0).normal(size=(9, 2))
 KINDS = {
@@ -259,6 +260,18 @@ def test_names_of_floors_do_not_lie_on_each_other(drawn: list) -> None:
     assert {text.get_text(): text.xy[0] for text in axes.texts} == floors
     heights = {text.get_text(): box.y0 for text, box in zip(axes.texts, boxes, strict=True)}
     assert heights["Same slot"] == heights["Copy"] == heights["Exact ceiling"]
+
+
+def test_table_a1_has_a_colour_for_each_model_and_names_of_floors_side_by_side(drawn: list) -> None:
+    """Its long names of rows leave the axes half of the figure."""
+    floors = {"Recall": 0.335, "Gaussian process": 0.497, "Mixture": 0.625, "Exact ceiling": 0.998}
+    measured = {row.label: [0.25 + 0.02 * i] for i, row in enumerate((ROWS | OURS).values())}
+    figures.results(measured, "x.png", floors=floors)
+    drawn[0].canvas.draw()
+    axes = drawn[0].axes[0]
+    assert len({container.lines[0].get_color() for container in axes.containers}) == len(measured) >= 15
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[i + 1 :] if a.overlaps(b)]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The committed results fit the present recipes: digests, counts, tables and verdicts agree."""
 
+import itertools
 import json
 import pathlib
 import re
@@ -138,6 +139,37 @@ def test_pages_repeat_the_means_of_the_long_trainings():
         score = swaps[f"{whose}, against the donor's function"]
         wanted = f"{score['mean']:.2f} ± {score['standard_error']:.2f} {told}".replace("-", "−")
         assert wanted in deviations, wanted
+
+
+def test_pages_repeat_the_swaps_beside_their_control():
+    found = json.loads((RESULTS / "swap_control.json").read_text())["r2"]
+    inside = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]
+    rows = {row[0]: row[1:] for row in table(section("hyla.md", "Codes")) if row[0].endswith("inputs")}
+    index = " ".join((RESULTS / "index.md").read_text().split())
+    for label, third in itertools.product(("HYLA", "Softmax", "Linear"), ("other inputs", "same inputs")):
+        runs = {seed: found[f"fuzzy-{label.lower()}-{seed}"] for seed in SEEDS}
+        cells = next(cells for row, cells in rows.items() if row.startswith(label) and row.endswith(third))
+        for cell, rule in zip(cells, ("donor", "own"), strict=True):
+            gained = over_seeds(run["donor"][rule] - run[third][rule] for run in runs.values())
+            assert cell.removeprefix("+") == gained, (label, third, rule)
+        assert third == "other inputs" or cells[0] in index, label
+        for seed, run in runs.items():  # the pairs are those of the page
+            for whose, code in (("the donor's", "donor"), ("a third sequence's", "other inputs")):
+                page = inside[label][f"{whose}, against the donor's function"]["by_seed"][str(seed)]
+                assert run[code]["donor"] == pytest.approx(page, abs=1e-4), (label, seed, code)
+    assert len(rows) == 6
+
+
+def test_the_page_repeats_the_clusters_of_the_long_trainings():
+    found = json.loads((RESULTS / "clusters.json").read_text())["purity over chance"]
+    rows = {row[0]: row[1:] for row in table(section("hyla.md", "Codes")) if row[0].endswith((", term 1", ", term 2"))}
+    assert len(rows) == 6
+    for place, cells in rows.items():
+        label, target = place.split(", ")
+        runs = [found[f"fuzzy-{label.lower()}-{seed}"] for seed in SEEDS]
+        after, before = ([run[kind][f"{target}, layer 2"] for run in runs] for kind in ("trained", "untrained"))
+        gained = [one - other for one, other in zip(after, before, strict=True)]
+        assert [cell.removeprefix("+") for cell in cells] == [*map(over_seeds, (after, before, gained))], place
 
 
 HYLA = {

@@ -30,7 +30,7 @@ FAINT = "#6e7781"
 COLOURS = {"Softmax": "#0072b2", "Linear": "#d98c00", "HYLA": "#009e73"}
 SPARE = (
     "#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c",
-    "#2e5e3e",
+    "#2e5e3e", "#f4978e",
 )  # fmt: skip
 MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 MARKS = {"HYLA": "o", "Softmax": "s", "Linear": "D"}  # the same as in the report
@@ -375,7 +375,7 @@ def _numbers(axes: "Axes", values: Array, image: Any) -> None:
 def _name_floors(axes: "Axes", floors: Mapping[str, float]) -> None:
     """Write the names above their lines, each as low as possible without overlap."""
     left, right = axes.get_xlim()
-    wide = (right - left) / 70  # approximate width of a letter
+    wide = (right - left) / 50  # of a letter where long names of rows leave the axes half of the figure
     levels: list[float] = []  # where the last name of each level ends
     for name, value in sorted(floors.items(), key=lambda pair: pair[1]):
         start = value - wide * len(name) / 2

@@ -24,7 +24,8 @@ def verb(arguments: list[str]) -> int:
 
     RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  `polyhead train RECIPE --help`
     lists its fields.  --model.heads sets the heads of all layers in one word; --print only prints the run as a file,
-    which you can edit and train.  --scale is for figures and for fuzzy-softmax, -linear and -hyla: short or paper.
+    which you can edit and train.  --scale is for figures and for fuzzy-softmax, -linear and -hyla: short, paper or
+    original (the paper's, with the details of its code).
 
     >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
     >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from scripts import loaded
 
 from polyhead.config import Train
 from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
@@ -43,6 +45,21 @@ def test_a_line_repeats_it_with_seed_6_in_place_of_seed_1():
     assert verdict.parts[0].estimate.values == pytest.approx({**wanted, 6: 0.5 - 0.1})
     assert inside.repeated({"hyla": first}, {}) == []
     assert inside.repeated({"hyla": swapped(0.1, seeds=4)["hyla"]}, more) == []
+
+
+def test_the_control_of_the_swap_has_the_inputs_of_the_pair_and_a_third_function():
+    control = loaded("benchmarks", "swap_control.py")
+    task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
+    pair = task.contrasts("compositional", 200, torch.Generator().manual_seed(0))
+    more = control.third(task, pair, torch.Generator().manual_seed(1))
+    *x, y = more.inputs.unbind(-1)
+    assert torch.equal(torch.stack(x, -1), pair[0].inputs[..., :-1])
+    assert torch.equal(y[:, :-1], more.targets[:, :-1, 0])
+    assert not y[:, -1].any()
+    own = more.latents["terms"]
+    assert not any((own == batch.latents["terms"]).all(-1).any() for batch in pair)
+    assert (own[:, None] == task.functions("compositional")).all(-1).any(-1).all()
+    assert not torch.equal(more.targets, pair[0].targets)
 
 
 def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeypatch):

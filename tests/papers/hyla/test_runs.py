@@ -132,12 +132,15 @@ def test_the_paper(name):
     assert replace(run.train, steps=15_000, eval_batches=32, eval_every=2500) == short.train
 
 
-def test_the_original_code_differs_by_its_quirks():
-    run, paper = RECIPES["fuzzy-original"](), RECIPES["fuzzy-hyla"]("paper")
+@pytest.mark.parametrize("heads", ["softmax", "linear", "hyla"])
+def test_the_original_code_differs_by_its_quirks(heads):
+    recipe = RECIPES[f"fuzzy-{heads}"]
+    run, paper = recipe("original"), recipe("paper")
     assert run.task == replace(paper.task, split="legacy")
     assert run.model == replace(paper.model, dropout=0.1, dropout_shared=True)
     decay = ph.Decay(qkv_biases=True, relative_bias=True)
     assert run.train == replace(paper.train, decay=decay, early_floor=True)
+    assert replace(RECIPES["fuzzy-original"](), name="fuzzy-hyla") == RECIPES["fuzzy-hyla"]("original")
 
 
 def test_the_demo_compares_heads_and_nothing_else():

@@ -230,7 +230,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
     everything = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
     found = measured(everything)
-    points = [point for point in everything if tests is not TESTS or point.run.seed in SEEDS]
+    points = [point for point in everything if point.run.seed in SEEDS] or everything
     seeds = {point.run.seed for point in points}
     shown = {key: {seed: value for seed, value in by.items() if seed in seeds} for key, by in found.items()}
     courses: dict[str, dict[float, list[float]]] = {}
@@ -256,7 +256,7 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
     head, rows = _table(everything, found)
     more = _beside_paper(f"{study.figure}-paper", shown, levels, folder) if tests in (TESTS, PARTS) else ()
     return FigureOutcome(
-        pictures=((study.figure, _caption(points, word)), *more),
+        pictures=((study.figure, _caption(points, word, skills)), *more),
         head=head,
         rows=rows,
         numbers=_numbers(found),
@@ -285,13 +285,21 @@ def _beside_paper(
     return ((stem, caption),)
 
 
-def _caption(points: Iterable[FinishedRun], word: str) -> str:
+def _caption(points: Iterable[FinishedRun], word: str, skills: Mapping[str, Mapping[float, Collection[float]]]) -> str:
+    """What is drawn, of how many runs; `skills`: the scores of a model's runs at each level of the right panel."""
     count = Counter(NAMES[_model(point)] for point in points)
     runs = ", ".join(f"{label} {n}" for label, n in count.items())
+    drawn = sorted({skill for by in skills.values() for skill in by})
+    reached = {(label, skill): len(skills.get(label, {}).get(skill, ())) for label in count for skill in drawn}
+    fewer = [f"{label} {n} at {skill:.2f}" for (label, skill), n in reached.items() if n < count[label]]
+    less = f"Right, fewer have a point where one never reached the value or had it at once: {', '.join(fewer)}. "
+    one = " With one seed, a difference between two models may be one between two trainings."
     return (
         f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
-        f"on known ones first reaches the value below. Runs: {runs}. Floors and ceiling are of the same splits. With "
-        "one seed, a difference between two models may be one between two trainings."
+        f"on known ones first reaches the value below. Runs: {runs}. "
+        + less * bool(fewer)
+        + "Floors and ceiling are of the same splits."
+        + one * (min(count.values()) == 1)
     )
 
 

@@ -11,8 +11,8 @@ from polyhead.papers.sizes import Setting
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
 
-LONG = ("short", "paper")
-"""The scales of single runs of fuzzy logic."""
+LONG = ("short", "paper", "original")
+"""The scales of single runs of fuzzy logic; `original`: as `paper`, with the details of the paper's code."""
 SPLITS = ("iid", "compositional", "novel")
 
 
@@ -22,9 +22,15 @@ def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) ->
 
 
 def _paper(name: str, group: Mechanism, scale: str) -> Run:
-    """One of the paper's runs; `short`: fewer steps, with more frequent evaluation on fewer sequences."""
+    """One of the paper's runs.
+
+    `short`: fewer steps, with more frequent evaluation on fewer sequences.  `original`: dropout 0.1 on the code with
+    one mask for batch and heads, weight decay on q/k/v biases and relative-bias tables, a cosine that ends `warmup`
+    steps early, and the splits of its random generator.
+    """
     one_of("recipes", "scale", scale, LONG)
-    shape, task = FUZZY[scale], fuzzy_task(scale, 0)
+    whole = "short" if scale == "short" else "paper"
+    shape, task = FUZZY[whole], fuzzy_task(whole, 0)
     train = Train(
         steps=shape.steps,
         evaluate=SPLITS,
@@ -32,7 +38,12 @@ def _paper(name: str, group: Mechanism, scale: str) -> Run:
         eval_every=2500 if scale == "short" else 10_000,
         save_every=1000,
     )
-    return Run(name=name, task=task, model=fuzzy_model(task, group, dim=128, hidden=256), train=train)
+    run = Run(name=name, task=task, model=fuzzy_model(task, group, dim=128, hidden=256), train=train)
+    if scale != "original":
+        return run
+    train = replace(train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
+    model = replace(run.transformer, dropout=0.1, dropout_shared=True)
+    return replace(run, task=replace(task, split="legacy"), model=model, train=train)
 
 
 def fuzzy_softmax(scale: str = "short") -> Run:
@@ -62,14 +73,9 @@ def fuzzy_hyla(scale: str = "short") -> Run:
 def fuzzy_original() -> Run:
     """HYLA with the details of the paper's code, to match its numbers.
 
-    Dropout 0.1 on the code with one mask for batch and heads, weight decay on q/k/v biases and relative-bias tables, a
-    cosine that ends `warmup` steps early, and the splits of its random generator.  polyhead train fuzzy-original.
+    polyhead train fuzzy-original, as fuzzy-hyla --scale original; fuzzy-softmax and fuzzy-linear have this scale, too.
     """
-    run = fuzzy_hyla("paper")
-    train = replace(run.train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
-    model = replace(run.transformer, dropout=0.1, dropout_shared=True)
-    task = replace(fuzzy_task("paper", 0), split="legacy")
-    return replace(run, name="fuzzy-original", task=task, model=model, train=train)
+    return replace(fuzzy_hyla("original"), name="fuzzy-original")
 
 
 def _sraven(name: str, row: str) -> Run:
