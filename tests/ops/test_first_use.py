@@ -11,6 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from polyhead.ops import cards, first_use, hyla, linear_attention, relational_attention
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import implementation
 
 pytestmark = pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
@@ -131,6 +132,31 @@ def test_lengths_are_no_configuration_and_layouts_are():
     hyla(x, x, x)
     hyla(x.contiguous(), x, x)
     assert len(first_use.VERDICTS) == count + 2
+
+
+def test_a_short_first_call_says_nothing_of_a_long_one(monkeypatch):
+    """Nor one with few keys of one with many, as in decoding: then several programs divide the keys."""
+    monkeypatch.setattr(first_use, "ROWS", 6)
+    key, found, counts = inspect.unwrap(first_use._key), set(), []
+    for t, s in ((3, 5), (5, 6), (4, 7), (5, 9), (6, 5), (6, 6), (9, 9), (1, 5), (1, 7)):
+        q, k = torch.zeros(1, t, 2, 3), torch.zeros(1, s, 2, 3)
+        found.add(key(SimpleNamespace(op="hyla"), AttentionCall(q, k, k), "forward"))
+        counts.append(len(found))
+    assert counts == [1, 1, 2, 2, 3, 4, 4, 5, 6]
+
+
+def test_a_check_of_linear_attention_reads_a_state(monkeypatch):
+    """A card has chunks of 64: in one of 64 queries the state is 0, and nobody would see that it is wrong."""
+    kernels = importlib.import_module("polyhead.ops.linear.triton.kernels")
+    launches = kernels.states_launch
+
+    def broken(x, y, sequence, lengths, states, C):
+        return lambda: (launches(x, y, sequence, lengths, states, C)(), states.mul_(1.5))
+
+    monkeypatch.setattr(KERNELS["linear"], "CHUNK", 64)
+    monkeypatch.setattr(kernels, "states_launch", broken)
+    with pytest.warns(RuntimeWarning, match="is wrong on this card: output 1"):
+        call("linear", t=128, s=128)
 
 
 def test_a_part_has_the_first_rows_as_they_lie(monkeypatch):
