@@ -1,7 +1,8 @@
 """The Triton kernels where they may not run, and where what they compute is wrong: failures are faked."""
 
 import dataclasses
-import importlib
+import importlib.machinery
+import importlib.util
 import inspect
 import warnings
 from types import SimpleNamespace
@@ -184,6 +185,18 @@ def test_numbers_that_say_nothing_are_replaced():
 
 
 # ------------------------------------------------------------------------------------------------------------ the cards
+def test_the_version_of_triton_needs_no_distribution_of_that_name(tmp_path):
+    """Those for ROCm, XPU and Windows have other names; and any folder "triton" is found as a package."""
+    for name, text in (("triton", None), ("other", "# a name\n"), ("dev", "__version__ = '3.6.0+git1'\n")):
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "__init__.py").write_text(text)
+    find = importlib.machinery.PathFinder.find_spec
+    found = [cards.version(find(name, [str(tmp_path)])) for name in ("triton", "other", "dev", "none")]
+    assert found == [(0, 0), (0, 0), (3, 6), (0, 0)]
+    assert cards.version(importlib.util.find_spec("triton")) == cards.VERSION > (3, 0)
+
+
 def reason(monkeypatch, *, capability=(9, 0), dtype=torch.bfloat16, hip=None, version=(3, 7), mode="check"):
     """Of a call on a card that is not here."""
     monkeypatch.setattr(cards, "INTERPRETED", False)
