@@ -1,7 +1,8 @@
 """The Triton kernels where they may not run, and where what they compute is wrong: failures are faked."""
 
 import dataclasses
-import importlib
+import importlib.machinery
+import importlib.util
 import inspect
 import warnings
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import torch
 from torch.testing import assert_close
 
 from polyhead.ops import cards, first_use, hyla, linear_attention, relational_attention
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import implementation
 
 pytestmark = pytest.mark.skipif(not cards.INTERPRETED, reason="needs triton's interpreter")
@@ -133,6 +135,31 @@ def test_lengths_are_no_configuration_and_layouts_are():
     assert len(first_use.VERDICTS) == count + 2
 
 
+def test_a_short_first_call_says_nothing_of_a_long_one(monkeypatch):
+    """Nor one with few keys of one with many, as in decoding: then several programs divide the keys."""
+    monkeypatch.setattr(first_use, "ROWS", 6)
+    key, found, counts = inspect.unwrap(first_use._key), set(), []
+    for t, s in ((3, 5), (5, 6), (4, 7), (5, 9), (6, 5), (6, 6), (9, 9), (1, 5), (1, 7)):
+        q, k = torch.zeros(1, t, 2, 3), torch.zeros(1, s, 2, 3)
+        found.add(key(SimpleNamespace(op="hyla"), AttentionCall(q, k, k), "forward"))
+        counts.append(len(found))
+    assert counts == [1, 1, 2, 2, 3, 4, 4, 5, 6]
+
+
+def test_a_check_of_linear_attention_reads_a_state(monkeypatch):
+    """A card has chunks of 64: in one of 64 queries the state is 0, and nobody would see that it is wrong."""
+    kernels = importlib.import_module("polyhead.ops.linear.triton.kernels")
+    launches = kernels.states_launch
+
+    def broken(x, y, sequence, lengths, states, C):
+        return lambda: (launches(x, y, sequence, lengths, states, C)(), states.mul_(1.5))
+
+    monkeypatch.setattr(KERNELS["linear"], "CHUNK", 64)
+    monkeypatch.setattr(kernels, "states_launch", broken)
+    with pytest.warns(RuntimeWarning, match="is wrong on this card: output 1"):
+        call("linear", t=128, s=128)
+
+
 def test_a_part_has_the_first_rows_as_they_lie(monkeypatch):
     """More queries and keys than a check takes, heads outside of rows, a mask that is part of a wider one."""
     parts = []
@@ -158,6 +185,18 @@ def test_numbers_that_say_nothing_are_replaced():
 
 
 # ------------------------------------------------------------------------------------------------------------ the cards
+def test_the_version_of_triton_needs_no_distribution_of_that_name(tmp_path):
+    """Those for ROCm, XPU and Windows have other names; and any folder "triton" is found as a package."""
+    for name, text in (("triton", None), ("other", "# a name\n"), ("dev", "__version__ = '3.6.0+git1'\n")):
+        (tmp_path / name).mkdir()
+        if text is not None:
+            (tmp_path / name / "__init__.py").write_text(text)
+    find = importlib.machinery.PathFinder.find_spec
+    found = [cards.version(find(name, [str(tmp_path)])) for name in ("triton", "other", "dev", "none")]
+    assert found == [(0, 0), (0, 0), (3, 6), (0, 0)]
+    assert cards.version(importlib.util.find_spec("triton")) == cards.VERSION > (3, 0)
+
+
 def reason(monkeypatch, *, capability=(9, 0), dtype=torch.bfloat16, hip=None, version=(3, 7), mode="check"):
     """Of a call on a card that is not here."""
     monkeypatch.setattr(cards, "INTERPRETED", False)

@@ -7,6 +7,8 @@ import pytest
 import torch
 from problems import draw
 from refusals import refused
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyhead.ops.rope import convert_layout, layout_permutation, rope
 
@@ -134,3 +136,12 @@ def test_samples_of_vmap_may_lie_anywhere_and_have_their_own_positions():
     """The stride of samples is odd: no view as complex numbers; and vmap reads no data."""
     x, places = torch.randn(3 * 41).as_strided((3, 5, 8), (41, 8, 1)), torch.arange(15).view(3, 5)
     torch.testing.assert_close(torch.func.vmap(rope)(x, places), rope(x.clone(), places))
+
+
+def test_positions_without_data_are_not_read():
+    """As where memory is estimated without computing, or a graph is traced."""
+    with FakeTensorMode():
+        assert rope(torch.empty(2, 5, 3, 4), torch.arange(5)[:, None]).shape == (2, 5, 3, 4)
+    x, places = torch.randn(2, 5, 3, 4), torch.arange(5)[:, None]
+    traced = make_fx(lambda x, places: rope(x, places))(x, places)
+    torch.testing.assert_close(traced(2 * x, places + 1), rope(2 * x, places + 1))

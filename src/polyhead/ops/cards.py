@@ -5,9 +5,11 @@ check   (default) on the GPUs and Triton versions below; each configuration is c
 0       nowhere
 """
 
-import importlib.metadata
 import importlib.util
 import os
+import re
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,13 +17,24 @@ import torch
 from polyhead.ops.call import AttentionCall
 from polyhead.spec.shapes import one_of
 
-TRITON = importlib.util.find_spec("triton") is not None
+
+def version(spec: ModuleSpec | None) -> tuple[int, int]:
+    """Triton's version, read from its text: its distribution has another name for ROCm, XPU and Windows.
+
+    (0, 0) if there is no triton, or only a folder of that name.
+    """
+    text = Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else ""
+    found = re.search(r"__version__ = ['\"](\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+VERSION = version(importlib.util.find_spec("triton"))
+TRITON = VERSION > (0, 0)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Is Triton available, and is it interpreted?  Read once, because compiled code cannot query it."""
 
 MODE = one_of("polyhead.ops", "POLYHEAD_TRITON", os.environ.get("POLYHEAD_TRITON", "check"), ("check", "1", "0"))
 
-VERSION = tuple(map(int, importlib.metadata.version("triton").split(".")[:2])) if TRITON else (0, 0)
 TRIED = (3, 6), (3, 9)
 """The first and the last supported version of Triton.  The kernels were compiled and emulated with 3.6 and 3.7;
 for the others the check at first use decides."""

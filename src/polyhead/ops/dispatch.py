@@ -90,6 +90,7 @@ def _made(op: str, impl: str) -> ModuleType | Blocked:
 
 def implementation(op: str, impl: str) -> ModuleType | Blocked:
     """The object with `forward`, `unsupported_reason` and `preferred` of an impl outside the op's own file."""
+    _home(op)
     return _IMPLS[op, impl]
 
 

@@ -1,10 +1,11 @@
 """Check of the Triton kernels at their first use: do they agree with the reference on this GPU?
 
-A configuration is an op's widths, dtype, options and layouts, but not its lengths.  At its first call, at most 64
-queries of two samples are computed twice: by the kernels, and in float64 by PyTorch's own operations.  The first
-backward pass is checked in the same way.  A wrong configuration is logged once.  Then impl="auto" computes it in tiles
-of the reference, and impl="triton" raises RuntimeError.  A kernel that does not compile, or needs more shared memory
-than the GPU has, is treated in the same way.  POLYHEAD_TRITON=1 turns the checks off.
+A configuration is an op's widths, dtype, options and layouts; of its lengths only whether a check has room for more.
+At its first call, at most 128 queries of two samples are computed twice: by the kernels, and in float64 by PyTorch's
+own operations.  The first backward pass is checked in the same way.  A wrong configuration is logged once.  Then
+impl="auto" computes it in tiles of the reference, and impl="triton" raises RuntimeError.  A kernel that does not
+compile, or needs more shared memory than the GPU has, is treated in the same way.  POLYHEAD_TRITON=1 turns the checks
+off.
 """
 
 import math
@@ -23,8 +24,12 @@ from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 
 T = TypeVar("T")
 
-ROWS, KEYS = 64, 256
-"""The most queries and keys in a check.  With more than one query there are as many keys as queries."""
+ROWS, KEYS = 128, 256
+"""The most queries and keys in a check; with ROWS queries it has at most ROWS keys.
+
+ROWS are two chunks of linear attention, so that a state is read.  With more keys than that, several programs divide
+the keys.
+"""
 
 SLACK = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-18}
 """Relative error allowed in addition to twice the error of PyTorch's own operations in the same dtype."""
@@ -140,8 +145,16 @@ def _key(kernel: Kernel, x: AttentionCall, which: str) -> Hashable:
     widths = tuple((a.shape[2:] if a.ndim > 2 else a.ndim, a.ndim, _layout(a)) for a in tensors)
     limits = tuple((a.ndim, a.shape[:1] == (1,), _layout(a), a.numel() > 0) for a in fixed)
     fast = x.q.dtype == torch.float32 and cards.tf32()
-    options = x.causal, x.window is None, x.normalise, x.act, x.q.shape[1] == 1, fast
-    return kernel.op, which, x.q.device, x.q.dtype, widths, limits, options
+    n, m = _sizes(x)
+    lengths = n == 1, n == ROWS, m > ROWS or n == m == ROWS
+    options = x.causal, x.window is None, x.normalise, x.act, fast
+    return kernel.op, which, x.q.device, x.q.dtype, widths, limits, lengths, options
+
+
+def _sizes(x: AttentionCall) -> tuple[int, int]:
+    """Queries and keys in a check of a call."""
+    t, s = x.lengths
+    return min(t, ROWS), min(s, KEYS if t < ROWS else ROWS)
 
 
 def _layout(x: Tensor) -> tuple[bool, ...]:
@@ -151,9 +164,7 @@ def _layout(x: Tensor) -> tuple[bool, ...]:
 
 def _part(x: AttentionCall) -> AttentionCall:
     """A smaller call of the first rows, in the same layout; numbers that test little are replaced."""
-    t, s = x.lengths
-    n = min(t, ROWS)
-    m = min(s, KEYS if t == 1 else ROWS)
+    t, (n, m) = x.q.shape[1], _sizes(x)
     near = slice(t - n, t + m - 1)  # offsets
     own, other = (slice(2), slice(n)), (slice(2), slice(m))
     cut: dict[str, tuple[slice, ...]] = {"q": own, "k": other, "q_rel": own, "k_rel": other}

@@ -8,14 +8,16 @@ from polyhead.ops.triton_tiles import jit, positive
 
 @jit
 def activate(u, C: tl.constexpr):
-    """act(u); tanh(x) is 2 sigmoid(2 x) - 1."""
+    """act(u); tanh(x) is 2 sigmoid(2 x) - 1, and a series near 0, where that difference would lose digits."""
     y = u
     if C.act == "relu":
         y = positive(u)
     elif C.act == "sigmoid":
         y = 1 / (1 + tl.exp(-u))
     elif C.act == "tanh":
-        y = 2 / (1 + tl.exp(-2 * u)) - 1
+        square = u * u
+        series = u * (1 - square * (1 / 3 - square * (2 / 15 - square * (17 / 315))))
+        y = tl.where(square < 0.01, series, 2 / (1 + tl.exp(-2 * u)) - 1)
     elif C.act == "silu":
         y = u / (1 + tl.exp(-u))
     elif C.act == "gelu":
