@@ -181,6 +181,9 @@ def check_added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> N
         return
     for group in groups:
         normalise = getattr(compiled(group), "normalise", None)
-        if normalise in NORMALISE and SOFTMAX_AXIS.get(normalise) != "s" and not is_own(group) and bias.amin() <= LOW:
-            low, kind = bias.amin().item(), type(compiled(group)).__name__
+        if normalise not in NORMALISE or SOFTMAX_AXIS.get(normalise) == "s" or is_own(group):
+            continue
+        low = bias.masked_fill(bias == -torch.inf, 0).amin().item()  # -inf hides: -1e9 is rounded to it in float16
+        if low <= LOW:
+            kind = type(compiled(group)).__name__
             raise ValueError(f"{who}: -inf or a Boolean mask hides pairs from {kind} but a mask with {low:g} came")

@@ -63,16 +63,17 @@ def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
         raise ValueError(f"to_flax: {where} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
     if extra := sorted(state.keys() - wanted.keys()):
         raise ValueError(f"to_flax: {where} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
+    arrays = {name: np.asarray(state[name]) for name in held}  # an error changes no parameter
     firsts: dict[int, str] = {}
     for name, variable in held.items():
-        came, want = np.shape(state[name]), variable.shape
+        came, want = arrays[name].shape, variable.shape
         if came != want:
             raise ValueError(f"to_flax: {where} has {name!r} of shape {came} but the model wants {want}")
         first = firsts.setdefault(id(variable), name)
-        if first != name and not np.array_equal(state[first], state[name], equal_nan=True):
+        if first != name and not np.array_equal(arrays[first], arrays[name], equal_nan=True):
             raise ValueError(f"to_flax: {where} has another {name!r} than {first!r}, to which the model ties it")
     for name, variable in held.items():
-        variable[...] = jnp.array(state[name], variable.dtype)
+        variable[...] = jnp.array(arrays[name], variable.dtype)
     return model
 
 

@@ -168,6 +168,9 @@ def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
     for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
         soft = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
         assert_close(soft(*x, key_padding_mask=padding), soft(*x, key_padding_mask=padding < 0))
+    half = MultiheadAttention(DIM, HEADS, batch_first=True, heads=ph.Hyla(HEADS), dtype=torch.float16)
+    x = [part.half() for part in x]  # where -1e9 is -inf: "-inf hides pairs but a mask with -inf came"
+    assert_close(half(*x, key_padding_mask=padding), half(*x, key_padding_mask=padding < 0))
 
 
 # ---------------------------------------------------------------------------------------------------------- other heads
