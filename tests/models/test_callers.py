@@ -89,9 +89,9 @@ def test_linear_heads_by_chunks_compile_with_their_projection():
     ids=["encoder", "decoder", "deep"],
 )
 def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
-    """Of 3 to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""
+    """Up to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""
     settings = replace(settings, layers=1, max_length=4096)
-    model, t = build(settings), torch.export.Dim("t", min=3, max=4096)
+    model, t = build(settings), torch.export.Dim("t", max=4096)
     sizes = {0: torch.export.Dim("b"), 1: t}
     program = torch.export.export(model, (inputs_of(settings, 12),), dynamic_shapes={"inputs": sizes})
     assert not [node for node in program.graph.nodes if "polyhead" in str(node.target)]
@@ -99,7 +99,7 @@ def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     torch.export.save(program, file)
     file.seek(0)
     loaded = torch.export.load(file).module()
-    for batch, length in ((3, 5), (1, 400)):
+    for batch, length in ((3, 2), (1, 400)):
         x = inputs_of(settings, length, batch)
         assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
 

@@ -78,9 +78,11 @@ def dense(bias: Tensor, t: int, s: int) -> Tensor:
     """A bias by offset (h t+s-1), expanded to (h t s); a dense bias is returned unchanged."""
     if bias.ndim != 2:
         return bias
-    h, n = bias.shape
     if t < 2:
-        return bias.unsqueeze(1) if t == 1 else bias[:, :0].reshape(h, 0, s)
+        return bias.unsqueeze(1) if t == 1 else bias[:, :0].reshape(len(bias), 0, s)
+    if torch.compiler.is_exporting():  # rows of one number more: for 2 queries they would be no longer than s
+        bias = F.pad(bias, (0, 1))
+    h, n = bias.shape
     # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.  Lengths stay dynamic under
     # torch.compile.
     rows = bias.unsqueeze(1).expand(h, t, n).flatten(1)
