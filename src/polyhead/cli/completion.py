@@ -60,6 +60,7 @@ def words() -> CompletionWords:
     """The words of the installed version, with the recipes of installed extensions."""
     from polyhead.cli import plan, sweep, train, tune
     from polyhead.cli.listing import KINDS
+    from polyhead.papers.hyla.singles import LONG
     from polyhead.papers.recipes import FIGURES, every
     from polyhead.papers.sizes import SCALES
 
@@ -77,7 +78,7 @@ def words() -> CompletionWords:
         tuple(VERBS),
         {verb: tuple(dict.fromkeys((*flags, *EVERYWHERE))) for verb, flags in options.items()},
         names,
-        {"--scale": tuple(SCALES), "--device": DEVICES},
+        {"--scale": tuple(dict.fromkeys((*SCALES, *LONG))), "--device": DEVICES},
     )
 
 
