@@ -166,6 +166,40 @@ def test_vmap_over_inputs_and_over_models(settings):
     assert_close(both, torch.stack([model(xs[0]) for model in models]))
 
 
+TIED = replace(WRITES, outputs=ph.Logits(7, tied=True, scaled=True), positions=ph.Rotary())
+
+
+def test_functional_call_leaves_a_tied_model_as_it_was():
+    """With the table a module at two places, the model kept the given table, and its own got no gradient."""
+    model, other, x = build(TIED), ph.Transformer(TIED, dtype=F64).eval(), inputs_of(TIED, 6)
+    before, table = model(x), model.inputs.table.weight
+    given = {name: value.detach() for name, value in other.named_parameters()}
+    assert_close(functional_call(model, (given, dict(model.named_buffers())), (x,)), other(x))
+    assert model.inputs.table.weight is table is model.outputs.weight
+    assert torch.equal(model(x), before)
+    (own,) = torch.autograd.grad(model(x).square().sum(), table)
+    parts = vmap(torch.func.grad(lambda p, x: functional_call(model, p, (x[None],)).square().sum()), in_dims=(None, 0))
+    each = parts({name: value.detach() for name, value in model.named_parameters()}, x)
+    assert_close(each["inputs.table.weight"].sum(0), own)
+
+
+def test_a_tied_table_is_one_after_any_loading():
+    model, x = build(TIED), inputs_of(TIED, 6)
+    state = model.state_dict()
+    with torch.device("meta"):
+        empty = ph.Transformer(TIED, dtype=F64).eval()
+    loaded = [copy.deepcopy(empty).to_empty(device="cpu"), empty, ph.Transformer(TIED, dtype=F64).eval()]
+    for one, held, assign in zip(loaded, [state] * 3, (False, True, False), strict=True):
+        one.load_state_dict(held, assign=assign)
+        assert one.inputs.table.weight is one.outputs.weight
+        assert torch.equal(one(x), model(x))
+    replica = model.outputs._replicate_for_data_parallel()  # on another device: the table in `source` is not its own
+    replica.table = replica.table._replicate_for_data_parallel()
+    replica.table.weight = torch.randn(7, TIED.dim, dtype=F64)
+    y = torch.randn(2, 3, TIED.dim, dtype=F64)
+    assert_close(replica(y), y @ replica.table.weight.T * TIED.dim**-0.5)
+
+
 # -------------------------------------------------------------------------------------------------------- checkpointing
 DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=ph.Experts(3, 2, hidden=8))
 

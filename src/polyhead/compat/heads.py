@@ -175,15 +175,22 @@ def plain(module: nn.Module) -> bool:
     return "forward" not in vars(module) and not any(x for name, x in vars(module).items() if name.endswith("_hooks"))
 
 
-def check_added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> None:
-    """Raise ValueError if an added mask hides pairs by numbers that hide nothing from some of the heads."""
-    if bias is None or not bias.numel() or unread(bias):
-        return
+def added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> Tensor | None:
+    """An added mask as these heads read it.
+
+    Compiled code cannot read its numbers: there those that hide nothing from heads without a softmax over keys become
+    -inf.  Otherwise raises ValueError for them.
+    """
+    if bias is None or not bias.numel():
+        return bias
     for group in groups:
         normalise = getattr(compiled(group), "normalise", None)
         if normalise not in NORMALISE or SOFTMAX_AXIS.get(normalise) == "s" or is_own(group):
             continue
+        if unread(bias):
+            return bias.masked_fill(bias <= LOW, -torch.inf)
         low = bias.masked_fill(bias == -torch.inf, 0).amin().item()  # -inf hides: -1e9 is rounded to it in float16
         if low <= LOW:
             kind = type(compiled(group)).__name__
             raise ValueError(f"{who}: -inf or a Boolean mask hides pairs from {kind} but a mask with {low:g} came")
+    return bias

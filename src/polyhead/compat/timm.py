@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.compat.foreign import check_mask, limits
-from polyhead.compat.heads import Heads, OurHeads, check_added, plain
+from polyhead.compat.heads import Heads, OurHeads, added, plain
 from polyhead.layers.call import LayerLimits
 from polyhead.layers.projection import Rows
 from polyhead.ops.call import AttentionCall
@@ -197,8 +197,7 @@ class Attention(OurHeads):
         if whole.ndim != 4 or any(have not in (1, want) for have, want in zip(whole.shape, wanted, strict=True)):
             raise ValueError(f"Attention: attn_mask must broadcast to (b h t s) = {wanted} but is {tuple(mask.shape)}")
         bias, look = limits([whole], t, t, dtype)
-        check_added("Attention", self.own_groups(), bias)
-        return bias, look
+        return added("Attention", self.own_groups(), bias), look
 
 
 class AttentionRope(Attention):

@@ -191,6 +191,17 @@ class LinearOutput(nn.Module):
         return LazyLogits(x, self.linear.weight, self.linear.bias) if plain(self.linear) else self(x)
 
 
+class SharedTable(nn.Module):
+    """The parameter of a token table at a second place.
+
+    The module itself must not stand at two places: `torch.func.functional_call` would leave the given tensors in it.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight: Tensor = weight
+
+
 class TiedOutput(nn.Module):
     """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
 
@@ -198,7 +209,7 @@ class TiedOutput(nn.Module):
 
     def __init__(self, source: TokenInput, *, scaled: bool = False) -> None:
         super().__init__()
-        self.table = source.table
+        self.table = SharedTable(source.table.weight)
         self.source = (source,)  # a tuple, so that its parameters are not listed twice
         self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
 
@@ -208,21 +219,26 @@ class TiedOutput(nn.Module):
         return self.table.weight
 
     def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t c"]:
-        return F.linear(x, self._table()) * self.factor
+        return F.linear(x, self._embeddings()) * self.factor
 
     def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits:
         """`forward` without storing all logits."""
-        return LazyLogits(x, self._table(), factor=self.factor)
+        return LazyLogits(x, self._embeddings(), factor=self.factor)
 
-    def _table(self) -> Tensor:
-        """The embeddings of all tokens: for a wrapped table (LoRA) they differ from its weight.
+    def tie(self) -> None:
+        """Take the parameter of the token table again: off the meta device, and by `assign=True`, each got its own."""
+        table = self.source[0].table
+        if type(table) is nn.Embedding:
+            self.table.weight = table.weight
 
-        PEFT wraps a shared table where it finds it first, at the inputs.
-        """
-        for table in (self.table, self.source[0].table):
-            if type(table).forward is not nn.Embedding.forward:
-                return table(torch.arange(len(self.weight), device=self.weight.device))
-        return self.weight
+    def _embeddings(self) -> Tensor:
+        """The embeddings of all tokens: for a wrapped table (LoRA) they differ from its weight."""
+        if getattr(self, "_is_replica", False):  # of DataParallel: the table in `source` is on another device
+            return self.weight
+        table = self.source[0].table
+        if type(table).forward is not nn.Embedding.forward:
+            return table(torch.arange(len(self.weight), device=self.weight.device))
+        return table.weight
 
 
 class ClassOutput(nn.Module):

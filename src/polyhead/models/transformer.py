@@ -352,7 +352,9 @@ class _BlockArguments(NamedTuple):
 
 
 def _tie(model: Transformer, _: object = None) -> None:
-    """Tie libraries of symbols: off the meta device, and by `assign=True`, each layer got its own."""
+    """Tie libraries of symbols, and logits to tokens: off the meta device, and by `assign=True`, each got its own."""
+    if isinstance(model.outputs, TiedOutput):
+        model.outputs.tie()
     for sources in (model._own, model._across):
         sources.tie(model, list(model.blocks))
 

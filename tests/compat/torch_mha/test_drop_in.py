@@ -173,6 +173,17 @@ def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
     assert_close(half(*x, key_padding_mask=padding), half(*x, key_padding_mask=padding < 0))
 
 
+@pytest.mark.compile
+def test_in_compiled_code_large_numbers_hide():
+    """There they cannot be read, and hid nothing from heads without a softmax over keys."""
+    x, padding = inputs("self"), torch.zeros(B, S, dtype=F64)
+    padding[:, -1] = -1e9
+    mixed = MultiheadAttention(DIM, HEADS, batch_first=True, heads=[ph.Softmax(2), ph.Hyla(2)], dtype=F64)
+    torch._dynamo.reset()
+    compiled = torch.compile(mixed, fullgraph=True, backend="eager")
+    assert_close(compiled(*x, key_padding_mask=padding), mixed(*x, key_padding_mask=padding < 0))
+
+
 # ---------------------------------------------------------------------------------------------------------- other heads
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("name", MIXED)

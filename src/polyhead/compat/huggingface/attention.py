@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.compat.foreign import limits
-from polyhead.compat.heads import Groups, check_added
+from polyhead.compat.heads import Groups, added
 from polyhead.compat.huggingface.taps import REFUSED, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
@@ -154,7 +154,7 @@ class Heads(Groups):
         if k is None or v is None:
             return self._from_stream(q, first, positions)
         parts, seen = [], seen or LayerLimits()
-        check_added("polyhead", self.own_groups(), seen.bias)
+        seen = dataclasses.replace(seen, bias=added("polyhead", self.own_groups(), seen.bias))
         for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
             # If a group's heads cut through a set that shares keys, each head gets a copy.
             mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
@@ -296,8 +296,9 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
     def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: LayerLimits, made: None) -> Tensor:
-        check_added("polyhead", [group], seen.bias)
-        return group(q, k, v, bias=seen.bias, mask=seen.mask, causal=seen.causal, keep=seen.keep)
+        return group(
+            q, k, v, bias=added("polyhead", [group], seen.bias), mask=seen.mask, causal=seen.causal, keep=seen.keep
+        )
 
     return heads
 

@@ -114,7 +114,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         """Replace the table; tied logits use it, too."""
         self.model.inputs.add_module("table", value)
         if isinstance(self.model.outputs, TiedOutput):
-            self.model.outputs.add_module("table", value)
+            self.model.outputs.tie()
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""

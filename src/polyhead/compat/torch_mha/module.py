@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.compat.foreign import check_mask, limits, shown, unread
-from polyhead.compat.heads import Heads, OurHeads, check_added
+from polyhead.compat.heads import Heads, OurHeads, added
 from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import LayerLimits
@@ -249,8 +249,7 @@ class MultiheadAttention(OurHeads):
     def _limits(self, padding: Tensor | None, pairs: Tensor | None, x: Tensor, s: int) -> Masks:
         """Our bias and mask (True where a query may attend) from PyTorch's masks."""
         bias, look = limits(sdpa_masks(padding, pairs, self.num_heads, x, s), x.shape[1], s, x.dtype)
-        check_added(WHO, self.own_groups(), bias)
-        return bias, look
+        return added(WHO, self.own_groups(), bias), look
 
     def output(self) -> nn.Module:
         """The map from the heads to the output."""

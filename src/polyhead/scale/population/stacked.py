@@ -195,8 +195,7 @@ class Stack:
             inputs: Tensor, *, mask: Tensor | None, tail: int | None = None, keep: Sequence[Tensor | None] | None = None
         ) -> Tensor:
             options = {"mask": mask, "tail": tail, "keep": keep}
-            # Inputs and outputs that share a table share the module, so it is named once.
-            return functional_call(self.model, parameters, (inputs,), options, tie_weights=False)
+            return functional_call(self.model, parameters, (inputs,), options)
 
         return call
 
