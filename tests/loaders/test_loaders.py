@@ -19,7 +19,7 @@ KNOWN = {
     "own files that have the digest noted for them": "ops/native/library.py train/store/shipped.py",
     "nothing: it writes, copies or explains": "cli/files.py compat/huggingface/attention.py compat/huggingface/card.py "
     "compat/huggingface/heads.py compat/huggingface/tokens.py train/checks.py train/store/files.py",
-    "numbers and text as such": "train/store/state.py train/store/claims.py train/tracking.py pages/report/runs.py "
+    "numbers and text as such": "ops/cards.py train/store/state.py train/store/claims.py train/tracking.py pages/report/runs.py "
     "papers/study.py scale/records.py scale/sweep/job.py scale/sweep/engines/slurm.py",
     "what test_hostile_files.py spoils": "compat/foreign.py compat/dual_attention/load.py cli/generate.py "
     "compat/huggingface/explore.py compat/huggingface/model.py config/serial.py papers/redraw.py papers/reproduce.py "
