@@ -19,8 +19,8 @@ KNOWN = {
     "own files that have the digest noted for them": "ops/native/library.py train/store/shipped.py",
     "nothing: it writes, copies or explains": "cli/files.py compat/huggingface/attention.py compat/huggingface/card.py "
     "compat/huggingface/heads.py compat/huggingface/tokens.py train/checks.py train/store/files.py",
-    "numbers and text as such": "ops/cards.py train/store/state.py train/store/claims.py train/tracking.py pages/report/runs.py "
-    "papers/study.py scale/records.py scale/sweep/job.py scale/sweep/engines/slurm.py",
+    "numbers and text as such": "ops/cards.py train/store/state.py train/store/claims.py train/tracking.py "
+    "pages/report/runs.py papers/study.py scale/records.py scale/sweep/job.py scale/sweep/engines/slurm.py",
     "what test_hostile_files.py spoils": "compat/foreign.py compat/dual_attention/load.py cli/generate.py "
     "compat/huggingface/explore.py compat/huggingface/model.py config/serial.py papers/redraw.py papers/reproduce.py "
     "tasks/images/data.py tasks/maths/text.py tasks/relational_games/original.py tasks/record.py "
