@@ -193,6 +193,10 @@ def test_a_tied_table_is_one_after_any_loading():
         one.load_state_dict(held, assign=assign)
         assert one.inputs.table.weight is one.outputs.weight
         assert torch.equal(one(x), model(x))
+    model.inputs.table = larger = type("Table", (torch.nn.Embedding,), {})(9, TIED.dim)  # of another library
+    model.double()
+    assert model.outputs.weight is larger.weight
+    assert model(x).shape[-1] == 9
     replica = model.outputs._replicate_for_data_parallel()  # on another device: the table in `source` is not its own
     replica.table = replica.table._replicate_for_data_parallel()
     replica.table.weight = torch.randn(7, TIED.dim, dtype=F64)

@@ -228,7 +228,7 @@ class TiedOutput(nn.Module):
     def tie(self) -> None:
         """Take the parameter of the token table again: off the meta device, and by `assign=True`, each got its own."""
         table = self.source[0].table
-        if type(table) is nn.Embedding:
+        if isinstance(table, nn.Embedding) and isinstance(table.weight, nn.Parameter):
             self.table.weight = table.weight
 
     def _embeddings(self) -> Tensor:
@@ -237,7 +237,8 @@ class TiedOutput(nn.Module):
             return self.weight
         table = self.source[0].table
         if type(table).forward is not nn.Embedding.forward:
-            return table(torch.arange(len(self.weight), device=self.weight.device))
+            weight: Tensor = getattr(table, "weight", self.weight)  # for its count; a user's wrapper may have none
+            return table(torch.arange(len(weight), device=weight.device))
         return table.weight
 
 

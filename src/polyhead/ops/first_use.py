@@ -1,11 +1,11 @@
 """Check of the Triton kernels at their first use: do they agree with the reference on this GPU?
 
-A configuration is an op's widths, dtype, options and layouts; of its lengths only whether a check has room for more.
-At its first call, at most 128 queries of two samples are computed twice: by the kernels, and in float64 by PyTorch's
-own operations.  The first backward pass is checked in the same way.  A wrong configuration is logged once.  Then
-impl="auto" computes it in tiles of the reference, and impl="triton" raises RuntimeError.  A kernel that does not
-compile, or needs more shared memory than the GPU has, is treated in the same way.  POLYHEAD_TRITON=1 turns the checks
-off.
+A configuration is an op's widths, dtype, options and layouts, and whether a call has one query, or as many queries or
+keys as a check takes.  At its first call, at most 128 queries of two samples are computed twice: by the kernels, and in
+float64 by PyTorch's own operations.  The first backward pass is checked in the same way.  A wrong configuration is
+logged once.  Then impl="auto" computes it in tiles of the reference, and impl="triton" raises RuntimeError.  A kernel
+that does not compile, or needs more shared memory than the GPU has, is treated in the same way.  POLYHEAD_TRITON=1
+turns the checks off.
 """
 
 import math

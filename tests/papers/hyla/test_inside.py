@@ -1,7 +1,9 @@
 """Inside the long trainings: the difference that the test of the swap takes, and the page of three tiny networks."""
 
+import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from scripts import loaded
@@ -60,6 +62,20 @@ def test_the_control_of_the_swap_has_the_inputs_of_the_pair_and_a_third_function
     assert not any((own == batch.latents["terms"]).all(-1).any() for batch in pair)
     assert (own[:, None] == task.functions("compositional")).all(-1).any(-1).all()
     assert not torch.equal(more.targets, pair[0].targets)
+
+
+def test_codes_of_one_class_are_closer_by_the_mean_cosine_of_pairs():
+    """Beside a loop over pairs; equal codes within a class, opposite ones between two, differ by 2."""
+    closer = loaded("benchmarks", "clusters.py").closer
+    rng = np.random.default_rng(0)
+    codes, labels = rng.normal(size=(9, 4)), np.array([0, 1, 2, 0, 1, 2, 0, 1, 1])
+    centred = codes - codes.mean(0)
+    found = {True: [], False: []}
+    for i, j in itertools.permutations(range(9), 2):
+        one, other = centred[i], centred[j]
+        found[bool(labels[i] == labels[j])].append(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+    assert closer(codes, labels) == pytest.approx(np.mean(found[True]) - np.mean(found[False]))
+    assert closer(np.array([[1.0, 0], [1, 0], [0, 1], [0, 1]]), np.array([0, 0, 1, 1])) == pytest.approx(2)
 
 
 def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeypatch):
