@@ -161,7 +161,7 @@ def test_the_pilot_on_sraven_is_in_the_table_and_in_no_mean(study, tmp_path, mon
     assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
     assert alone.pictures == both.pictures
     assert {row[1] for row in both.rows} == {"0", "1", "2"}
-    assert "Runs: HYLA 2, Softmax 1. Right, fewer have a point" in both.pictures[0][1]
+    assert "Runs: HYLA 2, Softmax 1. A run that never reached a value" in both.pictures[0][1]
     assert "HYLA 1 at 0.80, HYLA 1 at 0.85, HYLA 1 at 0.90, HYLA 1 at 0.94. Floors" in both.pictures[0][1]
 
 

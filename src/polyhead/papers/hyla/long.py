@@ -292,7 +292,8 @@ def _caption(points: Iterable[FinishedRun], word: str, skills: Mapping[str, Mapp
     drawn = sorted({skill for by in skills.values() for skill in by})
     reached = {(label, skill): len(skills.get(label, {}).get(skill, ())) for label in count for skill in drawn}
     fewer = [f"{label} {n} at {skill:.2f}" for (label, skill), n in reached.items() if n < count[label]]
-    less = f"Right, fewer have a point where one never reached the value or had it at once: {', '.join(fewer)}. "
+    less = "A run that never reached a value, or had it from its first score on, has no point there. Points: "
+    less += f"{', '.join(fewer)}. "
     one = " With one seed, a difference between two models may be one between two trainings."
     return (
         f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
