@@ -113,6 +113,7 @@ def test_mechanisms_have_colours_of_their_own() -> None:
             "Softmax and HYLA are level on unseen combinations (R² 0.51 and 0.45, one seed)",
         ),
         ({"softmax": [0.52], "hyla": [0.45]}, "Softmax is ahead on unseen combinations in these runs (R² 0.52)"),
+        ({"hyla": [1.0, 1.0], "softmax": [1.0, 1.0]}, "HYLA and Softmax are level on unseen combinations (R² 1.00)"),
         ({"linear": [0.3]}, "Linear reaches R² 0.30 on unseen combinations"),
     ],
 )

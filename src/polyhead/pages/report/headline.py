@@ -128,12 +128,14 @@ def title(found: Sequence[SeedGroup]) -> str:
     if len(order) == 1:
         return f"{best.label} reaches {at} on {unseen}"
     beaten, close, single = compared(order)
+    second, other = order[1]
     if single:
-        second, other = order[1]
         if second.label in single and _level(score, other):
             both = f"{at} and {number(other.mean, 2)}, {seeds(min(score.n, other.n))}"
             return f"{best.label} and {second.label} are level on {unseen} ({both})"
         return f"{best.label} is ahead on {unseen} in these runs ({at})"
+    if not beaten and score.mean == other.mean:  # for example both always right
+        return f"{best.label} and {second.label} are level on {unseen} ({at})"
     if not beaten:
         return f"{best.label} is ahead on {unseen} ({at}), but the seeds do not settle it"
     rest = f"; {and_(close)} {_are(close)} too close to call" if close else ""
@@ -239,7 +241,9 @@ def _certainty(order: Sequence[Scored]) -> list[str]:
     best, score = order[0]
     lines = []
     for group, other in order[1:]:
-        if (p := p_value(score, other)) is not None:
+        if (p := p_value(score, other)) is not None and score.mean == other.mean:
+            lines.append(f"{best.label} and {group.label} have the same mean.")
+        elif p is not None:
             sure = p < 0.05
             apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
             told = f"{best.label} {'beats' if sure else 'is ahead of'} {group.label} {apart}"
