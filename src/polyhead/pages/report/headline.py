@@ -122,7 +122,8 @@ def title(found: Sequence[SeedGroup]) -> str:
     """The headline, in one line."""
     order = ranked(found)
     if not order:
-        return f"No finished run with a score on {where(found)} yet"
+        done = any(group.finished for group in found)
+        return f"No finite score on {where(found)}" if done else f"No finished run with a score on {where(found)} yet"
     (best, score), unseen = order[0], where(found)
     at = f"{metric_name(best.task.metric)} {number(score.mean, 2)}"
     if len(order) == 1:
@@ -150,6 +151,8 @@ def _level(a: Summary, b: Summary) -> bool:
 def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
     order = ranked(found)
+    if not order and any(group.finished for group in found):
+        return ["No finished run below has a finite score to compare: they diverged, or were not scored."]
     if not order:
         return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
     metric = metric_name(order[0][0].task.metric)
@@ -158,6 +161,8 @@ def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     each = [f"{g.label} {with_error(x)}" + f" ({own})" * (not same) for (g, x), own in zip(order, bases, strict=True)]
     split = headline(found)
     lines = [f"{split_name(split).capitalize()} {metric}{f' ({bases[0]})' * same}, best first: {'; '.join(each)}."]
+    if lost := [g.label for g in found if (own := g.score(split)) and not math.isfinite(own.mean)]:
+        lines.append(f"{and_(lost)} {_are(lost)} not ranked: a seed has no finite score.")
     lines += _certainty(order)
     lines += against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
