@@ -1,6 +1,7 @@
 """The report on run folders made by hand: every number is known beforehand."""
 
 import math
+import os
 import pathlib
 import re
 import sys
@@ -190,6 +191,13 @@ def test_mistakes_are_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path: pathlib.Path) -> None:
+    (made,) = folders(tmp_path, {"softmax": [0.5]})
+    made = made.rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert "caf\\udce9: seed 0" in written([made], tmp_path / "r.html").words
+
+
 def test_one_file_that_asks_for_nothing(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = folders(tmp_path, {"softmax": [0.7]})
     text = written(made, tmp_path / "r.html", title="<b>A & B</b>").content
