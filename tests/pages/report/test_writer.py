@@ -68,6 +68,13 @@ def test_floors_and_ceiling_are_rows_and_lines(tmp_path: pathlib.Path) -> None:
     assert sorted(heights) == pytest.approx(sorted(score.mean for score in floors.values()))
 
 
+def test_scores_on_validation_data_alone_are_in_the_table(tmp_path: pathlib.Path) -> None:
+    """The headline had them, and the table had columns of dashes."""
+    page = written([fabricate(tmp_path, run_of("softmax"), {"validation": (0.4, 0.1)})], tmp_path / "r.html")
+    assert "Softmax reaches R² 0.40 on the validation split" in page.words
+    assert page.cells("Softmax")[0] == "0.400 ± 0.100"
+
+
 def test_rows_of_the_figure_are_ranked_as_those_of_the_table(tmp_path: pathlib.Path) -> None:
     """A score that is not a number left the others in any order."""
     scores = {"hyla": [0.7], "linear": [math.nan], "softmax": [0.6]}
