@@ -240,6 +240,12 @@ def test_heat_draws_every_cell_under_its_name_and_parts_the_groups(drawn: list) 
     assert bar.get_ylabel() == "drop"
 
 
+def test_names_of_rows_and_columns_are_no_formulas(tmp_path: pathlib.Path) -> None:
+    """A token "$$" of a LaTeX text ended the drawing of all figures of a report."""
+    panel = ("head 1", np.eye(2), ["$$", "$x_$"], ["\\$", "a$b$"])
+    assert figures.heat([panel], tmp_path / "a.svg", grouped=False).stat().st_size
+
+
 def test_numbers_in_cells_stand_out_from_them_and_lose_only_a_leading_zero(drawn: list) -> None:
     values = np.array([[10.25, -10.4, 100.0, 0.5, -0.5, 20.5]])
     figures.heat([("", values, ["a"], [*"uvwxyz"])], "x.png")

@@ -89,6 +89,7 @@ def test_tensors_masks_and_indices_name_the_same_parts() -> None:
         ({"labels": np.zeros(299, int)}, "probe: b = 300 in codes but 299 in labels (b) = (299,)"),
         ({"labels": np.ones(300, int)}, "probe: at least 2 classes are needed in train but all labels are 1"),
         ({"train": slice(0, 0)}, "probe: both parts need items but train has 0 and test 100"),
+        ({"train": []}, "probe: both parts need items but train has 0 and test 100"),
         ({"train": slice(0, 201)}, "probe: train and test must not overlap but share 1 items"),
         ({"codes": np.full((300, 3), np.nan)}, "probe: codes must be finite but 300 of 300 are not"),
     ],

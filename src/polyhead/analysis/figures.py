@@ -340,7 +340,8 @@ def _groups(names: Sequence[str], grouped: bool) -> list[tuple[str, int, int]]:
 def _names(axis: Any, line: Any, names: Sequence[str], grouped: bool) -> None:
     """One tick per group of equal names, and white lines between groups."""
     groups = _groups(names, grouped)
-    axis.set_ticks([(first + last) / 2 for _, first, last in groups], [name for name, _, _ in groups])
+    places, words = [(first + last) / 2 for _, first, last in groups], [name for name, _, _ in groups]
+    axis.set_ticks(places, words, parse_math=False)  # names may be tokens, such as "$$"
     upright = axis.axis_name == "x" and max(len(name) for name, _, _ in groups) > 3
     axis.set_tick_params(length=0, labelsize=7, rotation=90 if upright else 0)
     if len(groups) < len(names):

@@ -267,7 +267,8 @@ def clusters(
 
 
 def _chosen(index: Index, n: int) -> Array:
-    return np.arange(n)[index if isinstance(index, slice) else as_array(index)]
+    chosen = index if isinstance(index, slice) or len(index) else slice(0)  # NumPy takes [] for floats
+    return np.arange(n)[chosen if isinstance(chosen, slice) else as_array(chosen)]
 
 
 def _check_token(query: Tensor, tokens: Tensor) -> None:

@@ -55,7 +55,7 @@ def save(who: str, path: pathlib.Path, page: str) -> None:
     try:
         with named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, page.encode())
+        write(path, page.encode(errors="backslashreplace"))  # names of folders need not be UTF-8
     except OSError as error:
         raise ValueError(f"{who}: {error.strerror}") from None
 

@@ -44,6 +44,11 @@ class FigureOutcome:
         object.__setattr__(self, "verdicts", judged(self.verdicts))
 
 
+def seen(cells: Iterable[Cell]) -> str:
+    """What a picture shows of the seeds of `cells`, for its caption."""
+    return SEEN if any(len(cell.points) > 1 for cell in cells) else "one seed"
+
+
 def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
     return [point.run for cell in cells.values() for point in cell.points]
 

@@ -274,20 +274,22 @@ def test_a_run_that_is_not_finished_is_not_trained_in_full(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("donor", "other", "says"),
+    ("own", "donor", "other", "says"),
     [
-        (0.8, 0.1, "the output follows the donor."),
-        (0.3, 0.0, "the output moves towards the donor, but does not follow it."),
-        (0.3, 0.25, "the output does not follow the donor."),
+        (0.9, 0.8, 0.1, "the output follows the donor."),
+        (0.9, 0.3, 0.0, "the output moves towards the donor, but does not follow it."),
+        (0.9, 0.3, 0.25, "the output does not follow the donor."),
+        (0.05, 0.04, 0.04, "the output does not follow the donor."),  # of a network that learned nothing
+        (-0.4, -0.1, -0.15, "the output does not follow the donor."),
     ],
 )
-def test_what_came_of_a_swap_is_said(donor, other, says):
-    scores = {"own": (-0.5, 0.9), "donor": (donor, 0.0), "other": (other, 0.0)}
+def test_what_came_of_a_swap_is_said(own, donor, other, says):
+    scores = {"own": (-0.5, own), "donor": (donor, 0.0), "other": (other, 0.0)}
     rows = [
         {"code": code, "donor": to_donor, "own": to_own, "donor_se": 0.05, "own_se": 0.05}
         for code, (to_donor, to_own) in scores.items()
     ]
     line = in_full._moved("HYLA", [rows], "R²")
     assert says in line
-    assert f"is −0.50, {donor:.2f}, {other:.2f} with" in line
-    assert line.endswith("A sequence's own score is 0.90.")
+    assert f"is −0.50, {donor:.2f}, {other:.2f} with".replace("-", "−") in line
+    assert line.endswith(f"A sequence's own score is {own:.2f}.".replace("-", "−"))

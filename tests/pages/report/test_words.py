@@ -113,11 +113,25 @@ def test_mechanisms_have_colours_of_their_own() -> None:
             "Softmax and HYLA are level on unseen combinations (R² 0.51 and 0.45, one seed)",
         ),
         ({"softmax": [0.52], "hyla": [0.45]}, "Softmax is ahead on unseen combinations in these runs (R² 0.52)"),
+        ({"hyla": [1.0, 1.0], "softmax": [1.0, 1.0]}, "HYLA and Softmax are level on unseen combinations (R² 1.00)"),
         ({"linear": [0.3]}, "Linear reaches R² 0.30 on unseen combinations"),
     ],
 )
 def test_headline_claims_what_the_seeds_carry(tmp_path: pathlib.Path, scores: dict, headline: str) -> None:
     assert text.title(grouped(folders(tmp_path, scores))) == headline
+
+
+def test_runs_that_diverged_are_said_to_have_no_finite_score(tmp_path: pathlib.Path) -> None:
+    """They are finished: nobody can resume them."""
+    nan = float("nan")
+    found = grouped(folders(tmp_path / "all", {"hyla": [nan]}))
+    assert text.title(found) == "No finite score on unseen combinations"
+    wanted = "No finished run below has a finite score to compare: they diverged, or were not scored."
+    assert text.verdict(found, {}) == [wanted]
+    some = grouped(folders(tmp_path / "some", {"hyla": [0.9, nan], "softmax": [1.0, 1.0], "linear": [1.0, 1.0]}))
+    said = text.verdict(some, {})
+    assert "HYLA is not ranked: a seed has no finite score." in said
+    assert "Softmax and Linear have the same mean." in said
 
 
 def test_a_difference_is_tested_by_welch() -> None:
@@ -128,7 +142,8 @@ def test_a_difference_is_tested_by_welch() -> None:
     sure = runs.summary((0.4, 0.4), None)
     assert text.p_value(sure, runs.summary((0.4, 0.4, 0.4), None)) == 1.0  # no spread, however means are rounded
     assert text.p_value(sure, runs.summary((0.25, 0.25), None)) == 0.0
-    assert np.isnan(runs.summary((np.nan,) * 2, None).error)  # seeds that diverged say nothing for sure
+    for diverged in ((np.nan, np.nan), (0.4, np.nan), (0.4, 0.4, np.nan)):  # seeds that diverged say nothing for sure
+        assert np.isnan([runs.summary(diverged, None).mean, runs.summary(diverged, None).error]).all()
 
 
 # -------------------------------------------------------------------------------------------------------------- floors

@@ -1,6 +1,7 @@
 """The report on run folders made by hand: every number is known beforehand."""
 
 import math
+import os
 import pathlib
 import re
 import sys
@@ -65,6 +66,13 @@ def test_floors_and_ceiling_are_rows_and_lines(tmp_path: pathlib.Path) -> None:
     )
     heights = [shape["y0"] for shape in page.axis("compositional R²")["layout"]["shapes"]]
     assert sorted(heights) == pytest.approx(sorted(score.mean for score in floors.values()))
+
+
+def test_scores_on_validation_data_alone_are_in_the_table(tmp_path: pathlib.Path) -> None:
+    """The headline had them, and the table had columns of dashes."""
+    page = written([fabricate(tmp_path, run_of("softmax"), {"validation": (0.4, 0.1)})], tmp_path / "r.html")
+    assert "Softmax reaches R² 0.40 on the validation split" in page.words
+    assert page.cells("Softmax")[0] == "0.400 ± 0.100"
 
 
 def test_rows_of_the_figure_are_ranked_as_those_of_the_table(tmp_path: pathlib.Path) -> None:
@@ -190,6 +198,13 @@ def test_mistakes_are_one_line(tmp_path: pathlib.Path, monkeypatch: pytest.Monke
 
 
 # ---------------------------------------------------------------------------------------------------------------- page
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path: pathlib.Path) -> None:
+    (made,) = folders(tmp_path, {"softmax": [0.5]})
+    made = made.rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert "caf\\udce9: seed 0" in written([made], tmp_path / "r.html").words
+
+
 def test_one_file_that_asks_for_nothing(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = folders(tmp_path, {"softmax": [0.7]})
     text = written(made, tmp_path / "r.html", title="<b>A & B</b>").content

@@ -140,7 +140,9 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     (cell,) = study.cells().values()
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
-    assert FIGURES["lm-long"].draw(study, tmp_path).verdicts[0].outcome == NO_TEST
+    found = FIGURES["lm-long"].draw(study, tmp_path)
+    assert found.verdicts[0].outcome == NO_TEST
+    assert found.pictures[0][1].endswith("in the course of training; one seed.")
 
 
 def test_all_seeds_and_models_are_scored_on_one_text(tmp_path, monkeypatch):

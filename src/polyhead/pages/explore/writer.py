@@ -54,7 +54,7 @@ def write(
     save("explore", path, page)
     if wanted(progress):
         note = f" {found.note}" if found.note else ""
-        count = len(page.encode())
+        count = path.stat().st_size
         size = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
         print(f"explore: {size}, {found.facts}.{note}", file=sys.stderr)
     return path

@@ -122,18 +122,21 @@ def title(found: Sequence[SeedGroup]) -> str:
     """The headline, in one line."""
     order = ranked(found)
     if not order:
-        return f"No finished run with a score on {where(found)} yet"
+        done = any(group.finished for group in found)
+        return f"No finite score on {where(found)}" if done else f"No finished run with a score on {where(found)} yet"
     (best, score), unseen = order[0], where(found)
     at = f"{metric_name(best.task.metric)} {number(score.mean, 2)}"
     if len(order) == 1:
         return f"{best.label} reaches {at} on {unseen}"
     beaten, close, single = compared(order)
+    second, other = order[1]
     if single:
-        second, other = order[1]
         if second.label in single and _level(score, other):
             both = f"{at} and {number(other.mean, 2)}, {seeds(min(score.n, other.n))}"
             return f"{best.label} and {second.label} are level on {unseen} ({both})"
         return f"{best.label} is ahead on {unseen} in these runs ({at})"
+    if not beaten and score.mean == other.mean:  # for example both always right
+        return f"{best.label} and {second.label} are level on {unseen} ({at})"
     if not beaten:
         return f"{best.label} is ahead on {unseen} ({at}), but the seeds do not settle it"
     rest = f"; {and_(close)} {_are(close)} too close to call" if close else ""
@@ -148,6 +151,8 @@ def _level(a: Summary, b: Summary) -> bool:
 def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
     order = ranked(found)
+    if not order and any(group.finished for group in found):
+        return ["No finished run below has a finite score to compare: they diverged, or were not scored."]
     if not order:
         return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
     metric = metric_name(order[0][0].task.metric)
@@ -156,6 +161,8 @@ def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     each = [f"{g.label} {with_error(x)}" + f" ({own})" * (not same) for (g, x), own in zip(order, bases, strict=True)]
     split = headline(found)
     lines = [f"{split_name(split).capitalize()} {metric}{f' ({bases[0]})' * same}, best first: {'; '.join(each)}."]
+    if lost := [g.label for g in found if (own := g.score(split)) and not math.isfinite(own.mean)]:
+        lines.append(f"{and_(lost)} {_are(lost)} not ranked: a seed has no finite score.")
     lines += _certainty(order)
     lines += against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])
@@ -239,7 +246,9 @@ def _certainty(order: Sequence[Scored]) -> list[str]:
     best, score = order[0]
     lines = []
     for group, other in order[1:]:
-        if (p := p_value(score, other)) is not None:
+        if (p := p_value(score, other)) is not None and score.mean == other.mean:
+            lines.append(f"{best.label} and {group.label} have the same mean.")
+        elif p is not None:
             sure = p < 0.05
             apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
             told = f"{best.label} {'beats' if sure else 'is ahead of'} {group.label} {apart}"

@@ -77,7 +77,8 @@ class Summary:
 def summary(values: Sequence[float], error: float | None) -> Summary:
     """The summary of the values of several seeds, or of one with the standard error `error` over sequences."""
     if len(values) > 1:
-        if min(values) == max(values) < np.inf:  # NumPy's mean of three times 0.4 is not 0.4: there would be a spread
+        # NumPy's mean of three times 0.4 is not 0.4: there would be a spread.  (max and min of 0.4 and NaN are 0.4.)
+        if len(set(values)) == 1 and math.isfinite(values[0]):
             return Summary(values[0], 0.0, tuple(values), "seeds")
         spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
         return Summary(float(np.mean(values)), spread, tuple(values), "seeds")

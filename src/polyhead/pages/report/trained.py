@@ -142,7 +142,7 @@ def _moved(label: str, seeds: Sequence[Rows], name: str) -> str:
     own, most = _over(seeds, "own", "donor"), _over(seeds, "own", "own")
     donor, other = _over(seeds, "donor", "donor"), _over(seeds, "other", "donor")
     apart = donor.mean - other.mean > 2 * math.hypot(donor.error or 0.0, other.error or 0.0)
-    follows = donor.mean > most.mean / 2
+    follows = apart and donor.mean > most.mean / 2 > 0  # a network that knows no function follows none
     towards = "moves towards the donor, but does not follow it" if apart else "does not follow the donor"
     numbers = ", ".join(text.number(score.mean, 2) for score in (own, donor, other))
     return (

@@ -140,7 +140,7 @@ def draw_2c(study: Study, folder: pathlib.Path) -> FigureOutcome:
     cells = by_model(study, "length", "held out")
     levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
     _draw(cells, "compositional", folder / "fig-2c")
-    caption = f"Compositional R² by examples in the context; {SEEN}. {TRAINING}"
+    caption = f"Compositional R² by tokens in the context, of which one is the query; {SEEN}. {TRAINING}"
     table = _table(cells, levels, ("compositional",))
     return replace(table, pictures=(("fig-2c", caption),), verdicts=tuple(_on_unseen(cells)))
 

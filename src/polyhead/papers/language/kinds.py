@@ -11,7 +11,7 @@ from polyhead.papers.estimates import Estimate, Scores, constant
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
-from polyhead.papers.outcome import SEEN, FigureOutcome, both, by_model, scores
+from polyhead.papers.outcome import FigureOutcome, both, by_model, scores, seen
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -213,10 +213,11 @@ def curves(claim: Claim) -> Callable[[Study, pathlib.Path], FigureOutcome]:
             )
         compressed = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
         told = f"Bits per byte of the same held-out text by what trains no network: {compressed}."
+        caption = f"Bits per byte on validation text in the course of training; {seen(cells.values())}."
         notes = (text, told if levels else "The text on this machine is not that of the runs: there are no floors.")
         return replace(
             table({model: (label(model), cell) for model, cell in cells.items()}, "model", notes),
-            pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
+            pictures=((study.figure, caption),),
             verdicts=tuple(claim(cells, levels)) if same else (),
         )
 
