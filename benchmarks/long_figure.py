@@ -30,7 +30,7 @@ PAGES = {
     "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
     "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
     "settings": Figure("Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, long.draw_settings),
-    "length": Figure("Fuzzy logic from 16 examples after 50,000 steps", HYLA, long.draw_length),
+    "length": Figure("Fuzzy logic from 15 examples after 50,000 steps", HYLA, long.draw_length),
     "sraven": Figure("Raven matrices with permuted columns after 40,000 steps", HYLA, long.draw_ravens),
 }
 RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}

@@ -194,7 +194,7 @@ def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(stud
 
 
 def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_paper(study, tmp_path, monkeypatch):
-    """Its table is of 32 examples and heads of width 2."""
+    """Its table is of length 32 and heads of width 2."""
     monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path)
     hyla, softmax = study.points
 

@@ -211,7 +211,7 @@ def draw_settings(study: Study, folder: pathlib.Path) -> FigureOutcome:
 
 
 def draw_length(study: Study, folder: pathlib.Path) -> FigureOutcome:
-    """The page of the three models that see 16 examples."""
+    """The page of the three models that see 15 examples."""
     return _drawn(study, folder, TESTS[:3])
 
 

@@ -1,7 +1,7 @@
 """Floors and ceiling of in-context regression: the score to beat as evidence of composition, and the maximum.
 
 No floor knows the terms.  Four floors predict the query from the context alone, with hyper-parameters fixed in advance.
-On fuzzy logic a Gaussian process still scores an R² of 0.79 at 32 examples and 0.94 at 96, above some trained attention
+On fuzzy logic a Gaussian process still scores an R² of 0.79 at length 32 and 0.94 at 96, above some trained attention
 models.  Two floors use the training functions; each has one hyper-parameter, chosen on these functions:
 
     context_mean        mean of the context's targets
@@ -10,7 +10,7 @@ models.  Two floors use the training functions; each has one hyper-parameter, ch
     gaussian_process    kernel exp(-|x - x'|² / (2 · 0.5²)), noise variance 0.01, prior mean = mean of the context.  A
                         length scale of half the cube suits functions with one or two kinks along each axis.  The data
                         have no noise; the variance 0.01 accounts for the kinks, which a smooth kernel cannot follow.
-                        With the family's mean, 0.27, as prior mean, R² rises by 0.002 at 32 examples and 0.01 at 16.
+                        With the family's mean, 0.27, as prior mean, R² rises by 0.002 at length 32 and 0.01 at 16.
     recall, mix         the training functions weighted by how well they fit, and their best linear combination:
                         see function_floors.py
     ceiling             mean answer of all functions of the family that agree with the whole context exactly: the Bayes

@@ -209,7 +209,7 @@ class FuzzyLogic(Task):
         """For each sequence (b): `mse` at the query, and `r2` = 1 - mse / population variance of its targets.
 
         The variance is over all targets, including the hidden one.  As in the paper, R² is then averaged over
-        sequences: predicting the mean of the context gives -0.06 at 32 examples, not 0.
+        sequences: predicting the mean of the context gives -0.06 at length 32, not 0.
         """
         mse = self._square(outputs, batch).sum(dim=-1) / batch.scored.sum(dim=-1)
         variance = batch.targets.var(dim=(1, 2), correction=0)
