@@ -82,7 +82,7 @@ def test_the_caller_keeps_threads_dtype_determinism_and_random_state(tiny, tmp_p
 
 def test_the_callers_defaults_change_neither_a_run_nor_its_model(tiny, tmp_path):
     wanted = trainer.run(tiny(tmp_path / "one", steps=2), progress=False)
-    with torch.device("meta"):
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         found = trainer.run(tiny(tmp_path / "two", steps=2), progress=False)
         assert torch.empty(1).is_meta
         loaded = polyhead.train.load_model(found.folder)[1]
