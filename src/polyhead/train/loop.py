@@ -148,6 +148,7 @@ class Loop:
 
     def _update(self, wanted: bool = False) -> dict[str, Tensor]:
         values = self.networks.step(self.step, wanted=wanted)
+        torch.clear_autocast_cache()  # within another autocast, that of a step keeps the casts of weights
         self.step += 1
         self.counted += 1
         return values
