@@ -49,6 +49,17 @@ def test_a_grid_in_a_file(asked, tmp_path):
     assert (folder, population) == ("runs", True)
 
 
+def test_truth_values_in_a_grid(asked, tmp_path):
+    text = "recipe: small\nparameters:\n  model.causal: {values: [true, false]}\n"
+    text += "  model.final_norm: {values: [true, null]}\n"
+    (tmp_path / "grid.yaml").write_text(text)
+    for words in ("grid.yaml", "small --model.causal=True,False --model.final-norm True,None"):
+        assert sweep(words) == 0
+        runs = asked.pop()[0]
+        found = [(run.model.causal, run.model.final_norm) for run in runs]
+        assert found == [(True, True), (True, None), (False, True), (False, None)]
+
+
 def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
     """To look at the table trains nothing."""
     assert sweep("fig-5c --scale=smoke --status") == 0

@@ -334,6 +334,18 @@ def test_the_words_of_values_are_read_again(tmp_path):
     assert found == changed(run, values | {"train.lr": 0.25})
 
 
+def test_heads_in_one_word_are_fixed(tmp_path, monkeypatch):
+    found: list[object] = []
+    monkeypatch.setattr("polyhead.cli.tune.answer", lambda *given: found.extend(given) or 0)
+    ph.config.save(tiny(), tmp_path / "run.json")
+    words = ["--model.heads", "softmax:1,hyla:2", "--model.heads.1.value_depth", "1,2", "--folder", "runs/a,b"]
+    assert cli.main(["tune", str(tmp_path / "run.json"), *words]) == 0
+    run, space, _, line = found
+    assert run.transformer.heads == (ph.Softmax(1), ph.Hyla(2))
+    assert (space, run.folder) == ({"model.heads.1.value_depth": "1,2"}, "runs/a,b")
+    assert line == ["polyhead", "train", str(tmp_path / "run.json"), "--model.heads", "softmax:1,hyla:2"]
+
+
 def test_bad_options(tmp_path):
     for options, said in [
         ({"sampler": "tpee"}, "tune: unknown sampler 'tpee'; did you mean 'tpe'"),

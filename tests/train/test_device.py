@@ -80,6 +80,21 @@ def test_the_caller_keeps_threads_dtype_determinism_and_random_state(tiny, tmp_p
     assert torch.equal(torch.rand(2), wanted)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_callers_defaults_change_neither_a_run_nor_its_model(precision, tiny, tmp_path):
+    wanted = trainer.run(tiny(tmp_path / "one", steps=3, precision=precision), progress=False)
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        found = trainer.run(tiny(tmp_path / "two", steps=3, precision=precision), progress=False)
+        assert torch.empty(1).is_meta
+        loaded = polyhead.train.load_model(found.folder)[1]
+    assert found.scores == wanted.scores
+    same(wanted.folder, found.folder)
+    torch.set_default_dtype(torch.bfloat16)  # restored after each test
+    half = polyhead.train.load_model(found.folder)[1]
+    for model in (loaded, half):
+        assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.float32, "cpu")}
+
+
 def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
     """They would share random numbers: each run would have the dropout of the other."""
     said = []

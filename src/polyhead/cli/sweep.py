@@ -1,5 +1,6 @@
 """The verb sweep: many runs in parallel, here or on a cluster."""
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polyhead.cli.files import SUFFIXES
+from polyhead.cli.mistakes import opposite
 from polyhead.cli.output import emit
 from polyhead.cli.train import configured, failed, first_word, option, training
 from polyhead.spec.shapes import one_of
@@ -30,8 +32,8 @@ def verb(arguments: list[str]) -> int:
     """Train many runs in parallel, on this machine or a cluster; show which are done, running, failed and waiting.
 
     RECIPE is as for train, or a grid file: {recipe: NAME, parameters: {FIELD: {values: [...]}}}.  A field with several
-    values, separated by commas, is a grid.  After an interruption, run it again to resume.  Several machines with the
-    same folder share the work.  A worker that dies is started again.
+    values, separated by commas, is a grid (also --model.causal True,False).  After an interruption, run it again to
+    resume.  Several machines with the same folder share the work.  A worker that dies is started again.
     Runs are in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is for figures;
     --status only shows the table; --population trains runs of one architecture together in one process.
 
@@ -47,7 +49,11 @@ def verb(arguments: list[str]) -> int:
     if recipe.endswith(SUFFIXES):
         recipe, given = grid_file(recipe)
         rest = [*given, *rest]
-    runs, options = configured("sweep", recipe, grid(rest), scale, sweeping())
+    words = grid(rest)
+    if any("True" in word or "False" in word for word in rest):
+        run = configured("sweep", recipe, [[]], scale, sweeping())[0][0]
+        words = [as_flags(run, one) for one in words]
+    runs, options = configured("sweep", recipe, words, scale, sweeping())
     folder = runs[0].folder or _folder(recipe, scale)
     code = 0
     if not status:
@@ -150,6 +156,21 @@ def grid(arguments: list[str]) -> list[list[str]]:
         choices.append([f"{name}{equals}{one}" for one in values] if value else [word])
         before = word
     return [list(words) for words in itertools.product(*choices)]
+
+
+def as_flags(run: "Run", words: Sequence[str]) -> list[str]:
+    """`--model.causal False` of a grid as the flag `--model.no-causal`, which takes no value."""
+    from polyhead.scale.tune.space import kinds_of
+
+    found: list[str] = []
+    for word in [part for one in words for part in (one.split("=") if one.endswith(("=True", "=False")) else [one])]:
+        with contextlib.suppress(ValueError):  # of an option that is no field of the run
+            name = found[-1].removeprefix("--").replace("-", "_") if found else ""
+            if word in ("True", "False") and kinds_of(run, name) == [bool]:
+                found[-1] = found[-1] if word == "True" else opposite(found[-1])
+                continue
+        found.append(word)
+    return found
 
 
 def grid_file(path: str) -> tuple[str, list[str]]:

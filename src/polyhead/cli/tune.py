@@ -9,7 +9,7 @@ import tyro
 
 from polyhead.cli.output import emit
 from polyhead.cli.text import say, table
-from polyhead.cli.train import configured, first_word
+from polyhead.cli.train import configured, first_word, option
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -29,11 +29,13 @@ def verb(arguments: list[str]) -> int:
     >>> polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log --model.dim 32,64,128 --train.steps 500 --prune
     """
     recipe, rest = first_word("tune", arguments)
+    rest, heads = option("tune", rest, "--model.heads")  # one word with commas, but no list of values
+    chosen = [] if heads is None else ["--model.heads", heads]
     kind = tuning()
     helped = bool({"-h", "--help"} & set(rest))
-    space, fixed = ({}, rest) if helped else split(_one("tune", recipe, [], kind)[0], rest)
-    run, options = _one("tune", recipe, fixed, kind)
-    return answer(run, space, options, ["polyhead", "train", recipe, *_of_the_run(fixed)])
+    space, fixed = ({}, rest) if helped else split(_one("tune", recipe, chosen, kind)[0], rest)
+    run, options = _one("tune", recipe, [*chosen, *fixed], kind)
+    return answer(run, space, options, ["polyhead", "train", recipe, *chosen, *_of_the_run(fixed)])
 
 
 def answer(run: "Run", space: dict[str, str], options: Any, train: Sequence[str]) -> int:
@@ -88,17 +90,17 @@ def split(run: "Run", arguments: Sequence[str]) -> tuple[dict[str, str], list[st
     space: dict[str, str] = {}
     fixed: list[str] = []
     given: list[str] = []
-    for option, *values in _by_option(arguments):
-        name = option.removeprefix("--").replace("-", "_")
+    for word, *values in _by_option(arguments):
+        name = word.removeprefix("--").replace("-", "_")
         value = values[0] if values else ""
-        if ("," in value or ":" in value) and name not in OPTIONS and is_space(value, kinds_of(run, name)):
+        if ("," in value or ":" in value) and name not in (*OPTIONS, "folder") and is_space(value, kinds_of(run, name)):
             if name in space:
                 raise ValueError(f"tune: {name} is given twice")
             space[name] = value
             fixed += values[1:]
         else:
             given.append(name)
-            fixed += ["--prune", "median"] if [option, *values] == ["--prune"] else [option, *values]
+            fixed += ["--prune", "median"] if [word, *values] == ["--prune"] else [word, *values]
     if both := [name for name in given if name in space]:
         raise ValueError(f"tune: {both[0]} is given a value and a range")
     return space, fixed

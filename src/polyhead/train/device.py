@@ -65,31 +65,44 @@ def keep_memory() -> None:
 DTYPE = torch.float32
 """The dtype of a run's parameters, independent of the caller's default: otherwise one digest would have two results."""
 
+
+@contextlib.contextmanager
+def usual_defaults() -> Iterator[None]:
+    """A context in which torch makes tensors of `DTYPE` on the CPU, whatever the defaults of the caller."""
+    dtype, usual = torch.get_default_dtype(), torch.get_default_device().type == "cpu"
+    torch.set_default_dtype(DTYPE)
+    try:
+        with contextlib.nullcontext() if usual else torch.device("cpu"):  # which slows every function of torch
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
 _busy = threading.RLock()
 
 
 @contextlib.contextmanager
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
-    """Set threads, determinism, default dtype and random state for a run, and restore them afterwards.
+    """Set threads, determinism, default dtype, default device and random state for a run, and restore them afterwards.
 
+    Autocast and `no_grad` of the caller do not apply.
     `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
     threads of a process share its random numbers, so both runs would differ from what their digests say.
     """
     device = pick_device(config.device) if device is None else device
     if not _busy.acquire(blocking=False):
         raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    threads = torch.get_num_threads()
     strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     try:
-        torch.set_default_dtype(DTYPE)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.deterministic:
             be_deterministic()
-        with torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type):
+        forked = torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type)
+        with usual_defaults(), forked, torch.autocast(device.type, enabled=False), torch.enable_grad():
             yield device
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warns)
         torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
         _busy.release()

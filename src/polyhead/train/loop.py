@@ -21,6 +21,7 @@ from polyhead.train.progress import Progress
 from polyhead.train.stop import StopSignals
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.folder import Result, environment
+from polyhead.train.store.state import State, write_end
 from polyhead.train.world import StopBroadcast, World
 
 Row = dict[str, Any]
@@ -147,6 +148,7 @@ class Loop:
 
     def _update(self, wanted: bool = False) -> dict[str, Tensor]:
         values = self.networks.step(self.step, wanted=wanted)
+        torch.clear_autocast_cache()  # within another autocast, that of a step keeps the casts of weights
         self.step += 1
         self.counted += 1
         return values
@@ -210,7 +212,9 @@ class Loop:
         self._leave(list(lost))
 
     def _diverged(self, member: Member, what: str, losses: Sequence[Tensor]) -> int:
-        self.ended(member, member.trouble(what, self.step, losses, self.device))
+        error = member.trouble(what, self.step, losses, self.device)
+        write_end(member.folder, State.FAILED, str(error))
+        self.ended(member, error)
         return 0
 
     def _finish(self, i: int) -> Result:

@@ -14,6 +14,7 @@ import polyhead as ph
 from polyhead.scale.population import training as population
 from polyhead.scale.population.stacked import Stack
 from polyhead.scale.sweep import Failure
+from polyhead.scale.sweep.status import state_of
 from polyhead.train import Interrupted
 from polyhead.train.store import disk
 from polyhead.train.store.claims import claim
@@ -40,6 +41,7 @@ def test_one_that_diverges_stays_alone(at_once, members, tmp_path, capsys):
     ends = [f"{result.name}: done ({result.folder})" for result in (results[0], results[2])]
     assert said[3:] == [*ends, f"m0 and 2 more: step 4: r2 {mean}"]
     assert [row["step"] for row in rows(failed.folder)] == [1]
+    assert state_of(bad, failed.folder) == ("failed", 1, failed.error)
     for config, result in zip((good, other), (results[0], results[2]), strict=True):
         (wanted,) = alone([config], tmp_path / "alone")
         same(wanted.folder, result.folder, rel=2e-3)
@@ -55,6 +57,17 @@ def test_parameters_that_are_not_finite_are_not_saved(members, tmp_path):
         assert (about["step"], about["seed"], about["digest"]) == (2, config.seed, ph.digest(config))
         assert torch.equal(batch.inputs, config.task.batch("train", 4, seed=config.seed, step=1).inputs)
         assert not (failed.folder / "checkpoint.safetensors").exists()
+
+
+def test_a_model_that_cannot_be_built_ends_its_group_alone(members, tmp_path):
+    fine = members(steps=2)
+    odd = {"heads": ph.Softmax(2, dim=5), "positions": ph.Rotary()}
+    wrong = [dataclasses.replace(run, model=dataclasses.replace(run.model, **odd)) for run in fine[:2]]
+    *failed, done, _, _ = population.train([*wrong, *fine], tmp_path, progress=False)
+    assert done.steps == 2
+    for run, end in zip(wrong, failed, strict=True):
+        assert end.error == "RotaryEmbedding: the width must be even but is 5"
+        assert state_of(run, end.folder) == ("failed", 0, end.error)
 
 
 def test_a_busy_and_a_damaged_folder(members, tmp_path, capsys):

@@ -37,6 +37,7 @@ from polyhead.train.store.disk import DiskRetry, reason, tell
 from polyhead.train.store.files import Damaged, set_aside
 from polyhead.train.store.folder import RESULT, Result, finished, folder_of
 from polyhead.train.store.saving import drop, last_whole
+from polyhead.train.store.state import State, write_end
 from polyhead.train.trainer import run
 
 __dir__ = own_names(__name__)
@@ -202,7 +203,13 @@ class _GroupTraining:
         at_once = self.at_once or networks_at_once(members[0].config, device)
         if device.type == "cpu":
             keep_memory()
-        networks = Stack([member.config for member in members], device, at_once)
+        try:
+            networks = Stack([member.config for member in members], device, at_once)
+        except ValueError as error:  # a model that cannot be built: other groups may be fine
+            for member in members:
+                write_end(member.folder, State.FAILED, str(error))
+                self._ended(member, error)
+            return
         loop = Loop(members, networks, device, progress=self.progress, ended=self._ended)
         try:
             loop.progress.line(f"{loop.progress.name}: from step {loop.step}, {min(at_once, len(members))} in a pass")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.models.build import build
+from polyhead.train.device import usual_defaults
 from polyhead.train.parallel import like, whole
 from polyhead.train.store.disk import Retry, once
 from polyhead.train.store.files import Damaged, checksum, forget, link, one_line, packed, unseal, write
@@ -254,7 +255,7 @@ def load_model(
         if not (step := max(map(step_of, others), default=0)):
             raise
         raise Damaged(f"{error}; that of step {step} is there, too: --checkpoint {step}, which={step}") from None
-    with torch.random.fork_rng(devices=[]):
+    with usual_defaults(), torch.random.fork_rng(devices=[]):
         model = build(config.model)
     load_weights(model, tensors, path)
     return config, model.to(device).eval()

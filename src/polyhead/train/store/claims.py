@@ -54,9 +54,13 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
 
 def _forget_other(folder: pathlib.Path, mine: str) -> None:
     """Delete what another run left in `folder` before its first checkpoint and run `mine` would take for its own."""
+    from polyhead.tasks.record import RECORD
+    from polyhead.tasks.text import tokens as text_tokens
+
     with contextlib.suppress(ValueError):
         if (folder / CONFIG).exists() and configs.digest(read_config(folder)) != mine:
-            for path in [folder / BAD_BATCH, *folder.glob(f"*/{SENT}")]:
+            names = (BAD_BATCH, RECORD, text_tokens.FILE)
+            for path in [*(folder / name for name in names), *folder.glob(f"*/{SENT}")]:
                 forget(path)
 
 
