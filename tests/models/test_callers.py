@@ -10,6 +10,7 @@ import zoo
 from some import some
 from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -224,6 +225,25 @@ def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
     layer = ph.MultiHeadAttention(24, ph.Softmax(2), positions=ph.Rotary(), device="meta")
     layer.load_state_dict(ph.MultiHeadAttention(24, ph.Softmax(2)).state_dict(), assign=True)
     assert not any(buffer.is_meta for buffer in layer.buffers())
+
+
+@pytest.mark.parametrize("how", ["parameter", "module", "parametrised"])
+def test_a_table_that_was_replaced_is_saved_under_both_names(how):
+    """Loaded last, the old one would take the place of the new one."""
+    model, x = build(TIED), inputs_of(TIED, 6)
+    new = torch.randn(7, TIED.dim, dtype=F64)
+    if how == "parametrised":
+        parametrizations.weight_norm(model.inputs.table)
+        model.inputs.table.weight = new
+        parametrize.remove_parametrizations(model.inputs.table, "weight")
+    elif how == "module":
+        model.inputs.table = torch.nn.Embedding.from_pretrained(new, freeze=False)
+    else:
+        model.inputs.table.weight = torch.nn.Parameter(new)
+    again = build(TIED)
+    again.load_state_dict(model.state_dict())
+    assert_close(again.inputs.table.weight, new)
+    assert_close(again(x), model(x))
 
 
 # -------------------------------------------------------------------------------------------------------- checkpointing
