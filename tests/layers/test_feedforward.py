@@ -125,6 +125,16 @@ def test_half_precision_gates_in_float32(dtype):
     torch.testing.assert_close(low(x.to(dtype)).double(), moe(x), atol=0.05, rtol=0.05)
 
 
+@pytest.mark.parametrize("weight", [torch.zeros(4, 6, dtype=torch.int8), lambda: None], ids=["bytes", "method"])
+def test_the_dtype_of_a_quantised_gate_is_not_asked(weight):
+    """Rounded to that of bytes, all weights of the mixture are 0; in torch.ao it is no tensor."""
+    moe, x = MixtureOfExperts(6, 4, 2), draw(9, 6, dtype=torch.float32)
+    wanted, gate = moe(x), moe.gate
+    moe.gate = type("Quantised", (torch.nn.Module,), {"in_features": 6, "forward": lambda self, x: gate(x)})()
+    moe.gate.weight = weight
+    torch.testing.assert_close(moe(x), wanted)
+
+
 # ----------------------------------------------------------------------------------------- common
 
 

@@ -10,6 +10,7 @@ import zoo
 from some import some
 from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -204,6 +205,47 @@ def test_a_tied_table_is_one_after_any_loading():
     assert_close(replica(y), y @ replica.table.weight.T * TIED.dim**-0.5)
 
 
+class Turns(config.Position):
+    """A user's rotation."""
+
+    def rotate(self, own, x, positions):
+        return x * (1 + positions.to(own.like.device))[..., None, None].to(x)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("positions", [ph.Rotary(), ph.RelativeBias(), ph.Alibi(), ph.Sinusoidal(), Turns()], ids=repr)
+def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
+    """A compiled graph cannot compute the constants, which no state has."""
+    settings = replace(WRITES, heads=(ph.Softmax(2),), dim=24, layers=1, positions=positions)
+    model, x = build(settings), inputs_of(settings, 6)
+    empty = ph.Transformer(settings, dtype=F64, device="meta").eval()
+    empty.load_state_dict(model.state_dict(), assign=True)
+    torch._dynamo.reset()
+    assert_close(torch.compile(empty, fullgraph=True, backend="eager")(x), model(x))
+    layer = ph.MultiHeadAttention(24, ph.Softmax(2), positions=ph.Rotary(), device="meta")
+    layer.load_state_dict(ph.MultiHeadAttention(24, ph.Softmax(2)).state_dict(), assign=True)
+    assert not any(buffer.is_meta for buffer in layer.buffers())
+
+
+@pytest.mark.parametrize("how", ["parameter", "module", "parametrised"])
+def test_a_table_that_was_replaced_is_saved_under_both_names(how):
+    """Loaded last, the old one would take the place of the new one."""
+    model, x = build(TIED), inputs_of(TIED, 6)
+    new = torch.randn(7, TIED.dim, dtype=F64)
+    if how == "parametrised":
+        parametrizations.weight_norm(model.inputs.table)
+        model.inputs.table.weight = new
+        parametrize.remove_parametrizations(model.inputs.table, "weight")
+    elif how == "module":
+        model.inputs.table = torch.nn.Embedding.from_pretrained(new, freeze=False)
+    else:
+        model.inputs.table.weight = torch.nn.Parameter(new)
+    again = build(TIED)
+    again.load_state_dict(model.state_dict())
+    assert_close(again.inputs.table.weight, new)
+    assert_close(again(x), model(x))
+
+
 # -------------------------------------------------------------------------------------------------------- checkpointing
 DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=ph.Experts(3, 2, hidden=8))
 
@@ -249,6 +291,15 @@ def test_checkpointing_changes_no_bit_of_tiles(heads):
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
+def test_every_trained_parameter_gets_a_gradient():
+    """DistributedDataParallel waits for each.  Hidden features leave the joint projections without rows."""
+    heads = [ph.Relational(2, hidden=8), ph.Abstractor(1, hidden=8)]
+    model = build(replace(WRITES, heads=heads, dim=24, bias=True, encoder=replace(READS, dim=24), cross_heads=heads))
+    model(inputs_of(WRITES, 6), source=inputs_of(READS, 4)).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert model.blocks[0].attention.qkv.weight.shape == model.blocks[0].cross.qkv.weight.shape == (0, 24)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_gradients_are_the_same_twice(packed):
     """To the bit, and without an operation that PyTorch knows to be otherwise."""

@@ -24,7 +24,7 @@ from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnPositions
-from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, rotary_tables
+from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
@@ -103,6 +103,7 @@ class MultiHeadAttention(nn.Module):
         self.qk_norms = nn.ModuleList(norms) if qk_norm else None
         self.symbol_dims = [group.symbol_dim if isinstance(group, SymbolGroup) else None for group in groups]
         self._add_symbols(heads if own_symbols else (), device, dtype)
+        self.register_load_state_dict_post_hook(leave_meta)
 
     __prepare_scriptable__ = no_script
 
@@ -137,10 +138,8 @@ class MultiHeadAttention(nn.Module):
             self.rotary = rotary_tables([heads], self.dim, theta=theta, layout=layout, max_length=length, device=device)
         elif positions is not None:
             made = build_bias(positions, self.total_heads, self.dim, length, device=device, dtype=dtype)
-            if isinstance(made, OwnPositions) and made.way == "rotate":
-                self.rotary = made
-            else:
-                self.relative = made
+            turns = isinstance(made, OwnPositions) and made.way == "rotate"
+            setattr(self, "rotary" if turns else "relative", made)
 
     @shaped
     def forward(

@@ -151,7 +151,7 @@ class MixtureOfExperts(nn.Module):
         scores = wide(self.gate(flat))
         best, chosen = scores.topk(self.top_k, dim=-1)
         self.balance_loss = self._balance(scores, chosen)
-        weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.gate.weight.dtype)
+        weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.up.dtype)
         hidden = torch.einsum("nm,xfm->xnf", flat, self.up)
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[:, None]

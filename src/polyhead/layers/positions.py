@@ -74,6 +74,19 @@ class Constant(nn.Module):
         return self.value
 
 
+def leave_meta(module: nn.Module, _: object = None) -> None:
+    """Compute constants that are on the meta device where the module's parameters no longer are: compiled and exported
+    code cannot do it later."""
+    like = next((p.new_empty(0) for p in module.parameters() if not p.is_meta), None)
+    if like is None:
+        return
+    for part in module.modules():
+        if isinstance(part, Constant):
+            part(like)
+        elif isinstance(part, OwnPositions):
+            part.leave_meta(like)
+
+
 def _angle_table(dim: int, theta: float, length: int) -> Tensor:
     angles = rope_angles(torch.arange(length), dim, theta)
     return torch.cat((angles.cos(), angles.sin()), -1)

@@ -22,12 +22,13 @@ Rows = dict[str, Tensor]
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torch.dtype | None) -> nn.Linear:
-    """A linear map.  With 0 outputs it is not initialised, as PyTorch would warn; groups may need no rows."""
+    """A linear map.  With 0 outputs (groups may need no rows) it is not initialised, as PyTorch would warn, and is
+    frozen: its parameters never get a gradient, for which DistributedDataParallel would wait."""
     layer = nn.Linear(inputs, max(1, outputs), bias=bias, device=device, dtype=dtype)
     if outputs == 0:
         layer.out_features = 0
         for name, parameter in list(layer.named_parameters()):
-            setattr(layer, name, nn.Parameter(parameter.detach()[:0]))
+            setattr(layer, name, nn.Parameter(parameter.detach()[:0], requires_grad=False))
     return layer
 
 

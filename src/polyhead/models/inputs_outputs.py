@@ -212,6 +212,7 @@ class TiedOutput(nn.Module):
         self.table = SharedTable(source.table.weight)
         self.source = (source,)  # a tuple, so that its parameters are not listed twice
         self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
+        self.register_state_dict_pre_hook(TiedOutput.tie)
 
     @property
     def weight(self) -> Tensor:
@@ -225,8 +226,9 @@ class TiedOutput(nn.Module):
         """`forward` without storing all logits."""
         return LazyLogits(x, self._embeddings(), factor=self.factor)
 
-    def tie(self) -> None:
-        """Take the parameter of the token table again: off the meta device, and by `assign=True`, each got its own."""
+    def tie(self, *_: object) -> None:
+        """Take the parameter of the token table again: off the meta device, and by `assign=True`, each got its own.  It
+        may also have been replaced; saved beside it, the old one would be loaded in its place."""
         table = self.source[0].table
         if isinstance(table, nn.Embedding) and isinstance(table.weight, nn.Parameter):
             self.table.weight = table.weight

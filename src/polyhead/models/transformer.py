@@ -20,7 +20,7 @@ from polyhead.layers import Device
 from polyhead.layers.block import build_norm
 from polyhead.layers.cache import Cache, LayerCache, whole
 from polyhead.layers.feedforward import MixtureOfExperts
-from polyhead.layers.positions import places_in
+from polyhead.layers.positions import leave_meta, places_in
 from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
 from polyhead.models.blocks import build_block, layer_positions
@@ -104,6 +104,7 @@ class Transformer(nn.Module):
             self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
         self.reset_parameters()
         self.register_load_state_dict_post_hook(_tie)
+        self.register_load_state_dict_post_hook(leave_meta)
 
     def reset_parameters(self) -> None:
         """Initialise all parameters by the preset `config.init` (an encoder by its own), from torch's default
