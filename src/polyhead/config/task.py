@@ -86,6 +86,7 @@ class Task(Checked, abc.ABC):
     items: ClassVar[str] = "sequences"  # the word for the items that it scores
     better: ClassVar[str] = "higher"  # or "lower": whether high or low scores of the main metric are good
     lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (tasks/task.py)
+    autoregressive: ClassVar[bool] = False  # whether its inputs hold earlier targets: only for causal models
     words: ClassVar[Words] = Words()  # words that reports print about it
 
     @property

@@ -92,6 +92,7 @@ class Text(Task):
     metric: ClassVar[str] = "bits_per_byte"
     better: ClassVar[str] = "lower"
     lazy: ClassVar[bool] = True
+    autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
         metric=(
             "Bits per byte",
