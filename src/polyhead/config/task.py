@@ -151,7 +151,9 @@ class Task(Checked, abc.ABC):
 
     @abc.abstractmethod
     def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
-        """Per-sequence scores (b,) by name: their mean over batches, weighted by `amounts`, is the reported figure."""
+        """Per-sequence scores (b,) by name: their mean over batches, weighted by `amounts`, is the reported figure.
+
+        No name may be "loss" or "sequences", which every table of scores has."""
 
     def amounts(self, batch: Batch) -> Array | None:
         """How much each sequence (b) counts in the means of `metrics`; None: all count the same."""
