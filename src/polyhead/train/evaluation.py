@@ -80,7 +80,7 @@ def sources(batch: Batch) -> dict[str, Tensor | None]:
     return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
 
 
-def metrics(task: Task, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
     """The task's metrics of a batch, each (b).
 
     Raises ValueError for another shape, for the name of another score, and without the main metric.
