@@ -234,6 +234,31 @@ def test_grey_values_of_16_bits_are_scaled_and_not_cut_off(suffix, dtype, tmp_pa
     np.testing.assert_allclose(found.numpy(), np.broadcast_to(grey / 256, (3, 8, 8)), atol=1.01)
 
 
+@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
+def test_photos_are_turned_upright_whatever_else_their_exif_data_hold(suffix, tmp_path):
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, 8:] = 255
+    turned = Image.Exif()
+    turned[0x0112] = 6  # shown after a quarter turn to the right: black above white
+    paths = [tmp_path / f"{name}{suffix}" for name in ("turned", "damaged")]
+    for path, exif in zip(paths, (turned.tobytes(), b"Exif\0\0no TIFF header"), strict=True):
+        Image.fromarray(pixels).save(path, exif=exif)
+    images = images_data.LabelledImages(torch.zeros(2), paths=tuple(paths), size=4)
+    upright, damaged = images.read(torch.arange(2))
+    assert upright[:, 0].max() < 9
+    assert upright[:, -1].min() > 246
+    assert damaged[:, :, 0].max() < 9
+    assert damaged[:, :, -1].min() > 246
+
+
+def test_a_black_drawing_on_nothing_is_black_on_white(tmp_path):
+    drawing = np.zeros((8, 8, 4), np.uint8)
+    drawing[2:6, 2:6, 3] = 255
+    Image.fromarray(drawing).save(tmp_path / "a.png")
+    (found,) = images_data.LabelledImages(torch.zeros(1), paths=(tmp_path / "a.png",), size=8).read(torch.arange(1))
+    assert torch.equal(found, torch.from_numpy(255 - drawing[..., 3]).expand(3, 8, 8))
+
+
 def test_folders_that_do_not_fit_are_one_line(tmp_path):
     def refused(folder, wanted, split="iid"):
         images_data.tree.cache_clear()

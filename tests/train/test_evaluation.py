@@ -53,6 +53,27 @@ def test_sequences_count_by_their_amounts():
     assert same == pytest.approx(summary(losses, values, scored, 3))
 
 
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({"accuracy": torch.tensor(0.5)}, r"metrics must be numbers \(3,\), one for each .*, but accuracy is \(\)$"),
+        ({"accuracy": torch.ones(3, 1)}, r"but accuracy is \(3, 1\)$"),
+        ({"accuracy": 0.5}, "but accuracy is float$"),
+        ({"accuracy": torch.ones(3), "loss": torch.ones(3)}, "no metric may be called 'loss'"),
+        ({"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
+    ],
+)
+def test_scores_that_are_not_one_for_each_sequence_are_one_line(found, message, monkeypatch):
+    monkeypatch.setattr(Images, "metrics", lambda *_: found)
+    with pytest.raises(ValueError, match=f"^Images: .*{message}"):
+        evaluate(Guess(), Images(), "iid", batches=1, batch_size=3)
+
+
+def test_amounts_are_not_broadcast():
+    with pytest.raises(ValueError, match=r"^Score: amounts must be \(2,\) but are \(2, 1\)$"):
+        summary([torch.tensor(1.0)], {"x": [torch.ones(2)]}, [torch.tensor(2)], 2, [torch.tensor([[1.0], [2.0]])])
+
+
 @pytest.fixture
 def reader():
     """A task whose sequences have unequal numbers of scored positions, and a model of it."""

@@ -112,6 +112,7 @@ def test_heads_of_other_models_are_zeroed():
         ("images", {"outputs": Classes(3)}, r"the task's outputs are Classes\(count=10.* are Classes\(count=3"),
         ("tokens", {"encoder": replace(READS, max_length=6)}, r"the task's source is None but the model's is Tokens"),
         ("sequences", {"encoder": replace(READS, max_length=59)}, "model.encoder.max_length must be at least 60, the"),
+        ("sequences", {"causal": False}, "the inputs of Maths hold its targets, so the model needs causal=True"),
         ("images", {"max_length": 8}, "model.max_length must be at least 9, the task's tokens, but is 8$"),
         ("tokens", {"outputs": Logits(4)}, r"the task's outputs are Classes\(count=4.* are Logits\(count=4"),
     ],

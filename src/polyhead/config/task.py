@@ -86,6 +86,7 @@ class Task(Checked, abc.ABC):
     items: ClassVar[str] = "sequences"  # the word for the items that it scores
     better: ClassVar[str] = "higher"  # or "lower": whether high or low scores of the main metric are good
     lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (tasks/task.py)
+    autoregressive: ClassVar[bool] = False  # whether its inputs hold earlier targets: only for causal models
     words: ClassVar[Words] = Words()  # words that reports print about it
 
     @property
@@ -150,7 +151,9 @@ class Task(Checked, abc.ABC):
 
     @abc.abstractmethod
     def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
-        """Per-sequence scores (b,) by name: their mean over batches, weighted by `amounts`, is the reported figure."""
+        """Per-sequence scores (b,) by name: their mean over batches, weighted by `amounts`, is the reported figure.
+
+        No name may be "loss" or "sequences", which every table of scores has."""
 
     def amounts(self, batch: Batch) -> Array | None:
         """How much each sequence (b) counts in the means of `metrics`; None: all count the same."""

@@ -63,6 +63,7 @@ class ObjectSorting(Task):
 
     name: ClassVar[str] = "object_sorting"
     metric: ClassVar[str] = "accuracy"
+    autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
         splits={"novel": "disturbed objects"},
         metric=ACCURACY,

@@ -29,7 +29,7 @@ class PairwiseOrder(Classification):
     """Classification of pairs of objects by a learned order.
 
         train, validation    50 % and 15 % of all pairs
-        compositional        the other 35 %: unseen pairs of objects that occur in training
+        compositional        the other 35 %: unseen pairs of objects that occur in training, unless `examples` are few
 
     split: "ordered" assigns (i, j) and (j, i) to splits independently, as in the paper, so training contains the
         reverse of half of the test pairs; "unordered" keeps both in the same split, so only transitivity helps.

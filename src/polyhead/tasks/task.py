@@ -71,6 +71,8 @@ class Score:
         sqrt(n / (n - 1) Σ w² (x - mean)²) / Σ w.  Cochran 1977, section 6.4.
         """
         values = values.double()
+        if amounts is not None and amounts.shape != values.shape:  # they would be broadcast
+            raise ValueError(f"Score: amounts must be {tuple(values.shape)} but are {tuple(amounts.shape)}")
         if amounts is None or (amounts == amounts[:1]).all():  # to the last bit the plain mean
             mean, spread = values.mean(), values.std(correction=1) if len(values) > 1 else values.new_tensor(math.nan)
         else:

@@ -32,6 +32,9 @@ def check(config: Run, devices: int = 1) -> None:
         if type(given) is not type(taken) or _size(given) != _size(taken):
             verb = "is" if what == "source" else "are"
             raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
+    if config.task.autoregressive and isinstance(config.model, configs.TransformerConfig) and not config.model.causal:
+        who = type(config.task).__name__
+        raise ValueError(f"train: the inputs of {who} hold its targets, so the model needs causal=True but has False")
     _check_lengths("model", config.model, config.task.length)
     _check_lengths("model.encoder", encoder, config.task.source_length)
 

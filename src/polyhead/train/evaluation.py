@@ -21,6 +21,8 @@ LAZY = 2**26
 """From this many logits on, the loss is computed tile by tile if possible.  They would take 256 MB as float32, and
 three times as much in training.  On a CPU the loss then takes 20 % more time and differs only by rounding."""
 
+OWN = ("loss", "sequences")  # scores beside those of metrics
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -76,6 +78,23 @@ def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str
 def sources(batch: Batch) -> dict[str, Tensor | None]:
     """The encoder's input in a batch, by the argument names of `Transformer.forward`."""
     return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
+
+
+def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
+    """The task's metrics of a batch, each (b).
+
+    Raises ValueError for another shape, for the name of another score, and without the main metric.
+    """
+    found, who, wanted = task.metrics(outputs, batch), type(task).__name__, (len(batch.inputs),)
+    for name, value in found.items():
+        came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if came != wanted:
+            raise ValueError(f"{who}: metrics must be numbers {wanted}, one for each sequence, but {name} is {came}")
+        if name in OWN:
+            raise ValueError(f"{who}: no metric may be called {name!r}, the name of another score")
+    if task.metric not in found:
+        raise ValueError(f"{who}: its metric is {task.metric!r}, but its metrics are {', '.join(found)}")
+    return found
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:
@@ -134,7 +153,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     """The loss of a part and its metrics per sequence; with several processes, the contribution of this one's rows."""
     if world.size == 1:
         outputs = answers(model, task, part, precision)
-        return task.loss(outputs, part), task.metrics(outputs, part)
+        return task.loss(outputs, part), metrics(task, outputs, part)
     count = len(part.inputs)
     rows = world.rows(count)
     # A process without rows computes one unscored row, because the others wait for its part of the model.
@@ -143,7 +162,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     before, counted = rows.start, rows.stop - rows.start
     scores = {
         name: F.pad(value[:counted].double(), (before, count - before - counted))
-        for name, value in task.metrics(outputs, own).items()
+        for name, value in metrics(task, outputs, own).items()
     }
     if not counted:
         return torch.zeros((), dtype=torch.double), scores

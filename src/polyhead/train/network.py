@@ -19,7 +19,7 @@ from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser, parallel
 from polyhead.train.device import seed
-from polyhead.train.evaluation import answers, evaluate, mean, parts
+from polyhead.train.evaluation import answers, evaluate, mean, metrics, parts
 from polyhead.train.throughput import Throughput
 from polyhead.train.world import World
 
@@ -139,7 +139,7 @@ class Single:
     @torch.no_grad()
     def _metrics(self, outputs: Any, piece: configs.Batch) -> dict[str, Tensor]:
         """The metrics under the parameters that gave the loss: lazy outputs read the parameters again."""
-        return self.config.task.metrics(outputs, piece)
+        return metrics(self.config.task, outputs, piece)
 
     def evaluate(self, split: str) -> list[dict[str, float]]:
         train = self.train

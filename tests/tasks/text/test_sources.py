@@ -31,6 +31,16 @@ def test_every_file_is_in_one_split_whole(folder, tmp_path):
     assert place_of(tmp_path).parent.joinpath(".gitignore").read_text() == "*\n"
 
 
+def test_small_files_among_large_ones_do_not_leave_a_split_empty(tmp_path):
+    for number in range(50):  # all the small ones fit into validation, and no large one fits anywhere
+        (tmp_path / f"{number}.txt").write_text(lines(3000 if number < 10 else 10, number))
+    found = texts(task_of(tmp_path, tmp_path))
+    size = sum(map(len, everything(found)))
+    assert size == sum(path.stat().st_size for path in tmp_path.glob("*.txt"))
+    for split in ("validation", "iid"):
+        assert 0.03 * size < sum(map(len, found[split])) <= 0.05 * size
+
+
 def test_copies_of_training_files_are_told(folder, tmp_path, capsys):
     task_of(folder, tmp_path, held_out=0.1).count("iid")
     (tmp_path / "one.log").write_text(lines(3000, 0))
@@ -234,6 +244,8 @@ def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     refused(tmp_path / "short.txt", short)
     with pytest.raises(ValueError, match=short):
         task_of(tmp_path / "short.txt", tmp_path).floors("iid")
+    (tmp_path / "tiny.txt").write_text("tiny")
+    refused(tmp_path / "tiny.txt", "has 1 tokens for 'iid', but a sequence takes 17; give more text")
     (tmp_path / "file").write_text("a file")
     refused(folder, "file.*: Not a directory", cache="file")
     pytest.importorskip("tokenizers")

@@ -34,7 +34,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.models.transformer import Transformer
 from polyhead.train import optimiser
-from polyhead.train.evaluation import enough, evaluate, mean, predict, summary
+from polyhead.train.evaluation import enough, evaluate, mean, metrics, predict, summary
 from polyhead.train.network import RECENT, State
 
 WINDOW = 256
@@ -283,7 +283,7 @@ class Stack:
 
     def _metrics(self, rows: slice, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
         with torch.no_grad():
-            members = [self.task.metrics(outputs[j], _at(batch, i)) for j, i in enumerate(self.which[rows])]
+            members = [metrics(self.task, outputs[j], _at(batch, i)) for j, i in enumerate(self.which[rows])]
             return {name: torch.stack([mean(values[name]) for values in members]) for name in members[0]}
 
     def _scalars(self, number: int) -> Tensor:
@@ -324,7 +324,7 @@ class Stack:
                         losses[i].append(self.task.loss(outputs[j], own))
                         scored[i].append(own.scored.sum())
                         amounts[i].append(self.task.amounts(own))
-                        for name, value in self.task.metrics(outputs[j], own).items():
+                        for name, value in metrics(self.task, outputs[j], own).items():
                             values[i].setdefault(name, []).append(value)
         parts = zip(losses, values, scored, amounts, strict=True)
         found = [summary(loss, value, count, sequences, own) for loss, value, count, own in parts]

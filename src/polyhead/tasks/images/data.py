@@ -3,6 +3,7 @@
 No reader runs code from a file.  CIFAR's Python version is not read, because its pickles could run code.
 """
 
+import contextlib
 import functools
 import pathlib
 from dataclasses import dataclass
@@ -163,14 +164,20 @@ def tree(folder: str, part: str, size: int) -> LabelledImages:
 
 
 def _decode(path: pathlib.Path, size: int) -> Tensor:
-    """An image as (3 size size): the largest central square, resized."""
+    """An image as (3 size size): upright, on white where it is transparent, the largest central square, resized."""
     with optional("Images: data='folder'", "polyhead[report]"):
         from PIL import Image, ImageOps
     try:
         with Image.open(path, formats=FORMATS) as image:
+            image.load()
+            with contextlib.suppress(Exception):  # of damaged EXIF data; the pixels are whole
+                ImageOps.exif_transpose(image, in_place=True)  # cameras save turned pixels, and how to turn them
             # Pillow cuts grey values of 16 bits off at 255.
             deep = image.mode.startswith("I")
             plain = Image.fromarray((np.asarray(image) / 256).astype(np.uint8)) if deep else image
+            if plain.has_transparency_data:  # convert("RGB") shows the colours behind it: mostly black
+                over = plain.convert("RGBA")
+                plain = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
             square = ImageOps.fit(plain.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"Images: {path} cannot be read as an image ({' '.join(str(error).split())})") from None

@@ -75,6 +75,7 @@ class Maths(Task):
     name: ClassVar[str] = "maths"
     metric: ClassVar[str] = "exact_match"
     items: ClassVar[str] = "questions"
+    autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
         splits={"compositional": "longer questions than in training", "novel": "larger numbers than in training"},
         metric=("Exact match", "The share of answers that are right to the last character, including the end."),

@@ -4,8 +4,8 @@ A source gives pieces in a fixed order.  A piece is part of a document and belon
 
     files       each file is a document.  In the order of a hash of their paths, a file goes to `validation` if it fits
                 into the rest of that split (`held_out` of all bytes), else to `iid` if it fits there, else to `train`
-    few files   (an average one would fill more than half of a held-out split) are cut into blocks at line ends, and the
-                blocks are assigned in the same way
+    few files   (an average one would fill more than half of a held-out split), and files of which whole ones fill less
+                than a quarter of one, are cut into blocks at line ends, and the blocks are assigned in the same way
     hub         each document is assigned by a hash of its text, so a duplicate is in the same split
 """
 
@@ -130,9 +130,12 @@ class Files:
     @functools.cached_property
     def parts(self) -> list[FilePart]:
         quota = self.held_out * self.total
+        splits = _deal([(file.name, file.size) for file in self.files], quota)
+        sizes = dict.fromkeys(SPLITS, 0)
+        for file, split in zip(self.files, splits, strict=True):
+            sizes[split] += file.size
         few = len(self.files) * self.held_out < 2
-        if not few:
-            splits = _deal([(file.name, file.size) for file in self.files], quota)
+        if not few and 4 * min(sizes.values()) >= quota:
             return [
                 FilePart(file, start, stop, split, stop == file.size)
                 for file, split in zip(self.files, splits, strict=True)

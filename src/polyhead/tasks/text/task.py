@@ -92,6 +92,7 @@ class Text(Task):
     metric: ClassVar[str] = "bits_per_byte"
     better: ClassVar[str] = "lower"
     lazy: ClassVar[bool] = True
+    autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
         metric=(
             "Bits per byte",
@@ -157,8 +158,8 @@ class Text(Task):
         check_split(self, split)
         tokens = self._corpus().tokens[split]
         if len(tokens) <= self.length:
-            wanted = f"a sequence takes {self.length + 1}"
-            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but {wanted}; lower length")
+            wanted = f"a sequence takes {self.length + 1}; {'lower length' if len(tokens) > 1 else 'give more text'}"
+            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but {wanted}")
         return tokens
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
