@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
-from polyhead.compat.huggingface.taps import REFUSED, masks
+from polyhead.compat.huggingface.taps import REFUSED, causal, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
@@ -275,9 +275,8 @@ def attend(
     if polyhead is not None and not polyhead.kept:
         v = polyhead.filled(v)
     t, d = q.shape[1], q.shape[3]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and attention_mask is None and t > 1
-    if causal:  # then query 0 is key 0, and further keys are empty rows of a static cache
+    one_way = causal(module, is_causal) and attention_mask is None and t > 1
+    if one_way:  # then query 0 is key 0, and further keys are empty rows of a static cache
         k, v = k[:, :t], v[:, :t]
     given = masks(f"polyhead: a mask of {who}", (attention_mask, position_bias), k.shape[1])
     unread = len(given) == 1 and given[0].dtype == torch.bool  # not read, because that would synchronise the device
@@ -289,7 +288,7 @@ def attend(
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])
-    return heads(q, k, v, seen=LayerLimits(bias, mask, keep, causal), made=made).contiguous(), None
+    return heads(q, k, v, seen=LayerLimits(bias, mask, keep, one_way), made=made).contiguous(), None
 
 
 def alone(group: HeadGroup) -> Callable[..., Tensor]:
