@@ -210,13 +210,20 @@ class RelationalInputs:
         return getattr(self.__dict__["cache"], name)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
+        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys.
+
+        Raises ValueError for a cache that other code has filled.
+        """
         g, d = key.shape[1], key.shape[-1]
         flat = [related.flatten(2) for related in self.keys.values()]
         if flat:
             joint = torch.cat(flat, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
+            held = getattr(self.cache.layers[layer], "keys", None) if self.past else None
+            if held is not None and held.numel() and held.shape[-1] != key.shape[-1]:  # as of PEFT's prefix tuning
+                wanted = f"a cache whose keys have those of relations beside them (width {key.shape[-1]}) was wanted"
+                raise ValueError(f"heads: {wanted} but keys of width {held.shape[-1]} came")
         value = self.filled(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
         self.kept = True
