@@ -62,6 +62,23 @@ def test_models_that_compute_attention_themselves_are_refused(script, kind):
         assert torch.equal(model(**given).logits, before)
 
 
+@pytest.mark.parametrize("kind", ["nllb-moe", "splinter"])
+def test_models_without_sdpa_keep_their_masks(script, kind):
+    """Their decoders say `is_causal=False`, their encoders nothing: eager attention reads the mask alone."""
+    config = script.transformers.CONFIG_MAPPING[kind]
+    config = config(**{name: size for name, size in script.SIZES.items() if name in config().to_dict()})
+    torch.manual_seed(0)
+    model = script.transformers.AutoModel.from_config(config, attn_implementation="eager").eval()
+    ids, side = torch.arange(3, 11).view(2, 4), "decoder" if config.is_encoder_decoder else "encoder"
+    given = {"input_ids": ids, **({"decoder_input_ids": ids} if config.is_encoder_decoder else {})}
+    wanted = model(**given, output_attentions=True)
+    captured = [layer for layer in hf.capture(model, given) if layer.name.startswith(side) and ".self" in layer.name]
+    codes = wanted.decoder_attentions if config.is_encoder_decoder else wanted.attentions
+    torch.testing.assert_close([layer.groups[0].code() for layer in captured], list(codes))
+    model.set_attn_implementation("polyhead_softmax")
+    torch.testing.assert_close(model(**given).last_hidden_state, wanted.last_hidden_state)
+
+
 def composed(script, inner):
     """A supported outer class, the part of its configuration that holds `inner`, and inputs."""
     transformers, own = script.transformers, script.build(inner, None).config

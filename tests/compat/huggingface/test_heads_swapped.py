@@ -100,6 +100,14 @@ def test_beams_keep_their_keys_of_relations():
     assert torch.equal(*said)
 
 
+def test_keys_in_a_cache_without_those_of_relations_are_refused():
+    """As PEFT's prefix tuning makes them."""
+    ids = padded("left")[0]
+    cache = llama()(ids, use_cache=True).past_key_values
+    with refusing("heads: a cache whose keys have those of relations beside them"):
+        swapped(llama(), "positions")(ids, past_key_values=cache)
+
+
 def test_a_window_with_relative_symbols():
     """The cache of a window forgets, so that keys are fewer than tokens."""
     config = transformers.MistralConfig(**SMALL, sliding_window=3)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
-from polyhead.compat.huggingface.taps import REFUSED, masks
+from polyhead.compat.huggingface.taps import REFUSED, causal, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
@@ -210,13 +210,20 @@ class RelationalInputs:
         return getattr(self.__dict__["cache"], name)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
+        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys.
+
+        Raises ValueError for a cache that other code has filled.
+        """
         g, d = key.shape[1], key.shape[-1]
         flat = [related.flatten(2) for related in self.keys.values()]
         if flat:
             joint = torch.cat(flat, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
+            held = getattr(self.cache.layers[layer], "keys", None) if self.past else None
+            if held is not None and held.numel() and held.shape[-1] != key.shape[-1]:  # as of PEFT's prefix tuning
+                wanted = f"a cache whose keys have those of relations beside them (width {key.shape[-1]}) was wanted"
+                raise ValueError(f"heads: {wanted} but keys of width {held.shape[-1]} came")
         value = self.filled(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
         self.kept = True
@@ -275,9 +282,8 @@ def attend(
     if polyhead is not None and not polyhead.kept:
         v = polyhead.filled(v)
     t, d = q.shape[1], q.shape[3]
-    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    causal = bool(causal) and attention_mask is None and t > 1
-    if causal:  # then query 0 is key 0, and further keys are empty rows of a static cache
+    one_way = causal(module, is_causal) and attention_mask is None and t > 1
+    if one_way:  # then query 0 is key 0, and further keys are empty rows of a static cache
         k, v = k[:, :t], v[:, :t]
     given = masks(f"polyhead: a mask of {who}", (attention_mask, position_bias), k.shape[1])
     unread = len(given) == 1 and given[0].dtype == torch.bool  # not read, because that would synchronise the device
@@ -289,7 +295,7 @@ def attend(
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])
-    return heads(q, k, v, seen=LayerLimits(bias, mask, keep, causal), made=made).contiguous(), None
+    return heads(q, k, v, seen=LayerLimits(bias, mask, keep, one_way), made=made).contiguous(), None
 
 
 def alone(group: HeadGroup) -> Callable[..., Tensor]:

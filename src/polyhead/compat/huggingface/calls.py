@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from polyhead.compat.huggingface.taps import PREFIX, by_name, ours
+from polyhead.compat.huggingface.taps import EAGER, PREFIX, by_name, ours, remember_eager
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
@@ -107,6 +107,8 @@ def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
         found: Any = MODEL_MAPPING[type(config)]
         for kind in found if isinstance(found, (tuple, list)) else (found,):
             uses_interface(kind, str(config._attn_implementation))
+    if type(config) in EAGER:
+        options["allow_is_causal_skip"] = False
     return sdpa_mask(*sizes, config=config, **options)
 
 
@@ -164,6 +166,7 @@ def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__:
 
 def watch(model: nn.Module) -> None:
     """Check the first forward pass of a model, see `_Watch`."""
+    remember_eager(model)
     if not any(isinstance(hook, _Watch) for hook in model._forward_hooks.values()):
         watching = _Watch()
         model.register_forward_pre_hook(watching.before)

@@ -31,6 +31,9 @@ NAME = "polyhead"
 PREFIX = "polyhead_"
 """The names of our heads as `attn_implementation` begin with it, and so do model types that hold them."""
 
+EAGER: set[type] = set()
+"""Configurations of models that do not support SDPA; see `causal`."""
+
 REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
 """Options of some models with which attention is not softmax(q k + bias) over the mask."""
 
@@ -69,6 +72,23 @@ def ours(name: object) -> bool:
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
+def remember_eager(model: nn.Module) -> bool:
+    """Whether an inner model does not support SDPA; the configurations of these are remembered in `EAGER`."""
+    found = {type(m.config) for m in model.modules() if not getattr(m, "_supports_sdpa", True)}
+    EAGER.update(found)
+    return bool(found)
+
+
+def causal(module: nn.Module, is_causal: bool | None) -> bool:
+    """Whether a module without a mask is causal.
+
+    Models without SDPA never are: they make every causal mask, and their `is_causal` may be wrong, as nothing reads it.
+    """
+    if type(getattr(module, "config", None)) in EAGER:
+        return False
+    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+
+
 def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone.
 
@@ -82,7 +102,7 @@ def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: 
 @contextlib.contextmanager
 def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
-    linear = _interface()
+    linear = _interface(remember_eager(model))
     configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
     foreign = [name for c in configs.values() if ours(name := getattr(c, _IMPL))]
     if foreign:  # their code is not that of softmax attention
@@ -115,15 +135,15 @@ _IMPL = "_attn_implementation_internal"
 _ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
 
 
-def _interface() -> tuple[type[nn.Module], ...]:
-    """Register our attention with the masks of SDPA; returns the classes of linear layers."""
+def _interface(eager: bool) -> tuple[type[nn.Module], ...]:
+    """Register our attention with the masks of SDPA, or of eager attention; returns the classes of linear layers."""
     with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
+        from transformers.masking_utils import eager_mask, sdpa_mask
         from transformers.pytorch_utils import Conv1D
 
     AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, eager_mask if eager else sdpa_mask)
     return nn.Linear, Conv1D
 
 
@@ -210,8 +230,7 @@ class _Recorder:
             if options.get(option) is not None:
                 raise ValueError(f"capture: {name} must be plain softmax attention but {option} changes its code")
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if attention_mask is None and causal and q.shape[1] > 1:
+        if attention_mask is None and causal(module, is_causal) and q.shape[1] > 1:
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
             attention_mask = ones.tril()[None, None]
