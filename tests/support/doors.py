@@ -172,7 +172,7 @@ def measured(module: nn.Module, call: Callable[[nn.Module], Tensor]) -> tuple[Te
     """Outputs, and the gradients of a random sum of them as one vector; a gradient has its parameter's dtype."""
     out = call(module)
     weights = weights_of(out)
-    parameters = list(module.parameters())
+    parameters = [p for p in module.parameters() if p.requires_grad]
     grads = torch.autograd.grad((out.float() * weights).sum(), parameters, materialize_grads=True)
     assert [grad.dtype for grad in grads] == [parameter.dtype for parameter in parameters]
     return out.detach(), torch.cat([grad.flatten().float() for grad in grads])

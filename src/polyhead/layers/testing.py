@@ -114,7 +114,7 @@ def _gradients(mechanism: Mechanism) -> None:
         f"{type(mechanism).__name__}: the gradients are not those of the function"
     )
     layer(x).square().sum().backward()
-    lost = [name for name, parameter in layer.named_parameters() if parameter.grad is None]
+    lost = [name for name, p in layer.named_parameters() if p.requires_grad and p.grad is None]
     assert not lost, f"{type(mechanism).__name__}: no gradient reaches {', '.join(lost)}"
 
 

@@ -49,6 +49,7 @@ MODELS = {
         "norm": "rms",
         "norm_order": "post",
     },
+    "a projection without rows, dropout": {"heads": (ph.Relational(2, hidden=4),), "dropout": 0.1},
     "other splits, dropout": {"dropout": 0.1, "task": ph.tasks.FuzzyLogic(length=8)},
     "sraven": {"task": SRAVEN, "inputs": SRAVEN.ends[0], "outputs": SRAVEN.ends[1], "max_length": 18, "batch_size": 3},
 }

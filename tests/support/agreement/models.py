@@ -159,7 +159,7 @@ def patches(dice: random.Random) -> dict[str, Any]:
 
 
 def results(model: torch.nn.Module, out: Tensor, towards: Tensor) -> list[Tensor]:
-    leaves = list(model.parameters())
+    leaves = [p for p in model.parameters() if p.requires_grad]
     return [out.detach(), *torch.autograd.grad(out, leaves, towards, materialize_grads=True)]
 
 

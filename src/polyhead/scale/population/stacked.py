@@ -84,7 +84,8 @@ class Stack:
         self.model = Transformer(settings).to(device).eval()  # in eval mode, only an explicit `keep` drops anything
         self.experts = [layer for layer in self.model.modules() if isinstance(layer, MixtureOfExperts)]
         decayed = optimiser.is_decayed(self.model, self.train.decay)
-        named = sorted(self.model.named_parameters(), key=lambda item: not decayed[item[0]])
+        trained = [item for item in self.model.named_parameters() if item[1].requires_grad]
+        named = sorted(trained, key=lambda item: not decayed[item[0]])
         self.names, self.tensors = [name for name, _ in named], [parameter for _, parameter in named]
         self.sizes = [parameter.numel() for parameter in self.tensors]
         self.parameters = sum(self.sizes)
