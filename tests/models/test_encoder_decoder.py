@@ -144,6 +144,8 @@ def test_experts_of_both_sides_add_their_balance():
     reads = replace(READS, feedforward=ph.Experts(3, 1, hidden=8, balance=10.0))
     writes = replace(WRITES, feedforward=ph.Experts(3, 1, hidden=8, balance=0.1), encoder=reads)
     model, (x, source) = build(writes), data(writes)
+    with pytest.raises(ValueError, match="auxiliary_loss is of the last forward pass, but there was none"):
+        model.auxiliary_loss()
     model(x, source=source)
     loads = [b.feedforward.balance_loss for b in (*model.encoder.blocks, *model.blocks)]
     assert_close(model.auxiliary_loss(), 10.0 * loads[0] + 0.1 * (loads[1] + loads[2]))

@@ -322,8 +322,9 @@ class Transformer(nn.Module):
         if not isinstance(self.config.feedforward, config.Experts):
             return added
         losses = [m.balance_loss for m in self.blocks.modules() if isinstance(m, MixtureOfExperts)]
-        total = torch.stack([loss for loss in losses if loss is not None]).sum()
-        return added + self.config.feedforward.balance * total
+        if not (known := [loss for loss in losses if loss is not None]):
+            raise ValueError("Transformer: auxiliary_loss is of the last forward pass, but there was none")
+        return added + self.config.feedforward.balance * torch.stack(known).sum()
 
 
 class _BlockArguments(NamedTuple):

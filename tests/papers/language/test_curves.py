@@ -207,6 +207,9 @@ def test_the_best_rate_is_chosen_on_validation():
     validation = {1e-3: scores(pre=2.0, post=2.0), 1e-2: scores(pre=2.1, post=2.1)}
     first, _ = components.orders(reported, validation)
     assert first.parts[0].estimate.mean == pytest.approx(0.2)
+    diverged = {1e-4: scores(pre=math.nan, post=2.3)}  # a diverged run's rate is never the best
+    first, _ = components.orders(diverged | reported, diverged | validation)
+    assert first.parts[0].estimate.mean == pytest.approx(0.2)
 
 
 def test_results_keep_their_text(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Two design choices taught in courses: feed-forward layers with or without a gate, pre-norm or post-norm."""
 
 import itertools
+import math
 import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,7 +93,9 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
     paired = {rate: by for rate, by in scores.items() if set(ORDERS) <= set(by)}
     if not paired:
         return []
-    rates = {order: min(paired, key=lambda rate: validation[rate][order].mean) for order in ORDERS}
+    means = {order: {rate: validation[rate][order].mean for rate in paired} for order in ORDERS}
+    finite = {order: [rate for rate, mean in by.items() if math.isfinite(mean)] for order, by in means.items()}
+    rates = {order: min(finite[order] or paired, key=means[order].__getitem__) for order in ORDERS}
     best = {order: paired[rate][order] for order, rate in rates.items()}
     most = max(paired)
     return [
