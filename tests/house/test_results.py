@@ -135,9 +135,9 @@ def test_pages_repeat_the_means_of_the_long_trainings():
     *leads, last = (f"{hyla[seed] - softmax[seed]:.3f}" for seed in hyla)
     assert f"HYLA is ahead of softmax, by {', '.join(leads)} and {last}" in index
     short = json.loads((RESULTS / "fuzzy" / "length" / "results.json").read_text())["numbers"]
-    hyla, softmax, linear, mixture = (short[name]["unseen"]["1"] for name in ("HYLA", "Softmax", "Linear", "Mixture"))
-    wanted = f"HYLA {hyla:.3f}, softmax {softmax:.3f}, linear heads {linear:.3f}, *mixture* {mixture:.3f}"
-    assert wanted in index
+    names = {"HYLA": "HYLA", "Softmax": "softmax", "Linear": "linear heads", "Mixture": "*mixture*"}
+    each = {said: ", ".join(f"{short[name]['unseen'][seed]:.3f}" for seed in "123") for name, said in names.items()}
+    assert ", ".join(f"{said} {scores}" for said, scores in each.items()) in index
     swaps = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]["HYLA"]
     for whose, told in (("the donor's", "donor's"), ("a third sequence's", "another's")):
         score = swaps[f"{whose}, against the donor's function"]
