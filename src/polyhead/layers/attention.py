@@ -112,8 +112,7 @@ class MultiHeadAttention(nn.Module):
 
     def _add_symbols(self, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None) -> None:
         """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
-        named = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
-        distinct = list(dict.fromkeys(named))
+        distinct = list(dict.fromkeys(group.symbols for group in heads if isinstance(group, config.SymbolHeads)))
         self.source_of = [distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads]
         causal, length = self.causal, self.max_length
         self.symbols = nn.ModuleList(
@@ -138,8 +137,10 @@ class MultiHeadAttention(nn.Module):
             self.rotary = rotary_tables([heads], self.dim, theta=theta, layout=layout, max_length=length, device=device)
         elif positions is not None:
             made = build_bias(positions, self.total_heads, self.dim, length, device=device, dtype=dtype)
-            turns = isinstance(made, OwnPositions) and made.way == "rotate"
-            setattr(self, "rotary" if turns else "relative", made)
+            if isinstance(made, OwnPositions) and made.way == "rotate":
+                self.rotary = made
+            else:
+                self.relative = made
 
     @shaped
     def forward(
@@ -291,9 +292,8 @@ class MultiHeadAttention(nn.Module):
         # The test above proves that counted positions are in range; reading them would synchronise the device.  Those
         # of packed sequences can be out of range only if `beyond`; on a GPU the table lookup itself then fails.
         packed = beyond and call.x.device.type == "cpu"
-        return self.rotary[str(self.sizes[which // 2].dim)](
-            rows, where[..., None], check=positions is not None or packed
-        )
+        table = self.rotary[str(self.sizes[which // 2].dim)]
+        return table(rows, where[..., None], check=positions is not None or packed)
 
     def _bias(self, bias: Tensor | None, call: LayerCall) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""

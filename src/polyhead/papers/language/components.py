@@ -93,9 +93,12 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
     paired = {rate: by for rate, by in scores.items() if set(ORDERS) <= set(by)}
     if not paired:
         return []
-    means = {order: {rate: validation[rate][order].mean for rate in paired} for order in ORDERS}
-    finite = {order: [rate for rate, mean in by.items() if math.isfinite(mean)] for order, by in means.items()}
-    rates = {order: min(finite[order] or paired, key=means[order].__getitem__) for order in ORDERS}
+
+    def rank(rate: float, order: str) -> tuple[bool, float]:
+        mean = validation[rate][order].mean
+        return math.isnan(mean), mean  # a diverged run is the last
+
+    rates = {order: min(paired, key=lambda rate: rank(rate, order)) for order in ORDERS}
     best = {order: paired[rate][order] for order, rate in rates.items()}
     most = max(paired)
     return [
