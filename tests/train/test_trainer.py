@@ -213,8 +213,10 @@ def test_the_last_evaluation_is_not_there_twice(tiny, tmp_path, whole):
     same(tmp_path, whole)
 
 
-def test_fp16_resumes_with_its_loss_scale(tiny, tmp_path):
-    run(tiny(tmp_path / "whole", precision="fp16"), progress=False)
-    interrupted(tiny(tmp_path / "cut", precision="fp16"), 8)
-    run(tiny(tmp_path / "cut", precision="fp16"), progress=False, resume=True)
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_resumes_exactly(precision, tiny, tmp_path):
+    """With the loss scale of fp16; and no cast of a weight outlives its update, as a new process has none."""
+    run(tiny(tmp_path / "whole", precision=precision), progress=False)
+    interrupted(tiny(tmp_path / "cut", precision=precision), 8)
+    run(tiny(tmp_path / "cut", precision=precision), progress=False, resume=True)
     same(tmp_path / "whole", tmp_path / "cut")
