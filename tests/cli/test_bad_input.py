@@ -33,6 +33,7 @@ train fuzzy-hyla --batch_size 2 | unknown option --batch_size; did you mean --tr
 train fuzzy-hyla 3 | polyhead train fuzzy-hyla: unknown argument 3; see polyhead train fuzzy-hyla --help
 train fuzzy-hyla --train.lr fast | polyhead train fuzzy-hyla: --train.lr must be a number but is 'fast'
 train fuzzy-hyla --train.steps 2.5 | --train.steps must be an integer but is '2.5'
+bench hyla --lengths x | polyhead bench: --lengths must be an integer but is 'x'
 train fuzzy-hyla --threads x | polyhead train fuzzy-hyla: --threads must be an integer or None but is 'x'
 train digits-dual --task.flip maybe | --task.flip must be True or False or None but is 'maybe'
 train digits-dual --model.causal maybe | 'maybe' came: give --model.causal or --model.no-causal alone

@@ -79,7 +79,7 @@ def _missing(box: ErrorBox, option: str) -> str:
 
 def _wrong_kind(box: ErrorBox, option: str, reason: str, kinds: str) -> str:
     came = re.findall(r"'([^']*)'", reason.partition("Got errors")[0])
-    wanted = _either([WORDS.get(kind, kind) for kind in kinds.split("|")])
+    wanted = _either([WORDS.get(kind, kind) for kind in kinds.lstrip("[").split("|")])  # "[INT [INT ...]]": several
     return f"{box.prog}: {option} must be {wanted} but is {came[-1] if came else 'not'!r}"
 
 
