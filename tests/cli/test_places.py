@@ -50,6 +50,20 @@ def test_what_may_be_written_is_left_as_it_was(here):
     assert sorted(path.name for path in here.rglob("*")) == ["file", "folder", "more", "new"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train fuzzy-hyla --folder s3://bucket/run",
+        "sweep fuzzy-hyla --folder gs://bucket/run",
+        "report fuzzy-hyla --out memory://page.html",
+    ],
+)
+def test_a_url_is_no_folder_s3_of_this_one(here, capsys, command):
+    url = command.rpartition(" ")[2].replace("//", "/")
+    assert mistake(capsys, command).endswith(f": a path of this machine was wanted but the URL {url} came")
+    assert sorted(path.name for path in here.iterdir()) == ["file", "folder"]
+
+
 # ------------------------------------------------------------------------------------------------------------- no home
 @pytest.fixture
 def homeless(monkeypatch):

@@ -14,7 +14,7 @@ from polyhead.config.extensions import UnknownKind
 from polyhead.config.serial import flat
 from polyhead.train.stop import HELD
 from polyhead.train.store.checkpoint import candidates, read_metadata
-from polyhead.train.store.files import forget, set_aside, write
+from polyhead.train.store.files import check_local, forget, set_aside, write
 from polyhead.train.store.folder import BAD_BATCH, CONFIG, DIGEST, RESULT, SENT, read_config, read_result
 
 LOCK = ".lock"
@@ -31,6 +31,7 @@ class FolderInUse(ValueError):
 @contextlib.contextmanager
 def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
     """A context that locks `folder` for this process and checks that it belongs to the run `config`."""
+    check_local("run folder", folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

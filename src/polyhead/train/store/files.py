@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import zlib
@@ -51,11 +52,18 @@ def named(path: pathlib.Path) -> Iterator[None]:
         raise OSError(error.errno, f"{path}: cannot be written ({error.strerror})") from None
 
 
+def check_local(who: str, path: pathlib.Path) -> None:
+    """Raise a ValueError for a URL such as s3://bucket/run: `path` would be a folder s3: of this one."""
+    if re.fullmatch(r"[^/\\]{2,}:", path.parts[0] if path.parts else ""):  # C: is a drive
+        raise ValueError(f"{who}: a path of this machine was wanted but the URL {path} came")
+
+
 def check_place(who: str, path: pathlib.Path, *, renamed: bool = True) -> None:
     """Raise a ValueError, before the work, if the file `path` cannot be written; its folder is made.
 
     `renamed`: it is written beside its place, as by `write`, which needs a folder that can be written.
     """
+    check_local(who, path)
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -71,6 +79,7 @@ def check_place(who: str, path: pathlib.Path, *, renamed: bool = True) -> None:
 
 def check_folder(who: str, folder: pathlib.Path) -> None:
     """Raise a ValueError, before the work, if nothing can be written into `folder`; it is made."""
+    check_local(who, folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
