@@ -29,7 +29,7 @@ from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weig
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
-from polyhead.ops.latent_code import allowed, dense
+from polyhead.ops.latent_code import allowed, at_least_float32, dense
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_window, named, shaped
 
@@ -303,9 +303,10 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(self.relative, RelativePositionBias):
             self.relative.leave_meta(x)
         if call.positions is None:
-            relative = self.relative(t, s, offset=s - t if self.causal else call.past).to(x.dtype)
+            relative = self.relative(t, s, offset=s - t if self.causal else call.past)
         else:
-            relative = self.relative.dense(call.positions, call.where_keys_are()).to(x.dtype)
+            relative = self.relative.dense(call.positions, call.where_keys_are())
+        relative = relative.to(at_least_float32(x.dtype))  # a distance of 257 is none of bfloat16
         if bias is None:
             return relative
         if bias.ndim != relative.ndim:
