@@ -125,6 +125,20 @@ def test_half_precision_gates_in_float32(dtype):
     torch.testing.assert_close(low(x.to(dtype)).double(), moe(x), atol=0.05, rtol=0.05)
 
 
+def test_autocast_chooses_the_same_experts():
+    """Rounded to bfloat16, the scores of a hundredth of these tokens are equal or have another order."""
+    moe, x = MixtureOfExperts(16, 8, 1), draw(4000, 16, dtype=torch.float32)
+    with torch.no_grad():
+        wanted = moe(x)
+        for given in (x, x.bfloat16()):
+            moe(given.float())
+            balance = moe.balance_loss
+            with torch.autocast("cpu", torch.bfloat16):
+                came = moe(given)
+            assert moe.balance_loss == balance
+        assert ((moe(x.bfloat16().float()) - came).abs().amax(1) < 0.1 * wanted.abs().max()).all()
+
+
 @pytest.mark.parametrize("weight", [torch.zeros(4, 6, dtype=torch.int8), lambda: None], ids=["bytes", "method"])
 def test_the_dtype_of_a_quantised_gate_is_not_asked(weight):
     """Rounded to that of bytes, all weights of the mixture are 0; in torch.ao it is no tensor."""

@@ -18,6 +18,7 @@ from polyhead.layers.own import OwnFeedForward
 from polyhead.layers.projection import plain
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.native.gelu import gelu_tanh, takes
+from polyhead.ops.precision import autocast_dtype
 from polyhead.ops.textbook import silu
 from polyhead.spec.lazy import own_names, renamed
 from polyhead.spec.numbers import swiglu_width
@@ -148,7 +149,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("MixtureOfExperts", self.gate.in_features, x)
         flat = x.reshape(-1, x.shape[-1])
-        scores = wide(self.gate(flat))
+        scores = self._scores(flat)
         best, chosen = scores.topk(self.top_k, dim=-1)
         self.balance_loss = self._balance(scores, chosen)
         weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.up.dtype)
@@ -165,6 +166,14 @@ class MixtureOfExperts(nn.Module):
     def _balance(self, scores: Tensor, chosen: Tensor) -> Tensor:
         share = torch.zeros_like(scores).scatter(-1, chosen, 1.0 / self.top_k).mean(0)
         return self.experts * (share * scores.softmax(-1).mean(0)).sum()
+
+    def _scores(self, flat: Tensor) -> Tensor:
+        """The gate's scores, in at least float32; under autocast, too, as rounded scores choose other experts (Fedus et
+        al. 2022, section 2.4)."""
+        if autocast_dtype(flat) is None:
+            return wide(self.gate(flat))
+        with torch.autocast(flat.device.type, enabled=False):
+            return wide(self.gate(flat.to(self.up.dtype)))
 
     def __getstate__(self) -> dict[str, object]:
         """The state without `balance_loss`, whose graph can be neither copied nor pickled."""
