@@ -5,6 +5,7 @@ together take every option.
 """
 
 import functools
+import sys
 import types
 
 import numpy as np
@@ -137,6 +138,13 @@ TILED = {
 def test_tiles_agree(op, n):
     case, variant = list(cases(op))[n]
     check(op, "blocked", case, n, variant)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_a_window_of_any_width(impl):
+    q, k, v = np.random.default_rng(0).normal(size=(3, 1, 5, 2, 4)).astype("float32")
+    came = jaxside.hyla(q, k, v, window=sys.maxsize, impl=impl)
+    np.testing.assert_allclose(came, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("causal", [False, True])

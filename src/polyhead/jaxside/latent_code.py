@@ -82,7 +82,7 @@ def visible(x: AttentionCall) -> jax.Array | None:
     place, key = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None], jnp.arange(s, dtype=jnp.int32)
     limits: list[Any] = [key <= place] if x.causal else []
     if x.window is not None:
-        limits.append(jnp.abs(place - key) < x.window)
+        limits.append(jnp.abs(place - key) < min(x.window, t + s))  # within int32
     if x.cu_seqlens is not None:
         number = sequence_of(x.cu_seqlens, t)
         limits.append(number[:, None] == number)

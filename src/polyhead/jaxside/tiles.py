@@ -262,7 +262,8 @@ def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: Attenti
     t, s = x.lengths
     given = {f.name: getattr(x, f.name) for f in fields(x) if f.name in AXES and getattr(x, f.name) is not None}
     absent: dict[str, Any] = dict.fromkeys([*given, "cu_seqlens"])
-    options = replace(x, **absent)
+    window = None if x.window is None else min(x.window, t + s)  # sums stay within int32
+    options = replace(x, window=window, **absent)
     if x.cu_seqlens is not None:
         given |= dict.fromkeys(("number_t", "number_s"), sequence_of(x.cu_seqlens, t))
     grid = Grid(t, s, *tile_sizes(x, *sizes), options)
