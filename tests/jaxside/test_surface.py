@@ -67,6 +67,7 @@ BAD = {
     "impl": lambda f, q, k, v: f(q, k, v, impl="referenze"),
     "normalise": lambda f, q, k, v: f(q, k, v, normalise="rms_head", impl="blocked"),
     "packed": lambda f, q, k, v: f(q, k[:, :3], v[:, :3], cu_seqlens=PACKED[type(q)]),
+    "width": lambda f, q, k, v: f(q[..., :0], k[..., :0], v),
     "dtype": lambda f, q, k, v: f(q, k.astype(jnp.bfloat16) if isinstance(k, jax.Array) else k.bfloat16(), v),
 }
 PACKED = {torch.Tensor: torch.zeros(2, dtype=torch.int32), type(jnp.ones(1)): jnp.zeros(2, jnp.int32)}

@@ -13,6 +13,9 @@ from polyhead.ops.custom_op_rules import REFERENCES
 from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, choose, implementation, resolve
 from polyhead.spec.shapes import check_window
 
+for _op in BACKENDS:
+    resolve(_op)  # imports it, as a call does
+
 PLAIN = {"state": {"normalise": "identity", "act": "identity"}}
 """Options of an impl that refuses the defaults."""
 
@@ -107,6 +110,16 @@ def test_all_tensors_are_of_one_dtype(arguments, op):
             resolve(op)(*mixed)
     with pytest.raises(ValueError, match=told.replace("dtype", "device") + "cpu, meta"):
         resolve(op)(tensors[0], tensors[1].to("meta"), *tensors[2:])
+
+
+@pytest.mark.parametrize("op", BACKENDS)
+def test_heads_have_a_width(arguments, op):
+    q, k, *rest = arguments(op, qkv())
+    for impl in ("auto", *IMPLS[op]):
+        with refusing(f"{PUBLIC[op]}: q must have a head, and width, but has shape {(*q.shape[:3], 0)}"):
+            resolve(op, impl)(q[..., :0], k[..., :0], *rest)
+    with refusing("latent_code: q must have a head, and width, but has shape"):
+        ops.latent_code(q[:, :, :0], k, normalise="softmax")
 
 
 def test_the_choice_imports_nothing(monkeypatch, arguments):

@@ -55,5 +55,9 @@ def _check(who: str, x: AttentionCall) -> None:
     if any(kind != kinds[0] for kind in kinds):
         came = ", ".join(map(str, kinds))
         raise ValueError(f"{who}: {', '.join(names[:-1])} and {names[-1]} must have one dtype but have {came}")
+    for name in names:
+        shape = getattr(x, "v" if name == "symbols" else name).shape
+        if len(shape) == 4 and 0 in shape[2:]:
+            raise ValueError(f"{who}: {name} must have a head, and width, but has shape {tuple(shape)}")
     check_scale(who, x.scale)
     check_limits(who, x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)

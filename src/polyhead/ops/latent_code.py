@@ -278,13 +278,16 @@ def check_scale(who: str, scale: object) -> None:
 
 
 def check_alike(who: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless all tensors have one dtype and one device."""
+    """Raise ValueError unless all tensors have one dtype and one device, and heads of some width."""
     for what in ("dtype", "device"):
         kinds = [getattr(x, what) for x in tensors.values()]
         if any(kind != kinds[0] for kind in kinds):
             *names, last = tensors
             came = ", ".join(map(str, kinds))
             raise ValueError(f"{who}: {', '.join(names)} and {last} must have one {what} but have {came}")
+    for name, x in tensors.items():
+        if x.ndim == 4 and 0 in x.shape[2:]:
+            raise ValueError(f"{who}: {name} must have a head, and width, but has shape {tuple(x.shape)}")
 
 
 def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
