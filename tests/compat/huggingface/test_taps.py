@@ -107,6 +107,28 @@ def test_a_layer_alone_is_causal_without_a_mask(t):
         assert_close(taps.output, attention(x)[0], rtol=1e-9, atol=1e-9)
 
 
+class Classifier(transformers.PreTrainedModel):
+    """A user's model around a Llama; such a class says nothing of SDPA."""
+
+    config_class = transformers.LlamaConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = transformers.LlamaModel(config)
+        self.post_init()
+
+    def forward(self, input_ids):
+        return self.model(input_ids).last_hidden_state[:, -1]
+
+
+def test_a_users_model_leaves_others_of_its_configuration_causal():
+    options = MODELS["llama"][2]
+    user, llama = Classifier(transformers.LlamaConfig(**options)).eval(), make("llama")
+    for model in (user, llama):
+        for layer in some(capture(model, tokens())):
+            assert layer.groups[0].code().triu(1).abs().max() == 0
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_padding_on_the_left(name):
     """The code of padded keys and queries is 0; the outputs of real tokens are those of the model's own run."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
-from polyhead.compat.huggingface.taps import REFUSED, causal, masks
+from polyhead.compat.huggingface.taps import EAGER, REFUSED, causal, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
@@ -282,7 +282,8 @@ def attend(
     if polyhead is not None and not polyhead.kept:
         v = polyhead.filled(v)
     t, d = q.shape[1], q.shape[3]
-    one_way = causal(module, is_causal) and attention_mask is None and t > 1
+    eager = type(getattr(module, "config", None)) in EAGER
+    one_way = causal(module, is_causal, eager=eager) and attention_mask is None and t > 1
     if one_way:  # then query 0 is key 0, and further keys are empty rows of a static cache
         k, v = k[:, :t], v[:, :t]
     given = masks(f"polyhead: a mask of {who}", (attention_mask, position_bias), k.shape[1])

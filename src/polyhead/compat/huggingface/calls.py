@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from polyhead.compat.huggingface.taps import EAGER, PREFIX, by_name, ours, remember_eager
+from polyhead.compat.huggingface.taps import EAGER, PREFIX, by_name, ours, without_sdpa
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
@@ -166,7 +166,7 @@ def _set(model: PreTrainedModel, attn_implementation: Any = None, *_: Any, **__:
 
 def watch(model: nn.Module) -> None:
     """Check the first forward pass of a model, see `_Watch`."""
-    remember_eager(model)
+    EAGER.update(type(inner.config) for inner in without_sdpa(model))
     if not any(isinstance(hook, _Watch) for hook in model._forward_hooks.values()):
         watching = _Watch()
         model.register_forward_pre_hook(watching.before)

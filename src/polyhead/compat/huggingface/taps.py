@@ -32,7 +32,7 @@ PREFIX = "polyhead_"
 """The names of our heads as `attn_implementation` begin with it, and so do model types that hold them."""
 
 EAGER: set[type] = set()
-"""Configurations of models that do not support SDPA; see `causal`."""
+"""Configurations of models under our names that do not support SDPA: every mask is made for these; see `causal`."""
 
 REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
 """Options of some models with which attention is not softmax(q k + bias) over the mask."""
@@ -56,7 +56,8 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
     given = by_name(model, batch, inputs)
-    recorder = _Recorder({module: name for name, module in model.named_modules()})
+    names = {module: name for name, module in model.named_modules()}
+    recorder = _Recorder(names, {part for inner in without_sdpa(model) for part in inner.modules()})
     with torch.inference_mode(False), _watched(model, recorder), looking(model):
         model(**given)
     if not recorder.found:
@@ -72,21 +73,18 @@ def ours(name: object) -> bool:
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
-def remember_eager(model: nn.Module) -> bool:
-    """Whether an inner model does not support SDPA; the configurations of these are remembered in `EAGER`."""
-    found = {type(m.config) for m in model.modules() if not getattr(m, "_supports_sdpa", True)}
-    EAGER.update(found)
-    return bool(found)
+def without_sdpa(model: nn.Module) -> list[nn.Module]:
+    """The inner models that do not support SDPA."""
+    return [module for module in model.modules() if not getattr(module, "_supports_sdpa", True)]
 
 
-def causal(module: nn.Module, is_causal: bool | None) -> bool:
+def causal(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
     """Whether a module without a mask is causal.
 
-    Models without SDPA never are: they make every causal mask, and their `is_causal` may be wrong, as nothing reads it.
+    `eager`: it is of a model without SDPA.  These never are: they make every causal mask, and their `is_causal` may be
+    wrong, as nothing reads it.
     """
-    if type(getattr(module, "config", None)) in EAGER:
-        return False
-    return bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    return not eager and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
 
 
 def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +100,7 @@ def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: 
 @contextlib.contextmanager
 def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
-    linear = _interface(remember_eager(model))
+    linear = _interface(bool(recorder.eager))
     configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
     foreign = [name for c in configs.values() if ours(name := getattr(c, _IMPL))]
     if foreign:  # their code is not that of softmax attention
@@ -177,6 +175,7 @@ class _Recorder:
     """Follows one forward pass."""
 
     names: dict[nn.Module, str]
+    eager: set[nn.Module]  # the modules of models without SDPA
     found: list[Taps] = field(default_factory=list)
     linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention, without `out`
     out: _Linear | None = None  # the output projection of the last attention
@@ -230,7 +229,7 @@ class _Recorder:
             if options.get(option) is not None:
                 raise ValueError(f"capture: {name} must be plain softmax attention but {option} changes its code")
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        if attention_mask is None and causal(module, is_causal) and q.shape[1] > 1:
+        if attention_mask is None and causal(module, is_causal, eager=module in self.eager) and q.shape[1] > 1:
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
             attention_mask = ones.tril()[None, None]
