@@ -59,6 +59,22 @@ def test_parameters_that_are_not_finite_are_not_saved(members, tmp_path):
         assert not (failed.folder / "checkpoint.safetensors").exists()
 
 
+def test_scores_that_are_wrong_end_their_group_alone(members, tmp_path, monkeypatch):
+    right, fine = ph.tasks.FuzzyLogic.metrics, members(steps=2)
+    wrong = [dataclasses.replace(run, task=ph.tasks.FuzzyLogic(length=6)) for run in fine[:2]]
+
+    def metrics(task, outputs, batch):
+        found = right(task, outputs, batch)
+        return found if task.length == 8 else {name: value.mean() for name, value in found.items()}
+
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "metrics", metrics)
+    *failed, done, _, _ = population.train([*wrong, *fine], tmp_path, progress=False)
+    assert done.steps == 2
+    for run, end in zip(wrong, failed, strict=True):
+        assert end.error == "FuzzyLogic: metrics must be numbers (4,), one for each sequence, but r2 is ()"
+        assert state_of(run, end.folder) == ("failed", 0, end.error)
+
+
 def test_a_model_that_cannot_be_built_ends_its_group_alone(members, tmp_path):
     fine = members(steps=2)
     odd = {"heads": ph.Softmax(2, dim=5), "positions": ph.Rotary()}

@@ -203,22 +203,21 @@ class _GroupTraining:
         at_once = self.at_once or networks_at_once(members[0].config, device)
         if device.type == "cpu":
             keep_memory()
+        loop = None
         try:
             networks = Stack([member.config for member in members], device, at_once)
-        except ValueError as error:  # a model that cannot be built: other groups may be fine
-            for member in members:
-                write_end(member.folder, State.FAILED, str(error))
-                self._ended(member, error)
-            return
-        loop = Loop(members, networks, device, progress=self.progress, ended=self._ended)
-        try:
+            loop = Loop(members, networks, device, progress=self.progress, ended=self._ended)
             loop.progress.line(f"{loop.progress.name}: from step {loop.step}, {min(at_once, len(members))} in a pass")
             loop.fit(self.stop)
-        except OSError as error:  # an error that is not temporary
-            for member in loop.members:
-                self.outcomes.setdefault(member.folder, _failure(member.config, error))
+        except (ValueError, OSError) as error:  # of the model, of its scores, of the disk: other groups may be fine
+            for member in loop.members if loop else members:
+                if member.folder not in self.outcomes:
+                    if isinstance(error, ValueError):
+                        write_end(member.folder, State.FAILED, str(error))
+                    self._ended(member, error)
         finally:
-            loop.close()
+            if loop is not None:
+                loop.close()
 
     def _ended(self, member: Member, outcome: Result | ValueError | OSError) -> None:
         if isinstance(outcome, Result):
