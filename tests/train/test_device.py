@@ -80,10 +80,10 @@ def test_the_caller_keeps_threads_dtype_determinism_and_random_state(tiny, tmp_p
     assert torch.equal(torch.rand(2), wanted)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_callers_defaults_change_neither_a_run_nor_its_model(precision, tiny, tmp_path):
+@pytest.mark.parametrize(("precision", "off"), [("fp32", torch.inference_mode), ("bf16", torch.no_grad)])
+def test_the_callers_defaults_change_neither_a_run_nor_its_model(precision, off, tiny, tmp_path):
     wanted = trainer.run(tiny(tmp_path / "one", steps=3, precision=precision), progress=False)
-    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+    with torch.device("meta"), torch.autocast("cpu", torch.bfloat16), off():
         found = trainer.run(tiny(tmp_path / "two", steps=3, precision=precision), progress=False)
         assert torch.empty(1).is_meta
         loaded = polyhead.train.load_model(found.folder)[1]

@@ -85,7 +85,7 @@ _busy = threading.RLock()
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
     """Set threads, determinism, default dtype, default device and random state for a run, and restore them afterwards.
 
-    Autocast and `no_grad` of the caller do not apply.
+    Autocast, `no_grad` and `inference_mode` of the caller do not apply.
     `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
     threads of a process share its random numbers, so both runs would differ from what their digests say.
     """
@@ -100,7 +100,7 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
         if config.deterministic:
             be_deterministic()
         forked = torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type)
-        with usual_defaults(), forked, torch.autocast(device.type, enabled=False), torch.enable_grad():
+        with usual_defaults(), forked, torch.autocast(device.type, enabled=False), torch.inference_mode(False):
             yield device
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warns)
