@@ -60,6 +60,8 @@ def test_sequences_count_by_their_amounts():
         ({"accuracy": torch.ones(3, 1)}, r"but accuracy is \(3, 1\)$"),
         ({"accuracy": 0.5}, "but accuracy is float$"),
         ({"accuracy": torch.ones(3), "loss": torch.ones(3)}, "no metric may be called 'loss'"),
+        ({"accuracy": torch.ones(3), "step": torch.ones(3)}, "no metric may be called 'step'"),
+        ({"accuracy": torch.ones(3), "accuracy_se": torch.ones(3)}, "no metric may be called 'accuracy_se'"),
         ({"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
     ],
 )

@@ -153,7 +153,8 @@ class Task(Checked, abc.ABC):
     def metrics(self, outputs: Array, batch: Batch) -> dict[str, Array]:
         """Per-sequence scores (b,) by name: their mean over batches, weighted by `amounts`, is the reported figure.
 
-        No name may be "loss" or "sequences", which every table of scores has."""
+        No name may be that of another score or column: "loss", "sequences", "step", "seconds", "lr", ..., and with
+        "r2" also "r2_se"."""
 
     def amounts(self, batch: Batch) -> Array | None:
         """How much each sequence (b) counts in the means of `metrics`; None: all count the same."""

@@ -21,7 +21,9 @@ LAZY = 2**26
 """From this many logits on, the loss is computed tile by tile if possible.  They would take 256 MB as float32, and
 three times as much in training.  On a CPU the loss then takes 20 % more time and differs only by rounding."""
 
-OWN = ("loss", "sequences")  # scores beside those of metrics
+OWN = ("loss", "sequences", "kind", "step", "split", "seconds", "lr", "grad_norm", "steps_per_second",
+       "tokens_per_second", "share_of_peak")
+"""What results and rows of metrics.jsonl hold beside metrics."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -90,7 +92,7 @@ def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str,
         came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if came != wanted:
             raise ValueError(f"{who}: metrics must be numbers {wanted}, one for each sequence, but {name} is {came}")
-        if name in OWN:
+        if name in OWN or name.removesuffix("_se") in found.keys() - {name}:
             raise ValueError(f"{who}: no metric may be called {name!r}, the name of another score")
     if task.metric not in found:
         raise ValueError(f"{who}: its metric is {task.metric!r}, but its metrics are {', '.join(found)}")
