@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import operator
 import os
 import pathlib
 import sys
@@ -11,7 +12,7 @@ import pytest
 from texts import contents, everything, killed_at, lines, place_of, task_of, texts
 
 from polyhead.tasks.text import data as text_data, sources as text_sources
-from polyhead.tasks.text.sources import SPLITS, Files
+from polyhead.tasks.text.sources import SPLITS, Files, _deal
 
 pytestmark = pytest.mark.usefixtures("afresh")
 
@@ -31,9 +32,15 @@ def test_every_file_is_in_one_split_whole(folder, tmp_path):
     assert place_of(tmp_path).parent.joinpath(".gitignore").read_text() == "*\n"
 
 
-def test_small_files_among_large_ones_do_not_leave_a_split_empty(tmp_path):
+def test_small_files_among_large_ones_do_not_leave_a_split_empty(tmp_path, monkeypatch):
+    """Nor where an earlier version, which always took whole files, has left its tokens."""
     for number in range(50):  # all the small ones fit into validation, and no large one fits anywhere
         (tmp_path / f"{number}.txt").write_text(lines(3000 if number < 10 else 10, number))
+    with monkeypatch.context() as earlier:
+        named = operator.attrgetter("name", "size")
+        earlier.setattr(Files, "_whole", property(lambda it: _deal([*map(named, it.files)], it.held_out * it.total)))
+        assert not any(texts(task_of(tmp_path, tmp_path))["iid"])
+    text_data._open.cache_clear()
     found = texts(task_of(tmp_path, tmp_path))
     size = sum(map(len, everything(found)))
     assert size == sum(path.stat().st_size for path in tmp_path.glob("*.txt"))

@@ -101,7 +101,8 @@ class Files:
     def stem(self) -> str:
         """A name that changes with the text, as far as this is known before reading."""
         known = [(name, content, size) for name, _, _, content, size in self.listing]
-        return hashlib.blake2b(repr((known, self.held_out)).encode(), digest_size=8).hexdigest()
+        unlike = ["blocks"] if not self._few and self._whole is None else []  # earlier versions took whole files then
+        return hashlib.blake2b(repr((known, self.held_out, *unlike)).encode(), digest_size=8).hexdigest()
 
     def copied(self) -> float:
         """The share of the bytes held out that are in copies of training files."""
@@ -127,18 +128,27 @@ class Files:
                 raise ValueError(f"Text: {part.file.path} became shorter while it was read")
             yield Piece(part.split, data, part.end, str(part.file.path), part.start)
 
+    @property
+    def _few(self) -> bool:
+        return len(self.files) * self.held_out < 2
+
     @functools.cached_property
-    def parts(self) -> list[FilePart]:
+    def _whole(self) -> list[str] | None:
+        """The split of each whole file; None if a split had less than a quarter of its bytes."""
         quota = self.held_out * self.total
         splits = _deal([(file.name, file.size) for file in self.files], quota)
         sizes = dict.fromkeys(SPLITS, 0)
         for file, split in zip(self.files, splits, strict=True):
             sizes[split] += file.size
-        few = len(self.files) * self.held_out < 2
-        if not few and 4 * min(sizes.values()) >= quota:
+        return splits if 4 * min(sizes.values()) >= quota else None
+
+    @functools.cached_property
+    def parts(self) -> list[FilePart]:
+        quota = self.held_out * self.total
+        if not self._few and self._whole is not None:
             return [
                 FilePart(file, start, stop, split, stop == file.size)
-                for file, split in zip(self.files, splits, strict=True)
+                for file, split in zip(self.files, self._whole, strict=True)
                 for start, stop in _cuts(file, CHUNK)
             ]
         block = max(1, min(int(quota / 4), CHUNK))
