@@ -18,6 +18,7 @@ from polyhead.pages.report.figures import styles
 from polyhead.pages.report.runs import Entry, SeedGroup, Summary
 from polyhead.tasks import FuzzyLogic, Maths
 from polyhead.tasks.task import Score
+from polyhead.train.store.state import State, write_end
 
 RULES = ph.SymbolicAttention(count=5)
 DUAL = ph.Relational(1, symbols=RULES, relations=3)
@@ -132,6 +133,22 @@ def test_runs_that_diverged_are_said_to_have_no_finite_score(tmp_path: pathlib.P
     said = text.verdict(some, {})
     assert "HYLA is not ranked: a seed has no finite score." in said
     assert "Softmax and Linear have the same mean." in said
+
+
+def test_a_seed_that_failed_is_no_unfinished_run(tmp_path: pathlib.Path) -> None:
+    """Training ends without a result when it diverges; the mean is then over the seeds that did not."""
+    made = folders(tmp_path, {"hyla": [0.9, 0.8], "softmax": [0.7, 0.6]})
+    (made[1] / "result.json").unlink()
+    write_end(made[1], State.FAILED, "train: the loss of hyla is nan at step 61; lower train.lr")
+    (found,) = [entry for entry in runs.read(made) if entry.folder == made[1]]
+    why = "(train: the loss of hyla is nan at step 61)"
+    assert found.notes == (f"hyla-1 failed after 60 of 100 steps {why}: curves only, not in the table.",)
+    assert "Of HYLA a seed failed: the numbers are those of the other seeds." in text.verdict(grouped(made), {})
+    assert text.verdict(grouped([made[1]]), {}) == [
+        "No finished run below has a finite score to compare: they diverged, or were not scored."
+    ]
+    write_end(made[1], State.STOPPED, "interrupted")
+    assert "resume" in text.verdict(grouped([made[1]]), {})[0]
 
 
 def test_a_difference_is_tested_by_welch() -> None:

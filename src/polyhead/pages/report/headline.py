@@ -151,7 +151,7 @@ def _level(a: Summary, b: Summary) -> bool:
 def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     """The sentences under the headline: the ranking, its certainty, the floors, the gap to known combinations."""
     order = ranked(found)
-    if not order and any(group.finished for group in found):
+    if not order and (any(g.finished for g in found) or all(entry.failure for g in found for entry in g.entries)):
         return ["No finished run below has a finite score to compare: they diverged, or were not scored."]
     if not order:
         return ["The runs below have no result to compare: finish them (polyhead resume) and write the report again."]
@@ -163,6 +163,8 @@ def verdict(found: Sequence[SeedGroup], table: Table) -> list[str]:
     lines = [f"{split_name(split).capitalize()} {metric}{f' ({bases[0]})' * same}, best first: {'; '.join(each)}."]
     if lost := [g.label for g in found if (own := g.score(split)) and not math.isfinite(own.mean)]:
         lines.append(f"{and_(lost)} {_are(lost)} not ranked: a seed has no finite score.")
+    if fewer := [g.label for g, _ in order if any(entry.failure for entry in g.entries)]:
+        lines.append(f"Of {and_(fewer)} a seed failed: the numbers are those of the other seeds.")
     lines += _certainty(order)
     lines += against_floors(order, table, split)
     return lines + (_gap(order, where(found)) if split != "iid" else [])

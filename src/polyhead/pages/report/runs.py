@@ -19,6 +19,7 @@ from polyhead.config import Mechanism, Model, Run, Task, TransformerConfig, dige
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
 from polyhead.train.store.checkpoint import read_metadata
+from polyhead.train.store.state import State, read_end
 
 NAMES = {"Hyla": "HYLA"}
 CHOICES = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
@@ -36,13 +37,17 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Entry:
-    """One run folder: its configuration and rows, and its result if it is finished."""
+    """One run folder: its configuration and rows, and its result if it is finished.
+
+    `failure`: why its last worker ended, for example because it diverged; "" if it may be resumed.
+    """
 
     folder: pathlib.Path
     run: Run
     rows: tuple[dict[str, Any], ...]
     result: store.Result | None
     notes: tuple[str, ...]
+    failure: str = ""
 
     @property
     def step(self) -> int:
@@ -164,6 +169,8 @@ def _entry(folder: pathlib.Path) -> Entry:
     run, result = store.read_config(folder), store.read_result(folder)
     rows = tuple(store.read_metrics(folder))
     notes = []
+    state, said = (None, "") if result else read_end(folder) or (None, "")
+    failure = said.partition(";")[0] if state is State.FAILED else ""
     path = folder / store.METRICS
     lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
     if len(lines) > len(rows):
@@ -175,14 +182,14 @@ def _entry(folder: pathlib.Path) -> Entry:
         notes.append(f"{folder.name}: {lost} rows of {store.METRICS} are lost: there are gaps in its curves.")
     if result is None:
         done = max((row["step"] for row in rows), default=0)
-        notes.append(
-            f"{folder.name} is unfinished ({done:,} of {run.train.steps:,} steps): curves only, not in the table."
-        )
+        steps = f"{done:,} of {run.train.steps:,} steps"
+        how = f"failed after {steps} ({failure})" if failure else f"is unfinished ({steps})"
+        notes.append(f"{folder.name} {how}: curves only, not in the table.")
     elif not all(_numbers(scores) for scores in result.scores.values()):
         raise ValueError(f"report: {folder / 'result.json'} has scores that are not numbers")
     elif any(not math.isfinite(v) for scores in result.scores.values() for v in scores.values()):
         notes.append(f"{folder.name} has scores that are not finite: it diverged or could not be evaluated.")
-    return Entry(folder, run, rows, result, tuple(notes))
+    return Entry(folder, run, rows, result, tuple(notes), failure)
 
 
 def _vouched(folder: pathlib.Path) -> int:

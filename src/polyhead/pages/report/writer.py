@@ -337,7 +337,8 @@ def _runs(out: Page, entries: Sequence[Entry]) -> None:
     out.section("runs", "Every run, exactly", "Runs")
     for entry in entries:
         run, result = entry.run, entry.result
-        state = f"{entry.step:,} steps" if result else f"unfinished, {entry.step:,} of {run.train.steps:,} steps"
+        part = f"{'failed' if entry.failure else 'unfinished'}, {entry.step:,} of {run.train.steps:,} steps"
+        state = f"{entry.step:,} steps" if result else part
         config = shlex.quote(str(entry.folder / "config.json"))
         command = result.command if result else f"python -m polyhead.train {config}"
         body = f"<h4>Command</h4><pre><code>{escape(command)}</code></pre>"
