@@ -53,7 +53,7 @@ def test_truth_values_in_a_grid(asked, tmp_path):
     text = "recipe: small\nparameters:\n  model.causal: {values: [true, false]}\n"
     text += "  model.final_norm: {values: [true, null]}\n"
     (tmp_path / "grid.yaml").write_text(text)
-    for words in ("grid.yaml", "small --model.causal=True,False --model.final-norm True,None"):
+    for words in ("grid.yaml", "small --name a=True --model.causal=True,False --model.final-norm True,None"):
         assert sweep(words) == 0
         runs = asked.pop()[0]
         found = [(run.model.causal, run.model.final_norm) for run in runs]

@@ -163,7 +163,8 @@ def as_flags(run: "Run", words: Sequence[str]) -> list[str]:
     from polyhead.scale.tune.space import kinds_of
 
     found: list[str] = []
-    for word in [part for one in words for part in (one.split("=", 1) if one.endswith(("=True", "=False")) else [one])]:
+    parts = [one.split("=", 1) if one.startswith("--") and one.endswith(("=True", "=False")) else [one] for one in words]
+    for word in itertools.chain.from_iterable(parts):
         with contextlib.suppress(ValueError):  # of an option that is no field of the run
             name = found[-1].removeprefix("--").replace("-", "_") if found else ""
             if word in ("True", "False") and kinds_of(run, name) == [bool]:
