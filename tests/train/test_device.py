@@ -1,5 +1,6 @@
 """Processes of our own keep the memory that they free; those of a caller, all of their settings."""
 
+import contextlib
 import ctypes
 import threading
 import types
@@ -93,6 +94,18 @@ def test_the_callers_defaults_change_neither_a_run_nor_its_model(precision, off,
     half = polyhead.train.load_model(found.folder)[1]
     for model in (loaded, half):
         assert {(p.dtype, p.device.type) for p in model.parameters()} == {(torch.float32, "cpu")}
+
+
+def test_threads_that_load_models_keep_the_callers_dtype():
+    """Their contexts overlap, but are not nested."""
+    torch.set_default_dtype(torch.float64)  # restored after each test
+    threads = contextlib.ExitStack(), contextlib.ExitStack()
+    for thread in threads:
+        thread.enter_context(device.usual_defaults())
+    threads[0].close()
+    assert torch.get_default_dtype() == torch.float32
+    threads[1].close()
+    assert torch.get_default_dtype() == torch.float64
 
 
 def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):

@@ -66,16 +66,29 @@ DTYPE = torch.float32
 """The dtype of a run's parameters, independent of the caller's default: otherwise one digest would have two results."""
 
 
+_callers: list[torch.dtype] = []
+"""The caller's default dtype, once for each context of `usual_defaults` that is open: it is one for all threads."""
+_changing = threading.Lock()
+
+
 @contextlib.contextmanager
 def usual_defaults() -> Iterator[None]:
-    """A context in which torch makes tensors of `DTYPE` on the CPU, whatever the defaults of the caller."""
-    dtype, usual = torch.get_default_dtype(), torch.get_default_device().type == "cpu"
-    torch.set_default_dtype(DTYPE)
+    """A context in which torch makes tensors of `DTYPE` on the CPU, whatever the defaults of the caller.
+
+    Threads may be in it at once; the last to leave restores the default dtype.
+    """
+    with _changing:
+        _callers.append(_callers[0] if _callers else torch.get_default_dtype())
+        torch.set_default_dtype(DTYPE)
     try:
+        usual = torch.get_default_device().type == "cpu"
         with contextlib.nullcontext() if usual else torch.device("cpu"):  # which slows every function of torch
             yield
     finally:
-        torch.set_default_dtype(dtype)
+        with _changing:
+            dtype = _callers.pop()
+            if not _callers:
+                torch.set_default_dtype(dtype)
 
 
 _busy = threading.RLock()
