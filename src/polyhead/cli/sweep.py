@@ -163,7 +163,8 @@ def as_flags(run: "Run", words: Sequence[str]) -> list[str]:
     from polyhead.scale.tune.space import kinds_of
 
     found: list[str] = []
-    parts = [one.split("=", 1) if one.startswith("--") and one.endswith(("=True", "=False")) else [one] for one in words]
+    ends = "=True", "=False"
+    parts = (one.split("=", 1) if one.startswith("--") and one.endswith(ends) else [one] for one in words)
     for word in itertools.chain.from_iterable(parts):
         with contextlib.suppress(ValueError):  # of an option that is no field of the run
             name = found[-1].removeprefix("--").replace("-", "_") if found else ""

@@ -21,8 +21,10 @@ LAZY = 2**26
 """From this many logits on, the loss is computed tile by tile if possible.  They would take 256 MB as float32, and
 three times as much in training.  On a CPU the loss then takes 20 % more time and differs only by rounding."""
 
-OWN = ("loss", "sequences", "kind", "step", "split", "seconds", "lr", "grad_norm", "steps_per_second",
-       "tokens_per_second", "share_of_peak")
+OWN = (
+    "loss", "sequences", "kind", "step", "split", "seconds", "lr", "grad_norm", "steps_per_second", "tokens_per_second",
+    "share_of_peak",
+)  # fmt: skip
 """What results and rows of metrics.jsonl hold beside metrics."""
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
