@@ -1,6 +1,7 @@
 """Our heads are refused in architectures that compute attention themselves; counts; the table in the docs."""
 
 import copy
+import importlib
 import json
 import tomllib
 
@@ -60,6 +61,30 @@ def test_models_that_compute_attention_themselves_are_refused(script, kind):
             model(**given)
     else:  # no mask of ours comes in
         assert torch.equal(model(**given).logits, before)
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "own"),
+    [
+        ("git", "GitModel", "GitSelfAttention"),
+        ("sam", "SamVisionModel", "SamVisionAttention"),
+        ("deepseek_ocr2", "DeepseekOcr2SamVisionEncoder", "DeepseekOcr2SamVisionAttention"),
+    ],
+)
+def test_models_that_find_an_attention_class_by_its_name_are_refused(script, folder, kind, own):
+    """Their file uses the interface for other layers, so the class is not refused; and those layers may be ours."""
+    kind = getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), kind)
+    sizes = dict.fromkeys(("hidden_size", "output_channels"), 32) | {"num_hidden_layers": 1, "num_attention_heads": 4}
+    parts = {"vision_config": sizes} if folder == "git" else {}
+    line = f"polyhead: {own} must call its attention through transformers' AttentionInterface for 'polyhead_hyla'"
+    for asked in (kind, type("Mine", (kind,), {"__module__": __name__})):
+        with refusing(f"{line} but computes it itself"):
+            asked._from_config(kind.config_class(**sizes, **parts), attn_implementation="polyhead_hyla")
+    kind._from_config(kind.config_class(**sizes, **parts), attn_implementation="eager")
+    for part in parts:
+        model = kind._from_config(kind.config_class(**sizes, **parts), attn_implementation={part: "polyhead_hyla"})
+        given = {"input_ids": torch.arange(3, 7)[None], "pixel_values": torch.randn(1, 3, 224, 224)}
+        assert {x.heads for x in hf.verify(model, given).layers if x.ours} == {"polyhead_hyla"}
 
 
 @pytest.mark.parametrize("kind", ["nllb-moe", "splinter"])

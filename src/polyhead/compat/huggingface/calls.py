@@ -13,6 +13,7 @@ name:
 
 import contextlib
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -35,6 +36,7 @@ from polyhead.spec.shapes import one_of
 OF_LAYERS = "polyhead_heads"
 """The `attn_implementation` of models whose configuration has heads; each layer has its own."""
 
+_WANTED = "polyhead: {} must call its attention through transformers' AttentionInterface for {!r}"
 _SYMBOLIC = ("relational", "disentangled", "abstractor")
 _COUNT: ContextVar["Calls | None"] = ContextVar("calls", default=None)
 
@@ -95,10 +97,20 @@ def _goes_through(kind: type[PreTrainedModel]) -> bool:
 def uses_interface(kind: type, name: str) -> None:
     """Raise ValueError for a model class that computes attention itself."""
     if issubclass(kind, PreTrainedModel) and not _goes_through(kind):
-        raise ValueError(
-            f"polyhead: {kind.__name__} must call its attention through transformers' AttentionInterface for "
-            f"{name!r} but computes it itself"
-        )
+        raise ValueError(f"{_WANTED.format(kind.__name__, name)} but computes it itself")
+
+
+def _refuse_in_tables(kind: type, name: str) -> None:
+    """Make tables of attention classes by `attn_implementation` in a model's files raise ValueError for our name."""
+    files = (vars(sys.modules[module]) for module in {base.__module__ for base in kind.__mro__} & set(sys.modules))
+    for table in (value for names in files for value in names.values() if type(value) is dict):
+        eager = table.get("eager")
+        if isinstance(eager, type) and issubclass(eager, nn.Module):
+            table[name] = functools.partial(_not_in_table, eager.__name__, name)
+
+
+def _not_in_table(who: str, name: str, *_: Any, **__: Any) -> None:
+    raise ValueError(f"{_WANTED.format(who, name)} but computes it itself")
 
 
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
@@ -148,6 +160,7 @@ def _asked(model: PreTrainedModel, requested_attention: Any = None, *_: Any, **_
     if ours(requested_attention):
         _known(requested_attention)
         uses_interface(type(model), requested_attention)
+        _refuse_in_tables(type(model), requested_attention)
         watch(model)
 
 
@@ -216,9 +229,6 @@ def check(model: nn.Module, calls: Calls) -> None:
     came = {getattr(module, "layer_idx", None) for module in calls.heads}
     for layer in (i for i, heads in enumerate(held) if heads is not None and i not in came):
         raise ValueError(f"polyhead: layer {layer} of {who} must call the heads that its configuration holds")
-
-
-_WANTED = "polyhead: {} must call its attention through transformers' AttentionInterface for {!r}"
 
 
 def _promised(model: nn.Module, above: Any = None) -> dict[nn.Module, str]:
