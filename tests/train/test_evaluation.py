@@ -1,12 +1,16 @@
 """Scores on finite and infinite splits."""
 
+import json
 import math
 
 import pytest
 import torch
+from commands import ask
+from tiny_runs import tiny
 
 import polyhead as ph
 from polyhead.tasks import Images, Maths
+from polyhead.train import run as train
 from polyhead.train.evaluation import evaluate, predict, summary
 
 
@@ -110,3 +114,13 @@ def test_scores_of_a_narrow_model_are_computed_in_float32(reader, dtype):
     task, model = reader
     outputs = predict(model.to(dtype), task, task.batch("iid", 2, seed=0, step=0))
     assert outputs.dtype == torch.float32
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_the_command_finds_the_scores_of_the_run(capsys, tmp_path, precision):
+    """It scored other sequences, and in float32."""
+    run = tiny(tmp_path / "run", precision=precision, accumulate=2, fast_products=False)
+    wanted = train(run, progress=False).scores
+    found = json.loads(ask(capsys, f"eval {run.folder} --json"))["scores"]
+    assert found["compositional"] == wanted["compositional"]
+    more = json.loads(ask(capsys, f"eval {run.folder} --splits compositional --batches 3 --batch-size 5 --json"))
+    assert more["scores"]["compositional"]["sequences"] == 15

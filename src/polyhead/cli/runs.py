@@ -1,6 +1,7 @@
 """The verbs resume, eval, probe and report: for runs that exist."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,8 @@ class Resume:
 class Eval:
     """Score a trained run on the splits of its task, with the task's floors and ceiling.
 
+    By default on the same sequences and in the same precision as in training, so the scores are those of the run.
+
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
     >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
@@ -56,10 +59,11 @@ class Eval:
     run: RunFolder
     splits: tuple[str, ...] = ()
     """Default: all except train and validation."""
-    batches: int = 16
-    batch_size: int = 128
+    batches: int | None = None
+    batch_size: int | None = None
+    """Batches per split, and sequences per batch (default: the run's own)."""
     seed: int | None = None
-    """Seed of the sequences (default: the run's own, as in training)."""
+    """Seed of the sequences (default: the run's own)."""
     device: Device = "auto"
     deterministic: Deterministic = False
     checkpoint: str = "newest"
@@ -71,17 +75,16 @@ class Eval:
 
         device = _device(self.device, self.deterministic)
         run, model = load_model(self.run, device, self.checkpoint)
-        for name in ("batches", "batch_size"):
-            check_number("eval", name, getattr(self, name), 1)
+        train = run.train
+        batches = train.eval_batches if self.batches is None else self.batches
+        size = train.batch_size if self.batch_size is None else self.batch_size
+        for name, number in (("batches", batches), ("batch_size", size)):
+            check_number("eval", name, number, 1)
         seed = run.seed if self.seed is None else self.seed
         splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
+        how = partial(evaluate, device=device, precision=train.precision, accumulate=train.accumulate)
         with fast_products(run.fast_products and device.type == "cpu"):
-            found = {
-                split: evaluate(
-                    model, run.task, split, batches=self.batches, batch_size=self.batch_size, seed=seed, device=device
-                )
-                for split in splits
-            }
+            found = {s: how(model, run.task, s, batches=batches, batch_size=size, seed=seed) for s in splits}
         emit(lambda: {"run": run.name, "scores": found}, lambda: scores(run, {run.name: found}, seed=seed))
         return 0
 

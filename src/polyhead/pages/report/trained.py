@@ -5,6 +5,7 @@ import math
 import pathlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import plotly.graph_objects as go
 
@@ -52,9 +53,10 @@ def measure(folders: Iterable[str | pathlib.Path], splits: Sequence[str], say: P
             raise ValueError(f"report: {entry.folder} is not finished, so it is not trained in full")
         say(f"{entry.folder.name}, trained in full: scores, swapped codes")
         run, model = load_model(entry.folder)
-        size, seed = run.train.batch_size, run.seed
+        size = run.train.batch_size
         count = max(1, SEQUENCES // size)
-        scores = {s: evaluate(model, run.task, s, batches=count, batch_size=size, seed=seed) for s in splits}
+        how = partial(evaluate, batches=count, batch_size=size, seed=run.seed, precision=run.train.precision)
+        scores = {s: how(model, run.task, s) for s in splits}
         entries.append(replace(entry, result=replace(entry.result, scores=scores)))
         with contextlib.suppress(ValueError):
             swaps[entry.folder] = swap_codes(model, run.task, pairs=PAIRS)
