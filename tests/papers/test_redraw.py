@@ -1,6 +1,7 @@
 """A figure redrawn from its results.json: the same numbers, new verdicts and floors, no training."""
 
 import json
+import math
 import pathlib
 
 import pytest
@@ -97,6 +98,21 @@ def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeyp
     assert drawn[0] == drawn[1]
     ((_, series, _),) = drawn[1]
     assert series["Softmax"] == {1: [0.25, 0.255], 2: [0.5, 0.51]}  # planted at half of the steps and at the end
+
+
+def test_a_score_that_is_no_number_is_null_in_json(made, tmp_path):
+    """`made` writes NaN, as it was; drawn again from null, the page is the same."""
+    place, before = made("order")
+    row = before["runs"][0]
+    split = next(split for split in row["courses"] if split in row["scores"])
+    row["scores"][split]["accuracy"] = row["courses"][split]["1"] = math.nan
+    (place / "results.json").write_text(json.dumps(before))
+    redraw(place, tmp_path / "new")
+    redraw(tmp_path / "new", tmp_path / "again")
+    texts = [(tmp_path / name / "results.json").read_text() for name in ("new", "again")]
+    new, again = (json.loads(text, parse_constant=pytest.fail) | {"drawn": None} for text in texts)
+    assert new == again
+    assert new["runs"][0]["scores"][split]["accuracy"] is None
 
 
 def test_the_last_training_losses_are_kept(made):

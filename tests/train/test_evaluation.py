@@ -115,6 +115,7 @@ def test_scores_of_a_narrow_model_are_computed_in_float32(reader, dtype):
     outputs = predict(model.to(dtype), task, task.batch("iid", 2, seed=0, step=0))
     assert outputs.dtype == torch.float32
 
+
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_the_command_finds_the_scores_of_the_run(capsys, tmp_path, precision):
     """It scored other sequences, and in float32."""

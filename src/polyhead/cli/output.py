@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
 
+from polyhead.config.serial import legal
 from polyhead.train.progress import QUIET
 
 FLAGS = ("--json", "--quiet")
@@ -58,15 +58,6 @@ def taken(arguments: list[str]) -> set[str]:
 def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
     """Print a result: as JSON with --json, else by `show`."""
     if "--json" in _ASKED:
-        print(json.dumps(_plain(value()), indent=1, default=str))
+        print(json.dumps(legal(value()), indent=1, default=str))
     else:
         show()
-
-
-def _plain(value: object) -> object:
-    """`value` with null for infinite and NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

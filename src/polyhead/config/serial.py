@@ -7,6 +7,7 @@ name the wrong field.  Only classes that the caller lists can be built, so a fil
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import reprlib
 import types
@@ -342,3 +343,21 @@ def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
             pass
     wanted = " or ".join(getattr(o, "__name__", str(o)) for o in options)
     raise ValueError(f"{where}: {wanted} was wanted but {shown(data)} came")
+
+
+def legal(value: Any) -> Any:
+    """`value` with null for NaN and infinite, which JSON does not have.
+
+    >>> legal({"r2": 0.5, "r2_se": float("nan")})
+    {'r2': 0.5, 'r2_se': None}
+    """
+    if isinstance(value, dict):
+        return {str(name): legal(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [legal(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def numbers(scores: dict[Any, Any]) -> dict[Any, Any]:
+    """The inverse of `legal` for a table of scores: null becomes NaN."""
+    return {name: math.nan if value is None else value for name, value in scores.items()}

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from polyhead.config import digest
+from polyhead.config.serial import numbers
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.reproduce import RESULTS, About, check, on_published, runs_of, shown, written
@@ -83,7 +84,9 @@ def _study(about: About, path: pathlib.Path) -> Study:
 
 def _courses(row: About) -> dict[str, dict[int, float]]:
     """The scores during training; older results have none."""
-    return {split: {int(step): score for step, score in by.items()} for split, by in row.get("courses", {}).items()}
+    return {
+        split: {int(step): score for step, score in numbers(by).items()} for split, by in row.get("courses", {}).items()
+    }
 
 
 def _result(row: About, about: About, path: pathlib.Path) -> Result:
@@ -93,7 +96,7 @@ def _result(row: About, about: About, path: pathlib.Path) -> Result:
         steps=row["steps"],
         seconds=row["seconds"],
         parameters=row["parameters"],
-        scores=row["scores"],
+        scores={split: numbers(found) for split, found in row["scores"].items()},
         command=about["command"],
         environment={"device": row["device"], "date": row["date"]},
         folder=path.parent / "runs" / row["name"],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from polyhead.config import Run, digest, to_dict
+from polyhead.config.serial import legal
 from polyhead.scale.sweep.naming import differing, labels, setting
 from polyhead.scale.sweep.status import place_of, state_of
 from polyhead.spec.lazy import own_names
@@ -249,11 +250,7 @@ def _csv(found: Records) -> str:
 
 
 def _json(found: Records) -> str:
-    rows = [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
-        for row in found.rows()
-    ]
-    return json.dumps(rows, indent=1) + "\n"  # JSON has no nan
+    return json.dumps(legal(found.rows()), indent=1) + "\n"
 
 
 def _latex(found: Records) -> str:

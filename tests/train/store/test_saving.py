@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 from unittest import mock
 
@@ -16,6 +17,7 @@ import polyhead as ph
 from polyhead.train import load_model, run
 from polyhead.train.store import checkpoint
 from polyhead.train.store.checkpoint import candidates, read_checkpoint, read_metadata, step_of
+from polyhead.train.store.files import seal
 from polyhead.train.store.folder import read_result
 
 
@@ -269,3 +271,18 @@ def test_a_row_with_a_flipped_digit_is_left_out(tmp_path, whole):
     assert len(rows(tmp_path)) == 16
     path.write_text(text.replace('"lr": 0.0,', '"lr": 0.1,', 1))
     assert rows(tmp_path) == rows(whole)[1:]
+
+
+def test_a_score_that_is_no_number_is_null_in_json_and_nan_when_read(tiny, tmp_path):
+    """One sequence has no standard error.  Files that hold NaN, as they did, are read as before."""
+    result = run(tiny(tmp_path, batch_size=1, eval_batches=1), progress=False)
+    assert math.isnan(result.scores["iid"]["r2_se"])
+    lines = [*(tmp_path / "metrics.jsonl").read_text().splitlines(), (tmp_path / "result.json").read_text()]
+    read = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert read[-1]["scores"]["iid"]["r2_se"] is None
+    for found in (read_result(tmp_path).scores["iid"], rows(tmp_path, "eval")[-1]):
+        assert math.isnan(found["r2_se"])
+        assert found["sequences"] == 1
+    earlier = seal({**{name: value for name, value in read[-1].items() if name != "seal"}, "scores": result.scores})
+    (tmp_path / "result.json").write_text(json.dumps(earlier))
+    assert read_result(tmp_path).scores["iid"] == pytest.approx(result.scores["iid"], abs=0, nan_ok=True)

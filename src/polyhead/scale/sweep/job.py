@@ -1,7 +1,6 @@
 """One run of a sweep; its state follows from its folder and its worker."""
 
 import contextlib
-import json
 import math
 import os
 import pathlib
@@ -16,8 +15,8 @@ from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import FolderInUse, claim, claimed_by
 from polyhead.train.store.disk import PASSING, reason
-from polyhead.train.store.files import named, unseal
-from polyhead.train.store.folder import METRICS, Result, finished
+from polyhead.train.store.files import named
+from polyhead.train.store.folder import METRICS, Result, finished, read_row
 from polyhead.train.store.state import State, write_end
 
 
@@ -165,7 +164,7 @@ class Job:
         self.read += len(whole)
         for line in whole.splitlines():
             with contextlib.suppress(ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-                self._show(unseal(json.loads(line), METRICS))
+                self._show(read_row(line))
 
     def _show(self, row: dict[str, Any]) -> None:
         metric, self.step = self.config.task.metric, int(row["step"])

@@ -138,6 +138,7 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         tables = (scores, about, *(scores.values() if isinstance(scores, dict) else ()))
         if not all(isinstance(table, dict) for table in tables):
             raise TypeError("scores and environment must be tables")
+        values["scores"] = {split: serial.numbers(found) for split, found in scores.items()}
         return Result(**values, folder=path.parent)
     except Damaged:
         raise
@@ -156,7 +157,7 @@ def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
 def write_result(result: Result) -> None:
     """Write a result for `read_result`."""
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
-    write(result.folder / RESULT, (json.dumps(seal(values), indent=2) + "\n").encode())
+    write(result.folder / RESULT, (json.dumps(seal(serial.legal(values)), indent=2) + "\n").encode())
 
 
 def saves(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -266,7 +267,13 @@ def expected(steps: int, vouched: int, result: Result | None) -> tuple[Callable[
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    return (json.dumps(seal(row)) + "\n").encode()
+    return (json.dumps(seal(serial.legal(row))) + "\n").encode()
+
+
+def read_row(line: bytes, path: pathlib.Path | str = METRICS) -> dict[str, Any]:
+    """A row of metrics.jsonl; null of an evaluation is NaN.  Raises ValueError."""
+    row = unseal(json.loads(line), path)
+    return serial.numbers(row) if row.get("kind") == "eval" else row
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -275,7 +282,7 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            row = unseal(json.loads(line), path)
+            row = read_row(line, path)
         except (ValueError, RecursionError):
             continue
         if isinstance(row.get("step"), int) and "kind" in row:
