@@ -1,5 +1,7 @@
 """Cross entropy in tiles against F.cross_entropy of the whole logits: values, gradients, memory, refusals."""
 
+import math
+
 import pytest
 import torch
 from refusals import refusing
@@ -94,6 +96,13 @@ def test_many_small_parts_of_a_gradient_add_up(monkeypatch):
     assert losses.dtype == torch.float32
     (grad,) = torch.autograd.grad(losses.sum(), weight)
     assert grad.flatten().tolist() == [-300.0, 300.0]
+
+
+def test_nothing_is_the_likeliest_where_a_logit_is_nan():
+    x = torch.randn(6, 3)
+    x[1] = x[4] = math.nan
+    guesses = chunked_guesses(x, torch.randn(11, 3), None, torch.arange(6), chunk=4)[1]
+    assert (guesses == -1).tolist() == [False, True, False, False, True, False]
 
 
 def test_the_likeliest_is_the_first_of_equals():

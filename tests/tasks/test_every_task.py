@@ -190,6 +190,16 @@ def test_perfect_outputs_score_one_and_equal_ones_the_logarithm_of_their_number(
         torch.testing.assert_close(task.loss(0 * outputs, batch), torch.tensor(math.log(task.ends[1].count)))
 
 
+def test_outputs_that_are_no_numbers_are_never_right(task):
+    """For `argmax` NaN is the largest: the answer was class 0, or the first one with NaN, here the right one."""
+    batch = task.batch("iid" if "iid" in task.splits else "validation", 8, seed=0, step=0)
+    outputs = perfect(task, batch).float()
+    right = outputs == outputs.amax(dim=-1, keepdim=True)
+    for broken in (outputs * math.nan, outputs.masked_fill(right, math.nan)):
+        found = task.metrics(broken, batch)
+        assert not any((found[name] > 0).any() for name in found if name not in ("mse", "bits_per_byte"))
+
+
 def test_half_precision_is_scored_in_float32_and_double_stays_double(task):
     batch = task.batch("train", 4, seed=0, step=0)
     outputs = torch.randn(perfect(task, batch).shape, generator=generator()).bfloat16()

@@ -145,7 +145,7 @@ class LazyLogits:
         return self.known[2]
 
     def argmax(self) -> Int[Tensor, "b t"]:
-        """The most likely class of each position."""
+        """The most likely class of each position, or -1 where a logit is NaN."""
         with torch.no_grad():
             if self.known is None:
                 self.known = self._scored(self.x.new_zeros(self.x.shape[:-1], dtype=torch.long))

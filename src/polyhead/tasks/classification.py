@@ -13,7 +13,7 @@ from polyhead.config import Batch, Classes, Task
 from polyhead.config.components import Input
 from polyhead.config.words import Floor
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.task import Score, check_floors, check_logits
+from polyhead.tasks.task import Score, check_floors, check_logits, token_guesses
 
 ACCURACY = ("Accuracy", "The share of correct answers.")
 CHANCE = Floor("Chance", "draws every answer at random")
@@ -52,7 +52,7 @@ class Classification(Task):
     def metrics(self, outputs: Float[Tensor, "b 1 c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """`accuracy` (b): 1 where the largest logit is the label's."""
         logits = check_logits(self, outputs, batch, self.ends[1].count)
-        return {"accuracy": (logits.argmax(dim=-1) == batch.targets)[:, 0].to(logits.dtype)}
+        return {"accuracy": (token_guesses(logits) == batch.targets)[:, 0].to(logits.dtype)}
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing with all classes equally likely."""

@@ -30,7 +30,7 @@ class LazyLogitsLike(Protocol):
         """Cross-entropy (b t) in nats at `targets` (b t)."""
 
     def argmax(self) -> Tensor:
-        """The most likely class (b t) at each position."""
+        """The most likely class (b t) at each position, or -1 where a logit is NaN."""
 
 
 def token_losses(outputs: Tensor | LazyLogitsLike, targets: Tensor) -> Tensor:
@@ -42,8 +42,11 @@ def token_losses(outputs: Tensor | LazyLogitsLike, targets: Tensor) -> Tensor:
 
 
 def token_guesses(outputs: Tensor | LazyLogitsLike) -> Tensor:
-    """The most likely class (b t) at each position."""
-    return outputs.argmax(-1) if isinstance(outputs, Tensor) else outputs.argmax()
+    """The most likely class (b t) at each position, or -1 where a logit is NaN: for `argmax` NaN is the largest."""
+    if not isinstance(outputs, Tensor):
+        return outputs.argmax()
+    best, guess = outputs.max(dim=-1)
+    return guess.masked_fill(best.isnan(), -1)
 
 
 def beside(task: str, file: str) -> ModuleType:
@@ -136,7 +139,7 @@ def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tenso
 
 def right_tokens(logits: Tensor, targets: Tensor, element: str) -> dict[str, Tensor]:
     """For each sequence (b): `accuracy`, 1 if the largest logit is the target everywhere, and `element`, its share."""
-    right = logits.argmax(dim=-1) == targets
+    right = token_guesses(logits) == targets
     return {"accuracy": right.all(dim=-1).to(logits.dtype), element: right.to(logits.dtype).mean(dim=-1)}
 
 

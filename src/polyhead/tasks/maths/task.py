@@ -25,7 +25,7 @@ from polyhead.tasks import record
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Level, StableRandom, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
-from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located
+from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located, token_guesses
 
 DATA = ("generated", "original", "package")
 
@@ -186,7 +186,7 @@ class Maths(Task):
         character accuracy is not that of greedy decoding, whose input differs after its first mistake.
         """
         logits = check_logits(self, outputs, batch, VOCABULARY)
-        right = (logits.argmax(dim=-1) == batch.targets) & batch.scored
+        right = (token_guesses(logits) == batch.targets) & batch.scored
         exact = (right | ~batch.scored).all(dim=1).to(logits.dtype)
         return {"exact_match": exact, "character_accuracy": right.sum(dim=1) / batch.scored.sum(dim=1).to(logits.dtype)}
 
