@@ -293,7 +293,6 @@ MISTAKES = {
     "MultiHeadAttention: Softmax(share=True) needs a group before it": {"heads": ph.Softmax(share=True)},
     "RelativePositionBias: buckets must be at least 2 but is 1": {"positions": ph.RelativeBias(1)},
     "softmax_attention: unknown impl 'triton'": {"heads": ph.Softmax(impl="triton"), "layers": 1},
-    "MultiHeadAttention: dropout must be in": {"dropout": 1.0},
 }
 
 
@@ -329,6 +328,7 @@ def test_bad_calls_are_one_line():
         "MultiHeadAttention: unknown init 'cs33'": lambda: nnx.MultiHeadAttention(8, ph.Softmax(2), init="cs33"),
         "positions must be Rotary": lambda: nnx.MultiHeadAttention(8, ph.Hyla(), positions=ph.Learned()),
         "window must be an integer of at least 1 but is": lambda: nnx.MultiHeadAttention(8, ph.Softmax(2), window=True),
+        "Attention: dropout must be in [0, 1) but is 1": lambda: nnx.MultiHeadAttention(8, ph.Softmax(2), dropout=1.0),
         "Block: dropout must be in [0, 1) but is 1.5": lambda: nnx.TransformerBlock(layer, layer, dropout=1.5),
         "Norm: eps must be a finite number but is inf": lambda: nnx.TransformerBlock(layer, layer, norm_eps=np.inf),
         "nnx.Transformer: integer tokens (b t) were wanted": lambda: model(x),

@@ -39,7 +39,6 @@ BLOCK = functools.partial(ph.TransformerBlock, ph.MultiHeadAttention(8, ph.Softm
 NUMBERS = {
     "RMSNorm: eps": lambda x: RMSNorm(4, eps=x),
     "LayerNorm: eps": lambda x: LayerNorm(4, eps=x),
-    "TransformerBlock: dropout": lambda x: BLOCK(dropout=x),
     "RotaryEmbedding: theta": lambda x: ph.RotaryEmbedding(4, theta=x),
     "SinusoidalPositions: theta": lambda x: SinusoidalPositions(4, 4, theta=x),
     "MultiheadAttention: dropout": lambda x: MultiheadAttention(8, 2, dropout=x),
@@ -53,6 +52,16 @@ def test_numbers_of_layers_are_finite_and_not_negative(name, number):
     refused(lambda: NUMBERS[name](number), rf"^{name} must be {wanted} but is {number}$")
     if "theta" in name:
         refused(lambda: NUMBERS[name](0.0), rf"^{name} must be above 0 but is 0.0$")
+
+
+@pytest.mark.parametrize("rate", [float("nan"), -0.1, 1.0])
+def test_a_rate_of_dropout_is_below_one(rate):
+    """At 1 a block, or a model of blocks, would pass its input through."""
+    model = functools.partial(ph.TransformerConfig, ph.Tokens(9), ph.Logits(9))
+    refused(lambda: BLOCK(dropout=rate), rf"^TransformerBlock: dropout must be in \[0, 1\) but is {rate}$")
+    if rate == 1:
+        refused(lambda: model(dropout=rate), r"^TransformerConfig: dropout must be in \[0, 1\) but is 1.0$")
+        refused(lambda: model(residual_dropout=rate), r"^TransformerConfig: residual_dropout must be in \[0, 1\)")
 
 
 def test_other_mistakes_are_one_line():

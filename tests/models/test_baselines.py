@@ -198,7 +198,7 @@ MISTAKES = {
     "unknown act 'sofmax'; did you mean 'softmax'": lambda: ph.AbstractorConfig(IMAGES, act="sofmax"),
     "symbols must be one for each object": lambda: ph.AbstractorConfig(IMAGES, symbols=ph.RelativeSymbols()),
     "stream, of width 128, not 8": lambda: ph.AbstractorConfig(IMAGES, symbols=ph.PositionSymbols(8)),
-    "dropout must lie in [0, 1) but is 1.0": lambda: ph.AbstractorConfig(IMAGES, dropout=1.0),
+    "dropout must be in [0, 1) but is 1.0": lambda: ph.AbstractorConfig(IMAGES, dropout=1.0),
 }
 
 

@@ -11,6 +11,7 @@ from polyhead.config.components import Classes, Input, Patches
 from polyhead.config.mechanisms import LARGEST, PositionSymbols, RelativeSymbols, SymbolSource
 from polyhead.config.serial import Checked
 from polyhead.spec import RELATION_ACTS
+from polyhead.spec.shapes import check_rate
 
 
 def _check(part: "Objects | AbstractorConfig") -> None:
@@ -124,8 +125,7 @@ class AbstractorConfig(Checked):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
         if not 0 <= self.encoder_layers <= LARGEST:
             raise ValueError(f"AbstractorConfig: encoder_layers must be 0 to {LARGEST} but is {self.encoder_layers}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"AbstractorConfig: dropout must lie in [0, 1) but is {self.dropout}")
+        check_rate("AbstractorConfig", self.dropout)
 
 
 Baseline = CoRelNetConfig | PrediNetConfig | AbstractorConfig

@@ -45,6 +45,7 @@ from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
 from polyhead.config.task import Task
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
 from polyhead.spec.notebook import as_table
+from polyhead.spec.shapes import check_rate
 
 __all__ = [
     "BlindToOrder",
@@ -127,6 +128,8 @@ class TransformerConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_rate("TransformerConfig", self.dropout)
+        check_rate("TransformerConfig", self.residual_dropout, "residual_dropout")
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
         for name, kinds in _PARTS.items():
             if not isinstance(getattr(self, name), kinds):
@@ -325,8 +328,7 @@ class Run(Checked):
     of threads, it only changes rounding."""
     folder: str | None = non_semantic(None)
     parallel: str = non_semantic("data")
-    """On several devices: each holds the whole model ("data") or a shard of it ("sharded"), and its part of the
-    batch."""
+    """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
     track: tuple[str, ...] = non_semantic(())
     """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
 

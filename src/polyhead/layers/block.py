@@ -20,7 +20,7 @@ from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
 from polyhead.spec import NORM_ORDERS, NORMS
 from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_number, named, one_of
+from polyhead.spec.shapes import check_rate, named, one_of
 
 __dir__ = own_names(__name__)
 
@@ -78,7 +78,7 @@ class TransformerBlock(nn.Module):
             self.norm_cross = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.norm2 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.feedforward = feedforward
-        check_number("TransformerBlock", "dropout", dropout, 0)
+        check_rate("TransformerBlock", dropout)
         self.dropout = nn.Dropout(dropout)
 
     @named

@@ -65,8 +65,8 @@ def chunked_guesses(
     factor: float = 1.0,
     chunk: int = CHUNK,
 ) -> tuple[Float[Tensor, "t"], Int[Tensor, "t"]]:
-    """`chunked_cross_entropy`, and from the same tiles the most likely vocabulary entry: the first of equals, or -1 where
-    a logit is NaN."""
+    """`chunked_cross_entropy`, and from the same tiles the most likely vocabulary entry: the first of equals, or -1
+    where a logit is NaN."""
     losses, z, guesses = _entropy(x, weight, bias, targets, factor, chunk, guess=True)
     return losses, guesses.masked_fill(z.isnan(), -1)
 

@@ -61,6 +61,12 @@ def check_number(
         raise ValueError(f"{who}: {name} must be {'above' if above else 'at least'} {least} but is {value}")
 
 
+def check_rate(who: str, rate: float, name: str = "dropout") -> None:
+    """Raise ValueError unless a dropout rate is in [0, 1): a rate of 1 would drop all."""
+    if not 0.0 <= rate < 1.0:
+        raise ValueError(f"{who}: {name} must be in [0, 1) but is {rate}")
+
+
 def check_window(who: str, window: object) -> int | None:
     """`window` as an integer, or None.  Raises ValueError for anything else, and for an integer below 1."""
     if window is None:

@@ -19,13 +19,13 @@ from polyhead.config.mechanisms import check_shared
 from polyhead.config.sizes import Sizes
 from polyhead.jaxside.call import Array, AttentionCall
 from polyhead.jaxside.latent_code import dense
-from polyhead.jaxside.nnx.components import Identity, Initialiser, Linear, Norm, check_rate, joined, parted
+from polyhead.jaxside.nnx.components import Identity, Initialiser, Linear, Norm, joined, parted
 from polyhead.jaxside.nnx.heads import CODES, Group, Made, SymbolGroup, ValueHeads
 from polyhead.jaxside.nnx.positions import AlibiBias, RelativePositionBias, bias_between, bias_of
 from polyhead.jaxside.nnx.symbols import build_symbols, by_offset
 from polyhead.jaxside.rope import rope
 from polyhead.spec import PRESETS
-from polyhead.spec.shapes import check_window, named, one_of
+from polyhead.spec.shapes import check_rate, check_window, named, one_of
 
 WHO = "MultiHeadAttention"
 Symbols = Array | Sequence[Array | None] | None

@@ -158,12 +158,6 @@ class SwigluLayer(nnx.Module):
         return self.w2(jax.nn.silu(self.w1(x)) * self.w3(x))
 
 
-def check_rate(who: str, dropout: float) -> None:
-    """Raise ValueError unless `dropout` is in [0, 1)."""
-    if not 0.0 <= dropout < 1.0:
-        raise ValueError(f"{who}: dropout must be in [0, 1) but is {dropout}")
-
-
 def dropped(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array:
     """`x` with dropout of that rate; without `rngs` none."""
     if rngs is None or rate == 0.0:

@@ -22,14 +22,13 @@ from polyhead.jaxside.nnx.components import (
     MlpLayer,
     Norm,
     SwigluLayer,
-    check_rate,
     dropped,
     rows_of,
 )
 from polyhead.jaxside.nnx.positions import LearnedPositions, SinusoidalPositions
 from polyhead.jaxside.nnx.symbols import build_symbols
 from polyhead.spec import NORM_ORDERS
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import check_rate, named, one_of
 
 WHO = "polyhead.jaxside.nnx.Transformer"
 
