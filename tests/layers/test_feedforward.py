@@ -104,6 +104,15 @@ def test_experts_by_the_definition(experts, top_k, act, bias):
     assert towards_even.any() == (experts > 1)
 
 
+def test_no_tokens_are_an_even_load():
+    """The mean over none was NaN, and with it every gradient of a step."""
+    moe = MixtureOfExperts(8, experts=4)
+    moe(torch.zeros(0, 5, 8)).sum().backward(retain_graph=True)
+    moe.balance_loss.backward()
+    assert moe.balance_loss == 0
+    assert moe.gate.weight.grad.eq(0).all()
+
+
 def test_twice_the_same_bits_and_copyable_after_a_forward_pass():
     moe, x = MixtureOfExperts(6, 4, 2), draw(9, 6, dtype=torch.float32)
     y = moe(x)

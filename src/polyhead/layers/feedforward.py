@@ -102,7 +102,8 @@ class MixtureOfExperts(nn.Module):
 
     After a forward pass `balance_loss` is `experts * sum_i f_i P_i`: f_i is the fraction of choices of expert i, and
     P_i its mean probability under the softmax over all experts.  It is 1 for an even load, and `experts` if one expert
-    takes all at k = 1 (Fedus et al. 2022, eq. 4, with all k choices counted equally).  Padding counts as tokens do.
+    takes all at k = 1 (Fedus et al. 2022, eq. 4, with all k choices counted equally).  Padding counts as tokens do;
+    without tokens it is 0.
 
     All experts are computed for all tokens in one batched product; experts that were not chosen have weight 0.  So
     there is no sorting and no data-dependent shape, and results are deterministic.
@@ -164,6 +165,8 @@ class MixtureOfExperts(nn.Module):
         return out.view(x.shape)
 
     def _balance(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        if scores.shape[0] == 0:  # the mean over no tokens is NaN
+            return scores.sum()
         share = torch.zeros_like(scores).scatter(-1, chosen, 1.0 / self.top_k).mean(0)
         return self.experts * (share * scores.softmax(-1).mean(0)).sum()
 
