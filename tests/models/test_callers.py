@@ -205,6 +205,31 @@ def test_a_tied_table_is_one_after_any_loading():
     assert_close(replica(y), y @ replica.table.weight.T * TIED.dim**-0.5)
 
 
+class Bare(torch.nn.Module):
+    """A user's wrapper of a table: it doubles the embeddings, and has no weight."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.inner = table
+
+    def forward(self, tokens):
+        return 2 * self.inner(tokens)
+
+
+@pytest.mark.parametrize("wrap", [Bare, torch.nn.utils.parametrizations.weight_norm])
+def test_logits_are_by_the_embeddings_of_a_wrapped_table(wrap):
+    """Both uses of them have a gradient; what `weight_norm` leaves behind is as its docstring says."""
+    model, x = build(TIED), inputs_of(TIED, 6)
+    stream = []
+    model.outputs.register_forward_pre_hook(lambda module, given: stream.append(given[0]))
+    model.inputs.table = wrap(model.inputs.table)
+    logits = model(x)
+    assert_close(logits, stream[0] @ model.inputs.table(torch.arange(7)).T * TIED.dim**-0.5)
+    logits.square().sum().backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert idle == ([] if wrap is Bare else ["outputs.table.weight"])
+
+
 class Turns(config.Position):
     """A user's rotation."""
 

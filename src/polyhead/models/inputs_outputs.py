@@ -203,7 +203,11 @@ class SharedTable(nn.Module):
 
 
 class TiedOutput(nn.Module):
-    """Logits by the token table itself; `scaled` divides them by sqrt(width)."""
+    """Logits by the token table itself; `scaled` divides them by sqrt(width).
+
+    A parametrised table (`weight_norm`) works, but it leaves its earlier weight here, without a gradient.  Where that
+    is an error (DistributedDataParallel), freeze it: `model.outputs.weight.requires_grad_(False)`.
+    """
 
     bias = None  # other libraries ask the map to the logits for it
 
