@@ -267,3 +267,15 @@ def test_a_run_keeps_its_tokenizer_and_what_its_text_was(folder, tmp_path):
     for what, now, other in (("text", r"\w+", {"held_out": 0.1}), ("tokenizer", "bytes", {"tokenizer": "bpe:300"})):
         with pytest.raises(ValueError, match=rf"was begun with another {what} of .*one\.txt \({now}, not \w+\)"):
             task_of(folder, **other).keep(tmp_path)
+
+
+def test_compressors_pay_for_each_byte_of_the_text_that_a_tokenizer_loses(folder):
+    """They were divided by the bytes that its tokens give back; models are by those of the text."""
+    library = pytest.importorskip("tokenizers")
+    task = of_file(folder, "digits.json", normaliser=library.normalizers.Replace(library.Regex("[a-zé ]"), ""))
+    found = task.floors("iid", sequences=10**6)
+    text = task.codec().decode(row(task, "iid")[1:].tolist()).encode()
+    size = task._corpus().manifest["splits"]["iid"]["bytes"]
+    assert len(text) < 0.6 * size
+    assert found["lzma"].mean == pytest.approx(8 * len(lzma.compress(text, preset=9)) / size, rel=0.01)
+    assert found["zlib"].mean == pytest.approx(8 * len(zlib.compress(text, 9)) / size, rel=0.01)

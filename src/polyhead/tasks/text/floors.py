@@ -4,7 +4,8 @@
     lzma       the same with LZMA, preset 9, whose window is the whole split
     unigram    each token by its frequency in the training text, with one added to each count
 
-The standard error of `zlib` comes from chunks of 64 KiB; a flush after each costs a few bytes more.
+They compress what the tokens say, and count each byte of the text, as models do.  The standard error of `zlib` comes
+from chunks of 64 KiB; a flush after each costs a few bytes more.
 """
 
 import lzma
@@ -31,10 +32,12 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
     tokens = np.array(task._tokens(split)[: sequences * task.length + 1])
     plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes
     whole = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
-    bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / corpus.rate(split)
+    rate = corpus.rate(split)
+    size = rate * (len(tokens) - 1)  # of the text, which is longer than `whole` if the tokenizer loses some
+    bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / rate
     return {
-        "zlib": Score.of(torch.tensor(_zlib(whole), dtype=torch.double)),
-        "lzma": Score(8 * len(lzma.compress(whole, preset=9)) / len(whole), 0.0, 1),
+        "zlib": Score.of(torch.tensor(_zlib(whole), dtype=torch.double) * (len(whole) / size)),
+        "lzma": Score(8 * len(lzma.compress(whole, preset=9)) / size, 0.0, 1),
         "unigram": Score.of(torch.tensor([part.mean() for part in _stretches(bits, task.length)])),
     }
 
