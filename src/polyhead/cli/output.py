@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 
-from polyhead.config.serial import legal
 from polyhead.train.progress import QUIET
 
 FLAGS = ("--json", "--quiet")
@@ -58,6 +57,8 @@ def taken(arguments: list[str]) -> set[str]:
 def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
     """Print a result: as JSON with --json, else by `show`."""
     if "--json" in _ASKED:
+        from polyhead.config.serial import legal
+
         print(json.dumps(legal(value()), indent=1, default=str))
     else:
         show()
