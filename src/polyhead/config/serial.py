@@ -21,6 +21,9 @@ from polyhead.spec.shapes import check_number, checked, one_of
 if typing.TYPE_CHECKING:
     import yaml
 
+Name = typing.TypeVar("Name")
+Value = typing.TypeVar("Value")
+
 
 def non_semantic(default: Any) -> Any:
     """A field that cannot change the result of a run; it is omitted from the digest."""
@@ -345,7 +348,7 @@ def _scalar(data: Any, options: tuple[Any, ...], where: str) -> Any:
     raise ValueError(f"{where}: {wanted} was wanted but {shown(data)} came")
 
 
-def legal(value: Any) -> Any:
+def legal(value: object) -> object:
     """`value` with null for NaN and infinite, which JSON does not have.
 
     >>> legal({"r2": 0.5, "r2_se": float("nan")})
@@ -358,6 +361,6 @@ def legal(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def numbers(scores: dict[Any, Any]) -> dict[Any, Any]:
+def numbers(scores: Mapping[Name, Value | None]) -> dict[Name, Value | float]:
     """The inverse of `legal` for a table of scores: null becomes NaN."""
     return {name: math.nan if value is None else value for name, value in scores.items()}

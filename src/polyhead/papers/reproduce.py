@@ -100,7 +100,7 @@ def as_json(about: About) -> bytes:
     said = []
     for name, value in about.items():
         rows = isinstance(value, (list, tuple)) and any(isinstance(row, (dict, list, tuple)) for row in value)
-        parts = [json.dumps(row, ensure_ascii=False) for row in legal(value if rows else [value])]
+        parts = [json.dumps(legal(row), ensure_ascii=False) for row in (value if rows else [value])]
         text = "[\n  " + ",\n  ".join(parts) + "\n ]" if rows else parts[0]
         said.append(f"{json.dumps(name)}: {text}")
     return ("{\n " + ",\n ".join(said) + "\n}\n").encode()

@@ -109,7 +109,7 @@ def _refuse_in_tables(kind: type, name: str) -> None:
             table[name] = functools.partial(_not_in_table, eager.__name__, name)
 
 
-def _not_in_table(who: str, name: str, *_: Any, **__: Any) -> None:
+def _not_in_table(who: str, name: str, *_: object, **__: object) -> None:
     raise ValueError(f"{_WANTED.format(who, name)} but computes it itself")
 
 

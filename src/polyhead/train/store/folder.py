@@ -10,7 +10,7 @@ import os
 import pathlib
 import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -157,7 +157,7 @@ def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
 def write_result(result: Result) -> None:
     """Write a result for `read_result`."""
     values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name != "folder"}
-    write(result.folder / RESULT, (json.dumps(seal(serial.legal(values)), indent=2) + "\n").encode())
+    write(result.folder / RESULT, (json.dumps(_sealed(values), indent=2) + "\n").encode())
 
 
 def saves(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -266,8 +266,12 @@ def expected(steps: int, vouched: int, result: Result | None) -> tuple[Callable[
     return lambda row: row["step"] <= steps, vouched + len(result.scores)
 
 
-def _line(row: dict[str, Any]) -> bytes:
-    return (json.dumps(seal(serial.legal(row))) + "\n").encode()
+def _line(row: Mapping[str, object]) -> bytes:
+    return (json.dumps(_sealed(row)) + "\n").encode()
+
+
+def _sealed(values: Mapping[str, object]) -> Mapping[str, object]:
+    return seal({name: serial.legal(value) for name, value in values.items()})
 
 
 def read_row(line: bytes, path: pathlib.Path | str = METRICS) -> dict[str, Any]:
