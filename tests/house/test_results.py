@@ -138,6 +138,14 @@ def test_pages_repeat_the_means_of_the_long_trainings():
     names = {"HYLA": "HYLA", "Softmax": "softmax", "Linear": "linear heads", "Mixture": "*mixture*"}
     each = {said: ", ".join(f"{short[name]['unseen'][seed]:.3f}" for seed in "123") for name, said in names.items()}
     assert ", ".join(f"{said} {scores}" for said, scores in each.items()) in index
+    wide = json.loads((RESULTS / "fuzzy" / "settings" / "results.json").read_text())["numbers"]
+    narrow, eight = (
+        [f"{wide[name + w]['unseen']['1']:.3f}" for name in ("Softmax", "HYLA")] for w in ("", ", width 8")
+    )
+    said = f"has {eight[0]} on unseen combinations and HYLA {eight[1]}; with width 2, {narrow[0]} and {narrow[1]}."
+    assert said in index
+    assert f"{eight[1]} and {eight[0]} with width 8" in index
+    assert f"with width 8 HYLA {eight[1]}, softmax {eight[0]}; with width 2 {narrow[1]} and {narrow[0]}" in deviations
     swaps = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]["HYLA"]
     for whose, told in (("the donor's", "donor's"), ("a third sequence's", "another's")):
         score = swaps[f"{whose}, against the donor's function"]
