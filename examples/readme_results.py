@@ -135,10 +135,11 @@ def limits(found):
     fuzzy, race = found["fuzzy"], found["race"]
     dual, corelnet, softmax = (score(race, label, "novel_hexominoes") for label in RACERS.values())
     known = [f"{score(race, label, 'iid')[0]:.3f}" for label in RACERS.values()]
-    part = f"{100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of the training in HYLA's paper"
+    part = f"{100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of its training"
     return textwrap.fill(
-        f"What this does not show: it is one seed, one task and {part}; [docs/results](docs/results/) has more "
-        'seeds and tasks. The demo\'s other half is a game, "is a shape between two of its kind?": on unseen shapes '
+        f"This is one seed, one task, heads of width 2 as in HYLA's paper and {part}. [docs/results](docs/results/) "
+        "has more, and one split where softmax heads of width 8 reach HYLA. "
+        'The other half asks: "is a shape between two of its kind?" On unseen shapes '
         f"dual attention (one softmax head, one that compares) is right in {told(dual)}, CoRelNet, which only "
         f"compares, in {told(corelnet)}, softmax in {told(softmax)}; on known shapes in {', '.join(known)}. Chance is "
         "0.5; two seeds settle no order.",

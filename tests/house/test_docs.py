@@ -246,7 +246,7 @@ def test_the_readme_says_what_the_numbers_say(hyla, softmax, unseen, known, agai
         assert f"of {name} {scores[1]:.3f}, against {scores[0]:.3f}{more}" in words
     assert f"After 15,000 steps {unseen} on unseen combinations, {known} on known ones." in words
     assert f"adds up training functions has 0.910, so {against}." in words
-    assert "30 % of the training in HYLA's paper" in far
+    assert "heads of width 2 as in HYLA's paper and 30 % of its training" in far
 
 
 def test_the_readme_says_what_full_training_reaches(monkeypatch, tmp_path):

@@ -145,6 +145,7 @@ def test_pages_repeat_the_means_of_the_long_trainings():
     said = f"has {eight[0]} on unseen combinations and HYLA {eight[1]}; with width 2, {narrow[0]} and {narrow[1]}."
     assert said in index
     assert f"{eight[1]} and {eight[0]} with width 8" in index
+    assert eight[0] >= eight[1]  # as the README says
     assert f"with width 8 HYLA {eight[1]}, softmax {eight[0]}; with width 2 {narrow[1]} and {narrow[0]}" in deviations
     swaps = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]["HYLA"]
     for whose, told in (("the donor's", "donor's"), ("a third sequence's", "another's")):
