@@ -116,9 +116,9 @@ def test_all_tensors_are_of_one_dtype(arguments, op):
 def test_heads_have_a_width(arguments, op):
     q, k, *rest = arguments(op, qkv())
     for impl in ("auto", *IMPLS[op]):
-        with refusing(f"{PUBLIC[op]}: q must have a head, and width, but has shape {(*q.shape[:3], 0)}"):
+        with refusing(f"{PUBLIC[op]}: q must have heads, of width 1 or more, but has shape {(*q.shape[:3], 0)}"):
             resolve(op, impl)(q[..., :0], k[..., :0], *rest)
-    with refusing("latent_code: q must have a head, and width, but has shape"):
+    with refusing("latent_code: q must have heads, of width 1 or more, but has shape"):
         ops.latent_code(q[:, :, :0], k, normalise="softmax")
 
 

@@ -57,7 +57,7 @@ def taken(arguments: list[str]) -> set[str]:
 def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
     """Print a result: as JSON with --json, else by `show`."""
     if "--json" in _ASKED:
-        from polyhead.config.serial import legal
+        from polyhead.config.serial import legal  # here: without --json, `polyhead list` starts faster
 
         print(json.dumps(legal(value()), indent=1, default=str))
     else:

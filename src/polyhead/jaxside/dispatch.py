@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from polyhead.jaxside.call import AttentionCall
 from polyhead.jaxside.latent_code import blank, check_limits, check_scale
 from polyhead.spec import mechanism
-from polyhead.spec.shapes import one_of
+from polyhead.spec.shapes import check_heads, one_of
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,11 @@ def _check(who: str, x: AttentionCall) -> None:
     """The checks beyond those of `@shaped`."""
     row = mechanism(who)
     names = [*row.tensors, *(name for name in row.optional if getattr(x, name) is not None)]
-    kinds = [getattr(x, "v" if name == "symbols" else name).dtype for name in names]
+    arrays = [getattr(x, "v" if name == "symbols" else name) for name in names]
+    kinds = [array.dtype for array in arrays]
     if any(kind != kinds[0] for kind in kinds):
         came = ", ".join(map(str, kinds))
         raise ValueError(f"{who}: {', '.join(names[:-1])} and {names[-1]} must have one dtype but have {came}")
-    for name in names:
-        shape = getattr(x, "v" if name == "symbols" else name).shape
-        if len(shape) == 4 and 0 in shape[2:]:
-            raise ValueError(f"{who}: {name} must have a head, and width, but has shape {tuple(shape)}")
+    check_heads(who, {name: array.shape for name, array in zip(names, arrays, strict=True)})
     check_scale(who, x.scale)
     check_limits(who, x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)

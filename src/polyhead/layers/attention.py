@@ -305,7 +305,7 @@ class MultiHeadAttention(nn.Module):
             relative = self.relative(t, s, offset=s - t if self.causal else call.past)
         else:
             relative = self.relative.dense(call.positions, call.where_keys_are())
-        relative = relative.to(at_least_float32(x.dtype))  # a distance of 257 is none of bfloat16
+        relative = relative.to(at_least_float32(x.dtype))  # bfloat16 cannot hold a distance of 257
         if bias is None:
             return relative
         if bias.ndim != relative.ndim:

@@ -24,7 +24,7 @@ from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_window, one_of, shaped
+from polyhead.spec.shapes import check_heads, check_window, one_of, shaped
 
 __dir__ = own_names(__name__)
 
@@ -285,9 +285,7 @@ def check_alike(who: str, tensors: Mapping[str, Tensor]) -> None:
             *names, last = tensors
             came = ", ".join(map(str, kinds))
             raise ValueError(f"{who}: {', '.join(names)} and {last} must have one {what} but have {came}")
-    for name, x in tensors.items():
-        if x.ndim == 4 and 0 in x.shape[2:]:
-            raise ValueError(f"{who}: {name} must have a head, and width, but has shape {tuple(x.shape)}")
+    check_heads(who, {name: x.shape for name, x in tensors.items()})
 
 
 def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:

@@ -12,7 +12,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -65,6 +65,13 @@ def check_rate(who: str, rate: float, name: str = "dropout") -> None:
     """Raise ValueError unless a dropout rate is in [0, 1): a rate of 1 would drop all."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"{who}: {name} must be in [0, 1) but is {rate}")
+
+
+def check_heads(who: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise ValueError for an array `(b t h d)` without heads, or of heads without width."""
+    for name, shape in shapes.items():
+        if len(shape) == 4 and 0 in shape[2:]:
+            raise ValueError(f"{who}: {name} must have heads, of width 1 or more, but has shape {tuple(shape)}")
 
 
 def check_window(who: str, window: object) -> int | None:

@@ -240,7 +240,7 @@ class MultiHeadAttention(nnx.Module):
             own = bias_of(self.relative, t, s, s - t if self.causal else 0)
         else:
             own = bias_between(self.relative, queries, jnp.arange(s)[None] if keys is None else keys)
-        own = own.astype(jnp.promote_types(dtype, jnp.float32))  # a distance of 257 is none of bfloat16
+        own = own.astype(jnp.promote_types(dtype, jnp.float32))  # bfloat16 cannot hold a distance of 257
         if bias is None:
             return own
         return own + bias if own.ndim == bias.ndim else dense(jnp.asarray(own), t, s) + dense(jnp.asarray(bias), t, s)

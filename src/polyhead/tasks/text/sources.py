@@ -101,8 +101,8 @@ class Files:
     def stem(self) -> str:
         """A name that changes with the text, as far as this is known before reading."""
         known = [(name, content, size) for name, _, _, content, size in self.listing]
-        unlike = ["blocks"] if not self._few and self._whole is None else []  # earlier versions took whole files then
-        return hashlib.blake2b(repr((known, self.held_out, *unlike)).encode(), digest_size=8).hexdigest()
+        cut = ["blocks"] if not self._few and self._whole is None else []  # in earlier versions, into whole files
+        return hashlib.blake2b(repr((known, self.held_out, *cut)).encode(), digest_size=8).hexdigest()
 
     def copied(self) -> float:
         """The share of the bytes held out that are in copies of training files."""

@@ -277,7 +277,7 @@ def _sealed(values: Mapping[str, object]) -> Mapping[str, object]:
 def read_row(line: bytes, path: pathlib.Path | str = METRICS) -> dict[str, Any]:
     """A row of metrics.jsonl; null is NaN, except as the norm of a gradient.  Raises ValueError."""
     row = unseal(json.loads(line), path)
-    return serial.numbers(row) | {name: row[name] for name in ("grad_norm",) if name in row}
+    return serial.numbers(row) | ({"grad_norm": row["grad_norm"]} if "grad_norm" in row else {})
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
