@@ -78,7 +78,7 @@ def usual_defaults() -> Iterator[None]:
     Threads may be in it at once; the last to leave restores the default dtype.
     """
     with _changing:
-        _callers.append(_callers[0] if _callers else torch.get_default_dtype())
+        _callers.append(torch.get_default_dtype())
         torch.set_default_dtype(DTYPE)
     try:
         usual = torch.get_default_device().type == "cpu"

@@ -235,11 +235,12 @@ def test_page_and_files_of_fuzzy_logic_in_one_go(few, quick, tmp_path, monkeypat
 def test_scores_are_new_and_codes_are_swapped_and_mapped(tmp_path, monkeypatch):
     small(monkeypatch, SEQUENCES=120, PROBED=64, ZEROED=8)
     runs = (("softmax", 0), ("hyla", 0), ("hyla", 1))
-    given = [trained(tmp_path, TASK, name, (HEADS[name],), seed, batch_size=16) for name, seed in runs]
+    how = {"softmax": "bf16", "hyla": "fp32"}
+    given = [trained(tmp_path, TASK, row, (HEADS[row],), n, batch_size=16, precision=how[row]) for row, n in runs]
     full, asked = in_full.measure(given, ["iid", "compositional"], lambda line: None), []
     assert [(group.label, len(group.entries)) for group in full.found] == [("Softmax", 1), ("HYLA", 2)]
     _, model = ph.load(given[0])
-    wanted = ph.train.evaluate(model, TASK, "compositional", seed=0, batches=7, batch_size=16)["r2"]
+    wanted = ph.train.evaluate(model, TASK, "compositional", seed=0, batches=7, batch_size=16, precision="bf16")["r2"]
     assert full.found[0].score("compositional").mean == pytest.approx(wanted)
     assert wanted != ph.train.read_result(given[0]).scores["compositional"]["r2"]
     assert [len(rows) for rows in full.swaps.values()] == [1, 2]
