@@ -146,6 +146,9 @@ def test_pages_repeat_the_means_of_the_long_trainings():
     assert said in index
     assert f"{eight[1]} and {eight[0]} with width 8" in index
     assert eight[0] >= eight[1]  # as the README says
+    never = (f"{wide[name]['novel']['1']:.3f}".replace("-", "−") for name in ("HYLA, width 8", "Softmax, width 8"))
+    assert "On terms that training never shows HYLA has {}, softmax {}.".format(*never) in index
+    assert f"on its code has {wide['Softmax, dropout 0.1']['unseen']['1']:.3f}." in index
     assert f"with width 8 HYLA {eight[1]}, softmax {eight[0]}; with width 2 {narrow[1]} and {narrow[0]}" in deviations
     swaps = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]["HYLA"]
     for whose, told in (("the donor's", "donor's"), ("a third sequence's", "another's")):
