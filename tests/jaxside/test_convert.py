@@ -113,6 +113,8 @@ def test_states_that_do_not_fit_are_one_line():
     }.items():
         with refusing(f"to_flax: the state dict {said}"):
             convert.to_flax(other, layer)
+    with refusing("to_flax: a state dict or a file was wanted but a MultiHeadAttention came"):  # not all its parameters
+        convert.to_flax(layer, layer)
     np.testing.assert_array_equal(layer.qkv.weight[...], state["qkv.weight"])
     other = {"qkv.weight": torch.ones(24, 8, requires_grad=True), "out.weight": 2 * state["out.weight"]}
     with pytest.raises(RuntimeError, match="requires grad"):  # it was said to be another than itself

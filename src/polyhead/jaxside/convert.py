@@ -9,6 +9,7 @@ A state is a dict of NumPy arrays by PyTorch's names; torch is not imported.
 """
 
 import json
+import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Mapping
@@ -55,6 +56,8 @@ def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
 
     Raises ValueError for a file that cannot be read or is damaged, and for missing or unknown names and wrong shapes.
     """
+    if not isinstance(source, (Mapping, str, os.PathLike)):  # str() of a model is many lines
+        raise ValueError(f"to_flax: a state dict or a file was wanted but a {type(source).__name__} came")
     where, state = ("the state dict", dict(source)) if isinstance(source, Mapping) else (str(source), read(source))
     wanted = dict(named(model))
     held = {name: variable for name, variable in wanted.items() if name in state}
