@@ -265,3 +265,12 @@ def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
         assert torch.equal(config.Batch.stack(batches).mask, torch.stack(masks))
         assert torch.equal(config.Batch.cat(batches).mask, torch.cat(masks))
     assert config.Batch.cat([whole, whole]).mask is None
+
+
+def test_a_batch_moves_as_other_libraries_move_it():
+    x = torch.zeros(2, 3)
+    moved = config.Batch(x, x, None, x == 0, {"rule": x}, source=x).to(torch.device("meta"), non_blocking=True)
+    arrays = (moved.inputs, moved.targets, moved.scored, moved.latents["rule"], moved.source)
+    assert all(array.is_meta for array in arrays)
+    assert moved.mask is None
+    assert moved.source_mask is None

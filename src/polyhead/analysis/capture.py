@@ -75,7 +75,7 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     taps: list[Taps] = []
     with looking(model):
-        batch = batch.map(lambda array: array.to(device))
+        batch = batch.to(device)
         model(batch.inputs, mask=batch.mask, taps=taps, **sources(batch))
     return taps
 

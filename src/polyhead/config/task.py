@@ -61,6 +61,10 @@ class Batch:
         """The batch with `function` applied to each array."""
         return self._made(lambda arrays: function(arrays[0]), [self])
 
+    def to(self, device: object, *, non_blocking: bool = False) -> "Batch":
+        """The batch of PyTorch tensors on a device; accelerate and Lightning move batches by this method."""
+        return self.map(lambda array: array.to(device, non_blocking=non_blocking))
+
     @classmethod
     def _made(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
         """A batch whose arrays are each `make` of that array of all `batches`."""
