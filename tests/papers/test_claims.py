@@ -68,6 +68,13 @@ def test_the_outcomes(value, came):
     assert outcome(five(value + 1, spread), 1.0, within=0.02) == came
 
 
+@pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
+def test_a_run_without_a_finite_score_is_named(score):
+    verdict = above("a claim", {"HYLA over Softmax": Estimate.of(A | {3: score, 4: 0.7})})
+    assert verdict.outcome == NO_TEST
+    assert verdict.evidence == "HYLA over Softmax, a run without a finite score"
+
+
 def test_no_difference_is_the_two_one_sided_tests():
     _, high = five(0.005).interval(0.9)
     assert outcome(five(0.005), within=high + 1e-6) == EQUAL

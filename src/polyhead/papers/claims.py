@@ -8,7 +8,7 @@ per seed; over several settings, the mean is taken for each seed.  Each number i
     does not hold         the same test in the other direction passes
     no difference         its two-sided 90 % interval lies within `within` of the margin: two one-sided tests at 0.05
     not enough evidence   none of these
-    not a test            fewer than five seeds
+    not a test            fewer than five seeds, or a run without a finite score
 
 The claim holds if all its parts hold.  It does not hold if one part does not hold.
 """
@@ -65,6 +65,8 @@ class Part:
         return EQUAL if self.margin - self.within < low and high < self.margin + self.within else OPEN
 
     def __str__(self) -> str:
+        if not math.isfinite(self.estimate.mean):
+            return f"{self.name}, a run without a finite score"
         sign = "+" if self.estimate.mean >= 0 else "−"
         low, high = (f"{'+' if end >= 0 else '−'}{abs(end):.3f}" for end in self.estimate.interval())
         interval = "" if math.isnan(self.estimate.error) else f", 95 % interval {low} to {high}"
