@@ -151,11 +151,14 @@ def test_pages_repeat_the_means_of_the_long_trainings():
     pairs = list(zip(*(wide[f"{name}, width 8"]["unseen"] for name in ("HYLA", "Softmax")), strict=True))
     assert f"{', '.join(' and '.join(pair) for pair in pairs)} with width 8" in index
     assert all(abs(float(a) - float(b)) < 0.01 for a, b in pairs)  # level, as the README says
-    assert f"shows HYLA has {', '.join(wide['HYLA, width 8']['novel'])}." in index
+    never = (", ".join(wide[f"{name}, width 8"]["novel"]) for name in ("HYLA", "Softmax"))
+    assert "On terms that training never shows HYLA has {}, softmax {}.".format(*never) in index
     assert f"linear heads of width 8 have {wide['Linear, width 8']['unseen'][0]}," in index
     drop, decay = (wide[f"Softmax, {change}"]["unseen"][0] for change in ("dropout 0.1", "decay 1.0"))
     assert f"with dropout {drop}, with ten times the decay {decay}." in index
-    assert f"with dropout 0.1 {drop}, with decay 1.0 {decay} (" in deviations
+    known = [wide[name]["known"][0] for name in ("Softmax, decay 1.0", "Softmax")]
+    said = f"with dropout 0.1 {drop}, with decay 1.0 {decay}, where known ones have {known[0]} in place of {known[1]} ("
+    assert said in deviations
     assert f"with width 8 HYLA {eight[1]}, softmax {eight[0]}; with width 2 {narrow[1]} and {narrow[0]}" in deviations
     swaps = json.loads((RESULTS / "fuzzy" / "inside" / "results.json").read_text())["numbers"]["HYLA"]
     for whose, told in (("the donor's", "donor's"), ("a third sequence's", "another's")):
