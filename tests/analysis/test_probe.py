@@ -12,6 +12,7 @@ from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import probe as run_probe, probe_model, probe_run, purity, query_codes
+from polyhead.analysis.labels import targets
 from polyhead.analysis.probe import _check_token, clusters, draws
 from polyhead.models.build import build
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -258,3 +259,18 @@ def test_clusters_follow_what_is_written_into_the_code(monkeypatch: pytest.Monke
         row = rows["self", layer, target]
         assert (row["purity"], row["chance"]) == purity(made[layer], labels, neighbours=5)
         assert abs(row["purity"] - row["chance"]) < 0.1
+
+
+def test_copies_of_a_sequence_are_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of 40 sequences, drawn 400 times: the nearest codes were copies, so every label had a purity near 1."""
+    model = raven_model(ph.Linear(4))
+    _, batch = query_codes(model, RAVEN, "compositional", 40, purpose="maps")
+    again = torch.randint(40, (400,), generator=torch.Generator().manual_seed(0))
+    assert len(again.unique()) == 40
+    many, drawn = batch.map(lambda array: array[again]), np.random.default_rng(0).normal(size=(40, 8))
+    module = importlib.import_module("polyhead.analysis.probe")
+    monkeypatch.setattr(module, "query_codes", lambda *_, **__: ([drawn[again]], many))
+    for row in clusters(model, RAVEN, sequences=400, neighbours=5):
+        labels = targets(batch)[row["target"]]
+        assert row["n"] == 40
+        assert (row["purity"], row["chance"]) == pytest.approx(purity(drawn, labels, neighbours=5))

@@ -256,6 +256,39 @@ def test_a_field_that_hides_a_method_is_refused_at_once():
         Wide()
 
 
+def test_a_method_that_hides_a_property_is_refused_at_once():
+    """As `pairs` of a user's task did: training went well, and its report failed."""
+
+    @dataclass(frozen=True)
+    class Sums(FuzzyLogic):
+        def pairs(self, split):
+            return split
+
+    @dataclass(frozen=True)
+    class Short(FuzzyLogic):
+        def splits(self):
+            return ("iid",)
+
+    @dataclass(frozen=True)
+    class Kept(FuzzyLogic):
+        @property
+        def keep(self):
+            return 1
+
+    @dataclass(frozen=True)
+    class Loss(FuzzyLogic):
+        better = "Lower"
+
+    with refusing("Sums: the method pairs() hides Task.pairs: give it another name or @property"):
+        Sums()
+    with refusing("Short: the method splits() hides FuzzyLogic.splits: give it another name or @property"):
+        Short()
+    with refusing("Kept: the property keep hides the method Task.keep(): give it another name"):
+        Kept()
+    with refusing("Loss: unknown better 'Lower'; did you mean 'lower'? (choose from higher, lower)"):
+        Loss()
+
+
 def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
     """The masks of all were those of the first: none."""
     x, mask = torch.zeros(2, 3), torch.tensor([[True, True, False], [True, False, False]])

@@ -29,6 +29,7 @@ READS = ph.TransformerConfig(
 WRITES = replace(READS, inputs=ph.Tokens(7), outputs=ph.Logits(7), causal=True, positions=ph.RelativeBias(8))
 WRITES = replace(WRITES, heads=zoo.FEW["all 1"], dim=zoo.width(zoo.FEW["all 1"]))
 DEEP = replace(WRITES, heads=[ph.Hyla(3, value_depth=2)], dim=24)  # three operands in one einsum would fix all sizes
+OFFSETS = replace(WRITES, heads=[ph.Relational(2, symbols=ph.RelativeSymbols(distance=5))], dim=16)
 
 
 def build(settings, dtype=F64):
@@ -86,8 +87,8 @@ def test_linear_heads_by_chunks_compile_with_their_projection():
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "settings",
-    [pytest.param(READS, marks=pytest.mark.campaign), WRITES, pytest.param(DEEP, marks=pytest.mark.campaign)],
-    ids=["encoder", "decoder", "deep"],
+    [pytest.param(READS, marks=pytest.mark.campaign), WRITES, pytest.param(DEEP, marks=pytest.mark.campaign), OFFSETS],
+    ids=["encoder", "decoder", "deep", "offsets"],
 )
 def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     """Up to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import signal
 from unittest import mock
 
@@ -170,6 +171,24 @@ def test_an_empty_split_is_found_before_training(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "count", lambda task, split: 0 if split == "novel" else None)
     with pytest.raises(ValueError, match="FuzzyLogic: split 'novel' has no sequences"):
         run(tiny(tmp_path, evaluate=("iid", "novel")), progress=False)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"scored": None}, "scored of a batch must be a tensor (b ...) but is a NoneType at b = 1"),
+        ({"latents": None}, "latents of a batch must be a dict of tensors but is a NoneType"),
+        ({"latents": {"ones": [1]}}, "latents['ones'] of a batch must be a tensor (b ...) but is a list at b = 1"),
+        ({"targets": torch.zeros(3, 8)}, "targets of a batch must be a tensor (b ...) but has shape (3, 8) at b = 1"),
+    ],
+)
+def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path, monkeypatch, change, text):
+    """Labels as a list ended the training at its first step, by a traceback; labels of another length, a report."""
+    sample = ph.tasks.FuzzyLogic.sample
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "sample", lambda *given: dataclasses.replace(sample(*given), **change))
+    with pytest.raises(ValueError, match=re.escape(f"FuzzyLogic: {text}")):
+        run(tiny(tmp_path), progress=False)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

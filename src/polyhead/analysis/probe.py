@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, capture, codes, finite
 from polyhead.analysis.geometry import purity
-from polyhead.analysis.labels import targets, unreadable, views, with_field
+from polyhead.analysis.labels import distinct, targets, unreadable, views, with_field
 from polyhead.config import Batch, Task, stream
 from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
@@ -250,20 +250,22 @@ def clusters(
 ) -> list[Row]:
     """The purity of each code's neighbours by layer and target: which target do clusters follow?
 
-    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`.  On SRAVEN this measures whether "early
-    layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B, A6): compare "target value" with
-    "rule", each above its own chance.
+    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`; n counts equal sequences once.  On SRAVEN
+    this measures whether "early layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B,
+    A6): compare "target value" with "rule", each above its own chance.
     """
     rows: list[Row] = []
     for name, (drawn, pairs) in views(task).items():
         layers, batch = query_codes(
             model, drawn, split, sequences, pairs=pairs, seed=seed, purpose="maps", device=device
         )
+        kept = distinct(batch)
         for layer, found in enumerate(layers):
             for target, labels in targets(batch).items():
-                share, chance = purity(found, labels, neighbours=neighbours)
-                rows.append({"pairs": name, "layer": layer, "target": target, "purity": share, "chance": chance})
-    return [{**row, "n": sequences} for row in rows]
+                share, chance = purity(found[kept], labels[kept], neighbours=neighbours)
+                about = {"pairs": name, "layer": layer, "target": target}
+                rows.append(about | {"purity": share, "chance": chance, "n": len(kept)})
+    return rows
 
 
 def _chosen(index: Index, n: int) -> Array:

@@ -6,6 +6,7 @@ name the wrong field.  Only classes that the caller lists can be built, so a fil
 
 import dataclasses
 import functools
+import inspect
 import json
 import math
 import pathlib
@@ -52,7 +53,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         kind: Any = type(self)
-        _check_fields(kind)
+        _check_names(kind)
         for name in _tuple_fields(kind):
             value = getattr(self, name)
             if isinstance(value, str):
@@ -81,14 +82,20 @@ class Checked:
 
 
 @functools.cache
-def _check_fields(cls: type[Checked]) -> None:
-    """Raise ValueError for a field that hides a method of a base, as `count: int` of a user's task hides `Task.count`:
-    else the first call of that method would fail, which may be after hours of training."""
-    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
-        for base in cls.__mro__[1:]:
-            if isinstance(vars(base).get(f.name), types.FunctionType):
-                called = f"{base.__name__}.{f.name}()"
-                raise ValueError(f"{cls.__name__}: the field {f.name} hides the method {called}: give it another name")
+def _check_names(cls: type[Checked]) -> None:
+    """Raise ValueError for a field or a property that hides a method of a base, as `count: int` of a user's task hides
+    `Task.count`, and for a method that hides a property, as `def pairs(self)` without @property hides `Task.pairs`:
+    else the first use would fail, which may be after hours of training."""
+    own = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for base in cls.__mro__[1:]:
+        for name, theirs in vars(base).items():
+            ours = None if name in own else inspect.getattr_static(cls, name)
+            if name.startswith("_") or callable(ours) == callable(theirs):
+                continue
+            what = "the method {}()" if callable(ours) else "the field {}" if name in own else "the property {}"
+            hidden = f"{base.__name__}.{name}"
+            hidden, way = (f"the method {hidden}()", "") if callable(theirs) else (hidden, " or @property")
+            raise ValueError(f"{cls.__name__}: {what.format(name)} hides {hidden}: give it another name{way}")
 
 
 @functools.cache

@@ -127,12 +127,19 @@ def _cache(mechanism: Mechanism) -> None:
 
 
 def _export(mechanism: Mechanism) -> None:
-    """torch.export accepts a layer, and the exported program computes the same."""
+    """torch.export accepts a layer for any batch size and length, and the exported program computes the same."""
     layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
+    sizes = {"x": {0: torch.export.Dim("b"), 1: torch.export.Dim("t", max=2 * TOKENS)}}
     with torch.no_grad():
-        y = layer(x)
-        program = torch.export.export(layer, (x,))
-        _same(program.module()(x), y, mechanism, "the exported layer computes something else")
+        try:
+            program = torch.export.export(layer, (x,), dynamic_shapes=sizes)
+        except Exception as error:
+            said = str(error).strip().partition("\n")[0]
+            raise AssertionError(
+                f"{type(mechanism).__name__}: torch.export refuses a layer of any batch size and length: {said}"
+            ) from error
+        for other in (x, _tokens(mechanism, 3, TOKENS + 2)):
+            _same(program.module()(other), layer(other), mechanism, "the exported layer computes something else")
 
 
 def _file(mechanism: Mechanism) -> None:

@@ -212,11 +212,11 @@ def drop(code: Tensor, keep: Tensor | None) -> Tensor:
 
 def by_offset(code: Tensor) -> Tensor:
     """(b h t s) codes as (b h t t+s-1): the code of query i and key j in column j - i + t - 1, elsewhere 0."""
-    (b, h, t, s), zeros = code.shape, code.new_zeros
+    t, s = code.shape[2:]
     # Viewing rows of n numbers as rows of n + 1 shifts each query back by one key.  Lengths stay dynamic under
-    # torch.compile.
-    rows = torch.cat((zeros(b, h, t, t)[..., 1:], code), -1).flatten(2)
-    return torch.cat((rows, zeros(b, h, t)), -1).unflatten(2, (t, t + s))[..., : t + s - 1]
+    # torch.compile and torch.export.
+    rows = F.pad(code, (t - 1, 0)).flatten(2)
+    return F.pad(rows, (0, t)).unflatten(2, (t, t + s))[..., : t + s - 1]
 
 
 def retrieve(code: Tensor, symbols: Tensor) -> Tensor:

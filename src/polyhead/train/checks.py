@@ -1,6 +1,9 @@
 """Checks before a run starts: do model, task and machine fit together?"""
 
 import json
+from dataclasses import fields
+
+from torch import Tensor
 
 from polyhead import config as configs
 from polyhead.config import Run
@@ -72,7 +75,21 @@ def read_all(config: Run) -> None:
     """Draw a sequence of every evaluated split, so that missing data are found now, not at the first evaluation."""
     for split in config.train.evaluate:
         enough(config.task, split, 1, 1)
-        config.task.batch(split, 1, seed=config.seed, step=0)
+        _check_batch(type(config.task).__name__, config.task.batch(split, 1, seed=config.seed, step=0))
+
+
+def _check_batch(who: str, batch: configs.Batch) -> None:
+    """Raise a ValueError unless all parts of a batch of one sequence are tensors with one row."""
+    if not isinstance(batch.latents, dict):
+        raise ValueError(f"{who}: latents of a batch must be a dict of tensors but is a {type(batch.latents).__name__}")
+    arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "latents"}
+    arrays |= {f"latents[{name!r}]": labels for name, labels in batch.latents.items()}
+    for name, array in arrays.items():
+        if array is None and name in ("mask", "source", "source_mask"):
+            continue
+        if not isinstance(array, Tensor) or array.shape[:1] != (1,):
+            came = f"has shape {tuple(array.shape)}" if isinstance(array, Tensor) else f"is a {type(array).__name__}"
+            raise ValueError(f"{who}: {name} of a batch must be a tensor (b ...) but {came} at b = 1")
 
 
 def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.geometry import METHODS, embed, purity
-from polyhead.analysis.labels import class_name, targets, unreadable, views, with_field
+from polyhead.analysis.labels import class_name, distinct, targets, unreadable, views, with_field
 from polyhead.analysis.probe import probe_model, query_codes
 from polyhead.config import Run, Task, TransformerConfig
 from polyhead.pages.report.runs import Entry, OpenedCheckpoint, Progress, SeedGroup, reason
@@ -103,9 +103,10 @@ def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int =
         terms = {name: values for name, values in labels.items() if name.startswith("term")}
         shown = {name: values for name, values in labels.items() if name != "target value"}
         shown = ({"function": _functions(terms)} if len(terms) > 1 else {}) | shown
-        near = min(NEIGHBOURS, points - 1)
+        kept = distinct(batch)
+        near = min(NEIGHBOURS, len(kept) - 1)
         for layer, codes in [*enumerate(layers)][first:]:
-            pure = {name: purity(codes, values, neighbours=near) for name, values in labels.items()}
+            pure = {name: purity(codes[kept], values[kept], neighbours=near) for name, values in labels.items()}
             at = {method: embed(codes, method, seed) for method in METHODS}
             found.append(CodeMap(view, layer, codes, at, _number(batch.targets[:, -1]), shown, pure))
     return found

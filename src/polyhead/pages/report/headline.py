@@ -336,7 +336,7 @@ def clustering(parts: Parts, count: int) -> list[str]:
     """The introduction to a section on clusters."""
     share = (
         f"The share of each code's nearest neighbours, among {count:,} sequences of unseen combinations, with the same "
-        "label: 1 if labels are separated, the chance level if they are mixed."
+        "label: 1 if labels are separated, the chance level if they are mixed. Equal sequences count once."
     )
     return [f"{share} {parts.compare}".rstrip()]
 
