@@ -41,7 +41,7 @@ def test_it_keeps_every_promise(cosine):
 @pytest.mark.compile
 def test_it_can_be_exported_for_any_size(cosine):
     ph.testing.check(cosine(4, kv_heads=2), "export")
-    with pytest.raises(AssertionError, match="Broken: torch.export refuses a layer of any batch size and length: Con"):
+    with pytest.raises(AssertionError, match=r"Broken: torch\.export refuses a layer of any batch size and length"):
         ph.testing.check(Broken(2, fault="export"), "export")
 
 

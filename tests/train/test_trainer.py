@@ -192,6 +192,12 @@ def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+def test_a_sample_that_is_no_batch_is_refused_before_training(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "sample", lambda *given: (torch.zeros(1, 8), torch.zeros(1, 8)))
+    with pytest.raises(ValueError, match="FuzzyLogic: sample must return a Batch but returned a tuple"):
+        run(tiny(tmp_path), progress=False)
+
+
 def test_data_that_are_missing_are_missed_before_training(tiny, tmp_path, monkeypatch):
     settings = tiny(folder=str(tmp_path))
     task, seen = type(settings.task), []

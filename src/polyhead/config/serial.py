@@ -90,7 +90,9 @@ def _check_names(cls: type[Checked]) -> None:
     for base in cls.__mro__[1:]:
         for name, theirs in vars(base).items():
             ours = None if name in own else inspect.getattr_static(cls, name)
-            if name.startswith("_") or callable(ours) == callable(theirs):
+            if name.startswith("_") or name in getattr(base, "__dataclass_fields__", ()):
+                continue  # a field of the base may be callable, as an activation is
+            if callable(ours) == callable(theirs):
                 continue
             what = "the method {}()" if callable(ours) else "the field {}" if name in own else "the property {}"
             hidden = f"{base.__name__}.{name}"

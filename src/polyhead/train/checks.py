@@ -78,8 +78,10 @@ def read_all(config: Run) -> None:
         _check_batch(type(config.task).__name__, config.task.batch(split, 1, seed=config.seed, step=0))
 
 
-def _check_batch(who: str, batch: configs.Batch) -> None:
-    """Raise a ValueError unless all parts of a batch of one sequence are tensors with one row."""
+def _check_batch(who: str, batch: object) -> None:
+    """Raise a ValueError unless it is a Batch and all its parts are tensors with one row, as of one sequence."""
+    if not isinstance(batch, configs.Batch):
+        raise ValueError(f"{who}: sample must return a Batch but returned a {type(batch).__name__}")
     if not isinstance(batch.latents, dict):
         raise ValueError(f"{who}: latents of a batch must be a dict of tensors but is a {type(batch.latents).__name__}")
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "latents"}

@@ -220,7 +220,7 @@ MISTAKES = {
     "MultiheadAttention: num_heads = 4 but heads have 8": lambda: ours(heads=ph.Hyla()),
     "keys must be made of the inputs but add_bias_kv=True came": lambda: ours(add_bias_kv=True),
     "made of the inputs but add_zero_attn=True came": lambda: ours(add_zero_attn=True),
-    "relational heads need kdim and vdim = 12": lambda: ours(kdim=7, heads=ph.Relational(4)),
+    "Abstractor needs kdim, vdim = 12 but 7, 12 came": lambda: ours(kdim=7, heads=[ph.Softmax(2), ph.Abstractor(2)]),
     "Softmax: 5 heads do not divide the model width 12": lambda: MultiheadAttention(12, 5),
     "query must be (b t m) = (2, 5, 12) but is (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
     "key must be (b t m) = (2, 5, 12) but is (1, 5, 12)": lambda: call(key=torch.zeros(1, 5, 12)),

@@ -100,7 +100,8 @@ class MultiheadAttention(OurHeads):
         device, dtype = named["device"], named["dtype"]
         self.add_groups(WHO, groups, self.embed_dim, bias=bias, max_length=max_length, device=device, dtype=dtype)
         if len(self.symbols) and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
-            raise ValueError(f"{WHO}: relational heads need kdim and vdim = {self.embed_dim}")
+            who = next(type(group).__name__ for group in groups if isinstance(group, config.SymbolHeads))
+            raise ValueError(f"{WHO}: {who} needs kdim, vdim = {self.embed_dim} but {self.kdim}, {self.vdim} came")
         self._add_projections(bias, device, dtype)
 
     def _add_projections(self, bias: bool, device: Device, dtype: torch.dtype | None) -> None:

@@ -106,7 +106,8 @@ def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int =
         kept = distinct(batch)
         near = min(NEIGHBOURS, len(kept) - 1)
         for layer, codes in [*enumerate(layers)][first:]:
-            pure = {name: purity(codes[kept], values[kept], neighbours=near) for name, values in labels.items()}
+            some = labels.items() if near else ()  # a single input has no neighbours
+            pure = {name: purity(codes[kept], values[kept], neighbours=near) for name, values in some}
             at = {method: embed(codes, method, seed) for method in METHODS}
             found.append(CodeMap(view, layer, codes, at, _number(batch.targets[:, -1]), shown, pure))
     return found
