@@ -67,10 +67,12 @@ BAD = {
     "impl": lambda f, q, k, v: f(q, k, v, impl="referenze"),
     "normalise": lambda f, q, k, v: f(q, k, v, normalise="rms_head", impl="blocked"),
     "packed": lambda f, q, k, v: f(q, k[:, :3], v[:, :3], cu_seqlens=PACKED[type(q)]),
+    "edges": lambda f, q, k, v: f(q[:1], k[:1, : q.shape[1]], v[:1, : q.shape[1]], cu_seqlens=LENGTHS[type(q)]),
     "width": lambda f, q, k, v: f(q[..., :0], k[..., :0], v),
     "dtype": lambda f, q, k, v: f(q, k.astype(jnp.bfloat16) if isinstance(k, jax.Array) else k.bfloat16(), v),
 }
 PACKED = {torch.Tensor: torch.zeros(2, dtype=torch.int32), type(jnp.ones(1)): jnp.zeros(2, jnp.int32)}
+LENGTHS = {kind: zeros + 2 for kind, zeros in PACKED.items()}
 CALLED = {
     "hyla": lambda side, q, k, v, **how: side.hyla(q, k, v, **how),
     "latent_code": lambda side, q, k, v, **how: side.latent_code(q, k, normalise="softmax", **how),
@@ -86,7 +88,7 @@ def said(call):
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("hyla", x) for x in BAD] + [(n, x) for n in list(CALLED)[1:] for x in ("window", "packed", "dtype")],
+    [("hyla", x) for x in BAD] + [(n, x) for n in list(CALLED)[1:] for x in ("window", "packed", "edges", "dtype")],
 )
 def test_errors_are_worded_alike(name, fault):
     mine, theirs = (

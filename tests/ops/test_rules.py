@@ -227,6 +227,23 @@ def test_limits_that_cannot_be_are_refused(who):
             LIMITED[who](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
 
 
+@pytest.mark.parametrize("who", LIMITED)
+@pytest.mark.parametrize("edges", [(2, 2), (0, 3, 1, 4), (0, 2, 5), (3, 1)], ids=str)
+def test_edges_of_packed_sequences_are_read(who, edges):
+    """Lengths in place of edges gave numbers without a word.  In compiled code and under vmap nobody can read them."""
+    x, given = torch.zeros(1, 4, 1, 1), torch.tensor(edges, dtype=torch.int32)
+
+    def called(cu_seqlens):
+        return LIMITED[who](x, x, cu_seqlens=cu_seqlens)
+
+    with refusing(f"{who}: cu_seqlens must begin with 0, not decrease and end by t = 4 but is {list(edges)}"):
+        called(given)
+    torch.func.vmap(called)(given[None])
+    torch.compile(called, backend="eager", fullgraph=True)(given)
+    for fine in ([0, 0, 4], [0, 2], [0], []):
+        called(torch.tensor(fine, dtype=torch.int32))
+
+
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("small", [True, False], ids=["small tiles", "tiles"])
 @pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])

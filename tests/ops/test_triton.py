@@ -56,7 +56,7 @@ LINEAR = {
     "more queries than keys, hidden keys": {"t": 21, "s": 7, "h": 2, "hidden": True},
     "wide values, narrow queries": {"t": 18, "s": 20, "b": 1, "h": 2, "d": 17, "e": 19},
     "packed": {"t": 38, "edges": (0, 0, 1, 18, 32, 32, 38)},
-    "packed, rows before and after, other layouts": {"t": 36, "edges": (2, 16, 17, 33), "h": 2, "layouts": True},
+    "packed, rows after, other layouts": {"t": 36, "edges": (0, 16, 17, 33), "h": 2, "layouts": True},
 }
 RELATIONAL = {
     "one pair": {**ONE_PAIR, "r": 1, "p": 1, "act": "sigmoid"},

@@ -78,7 +78,7 @@ def test_its_steps_give_what_the_op_gives(row):
     choices = [dict(zip(row.options, each, strict=True)) for each in itertools.product(*row.choices.values())]
     for n, ((t, s), mask, causal, bias) in enumerate(CASES):
         torch.manual_seed(n)
-        limits = {"window": 2} if n % 5 == 0 else {"edges": (n % 2, 2, 2, 2 + n % 2)} if n % 5 == 1 else {}
+        limits = {"window": 2} if n % 5 == 0 else {"edges": (0, 1 + n % 2, 2, 2 + n % 2)} if n % 5 == 1 else {}
         t, s = (3, 3) if "edges" in limits else (t, s)
         qkv, options = make_problem(t, s, mask=mask, causal=causal, bias=bias, keep=n % 3 == 0, **limits)
         tensors = [x.detach() for x in make_arguments(op, qkv, offset=row.reads_symbols and n % 2 == 0)]

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale, scaled
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_window, one_of, shaped
+from polyhead.spec.shapes import check_packed, check_window, one_of, shaped
 
 __dir__ = own_names(__name__)
 
@@ -190,10 +190,14 @@ def seen_by_any(look: jax.Array | None) -> jax.Array | None:
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
-    """The checks beyond those of `@shaped`.  The entries of `cu_seqlens` are not read: they may be traced."""
+    """The checks beyond those of `@shaped`.  The entries of `cu_seqlens` are read unless they are traced."""
     check_window(who, window)
-    if cu_seqlens is not None and (b != 1 or t != s):
+    if cu_seqlens is None:
+        return
+    if b != 1 or t != s:
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    if not isinstance(cu_seqlens, jax.core.Tracer):
+        check_packed(who, cu_seqlens.tolist(), t)
 
 
 def check_scale(who: str, scale: Scale) -> None:

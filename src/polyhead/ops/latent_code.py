@@ -24,7 +24,7 @@ from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_heads, check_window, one_of, shaped
+from polyhead.spec.shapes import check_heads, check_packed, check_window, one_of, shaped
 
 __dir__ = own_names(__name__)
 
@@ -264,11 +264,22 @@ def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Tensor | None) -> None:
-    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are not read: that would synchronise the
-    device."""
+    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read on the CPU alone, as eager code does:
+    elsewhere that would synchronise the device."""
     check_window(who, window)
-    if cu_seqlens is not None and (b != 1 or t != s):
+    if cu_seqlens is None:
+        return
+    if b != 1 or t != s:
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    if cu_seqlens.is_cpu and readable(cu_seqlens):
+        check_packed(who, cu_seqlens.tolist(), t)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether numbers of x can be read now: not in compiled code, on the meta device, in a dispatch mode
+    (FakeTensorMode, make_fx), or under vmap over x."""
+    traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    return not (traced or x.is_meta or torch._C._functorch.is_batchedtensor(x))
 
 
 def check_scale(who: str, scale: object) -> None:

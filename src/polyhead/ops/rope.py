@@ -9,9 +9,8 @@ Source: Su et al. 2021, eq. 34; positions count from 0.
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from polyhead.ops.latent_code import at_least_float32
+from polyhead.ops.latent_code import at_least_float32, readable
 from polyhead.spec import LAYOUTS
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of, shaped
@@ -122,11 +121,8 @@ def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
-    """Raise ValueError unless positions lie in [0, limit).  In compiled code, on the meta device, under vmap over
-    positions and in a dispatch mode (FakeTensorMode, make_fx) data cannot be read: no check."""
-    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode() or positions.is_meta or not positions.numel():
-        return
-    if torch._C._functorch.is_batchedtensor(positions):
+    """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`readable`)."""
+    if not readable(positions) or not positions.numel():
         return
     low, high = (int(end) for end in positions.aminmax())
     if low < 0:

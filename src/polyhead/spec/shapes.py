@@ -10,9 +10,10 @@ import functools
 import inspect
 import math
 import numbers
+import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -72,6 +73,14 @@ def check_heads(who: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
         if len(shape) == 4 and 0 in shape[2:]:
             raise ValueError(f"{who}: {name} must have heads, of width 1 or more, but has shape {tuple(shape)}")
+
+
+def check_packed(who: str, edges: Sequence[int], t: int) -> None:
+    """Raise ValueError unless `edges` can be those of sequences packed into t rows; the lengths of sequences cannot."""
+    ends = [0, *edges, t]
+    if edges and (edges[0] != 0 or any(map(operator.gt, ends, ends[1:]))):
+        came = f"{', '.join(map(str, edges[:6]))}{', ...' if len(edges) > 6 else ''}"
+        raise ValueError(f"{who}: cu_seqlens must begin with 0, not decrease and end by t = {t} but is [{came}]")
 
 
 def check_window(who: str, window: object) -> int | None:
