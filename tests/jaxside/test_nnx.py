@@ -53,6 +53,21 @@ def close(came, wanted, atol=1e-12):
     np.testing.assert_allclose(came, wanted, rtol=0, atol=atol * max(1.0, float(np.abs(wanted).max())))
 
 
+@dataclasses.dataclass(frozen=True)
+class Even(ph.Softmax):
+    """A user's mechanism, whose code is torch's."""
+
+    def code(self, own, q, k, **limits):
+        return torch.full((*q.shape[:1], q.shape[2], q.shape[1], k.shape[1]), 1 / k.shape[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Eight(ph.Softmax):
+    """A user's settings of a mechanism of ours."""
+
+    heads: int = 2
+
+
 LOOK = np.random.default_rng(7).integers(0, 2, (B, 1, T, T)).astype(bool)
 LOOK[0, :, 2] = False
 PLACES = np.array([[0, 1, 2, 4, 5, 7], [3, 4, 5, 6, 9, 10]])
@@ -146,6 +161,25 @@ def test_positions_are_numbers_of_any_integer_type(positions):
 
 
 @pytest.mark.usefixtures("quick_draws")
+@pytest.mark.usefixtures("quick_draws")
+def test_given_positions_count_where_there_are_more_rows_than_positions():
+    x, where = drawn(1, 6, 8), np.array([[0, 1, 2, 0, 1, 2]])
+    apart = np.kron(np.eye(2, dtype=bool), np.ones((3, 3), bool))
+    layer = nnx.MultiHeadAttention(8, Eight(), positions=ph.Rotary(), max_length=3)
+    y, code = layer(x, mask=apart, positions=where, return_code=True)
+    for rows in (slice(0, 3), slice(3, 6)):
+        alone, own = layer(x[:, rows], return_code=True)
+        np.testing.assert_allclose(y[:, rows], alone, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(code[:, :, rows, rows], own, rtol=0, atol=1e-6)
+    with refusing("6 positions but max_length is 3"):
+        layer(x, x, positions=where)  # those of the context are counted
+    settings = ph.TransformerConfig(ph.Vectors(8), ph.Values(1), dim=8, heads=Eight(), layers=1, positions=ph.Learned())
+    model = nnx.Transformer(dataclasses.replace(settings, max_length=3))
+    assert np.isfinite(model(x, positions=where)).all()
+    with refusing("6 positions but max_length is 3"):
+        model(x)
+
+
 def test_one_array_of_symbols_is_that_of_all_groups():
     """It was read as a list of tables by offset, one for each sample."""
     layer = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)
@@ -284,6 +318,7 @@ MISTAKES = {
     "polyhead.jaxside.nnx.Transformer: checkpoint=True exists in PyTorch only: use nnx.remat": {"checkpoint": True},
     "polyhead.jaxside.nnx.Transformer: encoder= exists": {"encoder": ph.TransformerConfig(ph.Tokens(3), ph.Values(1))},
     "polyhead.jaxside: heads=Mechanism() exists": {"heads": ph.Mechanism(4)},
+    "polyhead.jaxside: heads=Even() exists in PyTorch only": {"heads": Even(4)},
     "polyhead.jaxside: symbols=RelationalSymbols() exists": {"heads": ph.Relational(symbols=ph.RelationalSymbols())},
     "polyhead.jaxside.nnx.Transformer: symbols with once=True and shared=False exist": {
         "heads": ph.Relational(symbols=ph.SymbolicAttention(once=True, shared=False))

@@ -141,10 +141,32 @@ class Wide(Slopes):
         return distance.double()
 
 
+@dataclass(frozen=True)
+class Turned(ph.Rotary):
+    def rotate(self, own, x, positions):
+        return -x
+
+
+@dataclass(frozen=True)
+class Slow(ph.Rotary):
+    """Settings of ours, without a method: no mistake."""
+
+    theta: float = 1e6
+
+
+@dataclass(frozen=True)
+class Plain(ph.Mlp):
+    def module(self, dim):
+        return nn.Identity()
+
+
 def test_unusable_parts_are_refused():
     values = to_dict(SETTINGS)
     wide = ph.MultiHeadAttention(8, ph.Softmax(2), positions=Wide())
+    assert Slow().theta == 1e6
     for call, text in (
+        (Turned, r"^Turned: a class with a method rotate must inherit from ph.Position but inherits from Rotary$"),
+        (Plain, r"^Plain: a class with a method module must inherit from ph.FeedForward but inherits from Mlp$"),
         (lambda: build(positions=ph.Position()), "Position: positions have one method of bias, rotate, vectors but"),
         (lambda: build(feedforward=ph.FeedForward()), r"FeedForward: a feed-forward layer has a method module\(dim\)"),
         (lambda: from_dict({**values, "positions": {"theta": 3.0}}), 'positions: "kind" is missing'),

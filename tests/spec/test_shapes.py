@@ -54,6 +54,7 @@ MISTAKES = [
     ),
     ({"q": Q.long()}, "q must be of a floating dtype but is torch.int64"),
     ({"where": torch.zeros(2, 5)}, "where must be of an integer dtype but is torch.float32"),
+    ({"where": torch.zeros(2, 5).byte()}, "where must be of a signed integer dtype but is torch.uint8"),
     ({"k": [1, 2]}, "k must be a Tensor (b s g d) but is a list"),
     ({"k": K.numpy()}, "k must be a Tensor (b s g d) but is a ndarray"),
 ]

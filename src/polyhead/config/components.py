@@ -44,6 +44,10 @@ class Position(Checked):
 
     usual: ClassVar[bool] = False  # a file must give the "kind"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_heir(self, Position, POSITIONS, "bias", "rotate", "vectors")
+
 
 @dataclass(frozen=True)
 class Rotary(Position):
@@ -102,6 +106,10 @@ class FeedForward(Checked):
 
     usual: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_heir(self, FeedForward, FEEDFORWARDS, "module")
+
 
 @dataclass(frozen=True)
 class Mlp(FeedForward):
@@ -147,6 +155,15 @@ class Experts(FeedForward):
 
 
 FEEDFORWARDS: tuple[type[FeedForward], ...] = (Mlp, Swiglu, Experts)
+
+
+def _check_heir(part: Checked, base: type, ours: tuple[type, ...], *methods: str) -> None:
+    """Raise ValueError for a user's method in a class that inherits from one of ours: it would never be called."""
+    parent = next((known.__name__ for known in ours if isinstance(part, known)), None)
+    method = next((name for name in methods if hasattr(part, name)), None)
+    if parent is not None and method is not None:
+        who, wanted = type(part).__name__, f"ph.{base.__name__}"
+        raise ValueError(f"{who}: a class with a method {method} must inherit from {wanted} but inherits from {parent}")
 
 
 @dataclass(frozen=True)

@@ -232,7 +232,8 @@ def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict
     pattern = ranked[0]
     if not _is_dtype(array, pattern):
         hint = ", True where attention is allowed," if name == "mask" else ""
-        raise ValueError(f"{who}: {name} must be {_kind(pattern)}{hint} but is {array.dtype}")
+        kind = _kind(pattern).replace("an integer", "a signed integer" if "uint" in str(array.dtype) else "an integer")
+        raise ValueError(f"{who}: {name} must be {kind}{hint} but is {array.dtype}")
     for dim, size in zip(pattern.dims, shape[len(shape) - len(pattern.dims) :], strict=True):
         letter = dim.lstrip("#")
         if (dim[0] == "#" and size == 1) or letter in ("_", "*"):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from refusals import refused
@@ -9,7 +10,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.layers.cache import Cache
-from polyhead.models.generate.tokens import generate, greedy
+from polyhead.models.generate.tokens import generate, greedy, stops_of
 
 BASE = ph.TransformerConfig(
     ph.Tokens(12), ph.Logits(12), dim=16, layers=2, heads=[ph.Softmax(2), ph.Hyla(2)], max_length=16, causal=True
@@ -108,6 +109,18 @@ def test_tokens_that_the_model_does_not_know_stop_nothing():
     wanted = [row[: row.index(stop)] if stop in row else row for row in said]
     assert generate(model, start, steps=6, temperature=0.0, stop=(99, stop)) == wanted
     assert torch.equal(greedy(model, start, steps=3, stop=-1), greedy(model, start, steps=3))
+
+
+def test_a_stop_may_come_from_an_array_and_anything_else_is_one_line():
+    for stop, wanted in (
+        (None, ()), (3, (3,)), (np.int64(3), (3,)), (torch.tensor(3), (3,)), ((3, 4), (3, 4)),
+        (np.array([3, 4]), (3, 4)), (torch.tensor([3]), (3,)), ({4}, (4,)),
+    ):  # fmt: skip
+        assert stops_of("generate", stop) == wanted
+    for wrong in ("a", 1.5, [3, None]):
+        refused(
+            lambda wrong=wrong: stops_of("greedy", wrong), "greedy: stop must be a token or a list of tokens but is"
+        )
 
 
 @pytest.mark.parametrize("place", ["blocks.1", "blocks.0.attention.out", "outputs"])

@@ -125,6 +125,9 @@ class MultiHeadAttention(nnx.Module):
             keep = jax.random.bernoulli(rngs.dropout(), 1.0 - self.dropout, shape) / (1.0 - self.dropout)
             keep = keep.astype(x.dtype)
         keys = positions if context is None else None
+        reach = max(t if positions is None else 0, s if keys is None else 0)  # of those that are counted
+        if self.rotary is not None and reach > self.max_length:
+            raise ValueError(f"{WHO}: {reach} positions but max_length is {self.max_length}")
         bias = self._bias(bias, t, s, positions, keys, x.dtype)
         mask, window = self._limits(mask, t, s, positions, keys, self_attention=context is None)
         given = self._symbols(symbols, source, keys)
@@ -157,8 +160,6 @@ class MultiHeadAttention(nnx.Module):
             raise ValueError(f"{WHO}: bias must be (b h t s) = {wanted} or (h t+s-1) = {offsets} but is {shape}")
         if keep is not None and (keep.ndim != 4 or keep.shape[2:] != wanted[2:] or not _broadcasts(keep.shape, wanted)):
             raise ValueError(f"{WHO}: keep must be (b|1 h|1 t s), here {wanted}, but is {tuple(keep.shape)}")
-        if self.rotary is not None and max(wanted[2:]) > self.max_length:
-            raise ValueError(f"{WHO}: {max(wanted[2:])} positions but max_length is {self.max_length}")
 
     def _project(self, x: Array, source: Array) -> list[Made]:
         """Each group's part of the joint projection."""
@@ -267,7 +268,7 @@ class MultiHeadAttention(nnx.Module):
 def _group(
     mechanism: config.Mechanism, dim: int, sizes: Sizes, draw: Initialiser, bias: bool, max_length: int
 ) -> Group:
-    if not isinstance(mechanism, tuple(CODES)):
+    if not isinstance(mechanism, tuple(CODES)) or hasattr(mechanism, "code"):  # a user's may inherit from one of ours
         raise ValueError(f"polyhead.jaxside: heads={type(mechanism).__name__}() exists in PyTorch only")
     if not isinstance(mechanism, config.SymbolHeads):
         return ValueHeads(mechanism, sizes, draw)

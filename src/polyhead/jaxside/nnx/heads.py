@@ -50,7 +50,8 @@ def code(self: "Group", x: AttentionCall) -> Array:
         raise ValueError(f"{who}: the code of its __call__ is not known: give the class a method `code` beside it")
     m = self.mechanism
     x = replace(x, v=None, keep=None, normalise=getattr(m, "normalise", x.normalise), act=getattr(m, "act", x.act))
-    return CODES[type(m)](jax.tree.map(jnp.asarray, x))
+    coder = next(coder for kind, coder in CODES.items() if isinstance(m, kind))
+    return coder(jax.tree.map(jnp.asarray, x))
 
 
 class ValueHeads(nnx.Module):

@@ -181,7 +181,7 @@ class Transformer(nnx.Module):
         if tail is not None and not 1 <= tail <= t:
             raise ValueError(f"{WHO}: tail must be 1 to {t} (the positions) but is {tail}")
         if self.positions is not None:
-            if t > self.config.max_length:
+            if positions is None and t > self.config.max_length:
                 raise ValueError(f"{WHO}: {t} positions but max_length is {self.config.max_length}")
             x = x + self.positions(jnp.arange(t)[None] if positions is None else positions).astype(x.dtype)
         embedded = x

@@ -5,8 +5,9 @@ computes only its own token.  Logits agree up to rounding and draws are the same
 the cache.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Bool, Int
@@ -81,7 +82,7 @@ def stream(
     check_model("generate", model, steps)
     if model.encoder is not None:
         raise ValueError("generate: the model has an encoder, so it wants a source: use greedy(model, start, source=)")
-    stops = (stop,) if isinstance(stop, int) else tuple(stop)
+    stops = stops_of("generate", stop)
     choice = SamplingOptions(float(temperature), top_k, None if top_p is None else float(top_p))
     padded = left_padded(prompts, model)
     check_length("generate", model.config, padded.tokens.shape[1], steps)
@@ -124,7 +125,7 @@ def greedy(
     check_length("greedy", model.config, start.shape[1], steps)
     with looking(model):
         encoded = None if source is None else model.encode(source, source_mask)
-    stops, likeliest = () if stop is None else (stop,), SamplingOptions(temperature=0.0)
+    stops, likeliest = stops_of("greedy", stop), SamplingOptions(temperature=0.0)
     loop = _steps(
         model,
         Padded(start),
@@ -136,6 +137,17 @@ def greedy(
         use_cache=use_cache,
     )
     return torch.cat([start, *(new[:, None].to(start.dtype) for new, _ in loop)], dim=1)
+
+
+def stops_of(who: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
+    """The tokens that end a sequence, as numbers.  Raises ValueError unless it is a token, tokens or None."""
+    given = (
+        () if stop is None else (stop,) if isinstance(stop, SupportsIndex) and not getattr(stop, "ndim", 0) else stop
+    )
+    try:
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise ValueError(f"{who}: stop must be a token or a list of tokens but is {stop!r:.60}") from None
 
 
 class Padded(NamedTuple):
