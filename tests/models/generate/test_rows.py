@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import zoo
@@ -117,7 +118,8 @@ def test_the_longest_context_is_max_length(changes):
     """A model of max_length 24 reads 24 tokens and says one more."""
     model = make(replace(BASE, **changes))
     assert len(generate(model, [[1] * 20], steps=5)[0]) == 5
-    for prompt, steps, advice in ((20, 6, "at most 5 steps"), (25, 1, "a prompt of at most 24 tokens")):
+    prompts = [(25, 1, "a prompt of at most 24 tokens"), (25, 6, "a prompt of at most 19 tokens")]
+    for prompt, steps, advice in [(20, 6, "at most 5 steps"), *prompts]:
         call = functools.partial(generate, model, [[1], [1] * prompt], steps=steps)
         refused(call, rf"{prompt} tokens and {steps} steps .* of 24 \(max_length\): give {advice}")
 
@@ -134,6 +136,18 @@ def test_mistakes_are_one_line_before_the_first_step():
         (lambda: stream(make(replace(BASE, causal=False)), [[1]], steps=1), "a causal model between Tokens"),
     ):
         refused(call, f"^generate: {text}")
+
+
+@pytest.mark.compile  # run without annotation checks, as users have it
+def test_stops_that_are_no_tokens_are_one_line():
+    model = make(BASE)
+    for stop in (None, "x", ("\n",), 2.0):
+        refused(
+            lambda stop=stop: generate(model, [[1]], steps=1, stop=stop), "^generate: stop must be a token or tokens"
+        )
+    said = generate(model, [[1]], steps=3, stop=3, temperature=0)
+    for stop in (np.int64(3), torch.tensor(3), np.array([3])):
+        assert generate(model, [[1]], steps=3, stop=stop, temperature=0) == said
 
 
 @pytest.mark.compile  # run without annotation checks, as users have it

@@ -5,7 +5,7 @@ computes only its own token.  Logits agree up to rounding and draws are the same
 the cache.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -81,7 +81,7 @@ def stream(
     check_model("generate", model, steps)
     if model.encoder is not None:
         raise ValueError("generate: the model has an encoder, so it wants a source: use greedy(model, start, source=)")
-    stops = (stop,) if isinstance(stop, int) else tuple(stop)
+    stops = _stop_tokens(stop)
     choice = SamplingOptions(float(temperature), top_k, None if top_p is None else float(top_p))
     padded = left_padded(prompts, model)
     check_length("generate", model.config, padded.tokens.shape[1], steps)
@@ -182,6 +182,15 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     return Padded(tokens, real, (real.cumsum(1) - 1).clamp(min=0))
 
 
+def _stop_tokens(stop: int | Sequence[int]) -> tuple[int, ...]:
+    """`stop` as a tuple; raises ValueError for texts and None."""
+    given = stop.tolist() if isinstance(stop, Tensor) else stop
+    tokens = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(hasattr(token, "__index__") for token in tokens):
+        raise ValueError(f"generate: stop must be a token or tokens, as 0 or (0, 5), but {stop!r} came")
+    return tokens
+
+
 def _steps(
     model: Transformer,
     seen: Padded,
@@ -255,7 +264,8 @@ def check_length(who: str, settings: config.TransformerConfig, prompt: int, step
     most = reach(settings)
     if most is None or prompt + steps - 1 <= most:
         return
-    advice = f"at most {most - prompt + 1} steps" if prompt <= most else f"a prompt of at most {most} tokens"
+    longest = max(1, most - steps + 1)  # a longer prompt leaves no room for `steps`
+    advice = f"at most {most - prompt + 1} steps" if prompt <= most else f"a prompt of at most {longest} tokens"
     raise ValueError(
         f"{who}: {prompt} tokens and {steps} steps more go beyond the model's context of {most} (max_length): "
         f"give {advice}"
