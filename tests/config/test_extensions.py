@@ -67,6 +67,24 @@ def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path, monke
     assert not list(tmp_path.glob("*.damaged*"))
 
 
+def test_the_environment_brings_recipes_and_tasks(theirs, tmp_path, monkeypatch):
+    lines = "import polyhead as ph", "from parity_heads import recipes, task"
+    lines += "ph.register(recipes.parity_hyla)", "ph.register(task.Parity)"
+    (tmp_path / "brought.py").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "brought", None)  # so that it is forgotten afterwards
+    del sys.modules["brought"]
+    assert "parity-hyla" not in extensions.added("recipes")
+    monkeypatch.setenv("POLYHEAD_IMPORT", "brought")
+    assert extensions.added("tasks") == {"Parity": theirs.task.Parity}
+    assert "parity-hyla" in extensions.added("recipes")
+
+
+def test_a_split_that_a_task_lacks_is_refused(theirs):
+    with pytest.raises(ValueError, match=r"^Parity: unknown split 'test' \(choose from train, "):
+        theirs.task.Parity().batch("test", 2, seed=0, step=0)
+
+
 def test_a_file_imports_nothing(tmp_path, monkeypatch):
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

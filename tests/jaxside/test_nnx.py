@@ -161,7 +161,6 @@ def test_positions_are_numbers_of_any_integer_type(positions):
 
 
 @pytest.mark.usefixtures("quick_draws")
-@pytest.mark.usefixtures("quick_draws")
 def test_given_positions_count_where_there_are_more_rows_than_positions():
     x, where = drawn(1, 6, 8), np.array([[0, 1, 2, 0, 1, 2]])
     apart = np.kron(np.eye(2, dtype=bool), np.ones((3, 3), bool))
@@ -180,6 +179,7 @@ def test_given_positions_count_where_there_are_more_rows_than_positions():
         model(x)
 
 
+@pytest.mark.usefixtures("quick_draws")
 def test_one_array_of_symbols_is_that_of_all_groups():
     """It was read as a list of tables by offset, one for each sample."""
     layer = nnx.MultiHeadAttention(DIM, [ph.Softmax(2), ph.Relational(2)], own_symbols=False)

@@ -73,7 +73,9 @@ def _sort(added: Callable[..., object]) -> str:
 
 
 def added(sort: str) -> dict[str, object]:
-    """All extensions of a sort, by name: registered ones, and entry points of installed packages."""
+    """All extensions of a sort, by name: registered ones, also by modules of POLYHEAD_IMPORT, and entry points of
+    installed packages."""
+    _bring_asked()
     return {**{point.name: _load(point) for point in _points(sort)}, **_ADDED[sort]}
 
 
@@ -93,6 +95,10 @@ def bring(modules: Iterable[str], asked: str = "--import") -> None:
             raise ValueError(f"{asked} {module}: {error}") from error
 
 
+def _bring_asked() -> None:
+    bring(filter(None, os.environ.get(ASKED, "").split(",")), ASKED)
+
+
 def kind_of(thing: object) -> str:
     """The name of a class in files: its name alone, or "module:Class" for a class outside this package."""
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
@@ -104,7 +110,7 @@ def find(kind: str, where: str) -> type:
     """The class of the name "module:Class".  Raises UnknownKind unless its module is imported or it is an entry
     point."""
     module, _, name = kind.partition(":")
-    bring(filter(None, os.environ.get(ASKED, "").split(",")), ASKED)
+    _bring_asked()
     for point in (point for sort in GROUPS for point in _points(sort)):
         if point.value.replace(" ", "").partition("[")[0] == kind:
             _load(point)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from polyhead.config.components import Classes, Input, Output
 from polyhead.config.serial import Checked
 from polyhead.config.words import Words
+from polyhead.spec.shapes import one_of
 
 
 def stream(seed: int, name: str, step: int = 0) -> int:
@@ -207,7 +208,8 @@ class Task(Checked, abc.ABC):
         return Batch.stack([self.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds])
 
     def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
-        """The random generator of batch number `step` of `split`."""
+        """The random generator of batch number `step` of `split`.  Raises ValueError for a split that it lacks."""
         import torch
 
+        one_of(type(self).__name__, "split", split, self.splits)
         return torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))

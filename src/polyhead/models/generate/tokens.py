@@ -141,11 +141,9 @@ def greedy(
 
 def stops_of(who: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
     """The tokens that end a sequence, as numbers.  Raises ValueError unless it is a token, tokens or None."""
-    given = (
-        () if stop is None else (stop,) if isinstance(stop, SupportsIndex) and not getattr(stop, "ndim", 0) else stop
-    )
+    given = () if stop is None else stop if isinstance(stop, Iterable) and getattr(stop, "ndim", 1) else (stop,)
     try:
-        return tuple(map(operator.index, given))
+        return tuple(map(operator.index, given))  # type: ignore[arg-type]  # an array without dimensions is one token
     except TypeError:
         raise ValueError(f"{who}: stop must be a token or a list of tokens but is {stop!r:.60}") from None
 
@@ -267,7 +265,8 @@ def check_length(who: str, settings: config.TransformerConfig, prompt: int, step
     most = reach(settings)
     if most is None or prompt + steps - 1 <= most:
         return
-    advice = f"at most {most - prompt + 1} steps" if prompt <= most else f"a prompt of at most {most} tokens"
+    longest = max(1, most - steps + 1)  # a longer prompt leaves no room for `steps`
+    advice = f"at most {most - prompt + 1} steps" if prompt <= most else f"a prompt of at most {longest} tokens"
     raise ValueError(
         f"{who}: {prompt} tokens and {steps} steps more go beyond the model's context of {most} (max_length): "
         f"give {advice}"
