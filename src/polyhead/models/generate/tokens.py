@@ -141,7 +141,7 @@ def greedy(
 
 def stops_of(who: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
     """The tokens that end a sequence, as numbers.  Raises ValueError unless it is a token, tokens or None."""
-    given = () if stop is None else stop if isinstance(stop, Iterable) and getattr(stop, "ndim", 1) else (stop,)
+    given = () if stop is None else stop if isinstance(stop, Iterable) and getattr(stop, "ndim", True) else (stop,)
     try:
         return tuple(map(operator.index, given))  # type: ignore[arg-type]  # an array without dimensions is one token
     except TypeError:
