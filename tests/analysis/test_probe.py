@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import itertools
 import pathlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -226,6 +227,35 @@ def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() ->
         query_codes(model, RAVEN, "iid", 4, pairs="last_rwo")
     with refusing("query_codes: sequences must be at least 1 but is 0"):
         query_codes(model, TASK, "iid", 0)
+
+
+class Viewed(FuzzyLogic):
+    """Its inputs are a view of a stored table; its longest sequences have no padding."""
+
+    table: ClassVar[torch.Tensor] = torch.rand(4, 8, 4)
+    real: ClassVar[list[int]] = [8, 8, 8, 8]
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> ph.Batch:
+        batch = super().sample(split, batch_size, generator)
+        mask = torch.arange(8) < torch.tensor(self.real)[:, None]
+        return dataclasses.replace(batch, inputs=self.table, mask=mask)
+
+
+def test_another_query_leaves_the_memory_of_a_task_alone() -> None:
+    task, model = Viewed(variables=3, terms=2, length=8), ph.Transformer(small_run(None).model)
+    before = task.table.clone()
+    _, batch = query_codes(model, task, "iid", 4, query=torch.zeros(4))
+    assert batch.inputs[:, -1].eq(0).all()
+    assert torch.equal(task.table, before)
+
+
+def test_padding_has_no_code_to_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of a masked key is 0, so a probe would read the length of the sequence from it."""
+    task, model = Viewed(variables=3, terms=2, length=8), ph.Transformer(small_run(None).model)
+    monkeypatch.setattr(Viewed, "real", [8, 3, 8, 7])
+    with refusing("query_codes: tokens of pairs must be real, but 2 of 4 sequences are shorter"):
+        query_codes(model, task, "iid", 4)
+    query_codes(model, task, "iid", 4, pairs=[(0, 2), (-6, 1)])
 
 
 def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:

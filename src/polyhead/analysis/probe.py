@@ -13,7 +13,7 @@ the most frequent class, and scores lower.
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,8 @@ def query_codes(
 
     `pairs`: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
     `query`: one token (c,) or () that replaces the last one of every sequence; the targets stay those of the old token.
-    Raises ValueError for a query of another shape, or of floats where tokens are integers.
+    Raises ValueError for a query of another shape, or of floats where tokens are integers, and for pairs of padding,
+    which have no code.
     Fields of the task change the sequences: `replace(task, inputs="fixed_context")`, `replace(task, permuted=False)`.
 
     >>> layers, batch = query_codes(model, task, "compositional", 1000)
@@ -135,10 +136,13 @@ def query_codes(
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
     i, j = [query for query, _ in pairs], [key for _, key in pairs]
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
+    if hidden := sum(_padded(batch, i, j) for batch in batches):
+        raise ValueError(
+            f"query_codes: tokens of pairs must be real, but {hidden} of {sequences} sequences are shorter"
+        )
     if query is not None:
         _check_token(query, batches[0].inputs[:, -1])
-        for batch in batches:
-            batch.inputs[:, -1] = query
+        batches = [_asked(batch, query) for batch in batches]
     found = [[codes(taps, i, j).flatten(1) for taps in capture(model, batch)] for batch in batches]
     return [as_array(torch.cat(layer)) for layer in zip(*found, strict=True)], Batch.cat(batches)
 
@@ -271,6 +275,18 @@ def clusters(
 def _chosen(index: Index, n: int) -> Array:
     chosen = index if isinstance(index, slice) or len(index) else slice(0)  # NumPy takes [] for floats
     return np.arange(n)[chosen if isinstance(chosen, slice) else as_array(chosen)]
+
+
+def _padded(batch: Batch, i: list[int], j: list[int]) -> int:
+    """The number of sequences with padding among the queries `i` and keys `j`."""
+    return 0 if batch.mask is None else int((~batch.mask[:, [*i, *j]]).any(1).sum())
+
+
+def _asked(batch: Batch, query: Tensor) -> Batch:
+    """The batch with another last token.  Its inputs are copied, as its targets may be views of the same memory."""
+    inputs = batch.inputs.clone(memory_format=torch.contiguous_format)
+    inputs[:, -1] = query
+    return replace(batch, inputs=inputs)
 
 
 def _check_token(query: Tensor, tokens: Tensor) -> None:
