@@ -239,6 +239,7 @@ def test_edges_of_packed_sequences_are_read(who, edges):
     with refusing(f"{who}: cu_seqlens must begin with 0, not decrease and end by t = 4 but is {list(edges)}"):
         called(given)
     torch.func.vmap(called)(given[None])
+    torch._dynamo.reset()
     torch.compile(called, backend="eager", fullgraph=True)(given)
     for fine in ([0, 0, 4], [0, 2], [0], []):
         called(torch.tensor(fine, dtype=torch.int32))

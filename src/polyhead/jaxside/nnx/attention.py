@@ -125,15 +125,10 @@ class MultiHeadAttention(nnx.Module):
             keep = jax.random.bernoulli(rngs.dropout(), 1.0 - self.dropout, shape) / (1.0 - self.dropout)
             keep = keep.astype(x.dtype)
         keys = positions if context is None else None
-        reach = max(t if positions is None else 0, s if keys is None else 0)  # of those that are counted
-        if self.rotary is not None and reach > self.max_length:
-            raise ValueError(f"{WHO}: {reach} positions but max_length is {self.max_length}")
+        where = self._where(positions, keys, t, s, context is not None)
         bias = self._bias(bias, t, s, positions, keys, x.dtype)
         mask, window = self._limits(mask, t, s, positions, keys, self_attention=context is None)
         given = self._symbols(symbols, source, keys)
-        where = (positions, keys)
-        if positions is None and context is not None and self.causal:  # the last query is the last key
-            where = (max(0, s - t) + jnp.arange(t)[None], max(0, t - s) + jnp.arange(s)[None])
         outputs, codes = [], []
         made: AttentionCall | None = None
         last = list(accumulate(size.heads for size in self.sizes))
@@ -145,6 +140,17 @@ class MultiHeadAttention(nnx.Module):
                 codes.append(group.code(own))
         y = self.out(jnp.concatenate(outputs, -1))
         return (y, jnp.concatenate(codes, 1)) if return_code else y
+
+    def _where(
+        self, positions: Array | None, keys: Array | None, t: int, s: int, crossed: bool
+    ) -> tuple[Array | None, Array | None]:
+        """The positions of queries and keys; None for 0, 1, ..."""
+        reach = max(t if positions is None else 0, s if keys is None else 0)  # of those that are counted
+        if self.rotary is not None and reach > self.max_length:
+            raise ValueError(f"{WHO}: {reach} positions but max_length is {self.max_length}")
+        if positions is None and crossed and self.causal:  # the last query is the last key
+            return max(0, s - t) + jnp.arange(t)[None], max(0, t - s) + jnp.arange(s)[None]
+        return positions, keys
 
     def _check(self, x: Array, source: Array, mask: Array | None, bias: Array | None, keep: Array | None) -> None:
         for name, array in (("x (b t m)", x), ("context (b s m)", source)):
