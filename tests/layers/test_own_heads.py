@@ -99,6 +99,12 @@ def test_an_unknown_promise_is_one_line():
     refused(lambda: ph.testing.check(ph.Softmax(2), "causal"), line)
 
 
+@pytest.mark.compile  # run without annotation checks, as users have it
+@pytest.mark.parametrize("given", ["softmax:4", ph.Softmax, [ph.Softmax(4)]], ids=str)
+def test_anything_but_a_mechanism_is_one_line(given):
+    refused(lambda: ph.testing.check(given), r"^testing\.check: a mechanism such as Softmax\(4\) was wanted but ")
+
+
 def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine):
     task = ph.tasks.FuzzyLogic(length=6)
     config = ph.TransformerConfig(*task.ends, dim=16, heads=(cosine(2, sharpness=3.0), ph.Softmax(2)), init="cs336")

@@ -29,7 +29,9 @@ WIDTH, TOKENS = 4, 6
 
 def check(mechanism: Mechanism, *promises: str) -> None:
     """Raise AssertionError unless heads of `mechanism` keep the named promises, or all of `PROMISES` if none is
-    named; ValueError for an unknown promise."""
+    named; ValueError for an unknown promise, and for anything but a mechanism."""
+    if not isinstance(mechanism, Mechanism):
+        raise ValueError(f"testing.check: a mechanism such as Softmax(4) was wanted but {mechanism!r:.60} came")
     for name in promises:
         one_of("testing.check", "promise", name, PROMISES)
     for name in promises or PROMISES:
