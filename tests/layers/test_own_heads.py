@@ -31,7 +31,7 @@ def cosine(monkeypatch):
         del sys.modules[name]
 
 
-RUN = [name for name in ph.testing.PROMISES if name != "export"]  # types are not checked while sizes are symbols
+RUN = [name for name in ph.testing.PROMISES if name != "export"]  # annotation checks cannot read its symbolic sizes
 
 
 def test_it_keeps_every_promise(cosine):

@@ -21,8 +21,8 @@ Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t
 
 Packed = Int32[Tensor, "_"]
 """Sequences packed into one sample: sequence n has the rows from cu_seqlens[n] up to, not including, cu_seqlens[n +
-1].  They begin with 0 and do not decrease, which is checked on the CPU alone.  Rows behind the last one form one more
-sequence."""
+1].  The entries begin with 0 and do not decrease.  Only eager code on the CPU checks it.  Rows behind the last edge
+form one more sequence."""
 
 Keep = Float[Tensor, "#b #h t s"]
 """Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""

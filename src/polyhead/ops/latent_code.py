@@ -264,8 +264,8 @@ def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
 
 
 def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Tensor | None) -> None:
-    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read on the CPU alone, as eager code does:
-    elsewhere that would synchronise the device."""
+    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read in eager code on the CPU alone: a GPU
+    would have to be waited for."""
     check_window(who, window)
     if cu_seqlens is None:
         return

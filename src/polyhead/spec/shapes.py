@@ -76,7 +76,7 @@ def check_heads(who: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def check_packed(who: str, edges: Sequence[int], t: int) -> None:
-    """Raise ValueError unless `edges` can be those of sequences packed into t rows; the lengths of sequences cannot."""
+    """Raise ValueError unless `edges` begin with 0, do not decrease and end by t, as lengths in their place do not."""
     ends = [0, *edges, t]
     if edges and (edges[0] != 0 or any(map(operator.gt, ends, ends[1:]))):
         came = f"{', '.join(map(str, edges[:6]))}{', ...' if len(edges) > 6 else ''}"
