@@ -138,7 +138,7 @@ def limits(found):
     part = f"{100 * fuzzy['steps'] / PAPER_STEPS:.0f} % of its training"
     return textwrap.fill(
         f"This is one seed, one task, heads of width 2 as in HYLA's paper and {part}. [docs/results](docs/results/) "
-        "has more, and softmax of width 8, close to HYLA over four splits. "
+        "has more, and softmax of width 8, close to HYLA over five splits. "
         'The other half asks: "is a shape between two of its kind?" On unseen shapes '
         f"dual attention (one softmax head, one that compares) is right in {told(dual)}, CoRelNet, which only "
         f"compares, in {told(corelnet)}, softmax in {told(softmax)}; on known shapes in {', '.join(known)}. Chance is "
