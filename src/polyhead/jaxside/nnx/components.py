@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead.jaxside import norms
-from polyhead.jaxside.call import Array
+from polyhead.jaxside.call import Array, scaled
 from polyhead.jaxside.latent_code import act as activation
 from polyhead.spec import NORMS
 from polyhead.spec.numbers import TRUNCATION, swiglu_width
@@ -163,4 +163,4 @@ def dropped(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array:
     if rngs is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), 0)
+    return jnp.where(keep, scaled(x, 1.0 / (1.0 - rate)), 0)
