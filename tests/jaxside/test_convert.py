@@ -103,6 +103,30 @@ def test_what_is_tied_stays_tied():
     np.testing.assert_array_equal(model.inputs.table.weight[...], state["outputs.table.weight"])
 
 
+def test_a_model_without_arrays_is_filled():
+    """`nnx.eval_shape` makes one without drawing parameters that a state replaces."""
+    settings = ph.TransformerConfig(ph.Tokens(5), ph.Logits(5, tied=True), dim=8, layers=1, heads=ph.Softmax(2))
+    state = {name: tensor.numpy() for name, tensor in ph.Transformer(settings).state_dict().items()}
+    model = convert.to_flax(state, flax.nnx.eval_shape(lambda: nnx.Transformer(settings)))
+    back = convert.from_flax(model)
+    assert all(np.array_equal(back[name], state[name]) for name in state)
+    assert model.outputs.table.weight is model.inputs.table.weight
+
+
+def test_layers_of_a_block_are_built_alone():
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 6)
+    rngs = flax.nnx.Rngs(0)
+    for theirs, layer in (
+        (ph.MlpLayer(6), nnx.MlpLayer(6, rngs=rngs)),
+        (ph.SwigluLayer(6), nnx.SwigluLayer(6, rngs=rngs)),
+        (ph.LayerNorm(6), nnx.Norm(6)),
+        (ph.RMSNorm(6), nnx.Norm(6, kind="rms")),
+    ):
+        convert.to_flax({name: tensor.numpy() for name, tensor in theirs.state_dict().items()}, layer)
+        np.testing.assert_allclose(layer(x), theirs(torch.tensor(x)).detach().numpy(), rtol=0, atol=2e-6)
+    assert nnx.MlpLayer(6, dtype=jnp.bfloat16).up.bias.dtype == jnp.bfloat16
+
+
 def test_states_that_do_not_fit_are_one_line():
     layer = nnx.MultiHeadAttention(8, ph.Softmax(2))
     state = convert.from_flax(layer)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from polyhead import config
+from polyhead.jaxside.call import Array
 from polyhead.jaxside.nnx.attention import MultiHeadAttention
 from polyhead.jaxside.nnx.heads import ValueHeads
 from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
@@ -48,7 +49,7 @@ def named(module: Any, prefix: str = "") -> Iterator[tuple[str, nnx.Variable]]:
 
 
 def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
-    """Copy the parameters of the same PyTorch model into `model`, and return it.
+    """Copy the parameters of the same PyTorch model into `model`, which may be one of `nnx.eval_shape`, and return it.
 
     `source`: its state dict as arrays, `{name: x.numpy() for name, x in model.state_dict().items()}`, or a safetensors
     file: the checkpoint of a run (`runs/a/checkpoint.safetensors`) or of a state dict alone.  A tied parameter may be
@@ -75,9 +76,15 @@ def to_flax(source: Mapping[str, Any] | str | pathlib.Path, model: Any) -> Any:
         first = firsts.setdefault(id(variable), name)
         if first != name and not np.array_equal(arrays[first], arrays[name], equal_nan=True):
             raise ValueError(f"to_flax: {where} has another {name!r} than {first!r}, to which the model ties it")
+    # A model of nnx.eval_shape holds no arrays that could be written into.
+    nnx.update(model, jax.tree.map(_array, nnx.state(model)))
     for name, variable in held.items():
         variable[...] = jnp.array(arrays[name], variable.dtype)
     return model
+
+
+def _array(x: Array | jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(x.shape, x.dtype, device=x.sharding) if isinstance(x, jax.ShapeDtypeStruct) else x
 
 
 def from_flax(model: Any) -> State:

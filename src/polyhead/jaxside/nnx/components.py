@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from polyhead.jaxside import norms
-from polyhead.jaxside.call import Array
+from polyhead.jaxside.call import Array, scaled
 from polyhead.jaxside.latent_code import act as activation
 from polyhead.spec import NORMS
 from polyhead.spec.numbers import TRUNCATION, swiglu_width
@@ -64,6 +64,11 @@ class Initialiser:
         return nnx.Param(jnp.full(size, value, self.dtype))
 
 
+def drawn_by(rngs: nnx.Rngs | Initialiser | None, dtype: Any) -> Initialiser:
+    """The initialiser of a layer that a user builds; parts of a model are given that of the model."""
+    return rngs if isinstance(rngs, Initialiser) else Initialiser(rngs, dtype=dtype)
+
+
 class Identity(nnx.Module):
     """Returns its input."""
 
@@ -90,14 +95,22 @@ class Linear(nnx.Module):
 
 @named
 class Norm(nnx.Module):
-    """LayerNorm, or RMSNorm, which has no bias."""
+    """LayerNorm, or RMSNorm, which has no bias; `kind` is "layer" or "rms"."""
 
     bias: nnx.Param | None
 
     def __init__(
-        self, dim: int, draw: Initialiser, *, kind: str = "layer", eps: float = 1e-5, bias: bool = True
+        self,
+        dim: int,
+        rngs: nnx.Rngs | Initialiser | None = None,
+        *,
+        kind: str = "layer",
+        eps: float = 1e-5,
+        bias: bool = True,
+        dtype: Any = jnp.float32,
     ) -> None:
         check_number("Norm", "eps", eps, 0)
+        draw = drawn_by(rngs, dtype)
         self.kind, self.eps = one_of("norm", "kind", kind, NORMS), eps
         self.weight = draw.full(1.0, dim)
         self.bias = draw.full(0.0, dim) if bias and kind == "layer" else None
@@ -135,9 +148,16 @@ class MlpLayer(nnx.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
     def __init__(
-        self, dim: int, hidden: int | None, draw: Initialiser, *, act: str = "gelu", bias: bool = True
+        self,
+        dim: int,
+        hidden: int | None = None,
+        rngs: nnx.Rngs | Initialiser | None = None,
+        *,
+        act: str = "gelu",
+        bias: bool = True,
+        dtype: Any = jnp.float32,
     ) -> None:
-        hidden = 4 * dim if hidden is None else hidden
+        hidden, draw = 4 * dim if hidden is None else hidden, drawn_by(rngs, dtype)
         self.act = act
         self.up, self.down = Linear(dim, hidden, draw, bias=bias), Linear(hidden, dim, draw, bias=bias)
 
@@ -149,8 +169,16 @@ class MlpLayer(nnx.Module):
 class SwigluLayer(nnx.Module):
     """`W2 (silu(W1 x) * W3 x)`; `hidden` defaults to `swiglu_width(dim)`."""
 
-    def __init__(self, dim: int, hidden: int | None, draw: Initialiser, *, bias: bool = False) -> None:
-        hidden = swiglu_width(dim) if hidden is None else hidden
+    def __init__(
+        self,
+        dim: int,
+        hidden: int | None = None,
+        rngs: nnx.Rngs | Initialiser | None = None,
+        *,
+        bias: bool = False,
+        dtype: Any = jnp.float32,
+    ) -> None:
+        hidden, draw = swiglu_width(dim) if hidden is None else hidden, drawn_by(rngs, dtype)
         self.w1, self.w3 = (Linear(dim, hidden, draw, bias=bias) for _ in range(2))
         self.w2 = Linear(hidden, dim, draw, bias=bias)
 
@@ -163,4 +191,4 @@ def dropped(x: Array, rate: float, rngs: nnx.Rngs | None) -> Array:
     if rngs is None or rate == 0.0:
         return x
     keep = jax.random.bernoulli(rngs.dropout(), 1.0 - rate, x.shape)
-    return jnp.where(keep, x / (1.0 - rate), 0)
+    return jnp.where(keep, scaled(x, 1.0 / (1.0 - rate)), 0)
