@@ -26,7 +26,7 @@ AGAIN = (
 @pytest.mark.parametrize("figure", AGAIN)
 def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, monkeypatch):
     """Claims with their parts, rows and numbers of real runs.  Without floors, which take minutes."""
-    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences: {})
+    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences, seed: {})
     for kind in ("lines", "results"):
         monkeypatch.setattr(figures, kind, lambda content, path, **_: path.write_text("</svg>"))
     before = json.loads((RESULTS / figure / "results.json").read_text())
@@ -51,7 +51,7 @@ def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, m
 def test_training_losses_are_kept_and_drawn_again(tmp_path, monkeypatch):
     """Fig. A3 D.  With a floor of 0, as its last claim needs one."""
     floor = Score(0.0, 0.0, 1)
-    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences: {"gaussian_process": floor})
+    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences, seed: {"gaussian_process": floor})
     monkeypatch.setattr(figures, "lines", lambda content, path, **_: path.write_text("</svg>"))
     redraw(RESULTS / "fig-a3", tmp_path)
     before, after = (json.loads((place / "results.json").read_text()) for place in (RESULTS / "fig-a3", tmp_path))

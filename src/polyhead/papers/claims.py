@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from polyhead.papers.estimates import LEVEL, Estimate
 from polyhead.spec.lazy import own_names
+from polyhead.spec.numbers import holm
 
 __dir__ = own_names(__name__, "EQUAL", "FAILS", "HOLDS", "NO_TEST", "OPEN", "SEEDS", "WITHIN")
 
@@ -161,20 +162,6 @@ def judged(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
         for n, (i, j) in enumerate(places):
             parts[i][j] = replace(parts[i][j], up=up[n], down=down[n])
     return tuple(replace(verdict, parts=tuple(own)) for verdict, own in zip(verdicts, parts, strict=True))
-
-
-def holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for multiple tests by Holm: of n, the smallest times n, the next times n - 1 and so on, made
-    non-decreasing.
-
-    >>> holm([0.04, 0.01])
-    [0.04, 0.02]
-    """
-    order, found, least = sorted(range(len(values)), key=values.__getitem__), [0.0] * len(values), 0.0
-    for rank, i in enumerate(order):
-        least = max(least, min(1.0, (len(values) - rank) * values[i]))
-        found[i] = least
-    return found
 
 
 def all_of(outcomes: Iterable[str]) -> str:

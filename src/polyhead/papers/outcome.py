@@ -56,10 +56,12 @@ def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
 def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
     """Floors and ceiling on `split` of the tasks of `runs`, which differ only in the split's seed.
 
-    Each is a mean over the splits, with values by seed if every seed has its own split.
+    Each is a mean over the splits, with values by seed if every seed has its own split.  A split has sequences of its
+    own, too: on common ones the sampling errors would be common, and not fall with their number as the mean's does.
     """
     tasks = dict.fromkeys((run.seed, run.task) for run in runs if hasattr(run.task, "floors"))
-    tables = {task: _floors(task, split, FLOOR_SEQUENCES) for _, task in tasks}
+    each = dict.fromkeys(task for _, task in tasks)
+    tables = {task: _floors(task, split, FLOOR_SEQUENCES, stream) for stream, task in enumerate(each)}
     found: Levels = {}
     for name in next(iter(tables.values()), {}):
         score = Score.over([table[name] for table in tables.values()])
@@ -72,8 +74,8 @@ def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
 
 
 @functools.lru_cache(maxsize=512)
-def _floors(task: Any, split: str, sequences: int) -> Mapping[str, Score]:
-    found: Mapping[str, Score] = task.floors(split, sequences=sequences)
+def _floors(task: Any, split: str, sequences: int, seed: int) -> Mapping[str, Score]:
+    found: Mapping[str, Score] = task.floors(split, sequences=sequences, seed=seed)
     return found
 
 

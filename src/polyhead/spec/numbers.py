@@ -1,6 +1,10 @@
-"""Numbers that PyTorch and JAX modules share: ALiBi slopes, T5 buckets, widths, the tokens that balance relations."""
+"""Numbers that PyTorch and JAX modules share: ALiBi slopes, T5 buckets, widths, the tokens that balance relations.
+
+And Holm's correction, which reports and claims of papers share.
+"""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,3 +81,17 @@ def bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> NDArra
     """The buckets of the distances -reach ... reach; larger distances have the same buckets as the ends."""
     reach = max(buckets, max_distance)
     return relative_buckets(np.arange(-reach, reach + 1), buckets, max_distance, bidirectional)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values corrected for multiple tests by Holm: of n, the smallest times n, the next times n - 1 and so on, made
+    non-decreasing.
+
+    >>> holm([0.04, 0.01])
+    [0.04, 0.02]
+    """
+    order, found, least = sorted(range(len(values)), key=values.__getitem__), [0.0] * len(values), 0.0
+    for rank, i in enumerate(order):
+        least = max(least, min(1.0, (len(values) - rank) * values[i]))
+        found[i] = least
+    return found

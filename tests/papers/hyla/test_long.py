@@ -129,6 +129,7 @@ def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_seque
     assert rows["Softmax", "1"][3:5] == ("0.190", "0.200")
     assert {len(row) for row in found.rows} == {len(found.head)}
     assert "Runs: HYLA 1, Softmax 1." in found.pictures[0][1]
+    assert "different splits" not in found.pictures[0][1]
     assert {verdict.outcome for verdict in found.verdicts} == {NO_TEST}
     assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
 
@@ -163,6 +164,7 @@ def test_the_pilot_on_sraven_is_in_the_table_and_in_no_mean(study, tmp_path, mon
     assert {row[1] for row in both.rows} == {"0", "1", "2"}
     assert "Runs: HYLA 2, Softmax 1. A run that never reached a value" in both.pictures[0][1]
     assert "HYLA 1 at 0.80, HYLA 1 at 0.85, HYLA 1 at 0.90, HYLA 1 at 0.94. Floors" in both.pictures[0][1]
+    assert "seeds are of different splits" in both.pictures[0][1]
 
 
 def test_scores_at_the_end_are_beside_those_of_the_paper(study, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The text of a report: the ranking on unseen combinations, and its certainty.
 
-One mechanism "beats" another only if Welch's t-test with at least two seeds on each side gives p < 0.05.  Otherwise the
-report says "ahead, but the seeds do not settle it", or with single seeds "ahead in these runs".
+One mechanism "beats" another only if Welch's t-test with at least two seeds on each side gives p < 0.05, corrected by
+Holm over all rivals of the best.  Otherwise the report says "ahead, but the seeds do not settle it", or with single
+seeds "ahead in these runs".
 """
 
 import math
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from polyhead.config import Task
 from polyhead.config.words import Floor, Parts
 from polyhead.pages.report.runs import Entry, SeedGroup, Summary, Table, headline
+from polyhead.spec.numbers import holm
 from polyhead.spec.optional import optional
 
 METRICS = {"r2": "R²", "accuracy": "accuracy", "mse": "mean squared error"}
@@ -107,13 +109,19 @@ def p_value(a: Summary, b: Summary) -> float | None:
     return float(2 * student.sf(abs(a.mean - b.mean) / math.sqrt(va + vb), freedom))
 
 
+def p_values(order: Sequence[Scored]) -> list[float | None]:
+    """Of the best against each rival, corrected by Holm: among eight equal mechanisms one would often "beat" another."""
+    found = [p_value(order[0][1], other) for _, other in order[1:]]
+    tested = iter(holm([p for p in found if p is not None]))
+    return [p if p is None else next(tested) for p in found]
+
+
 def compared(order: Sequence[Scored]) -> tuple[list[str], list[str], list[str]]:
     """The rivals of the best: significantly worse, not significantly different, and untested (a side has one seed)."""
     beaten: list[str] = []
     close: list[str] = []
     single: list[str] = []
-    for group, other in order[1:]:
-        p = p_value(order[0][1], other)
+    for (group, _), p in zip(order[1:], p_values(order), strict=True):
         (single if p is None else beaten if p < 0.05 else close).append(group.label)
     return beaten, close, single
 
@@ -247,12 +255,14 @@ def _certainty(order: Sequence[Scored]) -> list[str]:
         return ["One seed: another may differ."] if order[0][1].n == 1 else []
     best, score = order[0]
     lines = []
-    for group, other in order[1:]:
-        if (p := p_value(score, other)) is not None and score.mean == other.mean:
+    found = p_values(order)
+    several = " after Holm" * (sum(p is not None for p in found) > 1)
+    for (group, other), p in zip(order[1:], found, strict=True):
+        if p is not None and score.mean == other.mean:
             lines.append(f"{best.label} and {group.label} have the same mean.")
         elif p is not None:
             sure = p < 0.05
-            apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)})"
+            apart = f"by {number(abs(score.mean - other.mean))} (Welch's t-test over seeds, {_p(p)}{several})"
             told = f"{best.label} {'beats' if sure else 'is ahead of'} {group.label} {apart}"
             lines.append(f"{told}{'' if sure else ': too little to be sure of'}.")
     if compared(order)[2]:

@@ -327,18 +327,21 @@ def unequal(found: Sequence[SeedGroup]) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------- floors and ceiling
 def baselines(found: Sequence[SeedGroup], splits: Sequence[str], *, sequences: int, progress: Progress) -> Table:
-    """Floors and ceiling of the task, averaged over the runs' seeds of the split; {} for a task without floors."""
+    """Floors and ceiling of the task, averaged over the runs' seeds of the split; {} for a task without floors.
+
+    Each split has sequences of its own, so that `Score.over` may take their errors as independent.
+    """
     tasks = list(dict.fromkeys(entry.run.task for group in found for entry in group.entries))
     table: Table = {}
     asked = max(100, sequences // len(tasks))
     for split in splits:
         scores: dict[str, list[Score]] = {}
-        for task in tasks:
+        for seed, task in enumerate(tasks):
             measure = getattr(task, "floors", None)
             if measure is None:
                 return {}
             progress(f"floors and ceiling, {split}")
-            for name, score in measure(split, sequences=asked).items():
+            for name, score in measure(split, sequences=asked, seed=seed).items():
                 scores.setdefault(name, []).append(score)
         count = sum(min(asked, asked if (held := task.count(split)) is None else held) for task in tasks)
         for name, each in scores.items():

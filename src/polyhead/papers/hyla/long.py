@@ -285,7 +285,9 @@ def _beside_paper(
     return ((stem, caption),)
 
 
-def _caption(points: Iterable[FinishedRun], word: str, skills: Mapping[str, Mapping[float, Collection[float]]]) -> str:
+def _caption(
+    points: Collection[FinishedRun], word: str, skills: Mapping[str, Mapping[float, Collection[float]]]
+) -> str:
     """What is drawn, of how many runs; `skills`: the scores of a model's runs at each level of the right panel."""
     count = Counter(NAMES[_model(point)] for point in points)
     runs = ", ".join(f"{label} {n}" for label, n in count.items())
@@ -295,11 +297,15 @@ def _caption(points: Iterable[FinishedRun], word: str, skills: Mapping[str, Mapp
     less = "A run that never reached a value, or had it from its first score on, has no point there. Points: "
     less += f"{', '.join(fewer)}. "
     one = " With one seed, a difference between two models may be one between two trainings."
+    seeds = {label: {point.run.seed for point in points if NAMES[_model(point)] == label} for label in count}
+    unlike = any(own != set().union(*seeds.values()) for own in seeds.values())
+    other = " Lines of different seeds are of different splits: compare such models seed by seed in the table."
     return (
         f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
         f"on known ones first reaches the value below. Runs: {runs}. "
         + less * bool(fewer)
         + "Floors and ceiling are of the same splits."
+        + other * unlike
         + one * (min(count.values()) == 1)
     )
 
