@@ -155,6 +155,12 @@ def test_a_seed_that_failed_is_no_unfinished_run(tmp_path: pathlib.Path) -> None
     assert "resume" in text.verdict(grouped([made[1]]), {})[0]
 
 
+def test_rows_left_out_of_a_model_that_comes_along_are_not_lost() -> None:
+    (entry,) = runs.read(["fuzzy-hyla"])
+    assert entry.notes == ()
+    assert len(entry.curve("eval", "r2", "compositional")[0]) == 20
+
+
 def test_a_difference_is_tested_by_welch() -> None:
     a, b = (0.5, 0.7, 0.6), (0.2, 0.4)
     wanted = ttest_ind(a, b, equal_var=False).pvalue
