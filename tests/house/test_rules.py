@@ -179,7 +179,7 @@ def test_files_keep_the_rules_and_others_are_short_too():
     assert not [broken for path in some(set(EVERYTHING) - set(FILES)) for broken in too_long(path)]
 
 
-ALLOWED = {"Any": 559, "splats": 0, "** arguments": 74}
+ALLOWED = {"Any": 554, "splats": 0, "** arguments": 74}
 """These may only go down: lower a number when yours is lower."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
@@ -60,7 +61,7 @@ class MultiHeadAttention(nnx.Module):
         own_symbols: bool = True,
         init: str = "cs336",
         rngs: nnx.Rngs | None = None,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         check_rate(WHO, dropout)
         one_of(WHO, "init", init, PRESETS)
@@ -238,7 +239,7 @@ class MultiHeadAttention(nnx.Module):
         return rope(rows, positions[..., None], theta=float(self.rotary.theta), layout=self.rotary.layout)
 
     def _bias(
-        self, bias: Array | None, t: int, s: int, queries: Array | None, keys: Array | None, dtype: Any
+        self, bias: Array | None, t: int, s: int, queries: Array | None, keys: Array | None, dtype: DTypeLike
     ) -> Array | None:
         """The sum of the given bias and the position bias; by offset unless one of them is dense."""
         if self.relative is None:

@@ -5,11 +5,11 @@ MlpLayer(x) = W_down act(W_up x)          SwigluLayer(x) = W2 (silu(W1 x) * W3 x
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from polyhead.jaxside import norms
 from polyhead.jaxside.call import Array, scaled
@@ -26,7 +26,7 @@ class Fixed(nnx.Variable):
 class Initialiser:
     """Initial parameters by a preset, "cs336" or "hyla", from a stream of random keys."""
 
-    def __init__(self, rngs: nnx.Rngs | None, preset: str = "cs336", dtype: Any = jnp.float32) -> None:
+    def __init__(self, rngs: nnx.Rngs | None, preset: str = "cs336", dtype: DTypeLike = jnp.float32) -> None:
         self.rngs, self.preset, self.dtype = nnx.Rngs(0) if rngs is None else rngs, preset, dtype
 
     def _cut(self, shape: Sequence[int], std: float, most: float) -> Array:
@@ -64,7 +64,7 @@ class Initialiser:
         return nnx.Param(jnp.full(size, value, self.dtype))
 
 
-def drawn_by(rngs: nnx.Rngs | Initialiser | None, dtype: Any) -> Initialiser:
+def drawn_by(rngs: nnx.Rngs | Initialiser | None, dtype: DTypeLike) -> Initialiser:
     """The initialiser of a layer that a user builds; parts of a model are given that of the model."""
     return rngs if isinstance(rngs, Initialiser) else Initialiser(rngs, dtype=dtype)
 
@@ -107,7 +107,7 @@ class Norm(nnx.Module):
         kind: str = "layer",
         eps: float = 1e-5,
         bias: bool = True,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         check_number("Norm", "eps", eps, 0)
         draw = drawn_by(rngs, dtype)
@@ -155,7 +155,7 @@ class MlpLayer(nnx.Module):
         *,
         act: str = "gelu",
         bias: bool = True,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         hidden, draw = 4 * dim if hidden is None else hidden, drawn_by(rngs, dtype)
         self.act = act
@@ -176,7 +176,7 @@ class SwigluLayer(nnx.Module):
         rngs: nnx.Rngs | Initialiser | None = None,
         *,
         bias: bool = False,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         hidden, draw = swiglu_width(dim) if hidden is None else hidden, drawn_by(rngs, dtype)
         self.w1, self.w3 = (Linear(dim, hidden, draw, bias=bias) for _ in range(2))

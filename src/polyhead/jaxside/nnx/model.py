@@ -10,6 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 from polyhead import config
 from polyhead.jaxside.call import Array, scaled
@@ -46,7 +47,7 @@ class TransformerBlock(nnx.Module):
         norm_eps: float = 1e-5,
         norm_order: str = "pre",
         dropout: float = 0.0,
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> None:
         self.pre = one_of("TransformerBlock", "norm_order", norm_order, NORM_ORDERS) == "pre"
         check_rate("TransformerBlock", dropout)
@@ -138,7 +139,7 @@ class Transformer(nnx.Module):
     """
 
     def __init__(
-        self, settings: config.TransformerConfig, *, rngs: nnx.Rngs | None = None, dtype: Any = jnp.float32
+        self, settings: config.TransformerConfig, *, rngs: nnx.Rngs | None = None, dtype: DTypeLike = jnp.float32
     ) -> None:
         config.warn_if_blind(settings)
         check(settings)

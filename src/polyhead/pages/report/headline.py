@@ -110,7 +110,7 @@ def p_value(a: Summary, b: Summary) -> float | None:
 
 
 def p_values(order: Sequence[Scored]) -> list[float | None]:
-    """Of the best against each rival, corrected by Holm: among eight equal mechanisms one would often "beat" another."""
+    """Of the best against each rival, corrected by Holm: among eight equal mechanisms one often "beats" another."""
     found = [p_value(order[0][1], other) for _, other in order[1:]]
     tested = iter(holm([p for p in found if p is not None]))
     return [p if p is None else next(tested) for p in found]
