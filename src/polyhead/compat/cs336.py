@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polyhead import ops
 from polyhead.compat.foreign import check_functions, uncompiled
 from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
 from polyhead.ops.norms import rms_norm

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from polyhead.compat.foreign import check_functions, uncompiled
 from polyhead.config import Softmax
-from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.device import Device
 from polyhead.layers.heads.groups import SoftmaxHeads
 from polyhead.spec.haiku_tree import Params, State, check, state_of, tree_of
 from polyhead.spec.lazy import own_names

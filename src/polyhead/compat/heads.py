@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import unread
 from polyhead.config.mechanisms import check_shared
-from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import drawn_keep, no_script
+from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import asked, attended, compiled, is_own
 from polyhead.layers.heads.groups import SymbolGroup, build
 from polyhead.layers.projection import Rows, by_offset

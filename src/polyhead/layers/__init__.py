@@ -5,12 +5,10 @@ Of the configurations only those of heads, positions and sources of symbols are 
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from polyhead.spec.lazy import lazy
 
-Device = torch.device | str | None
-"""The type of every module's argument `device`; None is torch's default device."""
+if TYPE_CHECKING:
+    from polyhead.layers import attention, block, cache, feedforward, heads, norms, positions, symbols, taps, testing
 
 __all__ = ["attention", "block", "cache", "feedforward", "heads", "norms", "positions", "symbols", "taps", "testing"]
 

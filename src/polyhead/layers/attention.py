@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
-from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.call import LayerCall, LayerLimits, call_of, check, drawn_keep, no_script, symbols_of
+from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
 from polyhead.layers.norms import LayerNorm

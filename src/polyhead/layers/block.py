@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache, whole
+from polyhead.layers.device import Device
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed

@@ -7,8 +7,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
+from polyhead.layers.device import Device
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import AttentionCall
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.own import OwnFeedForward
 from polyhead.layers.projection import plain
 from polyhead.ops.latent_code import act as activation, wide

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.ops.norms import layer_norm, rms_norm
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number, named

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead.config import FeedForward, Position
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.projection import distances
 from polyhead.ops.rope import check_range
 

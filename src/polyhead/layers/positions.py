@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.projection import distances
 from polyhead.ops.latent_code import at_least_float32, sequence_of

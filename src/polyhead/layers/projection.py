@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.config.sizes import Sizes
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 
 Rows = dict[str, Tensor]
 """A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e)."""

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config.mechanisms import check_source
-from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
+from polyhead.layers.device import Device
 from polyhead.layers.positions import places_in, starts_in
 from polyhead.ops.rope import check_range
 from polyhead.spec.lazy import own_names

@@ -6,9 +6,9 @@ import torch
 
 from polyhead import config
 from polyhead.config import TransformerConfig
-from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock
+from polyhead.layers.device import Device
 from polyhead.layers.feedforward import build_feedforward
 from polyhead.layers.own import way_of
 from polyhead.models.inputs_outputs import are_own

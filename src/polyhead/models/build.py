@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from polyhead.config import AbstractorConfig, CoRelNetConfig, Model, PrediNetConfig, TransformerConfig
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.models.rivals.abstractor import AbstractorModel
 from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer

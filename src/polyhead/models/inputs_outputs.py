@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.config.components import POSITIONS
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnVectors, way_of
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from polyhead import config
 from polyhead.config import TransformerConfig
-from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
+from polyhead.layers.device import Device
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, build_symbols
 from polyhead.layers.taps import Taps
 

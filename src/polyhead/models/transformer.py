@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.config.components import narrower
-from polyhead.layers import Device
 from polyhead.layers.block import build_norm
 from polyhead.layers.cache import Cache, LayerCache, whole
+from polyhead.layers.device import Device
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.positions import leave_meta, places_in
 from polyhead.layers.projection import computes, hooked

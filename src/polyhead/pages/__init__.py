@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING
 
 from polyhead.spec.lazy import lazy
 
+if TYPE_CHECKING:
+    from polyhead.pages import explore, report
+
 __all__ = ["explore", "report"]
 
 if not TYPE_CHECKING:

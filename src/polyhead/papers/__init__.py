@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from polyhead.spec.lazy import lazy
 
+if TYPE_CHECKING:
+    from polyhead.papers import demo, dual, hyla, language, recipes, reproduce, study
+
 __all__ = ["demo", "dual", "hyla", "language", "recipes", "reproduce", "study"]
 
 if not TYPE_CHECKING:

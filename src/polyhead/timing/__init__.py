@@ -4,6 +4,9 @@ from typing import TYPE_CHECKING
 
 from polyhead.spec.lazy import lazy
 
+if TYPE_CHECKING:
+    from polyhead.timing import measure, options, sides
+
 __all__ = ["measure", "options", "sides"]
 
 if not TYPE_CHECKING:

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from polyhead import config
 from polyhead.compat.foreign import check_mask, limits, shown, unread
 from polyhead.compat.heads import Heads, OurHeads, added
-from polyhead.layers import Device
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.call import LayerLimits
+from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import coder
 from polyhead.layers.projection import Rows, cut, widths_of
 from polyhead.ops.call import AttentionCall

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyhead import config, ops, spec
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.config.sizes import Sizes, sizes
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyhead.config import Mechanism
 from polyhead.config.sizes import Sizes
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.config.sizes import Sizes
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.ops.latent_code import relations as relate
 from polyhead.spec import RELATION_ACTS, RELATION_INIT

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead.config import Abstractor as RelationalCrossAttention, AbstractorConfig, Softmax
-from polyhead.layers import Device
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
+from polyhead.layers.device import Device
 from polyhead.layers.feedforward import MlpLayer
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.symbols import build_symbols

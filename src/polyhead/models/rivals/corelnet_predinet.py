@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead.config import CoRelNetConfig, Patches, PrediNetConfig
-from polyhead.layers import Device
+from polyhead.layers.device import Device
 from polyhead.layers.feedforward import MlpLayer
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input
