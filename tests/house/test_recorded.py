@@ -48,7 +48,7 @@ def test_a_choice_without_a_timing_is_noticed(words):
 
 
 # --------------------------------------------------------------------------------------------------------- public names
-PUBLIC = ("", ".ops", ".analysis", ".tasks", ".train")
+PUBLIC = ("", ".ops", ".analysis", ".tasks", ".train", ".scale.plan", ".scale.sweep", ".scale.tune")
 FROM_SOURCE = ("jaxside", "jaxside.nnx")
 """Doors whose names are read from the file: packages that they need may not be installed."""
 

@@ -179,7 +179,7 @@ def test_files_keep_the_rules_and_others_are_short_too():
     assert not [broken for path in some(set(EVERYTHING) - set(FILES)) for broken in too_long(path)]
 
 
-ALLOWED = {"Any": 554, "splats": 0, "** arguments": 74}
+ALLOWED = {"Any": 579, "splats": 0, "** arguments": 74}
 """These may only go down: lower a number when yours is lower."""
 
 
@@ -195,18 +195,20 @@ def test_the_house_in_numbers():
 
 def test_circles_splats_and_any_are_noticed(tmp_path):
     for name, text in {
-        "__init__": "",
+        "__init__": "if TYPE_CHECKING:\n    from p.e import lazy\n",
         "a": "def f():\n    from p import b\n",
         "b": "if TYPE_CHECKING:\n    from p.c import d\n",
-        "c": "import p.a\ndef g(x: Any) -> list[Any]: ...\ng(*(1, 2), **x)\n",
-        "d": "from p import c\n",
+        "c": "import p.a\ndef g(x: typing.Any) -> 'list[Any]': ...\ng(*(1, 2), **x)\n",
+        "d": "from typing import Any as A\nfrom p import c\nRow = dict[str, A]",
+        "e": "def g(): import_module('p.f')\n",
+        "f": "def h():\n    from p import lazy\n",
     }.items():
         (tmp_path / "p").mkdir(exist_ok=True)
         (tmp_path / "p" / f"{name}.py").write_text(text)
     trees = house.files(tmp_path / "p")
-    assert house.circles(house.imports(trees)) == [["p.a", "p.b", "p.c"]]
+    assert house.circles(house.imports(trees)) == [["p", "p.e", "p.f"], ["p.a", "p.b", "p.c"]]
     found = house.numbers(tmp_path / "p")
-    assert (found["longest chain"], found["Any"], found["splats"], found["at the root"]) == (2, 2, 1, 5)
+    assert (found["longest chain"], found["Any"], found["splats"], found["at the root"]) == (2, 3, 1, 7)
     assert found["** arguments"] == 1
     assert (found["a new mechanism"], found["a new figure"]) == (None, None)
 
@@ -222,7 +224,12 @@ from polyhead.tasks.sraven import ambiguity
 from polyhead.tasks import Sraven
 fits = isinstance(x, ph.tasks.Sraven)
 WORDS = {'sraven': 'rule'}
-kind = type(task).__name__ == 'Sraven'"""
+kind = type(task).__name__ == 'Sraven'
+import polyhead.tasks.sraven.task
+from polyhead.tasks.text import tokens, task
+importlib.import_module('polyhead.tasks.sraven.task')
+fits = isinstance(x, t.Sraven)
+minutes = {'sraven-hyla': 3}"""
 
 
 def test_no_task_is_known_beyond_its_folder_and_the_papers():

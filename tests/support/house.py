@@ -5,7 +5,7 @@ at the root         modules in the package's top folder
 folders             packages, without the root
 longest chain       of imports between first-level folders; a circle counts as one
 circles             of files that import each other, also inside functions and under TYPE_CHECKING
-Any                 in annotations
+Any                 in annotations, aliases, casts and bounds, by whatever name it was imported
 splats              calls with `*(a, b, ...)`, a literal tuple
 ** arguments        calls with `**values`, which type checkers cannot check
 a new task          the files it touches, without papers/: its own, and all others that name a task
@@ -18,9 +18,10 @@ a new figure        the files it touches: its own, all others that name a figure
 import ast
 import functools
 import pathlib
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 
 @functools.cache
@@ -42,14 +43,11 @@ def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
 def imports(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
     """File -> the files of the package it imports anywhere."""
     arrows: dict[str, set[str]] = defaultdict(set)
-    package = min(trees, key=len)
     for name, tree in trees.items():
-        if name == package:
-            continue
         for target in _targets(tree):
             while target not in trees and "." in target:
                 target = target.rpartition(".")[0]
-            if target not in (name, package) and target in trees:
+            if target != name and target in trees:
                 arrows[name].add(target)
     return arrows
 
@@ -60,6 +58,8 @@ def _targets(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (str(word.value) for word in node.args if isinstance(word, ast.Constant))
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
@@ -81,9 +81,10 @@ def _reached(arrows: Mapping[str, set[str]], node: str) -> set[str]:
 def rooms(arrows: Mapping[str, set[str]]) -> dict[str, set[str]]:
     """The same between folders (or files) of the first level."""
     between: dict[str, set[str]] = defaultdict(set)
-    for name, others in arrows.items():
-        here = name.split(".")[1]
-        between[here] |= {there for other in others if (there := other.split(".")[1]) != here}
+    parts = {name: [other.split(".")[1] for other in others if "." in other] for name, others in arrows.items()}
+    for name in parts:
+        if "." in name:  # the package itself is the door to all of them
+            between[name.split(".")[1]] |= {*parts[name]} - {name.split(".")[1]}
     return between
 
 
@@ -103,10 +104,16 @@ def chain(arrows: Mapping[str, set[str]]) -> int:
 
 
 def anys(tree: ast.Module) -> int:
-    """`Any` in annotations."""
-    marked = [node.annotation for node in nodes(tree) if isinstance(node, (ast.arg, ast.AnnAssign)) and node.annotation]
-    marked += [n.returns for n in nodes(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.returns]
-    return sum(isinstance(part, ast.Name) and part.id == "Any" for mark in marked for part in ast.walk(mark))
+    """Where `Any` is used: in an annotation, a string too, or under a name of its own (`Row = dict[str, Any]`)."""
+    renamed = (alias for node in nodes(tree) if isinstance(node, ast.ImportFrom) for alias in node.names)
+    names = {"Any"} | {alias.asname for alias in renamed if alias.name == "Any" and alias.asname}
+    return sum(_is_any(node, names) for node in nodes(tree))
+
+
+def _is_any(node: ast.AST, names: Set[str]) -> bool:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation, not prose
+        return re.fullmatch(r"[\w.]*\bAny|[\w.]+\[.*\bAny\b.*\]|.* \| Any|Any \| .*", node.value) is not None
+    return (isinstance(node, ast.Name) and node.id in names) or (isinstance(node, ast.Attribute) and node.attr == "Any")
 
 
 def splats(tree: ast.Module) -> int:
@@ -146,6 +153,8 @@ CODECS = "tasks.text.tokens"
 """Tokenizers, which everything that reads or writes text may use: the one file of a task that others may know."""
 ORDINARY = {"text", "images"}
 """Names of tasks that are ordinary words, which other strings may be."""
+LIBRARIES = {"Text", "Images", "Maths", "maths"}
+"""Words that other libraries and sentences have, too: alone in a string, or taken from `tasks`, they name a task."""
 
 
 BASES = {"Task", "Classification"}
@@ -166,31 +175,38 @@ def tasks(trees: Mapping[str, ast.Module]) -> dict[str, tuple[str, str]]:
 
 
 def known_tasks(trees: Mapping[str, ast.Module]) -> dict[str, dict[str, list[int]]]:
-    """Class of a task -> the files beyond its own that name it, with the lines: imports, its class, its name."""
+    """Class of a task -> the files beyond its own that name it, with the lines: imports, its class, and its name or its
+    class in strings (not in docstrings)."""
     known = tasks(trees)
     words = {word: kind for kind, (name, _) in known.items() for word in {kind, name} - ORDINARY}
     places = {place: kind for kind, (_, place) in known.items()}
     found: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for module, tree in trees.items():
+        prose = {id(node.value) for node in nodes(tree) if isinstance(node, ast.Expr)}
         for node in nodes(tree):
-            for kind in _named(node, known, words, places):
+            for kind in _named(node, words, places) if id(node) not in prose else ():
                 if not f"{module}.".startswith(f"{known[kind][1]}."):
                     found[kind][module].append(node.lineno)  # type: ignore[attr-defined]
     return found
 
 
-def _named(node: ast.AST, known: Mapping[str, object], words: Mapping[str, str], places: Mapping[str, str]) -> set[str]:
+def _named(node: ast.AST, words: Mapping[str, str], places: Mapping[str, str]) -> set[str]:
     """The classes of the tasks that a node names."""
-    if isinstance(node, ast.ImportFrom) and ".tasks" in f".{node.module}":
-        whole = [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        of = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        whole = [each for alias in node.names if CODECS not in (each := of + alias.name)]
         inside = {kind for place, kind in places.items() for each in whole if f"{each}.".startswith(f"{place}.")}
-        if any(CODECS in each for each in whole):
-            return set()
-        return inside | ({alias.name for alias in node.names} & known.keys())
+        named = (name.rpartition(".")[2] for name in whole if ".tasks." in name)
+        return inside | {words[each] for each in named if each in words}
     if isinstance(node, ast.Attribute):
-        return {node.attr} & known.keys() if ast.unparse(node.value).rpartition(".")[2] == "tasks" else set()
+        of_tasks = ast.unparse(node.value).rpartition(".")[2] == "tasks"
+        return {node.attr} & {*words.values()} if of_tasks or node.attr not in LIBRARIES else set()
+    if isinstance(node, ast.Name):
+        return {node.id} & {*words.values()} - LIBRARIES
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return {words[node.value]} if node.value in words else set()
+        return {
+            words[word] for word in {*re.findall(r"[A-Za-z_]+", node.value)} - LIBRARIES | {node.value} if word in words
+        }
     return set()
 
 

@@ -80,6 +80,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
+        """Whether the peak of memory is usable; True if that is unknown."""
         return self.usable is None or self.memory["total"] <= self.usable
 
     @property
