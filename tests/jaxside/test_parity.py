@@ -129,12 +129,12 @@ TILED = {
     "abstractor_attention": (2, 7),
     "pooled_attention": (3, 5),
 }
-"""Numbers of an op's cases: together all biases, masks and limits, and every softmax over keys."""
+"""Numbers of an op's cases: together all biases, masks and limits, and every softmax over keys.  (0,) for other ops."""
 
 
 @pytest.mark.thinned(3)
 @pytest.mark.usefixtures("small_tiles", "x64")
-@pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in TILED[op]])
+@pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in TILED.get(op, (0,))])
 def test_tiles_agree(op, n):
     case, variant = list(cases(op))[n]
     check(op, "blocked", case, n, variant)
