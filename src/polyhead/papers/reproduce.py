@@ -16,6 +16,7 @@ import torch
 
 from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import legal
+from polyhead.papers.dual.maths import on_files
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
@@ -119,7 +120,8 @@ def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, 
     """The same runs on the published files of relational games or mathematics in `folder`, in place of generated data.
 
     Splits without published files are not scored: mathematics has none of longer questions or larger numbers for its
-    five modules.  Raises ValueError for runs of other tasks, and if `folder` does not exist.
+    five modules, but longer questions in those it has, so its models read more characters.  Raises ValueError for runs
+    of other tasks, and if `folder` does not exist.
     """
     place = pathlib.Path(folder).expanduser().absolute()
     if not place.is_dir():
@@ -131,7 +133,8 @@ def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, 
             raise ValueError(f"reproduce: --published is for figures of relational games and maths, not of {task.name}")
         task = replace(task, data="original", folder=str(place))
         evaluated = tuple(split for split in run.train.evaluate if split in task.splits)
-        found.append(replace(run, task=task, train=replace(run.train, evaluate=evaluated)))
+        run = on_files(run, task) if isinstance(task, Maths) else replace(run, task=task)
+        found.append(replace(run, train=replace(run.train, evaluate=evaluated)))
     return tuple(found)
 
 

@@ -8,9 +8,12 @@ import pytest
 
 from polyhead.cli import dispatch as cli
 from polyhead.config import digest
+from polyhead.models.size import parameters
+from polyhead.papers.dual.models import DUAL
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.redraw import redraw
 from polyhead.papers.reproduce import FIGURES, on_published, reproduce
+from polyhead.train.checks import check
 
 
 def few(monkeypatch, figure, keep):
@@ -61,6 +64,21 @@ def test_mathematics_on_published_questions(trained, tmp_path, monkeypatch):
     assert "exact, interpolation" in found.head
     assert not {"exact, more parts", "exact, larger numbers"} & set(found.head)
     assert [verdict.claim for verdict in found.verdicts] == ["Dual attention is better than Softmax at differentiate"]
+
+
+@pytest.mark.parametrize("scale", ["small", "smoke"])
+def test_published_questions_are_longer_than_ours(scale, tmp_path):
+    write_maths(tmp_path)
+    with (tmp_path / "train-easy" / "calculus__differentiate.txt").open("a") as file:
+        file.write(f"{'x' * 160}\n{'1' * 30}\n")
+    runs = [run for run in STUDIES["maths"](scale) if "differentiate" in run.name and run.seed == 0]
+    there = on_published(runs, tmp_path)
+    sizes = [parameters(run.model) for run in there]
+    assert max(sizes) < 1.01 * min(sizes)
+    for run, other in zip(there, runs, strict=True):
+        check(run)  # the model reads all of the task's characters
+        assert run.task.batch("train", 4, seed=0, step=0).source.shape == (4, 160)
+        assert (DUAL.row_of(run), run.train.steps) == (DUAL.row_of(other), other.train.steps)
 
 
 def test_runs_on_published_files_are_other_runs_wherever_the_files_are(tmp_path):

@@ -4,6 +4,7 @@ import importlib.util
 import random
 import sys
 import textwrap
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -48,6 +49,18 @@ def numbers(task, split):
     pairs = task.texts(task.batch(split, 3000, seed=0, step=0))
     assert all(question == f"add {answer}?" for question, answer in pairs)
     return {int(answer) for _, answer in pairs}
+
+
+def test_tokens_of_many_questions_take_a_byte_each_on_the_way_too():
+    pairs = [("What is 2*x?", "-2")] * 5000
+    tracemalloc.start()
+    questions, answers = maths_text.tokens(pairs, (160, 30))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 5000 * 160 * 5, peak
+    assert questions.dtype == torch.uint8
+    torch.testing.assert_close(questions[7:9].long(), maths_text.encode(["What is 2*x?"] * 2, 160))
+    assert maths_text.decode(answers[:1].long()) == ["-2"]
 
 
 @pytest.mark.parametrize(

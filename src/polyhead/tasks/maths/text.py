@@ -51,9 +51,14 @@ Pair = tuple[str, str]
 
 def encode(texts: Sequence[str], width: int) -> Int[Tensor, "b t"]:
     """Tokens (n width) of printable ASCII texts of at most `width` characters, padded."""
+    return _small(texts, width).long()
+
+
+def _small(texts: Sequence[str], width: int) -> Tensor:
+    """`encode` in uint8: an eighth of the memory."""
     padded = b"".join([text.encode("ascii").ljust(width, b"\0") for text in texts])
-    codes = torch.from_numpy(np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width).astype(np.int64))
-    return (codes - FIRST).clamp(min=PAD)
+    codes = np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width)
+    return torch.from_numpy(np.maximum(codes, FIRST) - np.uint8(FIRST))  # 0, behind the end, becomes PAD
 
 
 def decode(tokens: Int[Tensor, "b t"]) -> list[str]:
@@ -213,4 +218,4 @@ def _package() -> Any:
 def tokens(pairs: Iterable[Pair], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Questions (n s) and answers (n t) as tokens (uint8): two million questions take 0.4 GB."""
     questions, answers = zip(*pairs, strict=True)
-    return encode(questions, sizes[0]).to(torch.uint8), encode(answers, sizes[1]).to(torch.uint8)
+    return _small(questions, sizes[0]), _small(answers, sizes[1])
