@@ -7,6 +7,7 @@ and judge its claims.
 import datetime
 import json
 import pathlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -186,7 +187,8 @@ def described(
         "title": known.title,
         "scale": scale,
         **asked,
-        "command": f"polyhead reproduce {figure} --scale {scale}" + "".join(f" --{k} {n}" for k, n in asked.items()),
+        "command": f"polyhead reproduce {figure} --scale {scale}"
+        + "".join(f" --{k} {shlex.quote(str(n))}" for k, n in asked.items()),
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "environment": environment(torch.device("cpu")),
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),

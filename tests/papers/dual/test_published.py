@@ -41,13 +41,13 @@ MATHS = ("maths-calculus__differentiate-dual-0", "maths-calculus__differentiate-
 
 
 def test_games_on_published_images(trained, tmp_path, monkeypatch, capsys):
-    (published := tmp_path / "files").mkdir()
+    (published := tmp_path / "my files").mkdir()
     write_games(published)
     few(monkeypatch, "games", GAMES)
     asked = ["games", "--scale", "smoke", "--seeds", "1", "--published", str(published), "--folder", str(tmp_path)]
     assert cli.main(["reproduce", *asked, "--device", "cpu"]) == 0
     about = json.loads((tmp_path / "games" / "results.json").read_text())
-    assert about["command"] == f"polyhead reproduce games --scale smoke --seeds 1 --published {published}"
+    assert about["command"] == f"polyhead reproduce games --scale smoke --seeds 1 --published '{published}'"
     assert {row["task"]["data"] for row in about["runs"]} == {"original"}
     assert len({row["fingerprint"] for row in about["runs"]}) == 1
     assert set(about["runs"][0]["scores"]) == {"validation", "iid", "novel_hexominoes", "novel_stripes"}

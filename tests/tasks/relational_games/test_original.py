@@ -1,6 +1,7 @@
 """The published images of relational games, in files of their layout."""
 
 import itertools
+import zipfile
 
 import numpy as np
 import pytest
@@ -68,6 +69,8 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         ({"images": images, "labels": labels[:9]}, "must hold images"),
         ({"images": images[:, :, :35], "labels": labels}, "must hold images"),
         ({"images": images, "labels": labels + 2}, "must hold labels 0 or 1"),
+        ({"images": images, "labels": labels.astype(complex)}, "must hold labels 0 or 1"),
+        ({"images": images, "labels": np.zeros(20, dtype=[("label", "i4")])}, "must hold labels 0 or 1"),
         ({"images": images.astype(int) - 1, "labels": labels}, "pixels of 0 to 255"),
         ({"images": images + np.nan, "labels": labels}, "pixels of 0 to 255"),
         ({"images": images + 0.5, "labels": labels}, "whole numbers"),
@@ -80,4 +83,8 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         refused(text)
     with path.open("wb") as file:
         np.save(file, images)
+    refused("no npz file of plain arrays")
+    with zipfile.ZipFile(path, "w") as file:
+        for name in ("images", "labels"):
+            file.writestr(f"{name}.npy", b"no array")
     refused("no npz file of plain arrays")

@@ -40,6 +40,8 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
             if absent:
                 raise ValueError(f"RelationalGames: {path} has no array {absent[0]!r}")
             images, labels = file["images"], file["labels"]
+            if not all(isinstance(array, np.ndarray) for array in (images, labels)):  # NumPy gives other files' bytes
+                raise ValueError
     except (TypeError, AttributeError):  # a single array has no names
         raise ValueError(f"RelationalGames: {path} is no npz file of plain arrays") from None
     except FileNotFoundError:
@@ -56,7 +58,7 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
             f"RelationalGames: {path} must hold images (n 36 36 3) and labels (n) but has {images.shape} and "
             f"{labels.shape}"
         )
-    known = images.dtype.kind in "biuf" and np.isin(labels, (0, 1)).all()
+    known = all(a.dtype.kind in "biuf" for a in (images, labels)) and np.isin(labels, (0, 1)).all()
     in_range = known and images.min() >= 0 and 1 < images.max() <= 255  # False for NaN, and for whites of 1
     pixels = images.astype(np.uint8) if in_range else None
     if pixels is None or not np.array_equal(pixels, images):  # pixels divided by 255 would all become black
