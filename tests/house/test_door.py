@@ -85,8 +85,12 @@ def test_a_public_module_lists_what_it_offers(door):
         "papers.figure",
         "scale.population.training",
         "scale.records",
+        "scale.sweep.engines",
+        "scale.sweep.engines.ray",
+        "scale.sweep.engines.slurm",
         "scale.sweep.jobs",
         "spec.shapes",
+        "tasks.text.tokens",
     ],
 )
 def test_a_module_of_the_api_pages_lists_no_imports(module):
