@@ -13,7 +13,8 @@ import tyro
 from polyhead.cli.mistakes import one_line
 
 Parsed = TypeVar("Parsed")
-RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="The run folder.")]
+RUN = "A run folder, or a trained model of `polyhead list models`."
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help=RUN)]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda or mps.")]
 Deterministic = Annotated[bool, tyro.conf.arg(help="Deterministic algorithms only.")]
 

@@ -60,8 +60,9 @@ class Eval:
     splits: tuple[str, ...] = ()
     """Default: all except train and validation."""
     batches: int | None = None
+    """Batches per split (default: the run's own)."""
     batch_size: int | None = None
-    """Batches per split, and sequences per batch (default: the run's own)."""
+    """Sequences per batch (default: the run's own)."""
     seed: int | None = None
     """Seed of the sequences (default: the run's own)."""
     device: Device = "auto"
@@ -129,7 +130,9 @@ class Report:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     """Run folders."""
     out: Path = Path("report.html")
+    """The page."""
     title: str | None = None
+    """Title of the page (default: its headline)."""
     static: Path | None = None
     """A folder for all figures as PNG and SVG files."""
 

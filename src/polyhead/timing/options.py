@@ -25,12 +25,15 @@ class Options:
     lengths: tuple[int, ...] = ()
     """Tokens (default: 256 to 2048 on a CPU, to 16384 on a GPU)."""
     batch: int = 1
+    """Sequences."""
     heads: int = 8
+    """Heads of the op."""
     dim: int = 64
     """Width of a head."""
     relations: int = 8
     """Relations of relational heads, each heads x dim / relations wide."""
     causal: bool = True
+    """Each query sees no later key."""
     window: int | None = None
     """Only keys less than this many positions away (stock attention has no window)."""
     dtype: str | None = None
