@@ -75,7 +75,7 @@ def test_the_reference_knows_the_token(model):
     assert row["purity"] is None
 
 
-@pytest.mark.parametrize("places", [(0, 4), (4, 16)])
+@pytest.mark.parametrize("places", [(0, 4), (4, 16), ()])
 def test_places_that_are_not_there(model, places):
     fit, held = windows()
     with refusing("probe_text: place"):

@@ -121,6 +121,8 @@ def _check(fit: Tensor, held: Tensor, places: Sequence[int], targets: Sequence[s
         one_of("probe_text", "target", target, TARGETS)
     for place in places:
         check_number("probe_text", "place", place, 1)
+    if len(places) == 0:  # may be an array
+        raise ValueError("probe_text: places must be tokens of a window, at least one, but are none")
     if max(places) >= min(fit.shape[1], held.shape[1]):
         raise ValueError(
             f"probe_text: places must be below {min(fit.shape[1], held.shape[1])} but one is {max(places)}"
