@@ -289,3 +289,7 @@ def test_the_page_on_codes_of_language_repeats_its_numbers():
         if measures[0] == "f1":
             assert f"token alone {shown(gained('token; trained', 'text', target))}" in " ".join(page.split()), target
     assert seen >= 60
+
+
+def test_the_folder_is_no_larger_than_promised():
+    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) <= 15e6
