@@ -91,6 +91,8 @@ def test_caches_and_padding_change_nothing(name):
         assert_close(batch, model(ids[1:, real]).logits, rtol=1e-9, atol=1e-9)
     found = model.generate(ids, attention_mask=mask, **GREEDY)
     assert torch.equal(found[1:, 7:], model.generate(ids[1:, real], **GREEDY)[:, 4:])
+    chunks = {"cache_implementation": "static", "prefill_chunk_size": 3}  # then the library builds the cache before
+    assert torch.equal(model.generate(ids, attention_mask=mask, **chunks, **GREEDY), found)
 
 
 def test_beams_keep_their_keys_of_relations():

@@ -217,6 +217,11 @@ class _HasHeads:
             if isinstance(getattr(attention, "polyhead", None), Heads):
                 attention.polyhead.begin(attention.v_proj, maps=True)
 
+    def _get_static_cache_init_shape(self) -> object:
+        """None with relational heads, whose keys are wider: the first keys then give a static cache its width."""
+        wider = any(hasattr(module, "polyhead_stream") for module in self.modules())  # type: ignore[attr-defined]
+        return None if wider else super()._get_static_cache_init_shape()  # type: ignore[misc]
+
 
 def _by_name(
     name: str, heads: Callable[..., Any], module: nn.Module, *tensors: Any, **options: Any
