@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 import zoo
 from refusals import refusing
 from tiny_transformers import hf
@@ -129,8 +130,6 @@ def test_the_cache():
     assert not sums.is_croppable  # although there are as many heads as tokens
     with refusing("PolyheadCache: crop takes minus the number of tokens to forget but 1 came"):
         cache.crop(1)
-    with refusing("PolyheadForCausalLM: its cache is its own, so cache_implementation must be None, not 'static'"):
-        generate(model, ids, cache_implementation="static")
     cache.reset()
     assert cache.get_seq_length() == 0
 
@@ -175,3 +174,18 @@ def test_a_mask_that_contradicts_the_cache():
                 model(ids[:, 5:], attention_mask=now, position_ids=where[:, 5:], **given)
             y = model(ids[:, 5:], attention_mask=before, position_ids=where[:, 5:], **given).logits
             assert_close(y, model(ids, attention_mask=before, position_ids=where).logits[:, 5:])
+
+
+def test_ways_of_decoding_that_need_another_cache_are_refused_at_once():
+    model, ids = make("softmax"), tokens(2, 4)
+    for options, line in (
+        ({"cache_implementation": "static"}, "its cache is its own, so cache_implementation must be None, not"),
+        ({"cache_implementation": "paged"}, "its cache is its own, so continuous batches cannot be: use generate"),
+        ({"past_key_values": ((ids, ids),)}, "past_key_values must be a PolyheadCache but is a tuple"),
+        ({"past_key_values": transformers.DynamicCache()}, "past_key_values must be a PolyheadCache but is a D"),
+        ({"assistant_early_exit": 1}, "it computes all its layers, so assistant_early_exit must be None, not 1"),
+    ):
+        with refusing(f"PolyheadForCausalLM: {line}"):
+            generate(model, ids[:1], **options)
+    with refusing("PolyheadForCausalLM: its cache is its own, so continuous batches cannot be"):
+        model.generate_batch([[1, 2]])

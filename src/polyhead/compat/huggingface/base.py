@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from polyhead.compat.huggingface.cache import PolyheadCache
+from polyhead.compat.huggingface.cache import PolyheadCache, own
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.config import Logits, Tokens, TransformerConfig
 from polyhead.config.components import narrower
@@ -172,9 +172,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             raise ValueError(f"{who}: input_ids (b t) or inputs_embeds (b t m) were wanted but {came} came")
         if use_cache and past_key_values is None:
             past_key_values = PolyheadCache(len(self.model.blocks))
-        if past_key_values is not None and not isinstance(past_key_values, PolyheadCache):
-            came = type(past_key_values).__name__
-            raise ValueError(f"{who}: past_key_values must be a PolyheadCache but is a {came}")
+        past_key_values = own(who, past_key_values)
         if others.get("cu_seq_lens_q") is not None and position_ids is None:
             raise ValueError(f"{who}: position_ids that restart in each sequence were wanted, not only cu_seq_lens_q")
         inputs = inputs_embeds if input_ids is None else input_ids

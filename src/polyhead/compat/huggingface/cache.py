@@ -24,6 +24,8 @@ class PolyheadCache(transformers.Cache):
     (2, 0)
     """
 
+    _is_user_defined = False  # the library's mark of a cache that the caller of `generate` gave
+
     def __init__(self, layers: int) -> None:
         super().__init__(layers=[])
         self.memory = Cache(layers)
@@ -99,3 +101,10 @@ class PolyheadCache(transformers.Cache):
 
 def _whole(name: Any, kept: Tensor, layer: LayerCache) -> bool:
     return not (isinstance(name, tuple) and name[-1] == "state") and kept.ndim > 1 and kept.shape[1] == layer.length
+
+
+def own(who: str, given: object) -> PolyheadCache | None:
+    """`past_key_values` as they were given.  Raises ValueError unless they are our cache or None."""
+    if given is not None and not isinstance(given, PolyheadCache):
+        raise ValueError(f"{who}: past_key_values must be a PolyheadCache but is a {type(given).__name__}")
+    return given

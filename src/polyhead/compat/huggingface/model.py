@@ -9,7 +9,7 @@ have our names after "model.".
 """
 
 import pathlib
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
 from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads, reads_tokens
-from polyhead.compat.huggingface.cache import PolyheadCache
+from polyhead.compat.huggingface.cache import PolyheadCache, own
 from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
@@ -142,13 +142,19 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
+        who, early = type(self).__name__, generation_config.assistant_early_exit
         if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            wanted = "its cache is its own, so cache_implementation must be None"
-            raise ValueError(f"PolyheadForCausalLM: {wanted}, not {kind!r}")
-        if (given := model_kwargs.get("past_key_values")) is not None:
+            raise ValueError(f"{who}: its cache is its own, so cache_implementation must be None, not {kind!r}")
+        if early is not None:
+            raise ValueError(f"{who}: it computes all its layers, so assistant_early_exit must be None, not {early!r}")
+        if (given := own(who, model_kwargs.get("past_key_values"))) is not None:
             given._is_user_defined = True
         elif generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = PolyheadCache(len(self.model.blocks))
+
+    def init_continuous_batching(self, *_: object, **__: object) -> NoReturn:
+        """Raises ValueError before any request is read: continuous batches need the library's paged cache."""
+        raise ValueError(f"{type(self).__name__}: its cache is its own, so continuous batches cannot be: use generate")
 
     def forward(
         self,
