@@ -82,7 +82,7 @@ def test_incomplete_folders(tmp_path):
     [
         ph.Relational(2, relations=8, symbols=ph.SymbolicAttention(count=5)),
         ph.Relational(2, relations=8, symbols=ph.RelativeSymbols()),
-        ph.Disentangled(2, symbols=ph.SymbolicAttention(count=5)),
+        ph.Disentangled(2, relation_dim=D // 4, symbols=ph.SymbolicAttention(count=5)),
     ],
     ids=repr,
 )
