@@ -227,7 +227,7 @@ MISTAKES = {
     "attn_mask or is_causal was wanted but both came": lambda: called(attn_mask=torch.ones(T, T), is_causal=True),
     "Attention: attn_mask must be boolean or floating but is": lambda: called(attn_mask=torch.ones(T, T).long()),
     "broadcast to (b h t s) = (2, 4, 6, 6) but is (6, 7)": lambda: called(attn_mask=torch.ones(T, T + 1)),
-    "Attention: attn_mask must broadcast to (b": lambda: called(attn_mask=torch.ones(1, B, HEADS, T, T)),
+    "Attention: attn_mask must broadcast to (b": lambda: called(attn_mask=torch.ones(1, 1, 1, T, T)),
     "Attention is one itself: use drop_in": lambda: replace(module()),
     "Sequential holds none: 1 are replaced already": lambda: replace(nn.Sequential(drop_in(module()))),
     "timm.models.swin_transformer.WindowAttention: of timm, replace takes Attention, Att": lambda: replace(WINDOW),
@@ -235,6 +235,7 @@ MISTAKES = {
     "Attention: its layers have options that ours lack: build the": lambda: replace(ELSEWHERE[0]),
     "Attention: set an attention processor, as examples/diffusers_processor": lambda: replace(ELSEWHERE[1]),
     "Attention: use polyhead.compat.huggingface.swap_heads": lambda: replace(ELSEWHERE[2]),
+    "was wanted but Sequential holds none": lambda: replace(foreign("mine", "Attention")),
 }
 
 

@@ -16,6 +16,7 @@ import polyhead as ph
 from polyhead import config
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import RotaryEmbedding
+from polyhead.models.initialise import initialise
 from polyhead.models.size import parameters
 
 BASE = ph.TransformerConfig(
@@ -111,7 +112,9 @@ def test_initialisation_presets():
         assert rows.abs().max().item() <= 2.0001 * 512**-0.5 / 0.8796
     assert block.attention.out.weight.std().item() == pytest.approx(128**-0.5, rel=0.03)
     assert block.attention.relative.table.std().item() == pytest.approx(64**-0.5, rel=0.15)
-    assert block.attention.groups[0].value_weight.std().item() == pytest.approx(16**-0.5, rel=0.1)
+    deep = block.attention.groups[0].value_weight
+    assert deep.std().item() == pytest.approx(16**-0.5, rel=0.1)
+    assert deep.abs().max().item() <= 2.0001 * 16**-0.5 / 0.8796
     assert hyla.inputs.table.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
     assert block.attention.qkv.bias.eq(0).all()
     course = build(replace(wide, init="cs336"), torch.float32)
@@ -119,6 +122,15 @@ def test_initialisation_presets():
     assert q.std().item() == pytest.approx((2 / (512 + 128)) ** 0.5 * 0.9866, rel=0.02)
     assert course.inputs.table.weight.abs().max() <= 3.0001
     assert course.inputs.table.weight.std().item() == pytest.approx(0.9866, rel=0.02)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_initialising_a_used_model_leaves_nothing_of_it(name):
+    model = build(MODELS[name])
+    for p in model.parameters():
+        p.data.fill_(7.0)
+    initialise(model, MODELS[name].init)
+    assert not [name for name, p in model.named_parameters() if p.eq(7).any()]
 
 
 def test_mistakes_are_one_line():

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from polyhead.cli import dispatch as cli, plan as cli_plan
-from polyhead.config import CoRelNetConfig, Hyla, Mlp, Relational, Run, Softmax, Train, TransformerConfig
+from polyhead.config import CoRelNetConfig, Hyla, Linear, Mlp, Relational, Run, Softmax, Train, TransformerConfig
 from polyhead.models.build import build
 from polyhead.models.size import parameters
 from polyhead.papers import demo
@@ -158,6 +158,11 @@ def test_on_a_card_kernels_keep_what_tiles_keep():
     assert impl(Hyla(32, dim=16, value_dim=1), "fp32") == "auto"
     assert impl(Relational(4, relation_act="relu"), "fp32") == "blocked"
     assert impl(Relational(4), "fp32") == "auto" == impl(Softmax(4), "bf16")
+    assert impl(Relational(4, impl="triton"), "fp32") == "blocked"
+    assert impl(Linear(4, impl="triton"), "fp32") == "chunked"
+    both = RUNS["encoder and decoder"].model
+    encoder = on_card(replace(both, encoder=replace(both.encoder, heads=Hyla(4))), "fp32").encoder
+    assert encoder.layer_heads(0)[0].impl == "blocked"
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ def parameters(folder):
 
 # ----------------------------------------------------------------------------------------------------------- arithmetic
 def test_the_loop_is_the_plain_loop(tiny, tmp_path):
-    """The same steps spelled out: batches, dropout, loss, schedule, the decay of matrices."""
-    config = tiny(tmp_path, steps=4, warmup=1, weight_decay=0.3, lr=1e-2)
+    """The same steps spelled out: batches, dropout, loss, clipping, schedule, the decay of matrices."""
+    config = tiny(tmp_path, steps=4, warmup=1, weight_decay=0.3, lr=1e-2, clip=20.0)
     run(config, progress=False)
     torch.manual_seed(ph.stream(7, "init"))
     model = ph.Transformer(config.model)
@@ -34,6 +34,7 @@ def test_the_loop_is_the_plain_loop(tiny, tmp_path):
         (matrices if p.ndim == 2 and "relative" not in name else others).append(p)
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
     optimiser, wanted = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8), []
+    norms = []
     for t, rate in enumerate([0.0, 1e-2, 5.5e-3, 1e-3]):
         torch.manual_seed(ph.stream(7, "dropout", t))
         batch = config.task.batch("train", 4, seed=7, step=t)
@@ -43,8 +44,11 @@ def test_the_loop_is_the_plain_loop(tiny, tmp_path):
             group["lr"] = rate
         optimiser.zero_grad()
         loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 20.0).item())
         optimiser.step()
     assert losses(tmp_path) == pytest.approx(wanted, rel=1e-5)
+    assert [row["grad_norm"] for row in rows(tmp_path, "train")] == pytest.approx(norms, rel=1e-4)
+    assert min(norms) < 20 < max(norms)
     stored = parameters(tmp_path)
     for name, p in model.named_parameters():
         if name.endswith("qkv.bias"):

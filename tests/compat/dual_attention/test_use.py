@@ -77,9 +77,18 @@ def test_incomplete_folders(tmp_path):
             dual_attention.from_folder(tmp_path)
 
 
-def test_a_model_of_ours_can_be_saved():
+@pytest.mark.parametrize(
+    "related",
+    [
+        ph.Relational(2, relations=8, symbols=ph.SymbolicAttention(count=5)),
+        ph.Relational(2, relations=8, symbols=ph.RelativeSymbols()),
+        ph.Disentangled(2, relation_dim=D // 4, symbols=ph.SymbolicAttention(count=5)),
+    ],
+    ids=repr,
+)
+def test_a_model_of_ours_can_be_saved(related):
     """With our defaults as far as the package has them; the output projection is made block-diagonal here."""
-    heads = [ph.Softmax(2), ph.Relational(2, relations=8, symbols=ph.SymbolicAttention(count=5))]
+    heads = [ph.Softmax(2), related]
     how = {"feedforward": ph.Mlp(act="relu", bias=False), "positions": ph.Learned(), "max_length": 12, "causal": True}
     ends = ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)
     torch.manual_seed(0)
