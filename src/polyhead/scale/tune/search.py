@@ -184,7 +184,6 @@ class _Study:
     def propose(self, number: int | None = None) -> Any:
         """The next trial; or the trial `number` again, whose proposal may be incomplete."""
         n = self.count() if number is None else number
-        self._draw_from("tune", n)
         if number is None:
             trial = self.study.ask()
         else:
