@@ -158,7 +158,8 @@ def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """Scores (b h t s) with their bias in at least float32, and the mask: the inputs of a softmax over keys."""
     exact = jnp.promote_types(x.q.dtype, jnp.float32)
     k = share(x.k, x.q.shape[2])
-    inner = jnp.einsum("b t h d, b s h d -> b h t s", scaled(x.q, x.factor), k, preferred_element_type=exact)
+    # Not the queries times a factor: in half precision they would be rounded, see ops/latent_code.py.
+    inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q, k, preferred_element_type=exact) * x.factor
     bias, look = finite_bias(x)
     return inner if bias is None else inner + bias, look
 

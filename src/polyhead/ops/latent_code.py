@@ -181,8 +181,12 @@ def shown(x: AttentionCall) -> Tensor | None:
 
 
 def products(x: AttentionCall) -> Tensor:
-    """(b h t s) scores without the bias."""
-    return einsum(x.q * x.factor, share(x.k, x.q.shape[2]), "b t h d, b s h d -> b h t s")
+    """(b h t s) scores without the bias; those of bfloat16 are in float32."""
+    # Queries times a factor would be rounded once more, and rms over few heads amplifies that where all scores are near
+    # 0.  In float16 products without the factor may overflow.
+    q, factor = (x.q, x.factor) if x.q.dtype == torch.bfloat16 else (x.q * x.factor, 1.0)
+    scores = einsum(q, share(x.k, x.q.shape[2]), "b t h d, b s h d -> b h t s")
+    return wide(scores) * factor if q is x.q else scores
 
 
 def hides(bias: Tensor) -> Tensor | None:
@@ -309,9 +313,8 @@ def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) 
 
 def code(x: AttentionCall) -> Tensor:
     """The code (b h t s) of a call: its scores, normalised by `x.normalise`."""
-    scores = products(x)
-    biased, look = with_bias(scores, x.bias, allowed(x))
-    return normalised(biased, x.normalise, look).to(scores.dtype)
+    biased, look = with_bias(products(x), x.bias, allowed(x))
+    return normalised(biased, x.normalise, look).to(x.q.dtype)
 
 
 @shaped
