@@ -210,8 +210,8 @@ def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple
 
 
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:
-    """Apply dropout to the normalised code."""
-    return code if keep is None else code * keep.to(code.dtype)
+    """Apply dropout to the normalised code; bfloat16 would round 1 / (1 - 0.1) by 0.16 %, for all pairs alike."""
+    return code if keep is None else (wide(code) * keep.to(at_least_float32(code.dtype))).to(code.dtype)
 
 
 def by_offset(code: Tensor) -> Tensor:
