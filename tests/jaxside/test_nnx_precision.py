@@ -84,3 +84,8 @@ def test_dropout_keeps_the_mean_in_bfloat16(monkeypatch):
     x = jnp.linspace(1, 2, 129).astype(jnp.bfloat16)
     kept = components.dropped(x, 0.1, flax.nnx.Rngs(0)).astype(jnp.float32)
     assert abs(float((kept * 0.9 / x.astype(jnp.float32)).mean()) - 1) < 5e-4
+    graph, state = flax.nnx.split(nnx.MultiHeadAttention(32, ph.Softmax(2), dropout=0.1))
+    layer = flax.nnx.merge(graph, jax.tree.map(lambda p: in_precision(p, "bfloat16"), state))
+    x = jax.random.normal(jax.random.key(0), (4, 64, 32), "bfloat16")
+    kept, plain = (layer(x, rngs=rngs).astype(jnp.float32) for rngs in (flax.nnx.Rngs(0), None))
+    assert abs(float((kept * plain).sum() / jnp.square(plain).sum()) * 0.9 - 1) < 5e-4

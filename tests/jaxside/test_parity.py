@@ -286,3 +286,11 @@ def test_a_mean_over_keys_is_finite_where_their_sum_is_not(network):
     q, k = jnp.ones((1, 1, 2, 4), "float16"), jnp.ones((1, 4096, 2, 4), "float16")
     y = jaxside.pooled_attention(q, k, 20 * k, pool="mean", network=network, impl="reference")
     assert (y == 40).all()
+
+
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_the_scale_of_scores_rounds_no_query(impl):
+    """Rms over one head keeps the sign of a score, also of one near 0; 8 ** -0.5 is no number of bfloat16."""
+    qkv = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 33, 1, 8)), "bfloat16")
+    came, wanted = (jaxside.hyla(*qkv.astype(dtype), impl=impl).astype("float32") for dtype in ("bfloat16", "float32"))
+    assert abs(came - wanted).max() < 0.01 * abs(wanted).max()

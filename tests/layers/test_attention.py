@@ -115,6 +115,18 @@ def test_a_small_rate_is_kept_by_every_default_dtype():
     assert 20 < keep.eq(0).sum() < 60
 
 
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "pure"])
+def test_dropout_keeps_the_mean_in_bfloat16(monkeypatch, autocast):
+    """1 / (1 - 0.1), rounded to bfloat16, would make all outputs smaller by 0.16 %."""
+    layer, x = ph.MultiHeadAttention(32, ph.Softmax(2), dropout=0.1), torch.randn(4, 64, 32).bfloat16()
+    layer.out = torch.nn.Identity()
+    layer = layer if autocast else layer.bfloat16()
+    monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.ones(*shape))  # nothing is dropped
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        kept, plain = layer(x).double(), layer.eval()(x).double()
+    assert abs((kept * plain).sum() / plain.square().sum() * 0.9 - 1) < 5e-4
+
+
 # --------------------------------------------------------------------------------------------------------------- errors
 KEEP = "keep must be (b|1 h|1 t s), here (2, 4, 5, 5), but is "
 ERRORS = {

@@ -105,6 +105,24 @@ def test_what_all_keys_share_in_a_bias_is_not_rounded_with_it(problem, op, dtype
         assert (came - exact).norm() <= 2 * (plain - exact).norm() + 1e-3 * exact.norm()
 
 
+@pytest.mark.parametrize("impl", ["reference", "blocked"])
+def test_the_scale_of_scores_rounds_no_query(impl):
+    """Rms over one head keeps the sign of a score, also of one near 0; 8 ** -0.5 is no number of bfloat16."""
+    qkv = torch.randn(3, 4, 33, 1, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    came, wanted = resolve("hyla", impl)(*qkv), resolve("hyla", "reference")(*qkv.double())
+    assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("op", ["softmax", "abstractor", "hyla", "pooled"])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 6), (torch.float16, 150)], ids=str)
+def test_large_scores_of_half_precision_are_neither_rounded_nor_infinite(op, dtype, size):
+    """With a bias, as PyTorch's kernel goes before the reference otherwise."""
+    qkv = torch.randn(3, 2, 9, 4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    qkv[:2] *= size
+    came, wanted = (resolve(op)(*qkv.to(to), bias=torch.zeros(4, 17, dtype=to)) for to in (dtype, torch.float64))
+    assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
+
+
 @pytest.mark.parametrize("scale", [-0.7, 0.0])
 @pytest.mark.parametrize("mask", [None, "plane"])
 def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, scale, mask):

@@ -18,6 +18,7 @@ from polyhead.layers.heads.groups import SymbolGroup, build
 from polyhead.layers.projection import Rows, by_offset
 from polyhead.layers.symbols import RelativeSymbols, SymbolModule, build_symbols
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.latent_code import at_least_float32
 from polyhead.spec.table import NORMALISE, SOFTMAX_AXIS
 
 Heads = config.Mechanism | Sequence[config.Mechanism] | None
@@ -103,7 +104,7 @@ class OurHeads(Groups):
         if not self.training or rate == 0.0:
             return None
         shape = b, sum(size.heads for size in self.sizes), t, s
-        return drawn_keep(shape, rate, device=like.device, dtype=like.dtype)
+        return drawn_keep(shape, rate, device=like.device, dtype=at_least_float32(like.dtype))
 
     def tensors(
         self,

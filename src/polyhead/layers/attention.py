@@ -363,7 +363,7 @@ class MultiHeadAttention(nn.Module):
     def _keep(self, x: Tensor, s: int) -> Tensor | None:
         if not self.training or self.dropout == 0.0:
             return None
-        return self.draw_keep(x.shape[0], x.shape[1], s, device=x.device, dtype=x.dtype)
+        return self.draw_keep(x.shape[0], x.shape[1], s, device=x.device, dtype=at_least_float32(x.dtype))
 
     def draw_keep(
         self,

@@ -30,7 +30,7 @@ from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
-from polyhead.ops.latent_code import share
+from polyhead.ops.latent_code import at_least_float32, share
 
 Slices = tuple[slice, slice | None]
 """For a group: its heads, and its keys and values; None if the group's heads cut through a set that shares keys."""
@@ -292,7 +292,7 @@ def attend(
     keep = None
     if dropout > 0:
         shape = q.shape[0], q.shape[2], t, k.shape[1]
-        keep = drawn_keep(shape, dropout, device=q.device, dtype=q.dtype)
+        keep = drawn_keep(shape, dropout, device=q.device, dtype=at_least_float32(q.dtype))
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     made = None if polyhead is None else polyhead.made(t, k.shape[1])

@@ -124,7 +124,7 @@ class MultiHeadAttention(nnx.Module):
         if keep is None and rngs is not None and self.dropout > 0.0:
             shape = (1, 1, t, s) if self.dropout_shared else (x.shape[0], self.total_heads, t, s)
             keep = jax.random.bernoulli(rngs.dropout(), 1.0 - self.dropout, shape) / (1.0 - self.dropout)
-            keep = keep.astype(x.dtype)
+            keep = keep.astype(jnp.promote_types(x.dtype, jnp.float32))
         keys = positions if context is None else None
         where = self._where(positions, keys, t, s, context is not None)
         bias = self._bias(bias, t, s, positions, keys, x.dtype)

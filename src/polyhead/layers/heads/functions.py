@@ -215,9 +215,12 @@ def seen_coder(group: Any, x: AttentionCall) -> Code:
 
 
 def attended(group: nn.Module, x: AttentionCall) -> Float[Tensor, "b t h e"]:
-    """The output of a group for a call.  Raises ValueError if a user's function ignores `keep`."""
+    """The output of a group for a call.  Raises ValueError if a user's function ignores `keep`, which it gets in the
+    dtype of q."""
     if x.keep is not None and is_own(group):
-        _heed(group, x, x.keep)
+        keep = x.keep.to(x.q.dtype)
+        x = replace(x, keep=keep)
+        _heed(group, x, keep)
     return _run(group, x)
 
 

@@ -18,9 +18,8 @@ from polyhead.spec.shapes import shaped
 
 def code(x: AttentionCall) -> Tensor:
     """act(s) of all pairs (b h t s); 0 for masked pairs."""
-    scores = products(x)
-    biased, look = with_bias(scores, x.bias, allowed(x))
-    a = relate(biased, x.act, look).to(scores.dtype)
+    biased, look = with_bias(products(x), x.bias, allowed(x))
+    a = relate(biased, x.act, look).to(x.q.dtype)
     return a if look is None else a.masked_fill(~look, 0)
 
 
