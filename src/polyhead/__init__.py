@@ -146,7 +146,6 @@ _MOVED = {
     "polyhead.models.generate_text": "polyhead.models.generate.text",
     "polyhead.ops.code": "polyhead.ops.latent_code",
     "polyhead.shapes": "polyhead.spec.shapes",
-    "polyhead.tasks.sraven_ambiguity": "polyhead.tasks.sraven.ambiguity",
     "polyhead.train.engine": "polyhead.scale.sweep.engines",
     "polyhead.train.engine_ray": "polyhead.scale.sweep.engines.ray",
     "polyhead.train.engine_slurm": "polyhead.scale.sweep.engines.slurm",

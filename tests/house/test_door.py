@@ -116,7 +116,6 @@ def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
 
 DOCUMENTED = """claims.Verdict claims.above claims.all_of explore.explore models.ends.LazyLogits
 claims.Estimate models.generate_text.Codec ops.code.visible plan.plan report.Findings report.write
-tasks.sraven_ambiguity.correspondences
 train.population.groups train.population.train train.sweep.prepare train.sweep.status tune.status"""
 
 
