@@ -142,7 +142,9 @@ _HOME |= {"bench": ("polyhead.timing.measure", "run"), "load": ("polyhead.train.
 _MOVED = {
     "polyhead.claims": "polyhead.papers.estimates",
     "polyhead.compat.huggingface_model": "polyhead.compat.huggingface.model",
+    "polyhead.models.ends": "polyhead.models.inputs_outputs",
     "polyhead.models.generate_text": "polyhead.models.generate.text",
+    "polyhead.ops.code": "polyhead.ops.latent_code",
     "polyhead.shapes": "polyhead.spec.shapes",
     "polyhead.train.engine": "polyhead.scale.sweep.engines",
     "polyhead.train.engine_ray": "polyhead.scale.sweep.engines.ray",
@@ -154,6 +156,14 @@ _MOVED = {
     **{f"polyhead.{name}": f"polyhead.papers.{name}" for name in ("recipes", "reproduce")},
 }
 """Modules of 0.1.0 and where they are now: the old names work, with a warning, for one version."""
+
+_SPLIT = {
+    "polyhead.claims": "polyhead.papers.claims",
+    "polyhead.report": "polyhead.pages.report.writer",
+    "polyhead.train.population": "polyhead.scale.population.training",
+    "polyhead.train.sweep": "polyhead.scale.sweep.jobs",
+}
+"""Where the other names of a module of `_MOVED` are now."""
 
 _RENAMED = {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"}
 """Names of 0.1.0, which differed from a configuration's in case alone: they work, with a warning, for one version."""
@@ -196,7 +206,9 @@ class _Old(types.ModuleType):
     """A module under its old name; called, it is the function of that name that `polyhead` has now."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(_MOVED[self.__name__]), name)
+        new = importlib.import_module(_MOVED[self.__name__])
+        split = self.__name__ in _SPLIT and not hasattr(new, name)
+        return getattr(importlib.import_module(_SPLIT[self.__name__]) if split else new, name)
 
     @property
     def __call__(self) -> Any:

@@ -112,6 +112,11 @@ def test_a_wrong_file_gives_one_clear_line(tmp_path, data, text):
         config.load(path, KINDS)
 
 
+def test_a_task_needs_the_classes_of_tasks():
+    with pytest.raises(ValueError, match=r"^config: task: kind 'Sraven' is not among kinds \(for tasks: kinds="):
+        config.from_dict({"task": {"kind": "Sraven"}})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "reason"),
     [

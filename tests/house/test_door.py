@@ -114,6 +114,18 @@ def test_an_old_name_leads_to_the_new_one_and_says_so(old, monkeypatch):
     assert all(getattr(found, name) is getattr(new, name) for name in public)
 
 
+DOCUMENTED = """claims.Verdict claims.above claims.all_of explore.explore models.ends.LazyLogits
+claims.Estimate models.generate_text.Codec ops.code.visible plan.plan report.Findings report.write
+train.population.groups train.population.train train.sweep.prepare train.sweep.status tune.status"""
+
+
+@pytest.mark.filterwarnings("ignore:polyhead.* is polyhead.* now:DeprecationWarning")
+@pytest.mark.parametrize("name", DOCUMENTED.split())
+def test_what_the_pages_of_the_version_before_named_is_still_there(name):
+    module, _, member = f"polyhead.{name}".rpartition(".")
+    assert callable(getattr(importlib.import_module(module), member))
+
+
 OLD_CLASSES = [
     *(("polyhead", old, new) for old, new in ph._RENAMED.items()),
     *(("polyhead.layers.feedforward", old, new) for old, new in ph._RENAMED.items()),

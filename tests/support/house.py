@@ -112,7 +112,7 @@ def anys(tree: ast.Module) -> int:
 
 def _is_any(node: ast.AST, names: Set[str]) -> bool:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):  # an annotation, not prose
-        return re.fullmatch(r"[\w.]*\bAny|[\w.]+\[.*\bAny\b.*\]|.* \| Any|Any \| .*", node.value) is not None
+        return re.fullmatch(r"(.* \| )?([\w.]*\bAny|[\w.]+\[.*\bAny\b.*\])( \| .*)?", node.value) is not None
     return (isinstance(node, ast.Name) and node.id in names) or (isinstance(node, ast.Attribute) and node.attr == "Any")
 
 

@@ -44,7 +44,7 @@ def targets(batch: Batch) -> dict[str, Array]:
 def distinct(batch: Batch) -> Array:
     """The indices of sequences whose inputs differ from those of all earlier ones.
 
-    A small task repeats its sequences.  Copies have the same code and the same labels, whatever the code follows.
+    A small task repeats its sequences.  Copies have the same code and labels: in a test set they are no new evidence.
     """
     read = [as_array(x.flatten(1)).astype(float) for x in (batch.inputs, batch.source, batch.mask) if x is not None]
     return np.sort(np.unique(np.concatenate(read, axis=1), axis=0, return_index=True)[1])

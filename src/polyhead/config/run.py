@@ -390,11 +390,11 @@ def save(config: Any, path: str | pathlib.Path) -> None:
 
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
-    """Read a run from a JSON or YAML file.  `kinds`: classes beyond this module's (the tasks)."""
+    """Read a run from a JSON or YAML file.  `kinds`: classes beyond this module's: `polyhead.tasks.KINDS`."""
     return from_dict(serial.read(path), kinds, where=str(path))
 
 
 def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:
-    """The inverse of `to_dict`.  Unknown fields, kinds and types are errors that name the field."""
+    """The inverse of `to_dict`; `kinds`: see `load`.  Unknown fields, kinds, types are errors that name the field."""
     serial.measure(data)
     return serial.build(data, Run, {cls.__name__: cls for cls in (*_KINDS, *kinds)}, where)

@@ -302,6 +302,8 @@ def _known(kind: str, known: Mapping[str, type], where: str, sorts: Sequence[typ
     if kind in known:
         return known[kind]
     fitting = [name for name, cls in known.items() if not sorts or issubclass(cls, tuple(sorts))]
+    if not fitting:
+        raise UnknownKind(f"{where}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
     try:
         one_of(where, "kind", kind, fitting)
     except ValueError as error:

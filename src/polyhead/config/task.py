@@ -136,8 +136,9 @@ class Task(Checked, abc.ABC):
         return None
 
     def shared(self, split: str) -> bool:
-        """Whether the sequences of a finite held-out split are the same for all seeds, whatever the seed of the split:
-        their sampling error is then common to all runs."""
+        """Whether the sequences of a finite held-out split are the same for all seeds, of runs and of splits.
+
+        Their sampling error is then common to all runs."""
         return False
 
     @abc.abstractmethod

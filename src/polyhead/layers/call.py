@@ -25,8 +25,8 @@ class LayerCall:
     """One call of a layer: `t` queries from `x`, and `s` keys from `x` and earlier tokens, or from a context.
 
     `memory` is the cache.  `past`: number of earlier tokens.  `gone`: how many of those the cache has dropped.  `span`:
-    how many tokens it stores after this call (None: all).  `lead`: by how many places query 0 is behind key 0 of all,
-    if no positions are given.  `first`: index of query 0 among the keys, for relative symbols.
+    how many tokens it stores after this call (None: all).  `lead`: the position of query 0 minus that of the first key
+    of all, if no positions are given.  `first`: index of query 0 among the keys, for relative symbols.
     """
 
     x: Tensor
@@ -176,7 +176,7 @@ def _check_exclusions(
 
 
 def _check_announced(cache: LayerCache, s: int, t: int) -> None:
-    """Raise ValueError if padding is known, but not of all `s` keys."""
+    """Raise ValueError if the cache knows the padding of some keys, but not of all `s`."""
     if cache.real is not None and cache.real.shape[1] != s:
         announced = cache.real.shape[1] - (s - t)
         raise ValueError(

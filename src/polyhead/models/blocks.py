@@ -32,7 +32,7 @@ def build_block(
     """The block of a layer; `positions` are those of `layer_positions`."""
 
     def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
-        """Self-attention, or cross-attention: that has no positions, as each sequence counts its own."""
+        """Self-attention if `own`.  Cross-attention has no positions, because each sequence counts its own."""
         return MultiHeadAttention(
             settings.dim,
             heads,

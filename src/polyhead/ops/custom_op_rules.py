@@ -124,7 +124,7 @@ class Kernel:
     `forward` computes the outputs of a call, `backward` its gradients from those of the outputs.  `like` returns empty
     tensors with the shapes of the outputs.  `again` computes the outputs by PyTorch's own operations (None: by the op's
     reference).  With `saves_outputs`, `backward` gets the outputs, too, after their gradients.  A `guard` calls
-    `forward` and `backward` or replaces them; it is told whether "auto" chose the impl.
+    `forward` and `backward` or replaces them; its argument says whether "auto" chose the impl.
     """
 
     op: str

@@ -30,7 +30,7 @@ Callback = Callable[[Row], object]
 
 
 def _raised(member: Member, outcome: Result | ValueError | OSError) -> None:
-    """The end of a single run: an error is raised."""
+    """What `ended` does for a single run: it raises the run's error."""
     if isinstance(outcome, Exception):
         raise outcome
 

@@ -77,7 +77,7 @@ def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume:
         return 1
     if saves(folder) and not resume and not (folder / (RESULT + DAMAGED)).exists():
         raise ValueError(
-            f"train: {folder} holds an unfinished run; resume it with `polyhead resume {folder}`, "
+            f"train: {folder} holds an unfinished run; resume it with `polyhead resume {folder}` (resume=True), "
             "or delete its training and start over with --again (again=True)"
         )
     read_all(config)

@@ -200,7 +200,7 @@ def _code(error: BaseException) -> int:
 def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """Rank, size and local rank from torchrun or srun; 0, 1, 0 for a process that was started alone.
 
-    A Slurm batch script also has a rank, but it is not a job step: it runs alone, whatever tasks its job may start.
+    A Slurm batch script also has a rank, but it is not a job step: it runs alone, even if its job has several tasks.
 
     >>> place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
     (5, 8, 1)

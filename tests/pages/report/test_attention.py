@@ -155,6 +155,16 @@ def test_splits_are_told_in_words_and_the_most_telling_one_is_the_headline(tmp_p
     assert "No floors" not in words
 
 
+def test_splits_of_a_users_own_are_in_the_table_too(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = ("train", "validation", "larger", "iid")
+    monkeypatch.setattr(RelationalGames, "splits", property(lambda self: splits))
+    monkeypatch.setattr(RelationalGames, "floors", lambda self, *given, **options: {})
+    run = ph.Run(name="own", task=GAMES, model=model_of(GAMES), train=ph.Train(steps=100))
+    folder = fabricate(tmp_path, run, dict.fromkeys(splits, (0.6, 0.01)))
+    assert runs.headline(grouped([folder])) == "larger"
+    assert report.results_table([folder])[0] == ["", "iid", "larger"]
+
+
 def test_the_image_is_in_the_page_with_its_patches_numbered(games: tuple[pathlib.Path, Written]) -> None:
     content = games[1].content
     images = re.findall(r'<image href="data:image/png;base64,([^"]+)"', content)

@@ -15,7 +15,7 @@ from polyhead.analysis.capture import as_array, looking
 from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, Picture, look, picture
 from polyhead.config import Batch, Task
-from polyhead.pages.report.runs import HEADLINE, Entry, OpenedCheckpoint, Progress, SeedGroup, reason
+from polyhead.pages.report.runs import HEADLINE, Entry, OpenedCheckpoint, Progress, SeedGroup, in_order, reason
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -100,7 +100,7 @@ def maps(layer: LayerLook) -> dict[str, list[Map]]:
 def _one(entry: Entry, group: SeedGroup) -> CheckpointExamples:
     try:
         run, model = load_model(entry.folder)
-        split = next((split for split in HEADLINE if split in run.task.splits), run.task.splits[0])
+        split = in_order(run.task.splits, HEADLINE)[0]
         (batch,) = draws(run.task, split, EXAMPLES, seed=run.seed, purpose="look")
         examples = tuple(_examples(model, run.task, batch))
         if not all(np.isfinite(each.values).all() for example in examples for each in _every(example.layers)):

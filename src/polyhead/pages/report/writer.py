@@ -143,9 +143,10 @@ def _measure(folders: Iterable[str | pathlib.Path], say: Progress) -> Findings:
     say("reading runs")
     entries = runs.read(folders)
     found = runs.groups(entries)
-    splits = [s for s in runs.SPLITS if any(group.score(s) for group in found)]
+    tests = [s for s in runs.in_order(found[0].task.splits, runs.SPLITS) if s not in ("train", "validation")]
+    splits = [s for s in tests if any(group.score(s) for group in found)]
     splits = splits or [s for s in (runs.headline(found),) if any(group.score(s) for group in found)]  # "validation"
-    splits = splits or [s for s in runs.SPLITS if s in found[0].task.splits][:2]  # of runs that are not finished
+    splits = splits or tests[:2]  # of runs that are not finished
     try:
         table = runs.baselines(found, splits, sequences=SEQUENCES, progress=say)
         notes = []

@@ -103,9 +103,10 @@ def step_of(path: pathlib.Path) -> int:
 
 
 def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Checkpoints from which a run can resume, the largest step first, each file once.
+    """Checkpoints from which a run can resume, each file once, in the order in which they are tried.
 
-    The newest comes before all others of its kind, whatever its step.  A sharded one may have a larger step.
+    First sharded ones with a larger step than the newest file, then the newest file, then the others, the largest step
+    first, then the best.
     """
     newest, best = folder / CHECKPOINT, folder / BEST
     found = others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
