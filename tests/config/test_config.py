@@ -305,6 +305,22 @@ def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
     assert config.Batch.cat([whole, whole]).mask is None
 
 
+def test_batches_are_joined_if_they_have_the_same_parts():
+    """The labels of the first were kept and all others lost."""
+    x = torch.zeros(2, 3)
+    plain, rule, source = (config.Batch(x, x, None, x == 0, *more) for more in (({},), ({"rule": x},), ({}, x)))
+    for batches, part in (
+        ([plain, rule], "latents['rule']"),
+        ([rule, plain], "latents['rule']"),
+        ([plain, source], "source"),
+    ):
+        with refusing(f"Batch: {part} must be in all batches or in none, but is in some of 2"):
+            config.Batch.cat(batches)
+    with refusing("Batch: at least one batch was wanted but none came"):
+        config.Batch.stack([])
+    assert config.Batch.cat([rule, rule]).latents["rule"].shape == (4, 3)
+
+
 def test_a_batch_moves_as_other_libraries_move_it():
     x = torch.zeros(2, 3)
     moved = config.Batch(x, x, None, x == 0, {"rule": x}, source=x).to(torch.device("meta"), non_blocking=True)

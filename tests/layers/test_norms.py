@@ -69,3 +69,9 @@ def test_other_mistakes_are_one_line():
     for window in (True, 0):
         call = functools.partial(ph.MultiHeadAttention, 8, ph.Softmax(2), window=window)
         refused(call, rf"^MultiHeadAttention: window must be an integer of at least 1 but is {window}$")
+    for dim in ("16", 16.0, 0):  # PyTorch spoke of a string's formatting, or made a layer of no width
+        call = functools.partial(ph.MultiHeadAttention, dim, ph.Softmax(2))
+        refused(call, rf"^MultiHeadAttention: dim must be an integer of at least 1 but is {dim!r}$")
+    call = functools.partial(ph.MultiHeadAttention, 8, ph.Softmax(2), causal="no")  # it was causal
+    refused(call, r"^MultiHeadAttention: causal must be True or False but is 'no'$")
+    refused(lambda: BLOCK(dropout="a"), r"^TransformerBlock: dropout must be in \[0, 1\) but is a$")

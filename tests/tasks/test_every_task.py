@@ -265,6 +265,8 @@ def test_unknown_splits_and_empty_batches_are_one_line(task):
             call("test", 4)
         with pytest.raises(ValueError, match=rf"^{who}: batch_size must be at least 1 but is 0$"):
             call("train", 0)
+        with pytest.raises(ValueError, match=rf"^{who}: batch_size must be an integer but is 2.0$"):
+            call("train", 2.0)
     for name in ("functions", "rules", "pairs_of", "triples", "levels", "floors"):
         if hasattr(task, name):
             with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test'"):

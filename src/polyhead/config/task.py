@@ -69,7 +69,10 @@ class Batch:
     @classmethod
     def _made(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
         """A batch whose arrays are each `make` of that array of all `batches`."""
+        if not batches:
+            raise ValueError("Batch: at least one batch was wanted but none came")
         names = [field.name for field in fields(cls) if field.name != "latents"]
+        labels = dict.fromkeys(name for batch in batches for name in batch.latents)
         given = {name: [getattr(batch, name) for batch in batches] for name in names}
         for name in ("mask", "source_mask"):
             like = next((mask for mask in given[name] if mask is not None), None)
@@ -77,8 +80,12 @@ class Batch:
                 sizes = [(len(batch.scored), *like.shape[1:]) for batch in batches]
                 masks = zip(given[name], sizes, strict=True)
                 given[name] = [like.new_ones(size) if mask is None else mask for mask, size in masks]
-        arrays = {name: make(each) if any(one is not None for one in each) else None for name, each in given.items()}
-        latents = {name: make([batch.latents[name] for batch in batches]) for name in batches[0].latents}
+        given |= {f"latents[{name!r}]": [batch.latents.get(name) for batch in batches] for name in labels}
+        for name, each in given.items():
+            if 0 < sum(one is not None for one in each) < len(each):
+                raise ValueError(f"Batch: {name} must be in all batches or in none, but is in some of {len(each)}")
+        arrays = {name: make(given[name]) if given[name][0] is not None else None for name in names}
+        latents = {name: make([batch.latents[name] for batch in batches]) for name in labels}
         return cls(**arrays, latents=latents)
 
 

@@ -31,7 +31,7 @@ from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import allowed, at_least_float32, dense
 from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_rate, check_window, named, shaped
+from polyhead.spec.shapes import check_layer, check_rate, check_window, named, shaped
 
 __dir__ = own_names(__name__)
 
@@ -74,6 +74,7 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_layer("MultiHeadAttention", dim, causal)
         check_rate("MultiHeadAttention", dropout)
         heads = config.head_list("MultiHeadAttention", heads)
         self.dim, self.causal, self.max_length = dim, causal, max_length

@@ -64,8 +64,16 @@ def check_number(
 
 def check_rate(who: str, rate: float, name: str = "dropout") -> None:
     """Raise ValueError unless a dropout rate is in [0, 1): a rate of 1 would drop all."""
-    if not 0.0 <= rate < 1.0:
+    if not isinstance(rate, numbers.Real) or not 0.0 <= rate < 1.0:
         raise ValueError(f"{who}: {name} must be in [0, 1) but is {rate}")
+
+
+def check_layer(who: str, dim: object, causal: object) -> None:
+    """Raise ValueError unless `dim` is an integer of at least 1 and `causal` is a bool: "no" would count as True."""
+    if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
+        raise ValueError(f"{who}: dim must be an integer of at least 1 but is {dim!r}")
+    if causal not in (True, False):
+        raise ValueError(f"{who}: causal must be True or False but is {causal!r}")
 
 
 def check_heads(who: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -233,7 +241,8 @@ def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict
     if not _is_dtype(array, pattern):
         hint = ", True where attention is allowed," if name == "mask" else ""
         kind = _kind(pattern).replace("an integer", "a signed integer" if "uint" in str(array.dtype) else "an integer")
-        raise ValueError(f"{who}: {name} must be {kind}{hint} but is {array.dtype}")
+        read = f"{name} ({pattern.text})" if len({p.dtypes for p in wanted}) > 1 else name
+        raise ValueError(f"{who}: {read} must be {kind}{hint} but is {array.dtype}")
     for dim, size in zip(pattern.dims, shape[len(shape) - len(pattern.dims) :], strict=True):
         letter = dim.lstrip("#")
         if (dim[0] == "#" and size == 1) or letter in ("_", "*"):

@@ -5,6 +5,7 @@ import importlib
 import importlib.resources
 import json
 import math
+import numbers
 import os
 import random
 from collections.abc import Sequence
@@ -112,6 +113,8 @@ def check_split(task: Task, split: str) -> str:
 def check_draw(task: Task, split: str, batch_size: int) -> None:
     """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
     check_split(task, split)
+    if not isinstance(batch_size, numbers.Integral):
+        raise ValueError(f"{type(task).__name__}: batch_size must be an integer but is {batch_size!r}")
     if batch_size < 1:
         raise ValueError(f"{type(task).__name__}: batch_size must be at least 1 but is {batch_size}")
 
