@@ -294,3 +294,16 @@ def test_the_scale_of_scores_rounds_no_query(impl):
     qkv = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 33, 1, 8)), "bfloat16")
     came, wanted = (jaxside.hyla(*qkv.astype(dtype), impl=impl).astype("float32") for dtype in ("bfloat16", "float32"))
     assert abs(came - wanted).max() < 0.01 * abs(wanted).max()
+
+
+def test_large_relations_of_half_precision_are_not_rounded():
+    exact = jnp.asarray(np.random.default_rng(0).standard_normal((3, 2, 9, 4, 16)), "bfloat16").at[:2].mul(6)
+    found = []
+    for dtype in ("bfloat16", "float32"):
+        q_rel, k_rel, v = exact.astype(dtype)
+        how = {"relation_act": "softmax"}
+        found.append(
+            (jaxside.relations(q_rel, k_rel, **how), jaxside.disentangled_attention(v, v, q_rel, k_rel, v, **how))
+        )
+    for came, wanted in zip(*found, strict=True):
+        assert abs(came.astype("float32") - wanted).max() < 0.01 * abs(wanted).max()

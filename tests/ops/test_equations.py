@@ -123,6 +123,17 @@ def test_large_scores_of_half_precision_are_neither_rounded_nor_infinite(op, dty
     assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
 
 
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 6), (torch.float16, 150)], ids=str)
+def test_large_relations_of_half_precision_are_neither_rounded_nor_infinite(dtype, size):
+    given = torch.randn(3, 2, 9, 4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    given[:2] *= size
+    found, disentangled, how = [], resolve("disentangled", "reference"), {"relation_act": "softmax"}
+    for q_rel, k_rel, v in (given, given.double()):
+        found.append((relations(q_rel, k_rel, **how), disentangled(v, v, q_rel, k_rel, v, **how)))
+    for came, wanted in zip(*found, strict=True):
+        assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
+
+
 @pytest.mark.parametrize("scale", [-0.7, 0.0])
 @pytest.mark.parametrize("mask", [None, "plane"])
 def test_a_scale_that_is_not_positive_keeps_the_future_hidden(problem, scale, mask):

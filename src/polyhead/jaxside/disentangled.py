@@ -24,7 +24,8 @@ def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
 def reference(x: AttentionCall) -> jax.Array:
     """The equation, literally."""
     inner, look = compared(x)
-    return retrieve(drop(code(x) * relate(inner, x.act, look, x.total_rel), x.keep), x.v)
+    both = code(x) * relate(inner, x.act, look, x.total_rel)
+    return retrieve(drop(both.astype(x.q.dtype), x.keep), x.v)
 
 
 def _rows(x: AttentionCall) -> dict[str, Logits]:

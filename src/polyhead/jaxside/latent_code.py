@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale, scaled
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_packed, check_window, one_of, shaped
@@ -263,9 +263,11 @@ def relations(
     given = AttentionCall(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
     x = jax.tree.map(jnp.asarray, given)
     keys = blank(x.mask, x.k) if relation_act == "softmax" else x.k
-    return relate(products(x.q, keys), relation_act, seen_by_any(visible(x)))
+    return relate(products(x.q, keys), relation_act, seen_by_any(visible(x))).astype(x.q.dtype)
 
 
 def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:
-    """q_rel . k_rel / sqrt(p), for shared relations (r) or one per head (h, written r here)."""
-    return jnp.einsum("b t r p, b s r p -> b r t s", scaled(q_rel, q_rel.shape[-1] ** -0.5), k_rel)
+    """q_rel . k_rel / sqrt(p), for shared relations (r) or one per head (h, written r here); in at least float32."""
+    exact = jnp.promote_types(q_rel.dtype, jnp.float32)
+    inner = jnp.einsum("b t r p, b s r p -> b r t s", q_rel, k_rel, preferred_element_type=exact)
+    return inner * q_rel.shape[-1] ** -0.5

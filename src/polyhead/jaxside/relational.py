@@ -26,7 +26,7 @@ def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
 def reference(x: AttentionCall) -> jax.Array:
     """The equation, literally."""
     inner, look = compared(x)
-    a, rel = drop(code(x), x.keep), relate(inner, x.act, look, x.total_rel)
+    a, rel = drop(code(x), x.keep), relate(inner, x.act, look, x.total_rel).astype(x.q.dtype)
     related = jnp.einsum("b h t s, b r t s -> b t h r", a, rel)
     return retrieve(a, x.v) + jnp.einsum("h e r, b t h r -> b t h e", x.relation_weight, related)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
 from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import relate, relations, share, visible
+from polyhead.ops.latent_code import inner, relate, relations, share, visible
 from polyhead.spec.lazy import own_names
 
 __dir__ = own_names(__name__)
@@ -79,7 +79,8 @@ class GroupTaps:
         if self.kind == "relational":
             return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
         look = visible(self.mask, self.causal, self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
-        return relate(relations(self.q_rel, k_rel, relation_act="identity"), self.relation_act, look)
+        related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, look)
+        return related.to(k_rel.dtype)
 
 
 def tapped(

@@ -182,14 +182,18 @@ def shown(x: AttentionCall) -> Tensor | None:
 
 def products(x: AttentionCall) -> Tensor:
     """(b h t s) scores without the bias, in at least float32."""
-    q, k = x.q, share(x.k, x.q.shape[2])
+    return inner(x.q, share(x.k, x.q.shape[2]), x.factor)
+
+
+def inner(q: Tensor, k: Tensor, factor: float | Tensor) -> Tensor:
+    """`factor q . k` (b h t s), in at least float32."""
     if q.device.type == "cpu":  # no slower, and a score of 60 has an error of 0.1 in bfloat16: of its exponential 10 %
         q, k = wide(q), wide(k)
     # Queries of bfloat16 times a factor would be rounded again, and rms over few heads amplifies that where all scores
     # are near 0.  In float16 products without the factor may overflow.
     late = q.dtype == torch.bfloat16
-    scores = wide(einsum(q if late else q * x.factor, k, "b t h d, b s h d -> b h t s"))
-    return scores * x.factor if late else scores
+    scores = wide(einsum(q if late else q * factor, k, "b t h d, b s h d -> b h t s"))
+    return scores * factor if late else scores
 
 
 def hides(bias: Tensor) -> Tensor | None:
@@ -379,7 +383,7 @@ def relations(
     look = visible(mask, causal, t, s, q_rel.device, window=window, cu_seqlens=cu_seqlens)
     if look is not None and look.ndim > 2 and look.shape[-3] != 1:
         look = look.any(-3, keepdim=True)
-    return relate(einsum(q_rel * q_rel.shape[-1] ** -0.5, k_rel, "b t r p, b s r p -> b r t s"), relation_act, look)
+    return relate(inner(q_rel, k_rel, q_rel.shape[-1] ** -0.5), relation_act, look).to(q_rel.dtype)
 
 
 def retrieved_and_related(x: AttentionCall) -> list[Tensor]:

@@ -8,13 +8,12 @@ relations.  It is from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405
 softmax attention to symbols.
 """
 
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
 from polyhead.ops.dispatch import compute, load
-from polyhead.ops.latent_code import allowed, code, drop, relate, retrieve, share
+from polyhead.ops.latent_code import allowed, code, drop, inner, relate, retrieve, share
 from polyhead.ops.precision import autocasting
 from polyhead.spec.shapes import shaped
 
@@ -22,8 +21,8 @@ from polyhead.spec.shapes import shaped
 def reference(x: AttentionCall) -> Tensor:
     """The equation, literally."""
     x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
-    inner = einsum(q_rel * q_rel.shape[-1] ** -0.5, share(k_rel, x.q.shape[2]), "b t h p, b s h p -> b h t s")
-    return retrieve(drop(code(x) * relate(inner, x.act, x.mask), x.keep), x.symbols)
+    rel = relate(inner(q_rel, share(k_rel, x.q.shape[2]), q_rel.shape[-1] ** -0.5), x.act, x.mask)
+    return retrieve(drop((code(x) * rel).to(x.q.dtype), x.keep), x.symbols)
 
 
 @shaped
