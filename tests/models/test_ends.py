@@ -98,7 +98,7 @@ def test_mistakes_are_one_line():
     for call, text in (
         (lambda: causal(words, cache=filled), "a class is read off all positions, but 4 are in the cache$"),
         (lambda: model(images[:, :1]), r"images \(b, 3, 4, 6\) .* were wanted but torch.float32 \(2, 1, 4, 6\) came"),
-        (lambda: model(images.byte()), "inputs must be of a floating dtype but is torch.uint8"),
+        (lambda: model(images.byte()), r"inputs \(b c height width\) must be of a floating dtype but is torch.uint8"),
         (lambda: model(images[..., None]), "inputs must be"),
         (lambda: model(images, mask=torch.ones(2, 1).bool()), r"mask \(b t\) must .* token, \(2, 5\), but is \(2, 1\)"),
         (lambda: model(images, tail=1), "read off all positions, so tail must be None but is 1"),
