@@ -12,13 +12,14 @@ class Floor:
     """A baseline score without training.
 
     `label` is its name; `does` completes "a predictor that ...".  `by`: what a predictor without relations uses
-    instead.  `drawn`: figures of the papers show it.
+    instead.  `drawn`: figures show it as a line.  `short`: its name beside a curve, where the key is too long.
     """
 
     label: str
     does: str
     by: str = ""
     drawn: bool = False
+    short: str = ""
 
 
 @dataclass(frozen=True)

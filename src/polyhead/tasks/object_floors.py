@@ -36,12 +36,14 @@ KNOWN_PAIRS = Floor(
     "knows no relation, only the pairs of objects that it met in training",
     by="the pairs of objects it has met",
     drawn=True,
+    short="pairs",
 )
 KNOWN_OBJECTS = Floor(
     "Known objects",
     "knows no relation, only the mean place of each object in training",
     by="one number for each object, where it stood in training",
     drawn=True,
+    short="objects",
 )
 BY_OBJECT = (
     "Known objects",

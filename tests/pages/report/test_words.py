@@ -3,6 +3,7 @@
 import itertools
 import pathlib
 import re
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +13,10 @@ from scipy.stats import ttest_ind
 
 import polyhead as ph
 from polyhead.analysis import figures
+from polyhead.config.words import Floor, Words
 from polyhead.pages.report import headline as text, runs
 from polyhead.pages.report.export import _over_layers
-from polyhead.pages.report.figures import styles
+from polyhead.pages.report.figures import dashes, styles
 from polyhead.pages.report.runs import Entry, SeedGroup, Summary
 from polyhead.tasks import FuzzyLogic, Maths
 from polyhead.tasks.task import Score
@@ -196,6 +198,16 @@ def test_scores_are_set_against_the_best_floor(tmp_path: pathlib.Path, score: fl
     assert [words in line for words, line in zip(("falls by", "scores 0.500"), first[1:], strict=True)] == [True, True]
     plain, rest = text.opening(found, table, "In full it is 0.9.")
     assert (plain, rest) == ([*first[1:], "In full it is 0.9."], [first[0], *further])
+
+
+def test_floors_that_a_task_draws_are_lines() -> None:
+    """Those of a user's task, too: the lines were a list of names."""
+    floors = {"guess": Floor("Guess", "guesses", drawn=True), "mean": Floor("Mean", "takes the mean")}
+    own = types.SimpleNamespace(words=Words(floors=floors))
+    assert dashes(own, ["mean", "chance", "guess", "ceiling"]) == {"guess": "dash", "ceiling": "dot"}
+    assert dashes(own, ["chance", "mean"]) == {"chance": "dash"}
+    fuzzy = {"gaussian_process": "dash", "recall": "dashdot", "mix": "longdash", "ceiling": "dot"}
+    assert dashes(TASK, FuzzyLogic().words.floors) == fuzzy
 
 
 def test_floors_are_means_over_the_seeds_of_the_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 Figures use the colours of the light theme; the page's script maps them to the dark theme.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +11,7 @@ import plotly.graph_objects as go
 
 from polyhead.analysis.canvas import INK
 from polyhead.analysis.figures import FAINT
+from polyhead.config import Task
 from polyhead.pages.report.headline import floor, iid_words, metric_name, ranked, split_name, where, with_error
 from polyhead.pages.report.runs import SeedGroup, Summary, Table, headline
 
@@ -19,11 +21,8 @@ EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 GLYPHS = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "cross": "✚", "triangle-down": "▼"}
 GLYPHS |= {"star": "★", "hexagon": "⬢", "x": "✖"}
 MARKERS = tuple(GLYPHS)
-SHORT = {"context_mean": "mean", "nearest_neighbour": "1-NN", "gaussian_process": "GP"}  # other names are short already
-SHORT |= {"copy_left": "copy", "same_slot": "slot", "known_combinations": "known", "known_pairs": "pairs"}
 LOWEST = -0.5  # least score shown in curves
-DASHES = {"ceiling": "dot", "gaussian_process": "dash", "recall": "dashdot", "mix": "longdash"}
-DASHES |= {"known_combinations": "dash", "known_pairs": "dash"}
+DASHES = ("dash", "dashdot", "longdash", "longdashdot")  # of floors; a ceiling is dotted
 CLASSES = ("#0072b2", "#d98c00", "#009e73", "#cc5f9f", "#d55e00", "#56a5d9")
 SHAPES = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "triangle-down")
 Style = tuple[str, str]
@@ -53,9 +52,11 @@ SCALES = {
 """Colour scales of matrices: in both themes zero is close to the background."""
 
 
-def dashes(table: Iterable[str]) -> dict[str, str]:
-    """The floors and ceilings drawn as horizontal lines, with their dash styles."""
-    return {name: DASHES[name] for name in table if name in DASHES} or {n: "dash" for n in table if n == "chance"}
+def dashes(task: Task, table: Iterable[str]) -> dict[str, str]:
+    """The floors and the ceiling drawn as lines, with their dash styles: those that the task draws, else chance."""
+    drawn = [name for name, one in task.words.floors.items() if one.drawn and name != "ceiling"]
+    style = dict(zip(drawn, itertools.cycle(DASHES), strict=False)) | {"ceiling": "dot"}
+    return {name: style[name] for name in table if name in style} or {n: "dash" for n in table if n == "chance"}
 
 
 def styles(found: Sequence[SeedGroup]) -> dict[str, Style]:
@@ -112,7 +113,7 @@ def results(found: Sequence[SeedGroup], table: Table) -> go.Figure:
     order = [floor(task, n).label for n in floors if n != "ceiling"] + [group.label for group, _ in scored]
     order += [floor(task, "ceiling").label] if "ceiling" in floors else []
     figure.update_yaxes(categoryorder="array", categoryarray=order)
-    lines = dashes(floors)
+    lines = dashes(task, floors)
     for name in floors:
         row = table[name][split]
         _point(figure, floor(task, name).label, row, (FAINT, "line-ns-open"), "floors and ceiling")
@@ -167,11 +168,11 @@ def losses(found: Sequence[SeedGroup]) -> go.Figure:
 
 def scores(found: Sequence[SeedGroup], split: str, table: Table) -> go.Figure:
     """The metric on one split over steps, one line per seed, with the floors and the ceiling."""
-    metric = found[0].task.metric
+    task, metric = found[0].task, found[0].task.metric
     figure = blank(320, x="optimiser step", y=f"{split_name(split)} {metric_name(metric)}")
     _lines(figure, found, "eval", metric, split)
     rows = {name: row[split].mean for name, row in table.items() if split in row and row[split].mean > LOWEST}
-    lines = dashes(rows)
+    lines = dashes(task, rows)
     for name, value in rows.items():
         width, opacity = (1.5, 1.0) if name in lines else (1.0, 0.6)
         figure.add_hline(value, line={"color": FAINT, "width": width, "dash": lines.get(name, "dot")}, opacity=opacity)
@@ -182,7 +183,7 @@ def scores(found: Sequence[SeedGroup], split: str, table: Table) -> go.Figure:
     top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
     figure.update_yaxes(range=[low, top])
     for name, height in spread(rows, 0.075 * (top - low)).items():
-        text = SHORT.get(name, name)
+        text = floor(task, name).short or name
         font = {"size": 11, "color": FAINT}
         figure.add_annotation(xref="paper", x=1.01, y=height, text=text, font=font, showarrow=False, xanchor="left")
     figure.update_layout(margin={"l": 8, "r": 58, "t": 12, "b": 8})

@@ -247,7 +247,7 @@ def _table(out: Page, findings: Findings) -> None:
     task, order = found[0].task, _in_order(found)
     name = text.metric_name(task.metric)
     if text.ranked(found):
-        dashed = [text.floor(task, n).label for n, line in figures.dashes(table).items() if line != "dot"]
+        dashed = [text.floor(task, n).label for n, line in figures.dashes(task, table).items() if line != "dot"]
         caption = f"{name.capitalize()} of each mechanism{' and of the floors' * bool(dashed)}, with standard errors."
         if dashed:
             composes = ". None of them composes anything new. Dotted line: exact ceiling" if "ceiling" in table else ""

@@ -9,10 +9,12 @@ WORDS = Words(
         "averaged over sequences. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
     ),
     floors={
-        "context_mean": Floor("Context mean", "predicts the mean target of the examples"),
-        "nearest_neighbour": Floor("Nearest neighbour", "copies the target of the closest example"),
+        "context_mean": Floor("Context mean", "predicts the mean target of the examples", short="mean"),
+        "nearest_neighbour": Floor("Nearest neighbour", "copies the target of the closest example", short="1-NN"),
         "ridge": Floor("Ridge regression", "fits a line to the examples"),
-        "gaussian_process": Floor("Gaussian process", "interpolates smoothly between the examples", drawn=True),
+        "gaussian_process": Floor(
+            "Gaussian process", "interpolates smoothly between the examples", drawn=True, short="GP"
+        ),
         "recall": Floor("Recall", "weights the training functions by how well each fits the examples", drawn=True),
         "mix": Floor("Mixture", "fits a linear combination of the training functions to the examples", drawn=True),
         "ceiling": Floor(

@@ -8,14 +8,18 @@ WORDS = Words(
     floors={
         "chance": CHANCE,
         "symbol_counts": Floor(
-            "Symbol counts", "knows no rule, only where in the panels the training answers occurred", drawn=True
+            "Symbol counts",
+            "knows no rule, only where in the panels the training answers occurred",
+            drawn=True,
+            short="counts",
         ),
-        "copy_left": Floor("Copy", "copies the panel to the left of the last one"),
-        "same_slot": Floor("Same slot", "knows the rules, but not that columns permute their features"),
+        "copy_left": Floor("Copy", "copies the panel to the left of the last one", short="copy"),
+        "same_slot": Floor("Same slot", "knows the rules, but not that columns permute their features", short="slot"),
         "known_combinations": Floor(
             "Known combinations only",
             "knows the family, but no combination of rules beyond the training ones",
             drawn=True,
+            short="known",
         ),
         "ceiling": Floor(
             "Exact ceiling", "knows all rules and gives the most probable answer for the shown panels", drawn=True
