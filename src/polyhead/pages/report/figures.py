@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
+from polyhead.analysis import figures as stills
 from polyhead.analysis.canvas import INK
 from polyhead.analysis.figures import FAINT
 from polyhead.config import Task
@@ -16,7 +17,8 @@ from polyhead.pages.report.headline import floor, iid_words, metric_name, ranked
 from polyhead.pages.report.runs import SeedGroup, Summary, Table, headline
 
 GRID = "#e4e7eb"
-COLOURS = {"softmax": "#0072b2", "linear": "#d98c00", "hyla": "#009e73", "mixture": "#cc5f9f", "relational": "#d55e00"}
+COLOURS = {label.lower(): colour for label, colour in stills.COLOURS.items()}  # one colour in pages and still figures
+COLOURS |= {"mixture": "#cc5f9f", "relational": "#d55e00"}
 EXTRA = ("#d55e00", "#56a5d9", "#8a6fc4", "#8c8c1f", "#7a4a2b", "#4d4d4d")
 GLYPHS = {"circle": "●", "square": "■", "diamond": "◆", "triangle-up": "▲", "cross": "✚", "triangle-down": "▼"}
 GLYPHS |= {"star": "★", "hexagon": "⬢", "x": "✖"}
