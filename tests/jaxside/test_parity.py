@@ -302,8 +302,14 @@ def test_large_relations_of_half_precision_are_not_rounded():
     for dtype in ("bfloat16", "float32"):
         q_rel, k_rel, v = exact.astype(dtype)
         how = {"relation_act": "softmax"}
+        weight = jnp.ones((4, 16, 4), dtype)
         found.append(
-            (jaxside.relations(q_rel, k_rel, **how), jaxside.disentangled_attention(v, v, q_rel, k_rel, v, **how))
+            (
+                jaxside.relations(q_rel, k_rel, **how),
+                jaxside.disentangled_attention(v, v, q_rel, k_rel, v, **how),
+                jaxside.relational_attention(v, v, q_rel, k_rel, v, weight, impl="reference", **how),
+            )
         )
     for came, wanted in zip(*found, strict=True):
+        assert came.dtype == "bfloat16"
         assert abs(came.astype("float32") - wanted).max() < 0.01 * abs(wanted).max()

@@ -22,6 +22,8 @@ from polyhead.layers.cache import LayerCache
 ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
 M, B, T, S = 24, 2, 6, 9
 CU = (0, 2, 2, 5, 6)
+ACTS = {name: getattr(torch.nn.functional, name) for name in ("relu", "gelu", "silu", "tanh", "sigmoid")}
+ACTS["identity"] = torch.clone
 
 
 def heads_of(row, n):
@@ -72,6 +74,10 @@ def check(row, options, layer, args, given, limits):
         related = group.relations()
         hidden = hidden if row.op == "disentangled_attention" else hidden.all(1, keepdim=True).expand_as(related)
         assert options["relation_act"] != "softmax" or related[hidden].eq(0).all()
+        if options["relation_act"] in ACTS:
+            k_rel = group.k_rel.repeat_interleave(related.shape[1] // group.k_rel.shape[2], 2)
+            inner = torch.einsum("btrp,bsrp->brts", group.q_rel, k_rel)
+            assert_close(related, ACTS[options["relation_act"]](inner / group.q_rel.shape[-1] ** 0.5))
 
 
 def cases():

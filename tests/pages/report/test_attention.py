@@ -163,6 +163,8 @@ def test_splits_of_a_users_own_are_in_the_table_too(tmp_path: pathlib.Path, monk
     folder = fabricate(tmp_path, run, dict.fromkeys(splits, (0.6, 0.01)))
     assert runs.headline(grouped([folder])) == "larger"
     assert report.results_table([folder])[0] == ["", "iid", "larger"]
+    beside = ["novel_x", "novel", "larger", "iid", "train"]
+    assert runs.in_order(["train", "larger", "novel_x", "iid", "novel"], runs.HEADLINE) == beside
 
 
 def test_the_image_is_in_the_page_with_its_patches_numbered(games: tuple[pathlib.Path, Written]) -> None:
