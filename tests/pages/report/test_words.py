@@ -16,7 +16,7 @@ from polyhead.analysis import figures
 from polyhead.config.words import Floor, Words
 from polyhead.pages.report import headline as text, runs
 from polyhead.pages.report.export import _over_layers
-from polyhead.pages.report.figures import dashes, styles
+from polyhead.pages.report.figures import dashes, spread, styles
 from polyhead.pages.report.runs import Entry, SeedGroup, Summary
 from polyhead.tasks import FuzzyLogic, Maths
 from polyhead.tasks.task import Score
@@ -208,6 +208,15 @@ def test_floors_that_a_task_draws_are_lines() -> None:
     assert dashes(own, ["chance", "mean"]) == {"chance": "dash"}
     fuzzy = {"gaussian_process": "dash", "recall": "dashdot", "mix": "longdash", "ceiling": "dot"}
     assert dashes(TASK, FuzzyLogic().words.floors) == fuzzy
+
+
+def test_names_beside_a_curve_stay_apart_and_in_the_picture() -> None:
+    """Below the lowest height a name was not drawn."""
+    placed = spread({"copy": 0.01, "known": 0.04, "counts": 0.0, "slot": 0.5}, 0.1, -0.03)
+    assert placed == pytest.approx({"counts": -0.03, "copy": 0.07, "known": 0.17, "slot": 0.5}, abs=0.02)
+    heights = [placed[name] for name in ("counts", "copy", "known", "slot")]
+    assert min(heights) == -0.03
+    assert min(np.diff(heights)) >= 0.1 - 1e-9
 
 
 def test_floors_are_means_over_the_seeds_of_the_split(monkeypatch: pytest.MonkeyPatch) -> None:

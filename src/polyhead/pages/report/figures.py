@@ -184,7 +184,7 @@ def scores(found: Sequence[SeedGroup], split: str, table: Table) -> go.Figure:
     low = max(low, -0.03) if min([*rows.values(), *seen], default=-1.0) >= 0 else low
     top = max([*rows.values(), 1.0 if metric == "r2" else max(seen, default=1.0)]) + 0.06
     figure.update_yaxes(range=[low, top])
-    for name, height in spread(rows, 0.075 * (top - low)).items():
+    for name, height in spread(rows, 0.075 * (top - low), low).items():
         text = floor(task, name).short or name
         font = {"size": 11, "color": FAINT}
         figure.add_annotation(xref="paper", x=1.01, y=height, text=text, font=font, showarrow=False, xanchor="left")
@@ -214,14 +214,16 @@ def together(found: Sequence[SeedGroup], table: Table) -> go.Figure:
     return figure
 
 
-def spread(heights: dict[str, float], least: float) -> dict[str, float]:
-    """The heights, moved apart as little as possible to distances of at least `least`."""
+def spread(heights: dict[str, float], least: float, low: float) -> dict[str, float]:
+    """The heights, moved apart as little as possible to distances of at least `least`; none is below `low`."""
     names = sorted(heights, key=lambda name: heights[name])
     moved = [heights[name] for name in names]
     for _ in range(20):
         for i in range(len(moved) - 1):
             if (lack := least - (moved[i + 1] - moved[i])) > 1e-9:
                 moved[i], moved[i + 1] = moved[i] - lack / 2, moved[i + 1] + lack / 2
+    for i, height in enumerate(moved):
+        moved[i] = max(height, moved[i - 1] + least if i else low)
     return dict(zip(names, moved, strict=True))
 
 
