@@ -44,11 +44,11 @@ class Variant:
 
 SETTINGS = {
     **{f"length-16-{row}": Variant(row, length=16) for row in MODELS},
-    **{f"{row}-width-8": Variant(row, width=8) for row in MODELS},
+    **{f"{row}-width-{width}": Variant(row, width=width) for width in (4, 8, 16) for row in MODELS},
     "softmax-dropout": Variant("softmax", dropout=0.1),
     "softmax-decay": Variant("softmax", decay=1.0),
 }
-"""Order 4 of the protocol."""
+"""Order 4 of the protocol, and its addition on the width of heads."""
 
 CHANGED = ABLATIONS | {name: variant.row for name, variant in SETTINGS.items()}
 """A run beside the main test -> the model that it changes."""

@@ -10,7 +10,6 @@ from _pytest.mark.expression import Expression
 from beartype import beartype
 from jaxtyping import Float
 from scripts import ROOT
-from thinned import spread
 from torch import Tensor
 
 TESTS = re.compile(r"^\t(.*)\$\(BIN\)/python -m pytest -q -n 2 -m '(.+?)'(.*)$", re.M)
@@ -59,16 +58,6 @@ def test_each_test_is_run_by_one_call_of_make_test_or_make_campaign(compiled, ca
             ("JAXTYPING_DISABLE=1" in sets, "--jaxtyping" in checks) == (compiled, not compiled)
             for sets, _, checks in taken
         )
-
-
-def test_of_a_table_of_cases_those_are_run_that_differ_most():
-    names = [
-        f"test[{op}-{impl}-{t}]" for op in ("hyla", "linear", "softmax") for impl in ("tiles", "native") for t in (5, 9)
-    ]
-    assert spread(names, 3) == ["test[softmax-native-9]", "test[linear-tiles-5]", "test[hyla-native-9]"]
-    assert sorted(spread(names, len(names))) == sorted(names)
-    # what the first one has counts for the third, too
-    assert spread(["t[c-0]", "t[a-1]", "t[b-2]", "t[a-1-9]"], 3) == ["t[a-1-9]", "t[b-2]", "t[c-0]"]
 
 
 @pytest.mark.thinned(3)
