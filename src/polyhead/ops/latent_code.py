@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
+from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_heads, check_packed, check_window, one_of, shaped
@@ -153,7 +153,7 @@ def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
 
 def seen_finite(x: Tensor) -> bool:
     """Are all numbers seen to be finite?  False where data may not be read."""
-    return may_look(x) and bool(x.detach().sum().isfinite())
+    return is_cheap_to_read(x) and bool(x.detach().sum().isfinite())
 
 
 def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
@@ -161,14 +161,6 @@ def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
     if mask is None:
         return x
     return x.masked_fill(~of_pairs(mask).any(2).any(1)[:, :, None, None], 0)
-
-
-def may_look(x: Tensor) -> bool:
-    """May data be read?  On an accelerator that would synchronise; a compiled graph and vmap must not depend on
-    data."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    return not is_in_torch_dispatch_mode() and torch._C._functorch.peek_interpreter_stack() is None
 
 
 def shown(x: AttentionCall) -> Tensor | None:
@@ -203,7 +195,7 @@ def hides(bias: Tensor) -> Tensor | None:
     The mask costs a training step of 128 x 32 tokens 7 to 19 % on a CPU; the check has no measurable cost.
     """
     hidden = bias == -torch.inf
-    return hidden if not may_look(bias) or hidden.any() else None
+    return hidden if not is_cheap_to_read(bias) or hidden.any() else None
 
 
 def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -283,15 +275,8 @@ def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlen
         return
     if b != 1 or t != s:
         raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
-    if cu_seqlens.is_cpu and readable(cu_seqlens):
+    if is_cheap_to_read(cu_seqlens):
         check_packed(who, cu_seqlens.tolist(), t)
-
-
-def readable(x: Tensor) -> bool:
-    """Whether numbers of x can be read now: not in compiled code, on the meta device, in a dispatch mode
-    (FakeTensorMode, make_fx), or under vmap over x."""
-    traced = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-    return not (traced or x.is_meta or torch._C._functorch.is_batchedtensor(x))
 
 
 def check_scale(who: str, scale: object) -> None:

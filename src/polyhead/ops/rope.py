@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.ops.latent_code import at_least_float32, readable
+from polyhead.ops.latent_code import at_least_float32
+from polyhead.ops.readable import is_readable
 from polyhead.spec import LAYOUTS
 from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of, shaped
@@ -121,8 +122,8 @@ def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
-    """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`readable`)."""
-    if not readable(positions) or not positions.numel():
+    """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`is_readable`)."""
+    if not is_readable(positions) or not positions.numel():
         return
     low, high = (int(end) for end in positions.aminmax())
     if low < 0:

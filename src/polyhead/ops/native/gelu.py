@@ -16,9 +16,9 @@ from torch.nn import Parameter
 
 import polyhead.ops.native.library as native
 from polyhead.ops.custom_op_rules import differentiated
-from polyhead.ops.latent_code import may_look
 from polyhead.ops.native.check import check_function
 from polyhead.ops.native.threads import pool, threads
+from polyhead.ops.readable import is_cheap_to_read
 
 LEAST = 1 << 14
 """Tensors with fewer numbers go to PyTorch.  Also the size of a job."""
@@ -54,7 +54,7 @@ def takes(x: Tensor, numbers: int, *more: Tensor) -> bool:
 
 def _readable(x: Tensor) -> bool:
     """Has it numbers in memory that may be read now?  `is_grads_batched` of autograd uses the older kind of vmap."""
-    return may_look(x) and type(x) in (Tensor, Parameter) and not torch._C._functorch.is_legacy_batchedtensor(x)
+    return is_cheap_to_read(x) and type(x) in (Tensor, Parameter) and not torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 class GeluCallStruct(ctypes.Structure):
