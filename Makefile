@@ -81,13 +81,10 @@ campaign: .venv/.ready
 		rm -rf docs/results/small/$$figure && cp -r runs/reproduce/small/$$figure docs/results/small/ || exit 1; \
 	done
 	$(BIN)/python benchmarks/speed/sraven.py
-	$(BIN)/python benchmarks/speed/population.py
 	$(BIN)/python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json
 	$(BIN)/python benchmarks/emulate.py --draws 300 --json docs/results/kernels/emulated.json
 	$(BIN)/python benchmarks/fault_campaign.py --kills 240 --damages 2 --json docs/results/faults.json
-	$(BIN)/python benchmarks/speed/trainer.py --pairs 150 --steps 10 --json docs/results/trainer.json
 	$(BIN)/python benchmarks/parity_campaign.py --json docs/results/parity.json
-	$(BIN)/python benchmarks/validate_plan.py --json docs/results/planning.json
 
 clean:
 	rm -rf .venv runs

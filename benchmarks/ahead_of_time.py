@@ -31,10 +31,10 @@ os.environ.pop("TRITON_INTERPRET", None)  # kernels that run in Python cannot be
 
 import torch
 import triton
+from card.source import written
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 
-from card.source import written
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.triton import too_large_for
 from polyhead.ops.hyla.triton.kernels import launches as hyla_launches, prepare

@@ -34,11 +34,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 
 import torch
 import triton
+from card.case import DTYPES, Setting, Shape, parity
+from card.source import bare
 from ptx.launches import emulated
 from ptx.program import Fault
 
-from card.case import DTYPES, Setting, Shape, parity
-from card.source import bare
 from polyhead.ops.dispatch import resolve
 from polyhead.ops.hyla.triton import kernels as hyla_kernels
 from polyhead.ops.relational.triton import launches as relational_launches

@@ -3,10 +3,10 @@
     python benchmarks/fault_campaign.py [--kills 200] [--damages 1] [--fuzz 10000] [--seed 0] [--json FILE]
 
 Kills: SIGKILL at random moments and inside operations on files, of a run that trains, of text while it is tokenised, of
-a run on text (both), of a sweep (the sweep, a worker, or all of it) and of a population; several in a row, each time
+a run on text (both), of a sweep (the sweep, a worker, or all of it); several in a row, each time
 started again; at the end rows, scores, parameters and the optimiser's state must be those of a run that nothing
-happened to, bit for bit (a population's to rounding).  Damages: every kind of damage to every file of a run, of a text
-run with its tokens, of one run of a sweep and of a population, killed or finished.  Fuzz: so many configurations,
+happened to, bit for bit.  Damages: every kind of damage to every file of a run, of a text
+run with its tokens, of one run of a sweep, killed or finished.  Fuzz: so many configurations,
 checkpoints and other files changed at random, each of which must be taken or refused in one line.
 
 A table is printed; what came of every case is written to FILE.  The exit code is 1 if anything was lost, silently wrong
@@ -33,7 +33,7 @@ from killed_or_damaged import GOOD, Campaign
 from lives import Order, Zygote
 from scenarios import tiny
 
-SHARES = {"train": 0.4, "text run": 0.2, "tokenise": 0.15, "sweep": 0.15, "population": 0.1}
+SHARES = {"train": 0.45, "text run": 0.2, "tokenise": 0.15, "sweep": 0.2}
 """Of the kills."""
 ROW = 5  # kills of one run, at most
 DAMAGED = {
@@ -41,7 +41,6 @@ DAMAGED = {
     "text run": (False, True),
     "tokenise": (False,),
     "sweep": (True,),
-    "population": (False,),
 }
 """Whose files are damaged, and whether when it was killed or when it had finished."""
 

@@ -48,7 +48,6 @@ FEATURES = (  # what is asked for in Python or of the command line, without its 
     "import polyhead as ph; ph.compat.huggingface.register()",
     "import polyhead.jaxside",
     "polyhead demo",
-    "polyhead tune fuzzy-hyla --train.lr 1e-4:1e-2:log",
     "polyhead sweep fuzzy-hyla --ray local",
     "polyhead train lm-hyla --task.tokenizer tiktoken:gpt2",
     "polyhead train fuzzy-hyla --track tensorboard",

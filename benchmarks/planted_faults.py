@@ -27,7 +27,6 @@ TESTS = {
     "config": ("config", "tasks", "models"),
     "models": ("models", "layers"),
     "spec": ("spec", "ops"),
-    "timing": ("timing", "cli"),
     "train": ("train", "loaders"),
 }
 """Folder of the package -> folders of its tests, where they are not that of the same name alone."""

@@ -94,14 +94,10 @@ if TYPE_CHECKING:  # what a type checker and an editor see: the names of _MODULE
         recipes as recipes,
         reproduce as reproduce,
     )
-    from polyhead.scale.plan.estimate import plan as plan
     from polyhead.scale.records import records as records
     from polyhead.scale.sweep.jobs import sweep as sweep
-    from polyhead.scale.tune.search import tune as tune
-    from polyhead.timing.measure import run as _run
     from polyhead.train.store.checkpoint import load_model as _load_model
 
-    bench = _run  # `import run as bench` would export nothing, to type checkers that are strict
     load = _load_model
 
 __version__ = "0.1.0"
@@ -130,14 +126,12 @@ _NAMES = {
     "layers.taps": "Taps",
     "models.transformer": "Transformer",
     "models.generate.tokens": "generate",
-    "scale.plan.estimate": "plan",
     "scale.records": "records",
     "scale.sweep.jobs": "sweep",
-    "scale.tune.search": "tune",
     "pages.explore.writer": "explore",
 }
 _HOME = {name: (f"polyhead.{module}", name) for module, names in _NAMES.items() for name in names.split()}
-_HOME |= {"bench": ("polyhead.timing.measure", "run"), "load": ("polyhead.train.store.checkpoint", "load_model")}
+_HOME |= {"load": ("polyhead.train.store.checkpoint", "load_model")}
 
 _MOVED = {
     "polyhead.claims": "polyhead.papers.estimates",
@@ -149,9 +143,7 @@ _MOVED = {
     "polyhead.train.engine": "polyhead.scale.sweep.engines",
     "polyhead.train.engine_ray": "polyhead.scale.sweep.engines.ray",
     "polyhead.train.engine_slurm": "polyhead.scale.sweep.engines.slurm",
-    "polyhead.train.population": "polyhead.scale.population",
     "polyhead.train.sweep": "polyhead.scale.sweep",
-    **{f"polyhead.{name}": f"polyhead.scale.{name}" for name in ("plan", "tune")},
     **{f"polyhead.{name}": f"polyhead.pages.{name}" for name in ("explore", "report")},
     **{f"polyhead.{name}": f"polyhead.papers.{name}" for name in ("recipes", "reproduce")},
 }
@@ -160,7 +152,6 @@ _MOVED = {
 _SPLIT = {
     "polyhead.claims": "polyhead.papers.claims",
     "polyhead.report": "polyhead.pages.report.writer",
-    "polyhead.train.population": "polyhead.scale.population.training",
     "polyhead.train.sweep": "polyhead.scale.sweep.jobs",
 }
 """Where the other names of a module of `_MOVED` are now."""

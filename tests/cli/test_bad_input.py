@@ -33,7 +33,6 @@ train fuzzy-hyla --batch_size 2 | unknown option --batch_size; did you mean --tr
 train fuzzy-hyla 3 | polyhead train fuzzy-hyla: unknown argument 3; see polyhead train fuzzy-hyla --help
 train fuzzy-hyla --train.lr fast | polyhead train fuzzy-hyla: --train.lr must be a number but is 'fast'
 train fuzzy-hyla --train.steps 2.5 | --train.steps must be an integer but is '2.5'
-bench hyla --lengths x | polyhead bench: --lengths must be an integer but is 'x'
 train fuzzy-hyla --threads x | polyhead train fuzzy-hyla: --threads must be an integer or None but is 'x'
 train digits-dual --task.flip maybe | --task.flip must be True or False or None but is 'maybe'
 train digits-dual --model.causal maybe | 'maybe' came: give --model.causal or --model.no-causal alone
@@ -65,8 +64,6 @@ report | report: no run folder was given
 report RUN/.. | holds no config.json, so it is not a run; of the 1 runs in it, name one, or
 demo --workers 0 | demo: workers must be at least 1 but is 0
 demo --steps 0 | demo: steps must be at least 1 but is 0
-plan fuzzy-hyla --hours 0 | plan: hours must be above 0 but is 0.0
-plan fuzzy-hyla --hours inf | plan: hours must be a finite number but is inf
 list mechanism | polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'? (choose from recipes, figures,
 list tasks --dim 64 | polyhead list: --dim is for mechanisms but tasks were asked for
 list mechanisms --dim 10 | polyhead list: --heads must divide --dim 10 but is 8
@@ -86,9 +83,6 @@ sweep small --gpus 1 | --gpus is for --ray and --slurm
 sweep small --slurm --gpus nan | gpus must be a finite number but is nan
 sweep small --slurm --gpus 0.5 | Slurm gives whole GPUs but gpus is 0.5
 sweep small --slurm --minutes 0 | minutes must be at least 1 but is 0
-sweep small --population --slurm | --population trains in one process, so --slurm has nothing to do
-sweep small --population --ray local | --population trains in one process, so --ray has nothing to do
-sweep small --population --workers 2 | --population trains in one process, so --workers has nothing to do
 sweep small --devices 2 | --devices is for one run: polyhead train
 sweep empty.yaml | empty.yaml: a grid needs `recipe`
 sweep odd.yaml | odd.yaml: seed must be {values: [...]} or {value: ...} but is 3
@@ -99,7 +93,6 @@ table nowhere --out folder | table: folder cannot be written (Is a directory)$
 explore nowhere --text a --out folder | explore: folder cannot be written (Is a directory)$
 explore nowhere --text a --out file/page | explore: file/page cannot be written (File exists)$
 explore nowhere --text a --out /proc/page | explore: /proc/page cannot be written (No such file or directory)$
-bench hyla --out file | bench: file cannot be written (File exists)$
 demo --folder file | demo: file/report.html cannot be written (File exists)$
 reproduce fig-2e | unknown figure 'fig-2e'; did you mean 'fig-
 reproduce fig-a9 --workers many | --workers must be
@@ -111,11 +104,6 @@ reproduce lm-bytes --from RESULTS --workers 2 | --from trains nothing, so --work
 reproduce lm-bytes --from RESULTS --device cpu | --from trains nothing, so --device has no effect
 reproduce lm-bytes --scale smoke --folder file | reproduce: file/lm-bytes cannot be written (Not a directory)$
 reproduce lm-bytes --from RESULTS --folder file | reproduce: file cannot be written (File exists)$
-tune fuzzy-hyla --train.lr 1e-4:1e-2 --train.lr 1e-3 | tune: train.lr is given a value and a range
-tune fuzzy-hyla --train.lr 1e-4:1e-2 --train.lr 1,2 | tune: train.lr is given twice
-tune fuzzy-hyla --train.lr 1e-4:1e-2 --trails 3 | unknown option --trails; did you mean --trials
-tune table-a1 --train.lr 1e-4:1e-2 | runs but a search is for one
-tune fuzzy-hyla --train.lr 1e-4:1e-2 --folder file | tune: file cannot be written (File exists)$
 sweep fuzzy-hyla --folder file | sweep: file cannot be written (File exists)$
 train fuzzy-hyla --folder file | run folder: file cannot be made (File exists)$
 """
@@ -224,8 +212,6 @@ def test_arguments_of_another_kind():
         ),
         (lambda: ph.Transformer(ph.Tokens(3)), "Transformer: a TransformerConfig was wanted but Tokens(count=3"),
         (lambda: ph.train.run("fuzzy-hyla"), "train.run: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but 'fu"),
-        (lambda: ph.plan("fuzzy-hyla"), "plan: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but 'fuzzy-hyla'"),  # type: ignore[arg-type]
-        (lambda: ph.tune("demo", {}, folder="runs"), "tune: a Run was wanted, as"),  # type: ignore[arg-type]
         (lambda: ph.sweep(ph.recipes.RECIPES["fuzzy-hyla"](), "runs"), "sweep: a list of runs was wanted but Run("),  # type: ignore[arg-type]
         (lambda: ph.sweep((run for run in ()), "runs"), "sweep: a list of runs was wanted but <generator"),  # type: ignore[arg-type]
         (lambda: ph.sweep(["demo"], "runs"), "sweep: a Run was wanted, as"),  # type: ignore[list-item]

@@ -17,7 +17,7 @@ from polyhead.train.stop import Preempted
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """What would be trained: (runs, folder, options, population)."""
+    """What would be trained: (runs, folder, options)."""
     calls = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(recipes.RECIPES, "small", small)
@@ -31,10 +31,10 @@ def sweep(words):
 
 def test_a_grid_on_the_command_line(asked, capsys):
     assert sweep("small --seed 0,1,2 --train.lr=1e-3,3e-3 --workers 2 --folder a,b") == 0
-    ((runs, folder, options, population),) = asked
+    ((runs, folder, options),) = asked
     assert {(run.seed, run.train.lr) for run in runs} == {(seed, lr) for seed in (0, 1, 2) for lr in (1e-3, 3e-3)}
     assert len({digest(run) for run in runs}) == 6
-    assert (folder, options.workers, population) == ("a,b", 2, False)
+    assert (folder, options.workers) == ("a,b", 2)
     table = capsys.readouterr().out
     assert table.count("waiting") == 6
     assert "0.003" in table
@@ -43,10 +43,10 @@ def test_a_grid_on_the_command_line(asked, capsys):
 def test_a_grid_in_a_file(asked, tmp_path):
     text = "method: grid\nrecipe: small\nparameters:\n  seed: {values: [4, 5]}\n  train.lr: {value: 2e-3}\n"
     (tmp_path / "grid.yaml").write_text(text)
-    assert sweep("grid.yaml --train.steps 7 --population") == 0
-    ((runs, folder, _, population),) = asked
+    assert sweep("grid.yaml --train.steps 7") == 0
+    ((runs, folder, _),) = asked
     assert [(run.seed, run.train.lr, run.train.steps) for run in runs] == [(4, 2e-3, 7), (5, 2e-3, 7)]
-    assert (folder, population) == ("runs", True)
+    assert folder == "runs"
 
 
 def test_truth_values_in_a_grid(asked, tmp_path):
@@ -67,7 +67,7 @@ def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
     assert capsys.readouterr().out.count("waiting") == len(STUDIES["fig-5c"]("smoke"))
     assert not list(tmp_path.iterdir())
     assert sweep("fig-5c --scale smoke") == 0
-    ((runs, folder, _, _),) = asked
+    ((runs, folder, _),) = asked
     assert [digest(run) for run in runs] == [digest(run) for run in STUDIES["fig-5c"]("smoke")]
     assert folder == "runs/reproduce/smoke"
 
@@ -75,13 +75,11 @@ def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
 def test_where_and_how(monkeypatch, asked):
     calls = []
     monkeypatch.setattr(cli_sweep, "side_by_side", side_by_side)
-    for way in ("sweep.jobs.sweep", "population.training.train"):
-        monkeypatch.setattr(f"polyhead.scale.{way}", lambda runs, folder, **options: calls.append(options) or [])
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
     assert sweep("small --seed 0,1 --retries 5") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
     assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0
-    assert sweep("small --seed 0,1 --population --again") == 0
-    here, ray, slurm, together = calls
+    here, ray, slurm = calls
     assert here == {"engine": None, "workers": None, "again": False, "retries": 5}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
     assert (ray["workers"], ray["retries"]) == (3, 2)
@@ -89,7 +87,6 @@ def test_where_and_how(monkeypatch, asked):
     assert (engine.partition, engine.account, engine.minutes) == ("gpu,long", "us", 7)
     assert engine.resources == Resources(memory=4.0)
     assert slurm["again"]
-    assert together == {"again": True}
 
 
 def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):

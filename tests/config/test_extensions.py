@@ -4,19 +4,16 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-import re
 import subprocess
 import sys
 
 import forked
 import pytest
-import searches
 from scripts import ROOT
 
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.config import extensions
-from polyhead.scale import population
 from polyhead.train import read_config
 
 EXAMPLE = ROOT / "examples" / "extension"
@@ -135,19 +132,9 @@ def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, mon
     with pytest.raises(ValueError, match=text):
         ph.sweep([run], tmp_path, progress=False) if where == "main" else ph.train.run(run, progress=False)
     assert not (tmp_path / "run").exists()
-    if where in ("field", "word"):  # nor do several together
-        both = population.train([dataclasses.replace(run, seed=seed) for seed in (1, 2)], tmp_path, progress=False)
-        assert all(re.search(text, failed.error) for failed in both)
 
 
-def test_workers_of_a_search_import_ones_own_task(theirs, tmp_path, monkeypatch):
-    pytest.importorskip("optuna")
-    asked, engine = [], searches.install(monkeypatch)
-    monkeypatch.setattr(engine, "work", staticmethod(lambda *_: asked.append(os.environ[extensions.ASKED]) or 2))
-    run = short(theirs.recipes.parity_hyla(), tmp_path)
-    searches.search(tmp_path / "study", run, space={"train.lr": "1e-4,1e-3"}, trials=1)
-    assert asked == ["parity_heads.task"]
-    assert extensions.ASKED not in os.environ
+
 
 
 def test_what_is_registered_is_known_by_name(theirs, capsys):

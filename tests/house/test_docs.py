@@ -15,7 +15,7 @@ from some import some
 
 import polyhead as ph
 from polyhead import config, spec
-from polyhead.cli import dispatch as cli, plan as cli_plan, sweep as cli_sweep, train as cli_runs, tune as cli_tune
+from polyhead.cli import dispatch as cli, sweep as cli_sweep, train as cli_runs
 from polyhead.config import extensions
 
 MADE = re.findall(r"^\+\+\+ b/(\S+)", (ROOT / "docs" / "howto" / "energy.patch").read_text(), re.M)
@@ -112,7 +112,7 @@ def one_of_each(runs, text):
 
 
 def divided(runs, devices):
-    """The exit code 0 if every batch can be divided among the devices, as training and plans want it; else 2."""
+    """The exit code 0 if every batch can be divided among the devices, as training needs it; else 2."""
     return 2 if any(run.train.batch_size % (devices * run.train.accumulate) for run in runs) else 0
 
 
@@ -134,10 +134,8 @@ def dry(monkeypatch, files):
     monkeypatch.setattr(cli_runs, "_resolve", lambda *named: one_of_each(*resolve(*named)))
     monkeypatch.setattr(cli_runs, "train", lambda runs, devices=1, **_: divided(runs, devices))
     monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_, **__: [])
-    monkeypatch.setattr(cli_plan, "answer", lambda runs, asked: divided(runs, asked.devices))
-    monkeypatch.setattr(cli_tune, "answer", lambda *_: 0)
     for name, verb in cli.VERBS.items():
-        if name not in ("train", "sweep", "tune", "plan"):  # those read their arguments when they are called
+        if name not in ("train", "sweep"):  # those read their arguments when they are called
             monkeypatch.setattr(verb.load(), "__call__", lambda self: 0)
     return lambda words: cli.main(words[1:])
 
@@ -154,7 +152,6 @@ def test_commands_parse(words, dry):
 def test_a_command_that_does_not_exist_is_noticed(dry, capsys):
     assert dry(["polyhead", "train", "fuzzy-hyla", "--train.rate", "1"]) == 2
     assert dry(["polyhead", "eval", "runs/a", "--split", "novel"]) == 2
-    assert dry(["polyhead", "plan", "lm-hyla", "--devices", "64", "--card", "h100"]) == 2  # eight sequences
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 

@@ -101,13 +101,6 @@ ph.tasks.FuzzyLogic()
 without("tasks", "sklearn", *drawn)
 import polyhead.train
 without("training", "wandb", "trackio", "tensorboard")
-import polyhead.plan, polyhead.scale.plan.estimate as new  # an old name of a module, and a function
-assert ph.plan is polyhead.plan is not new.plan
-try:
-    ph.plan(3)
-except ValueError:
-    sys.exit(0)  # of the function: it was called with a number
-sys.exit("nothing was called")
 """
 
 
@@ -120,7 +113,7 @@ def test_what_is_imported(code):
 USER = """
 import polyhead as ph
 reveal_type(ph.MultiHeadAttention)
-reveal_type(ph.plan)
+reveal_type(ph.sweep)
 reveal_type(ph.Softmax)
 reveal_type(ph.ops.softmax_attention)
 ph.Softmax(4, oops=3)

@@ -23,7 +23,7 @@ LADDER = {
     **dict.fromkeys(("models", "tasks"), 4),
     "train": 5,
     **dict.fromkeys(("scale", "analysis", "compat", "jaxside"), 6),
-    **dict.fromkeys(("pages", "timing"), 7),
+    **dict.fromkeys(("pages",), 7),
     "papers": 8,
     **dict.fromkeys(("cli", "__main__"), 9),
 }

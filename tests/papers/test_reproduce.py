@@ -119,16 +119,6 @@ def test_results_of_another_version_are_kept(held, tmp_path, capsys):
     assert path.read_text() == held
 
 
-def test_a_gpu_trains_populations(monkeypatch, tmp_path):
-    called = []
-    monkeypatch.setattr(module.together, "train", lambda runs, folder, **_: called.append(len(runs)) or [])
-    monkeypatch.setattr(module, "sweep", lambda runs, folder, **_: called.append(-len(runs)) or [])
-    runs = STUDIES["fig-5c"]("smoke")
-    module.train(runs, tmp_path, population=True)
-    module.train([replace(run, device="cpu") for run in runs], tmp_path)
-    assert called == [12, -12]
-
-
 def test_the_page_says_what_holds(tmp_path):
     sure, printed = Estimate(0.1, 0.01, 9.0), {"one − other": Estimate.printed(0.2, 0.1)}
     verdicts = (above("a <claim>", {"one − other": sure}, printed=printed), above("b", {"other − one": -sure}))

@@ -64,7 +64,6 @@ for name, ask in {
     "floors": lambda: floors.predictions(batch, library="sklearn"),
     "digits": lambda: Images("digits").batch("train", 2, seed=0, step=0),
     "folder": lambda: Images("folder", folder=str(here), size=8, patch=4).batch("iid", 1, seed=0, step=0),
-    "tune": lambda: ph.tune(run, {"train.lr": "1e-4:1e-2:log"}, folder=here / "t"),
     "bpe": lambda: text("bpe:300").codec(),
     "tiktoken": lambda: text("tiktoken:gpt2").codec(),
     "sentencepiece": lambda: text(str(here / "x.model")).codec(),

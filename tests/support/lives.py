@@ -36,7 +36,6 @@ from tiny_runs import tiny
 
 import polyhead as ph
 from polyhead.cli.train import failed
-from polyhead.scale.population import training as population
 from polyhead.scale.sweep import jobs as sweep
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.tasks.text import data as text_data
@@ -199,7 +198,6 @@ def _child(order: Order, log: pathlib.Path, note: pathlib.Path) -> None:
             "use": lambda: _told(_use, order["folder"]),
             "text": lambda: _told(_tokenise, order),
             "sweep": lambda: _sweep(order, runs, note),
-            "population": lambda: failed(population.train(runs, order["folder"], progress=False)),
         }[order["do"]]()
     except BaseException:
         traceback.print_exc()

@@ -1,12 +1,9 @@
-"""The training of a fault campaign: a run, a run on text, its tokens, a sweep, a population; all of them tiny."""
+"""The training of a fault campaign: a run, a run on text, its tokens, a sweep; all of them tiny."""
 
-import contextlib
-import functools
 import json
 import pathlib
 from typing import Any
 
-import numpy as np
 import tiny_runs
 from lives import Order, difference, facts
 
@@ -176,39 +173,4 @@ class Sweep(Scenario):
         return files_in(next(iter(self.places().values())))  # of one run: the others are like it
 
 
-class Population(Sweep):
-    """Three runs in one process.  Killed between the checkpoints of its members, they resume in smaller groups: their
-    numbers are then the same to rounding."""
-
-    name, verb = "population", "population"
-
-    def differs(self, wanted: Order) -> str | None:
-        close = functools.partial(np.allclose, rtol=2e-3, atol=2e-4)
-        for name, came in self.found().items():
-            value = wanted[name]
-            for part in ("rows", "scores", "tensors"):
-                one, other = (_numbers(side[part]) for side in (came, value))
-                if one.shape != other.shape or not (_near(one, other) if part == "tensors" else close(one, other)):
-                    return f"{name}: {difference(came, value)}"
-        return None
-
-
-def _near(one: Any, other: Any) -> bool:
-    """In norm: where a gradient is 0 by the equation, AdamW makes a full step of the rounding error."""
-    return bool(np.linalg.norm(one - other) <= 2e-3 * np.linalg.norm(other))
-
-
-def _numbers(value: Any) -> Any:
-    """All numbers in rows, scores or tensors."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return np.concatenate([_numbers(item).reshape(-1) for item in value] or [np.zeros(0)])
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return np.frombuffer(bytes.fromhex(value), np.float32)
-        return np.zeros(0)
-    return np.array([0.0 if value is None else float(value)])
-
-
-KINDS = {kind.name: kind for kind in (OneRun, TextRun, Tokens, Sweep, Population)}
+KINDS = {kind.name: kind for kind in (OneRun, TextRun, Tokens, Sweep)}

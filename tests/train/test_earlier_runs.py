@@ -9,7 +9,6 @@ import json
 import math
 import pathlib
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from run_folders import rows
 import polyhead as ph
 from polyhead import config as configs
 from polyhead.papers.recipes import RECIPES, SINGLE
-from polyhead.scale import population
 from polyhead.tasks import KINDS
 from polyhead.train.store.folder import environment, read_metrics
 
@@ -98,15 +96,6 @@ def test_a_stopped_run_resumes(here, name):
     """The checkpoint of one is sharded; one process resumes it."""
     ph.train.run(ph.train.read_config(name), progress=False, resume=True)
     check(here / name, MADE / name, read("expected.json")[name])
-
-
-def test_a_population_resumes(here):
-    folders = sorted((here / "population").iterdir())
-    members = [replace(ph.train.read_config(folder), folder=None) for folder in folders]
-    results = population.train(members, "population", progress=False)
-    assert [result.folder.name for result in results] == [folder.name for folder in folders]
-    for folder in folders:
-        check(folder, MADE / "population" / folder.name, read("expected.json")[f"population/{folder.name}"])
 
 
 def test_a_finished_run_is_unchanged(here):

@@ -27,7 +27,7 @@ def fine(records):
     return [record for record in records if record["outcome"] != "unharmed"]
 
 
-KILLS = [("train", 1, 4), ("tokenise", 1, 4), ("text run", 1, 3), ("sweep", 1, 3), ("population", 1, 3)]
+KILLS = [("train", 1, 4), ("tokenise", 1, 4), ("text run", 1, 3), ("sweep", 1, 3)]
 
 
 @pytest.mark.parametrize(("kind", "cases", "faults"), KILLS)
@@ -38,7 +38,7 @@ def test_killed_again_and_again(campaign, kind, cases, faults):
     # A run may be faster or slower, so the last fault may come too late.
     aims = ("file",) * (faults - 1) + ("moment" if kind in ("train", "text run") else "file",)
     killed = [record for case in range(cases) for record in fine(campaign.kills(kind, case, faults, aims))]
-    assert len(killed) >= {"train": 2, "tokenise": 2, "text run": 2, "sweep": 1, "population": 2}[kind]
+    assert len(killed) >= {"train": 2, "tokenise": 2, "text run": 2, "sweep": 1}[kind]
     assert all(record["moment"] for record in killed)
 
 
@@ -69,10 +69,10 @@ def test_every_file_is_damaged_once(campaign, finished):
     assert set(DAMAGES) == {*STOPPED.values(), *FINISHED.values()}
 
 
-@pytest.mark.parametrize("kind", ["train", "population"])
+@pytest.mark.parametrize("kind", ["train"])
 def test_checkpoints_vouch_for_the_rows_before_them(campaign, kind):
     found = list(campaign.undisturbed(kind).root.rglob("checkpoint.safetensors"))
-    assert len(found) == {"train": 1, "population": 3}[kind]
+    assert len(found) == {"train": 1}[kind]
     for path in found:
         rows, said = read_metrics(path.parent), read_metadata(path)
         assert said["rows"] == sum(row["kind"] == "train" or row["step"] < said["step"] for row in rows) > 0

@@ -5,15 +5,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from some import some
 from tiny_runs import crashed, tiny
 
 from polyhead import config
 from polyhead.analysis.ablate import zero_heads
 from polyhead.config import Batch, Classes, CoRelNetConfig, Learned, Logits, Patches, Tokens, TransformerConfig
 from polyhead.models.transformer import Transformer
-from polyhead.scale.population import training as population
-from polyhead.scale.population.stacked import Stack, unsupported_reason
 from polyhead.tasks import KINDS, Images, Maths
 from polyhead.tasks.classification import Classification
 from polyhead.train import evaluate, fast_products, load_model, run
@@ -121,32 +118,6 @@ def test_a_model_that_does_not_fit_the_task_is_one_line(task, model, text, tmp_p
     with pytest.raises(ValueError, match=f"train: {text}") as error:
         run(a_run(task, tmp_path, **model), progress=False)
     assert "\n" not in str(error.value)
-
-
-def test_populations_leave_out_unsupported_models(tmp_path):
-    reasons = {name: unsupported_reason(a_run(name, tmp_path)) for name in MODELS}
-    assert reasons == {
-        "sequences": "it is an encoder-decoder",
-        "images": None,
-        "tokens": "residual_dropout cannot be drawn for it",
-        "baseline": "a CoRelNetConfig is no transformer",
-    }
-    frozen = [config.Relational(4, symbols=config.SymbolicAttention(trainable=False))]
-    assert unsupported_reason(a_run("images", tmp_path, heads=frozen)) == "its symbols are frozen"
-    with pytest.raises(ValueError, match=r"^population: sequences must be trained alone: it is an encoder-decoder$"):
-        Stack([a_run("sequences", tmp_path)], torch.device("cpu"), 1)
-    runs = [a_run(name, None, seed=seed) for name in ("sequences", "images") for seed in (0, 1)]
-    assert [len(group) for group in population.groups(runs)] == [1, 1, 2]
-
-
-def test_a_population_of_classifiers_is_each_of_them(tmp_path):
-    """Images, symbols and dropout of the code: the losses they have alone."""
-    heads = [config.Softmax(2), config.Relational(2)]
-    runs = [a_run("images", None, seed=seed, dropout=0.2, heads=heads) for seed in (0, 1)]
-    together = population.train(runs, tmp_path / "together", progress=False)
-    for one, result in some(zip(runs, together, strict=True)):
-        alone = run(replace(one, folder=str(tmp_path / f"alone-{one.seed}")), progress=False)
-        assert result.scores["iid"]["loss"] == pytest.approx(alone.scores["iid"]["loss"], rel=1e-4)
 
 
 def test_a_model_without_its_kind_is_a_transformer():

@@ -11,9 +11,6 @@ from run_folders import losses, same
 from tiny_runs import interrupted
 
 from polyhead.cli.dispatch import main
-from polyhead.scale.population import training as population
-from polyhead.timing.measure import command
-from polyhead.timing.options import Options
 from polyhead.train import fast_products, products, read_config, read_result, run
 from polyhead.train.products import Products
 from polyhead.train.store import checkpoint, saving
@@ -272,19 +269,6 @@ def _silent(*what):
     return {name: value for name, value in checkpoint.restore(*what).items() if name != "fast_products"}
 
 
-def test_a_population_takes_them_and_keeps_them(rough, tiny, tmp_path, able):
-    """A member that began otherwise is trained by itself."""
-    runs = [tiny(tmp_path / "x", steps=2, residual_dropout=0.0, seed=seed, name=f"m{seed}") for seed in (1, 2)]
-    done = population.train(runs, tmp_path / "all", progress=False)
-    assert [outcome.environment["products"] for outcome in done] == ["oneDNN (2.1 times as fast)"] * 2
-    kept = [read_metadata(outcome.folder / "checkpoint.safetensors")["fast_products"] for outcome in done]
-    assert kept == [True] * 2
-    config = replace(runs[0], name="other", fast_products=False, folder=str(tmp_path / "other"))
-    run(config, progress=False)
-    places = [replace(one, folder=str(outcome.folder)) for one, outcome in zip(runs, done, strict=True)]
-    assert [len(part) for part in population._of_one_step([*places, config], {})] == [2, 1]
-
-
 def test_the_choice_of_a_run(able, tiny, tmp_path):
     able(YES)
     config = tiny(tmp_path)
@@ -312,7 +296,3 @@ def test_evaluation_takes_them_unless_the_run_does_not(whole, monkeypatch):
         monkeypatch.setattr(checkpoint, "read_config", lambda folder, config=config: config)
         assert main(["eval", str(whole), "--splits", "iid", "--batches", "1", "--batch-size", "4"]) == 0
     assert asked == [True, False]
-
-
-def test_off_on_the_command_line():
-    assert command(Options("hyla", fast_products=False)) == "polyhead bench hyla --no-fast-products"

@@ -58,7 +58,7 @@ class CompletionWords:
 
 def words() -> CompletionWords:
     """The words of the installed version, with the recipes of installed extensions."""
-    from polyhead.cli import plan, sweep, train, tune
+    from polyhead.cli import sweep, train
     from polyhead.cli.listing import KINDS
     from polyhead.papers.hyla.singles import LONG
     from polyhead.papers.recipes import FIGURES, every
@@ -66,9 +66,7 @@ def words() -> CompletionWords:
 
     of_runs = {
         "train": (*_flags(train.training()), "--scale", "--print"),
-        "sweep": (*_flags(sweep.sweeping()), "--scale", "--status", "--population"),
-        "tune": _flags(tune.tuning()),
-        "plan": _flags(plan.planning()),
+        "sweep": (*_flags(sweep.sweeping()), "--scale", "--status"),
     }
     kinds = {name: verb.load() for name, verb in VERBS.items()}
     options = of_runs | {name: _flags(kind) for name, kind in kinds.items() if isinstance(kind, type)}

@@ -41,8 +41,6 @@ class Reproduce:
     workers: int | None = None
     """Runs at a time (default: one per core)."""
     device: Device = "auto"
-    population: bool | None = None
-    """Train runs of one architecture together in one process (default: on a GPU)."""
     results: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RESULTS")] = None
     """Train nothing: redraw and judge again from this results.json, or its folder."""
 
@@ -53,9 +51,7 @@ class Reproduce:
 
         failures: Sequence[Failure] = ()
         if self.results is not None:
-            given = [
-                n for n in ("scale", "seeds", "published", "workers", "population") if getattr(self, n) is not None
-            ]
+            given = [n for n in ("scale", "seeds", "published", "workers") if getattr(self, n) is not None]
             given += ["device"] * (self.device != "auto")
             if given:
                 raise ValueError(f"polyhead reproduce: --from trains nothing, so --{given[0]} has no effect")
@@ -63,7 +59,7 @@ class Reproduce:
         else:
             page, outcome, failures = reproduce(
                 self.figure, self.scale, folder=self.folder, workers=self.workers, device=self.device,
-                population=self.population, seeds=self.seeds, published=self.published,
+                seeds=self.seeds, published=self.published,
             )  # fmt: skip
         rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 

@@ -1,6 +1,5 @@
 """The verb sweep: many runs in parallel, here or on a cluster."""
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ def verb(arguments: list[str]) -> int:
     values, separated by commas, is a grid (also --model.causal True,False).  After an interruption, run it again to
     resume.  Several machines with the same folder share the work.  A worker that dies is started again.
     Runs are in --folder (default: runs, or runs/reproduce/SCALE for a figure); --scale is for figures;
-    --status only shows the table; --population trains runs of one architecture together in one process.
+    --status only shows the table.
 
     >>> polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
     >>> polyhead sweep table-a1 --scale small --status
@@ -44,7 +43,6 @@ def verb(arguments: list[str]) -> int:
     """
     recipe, rest = first_word("sweep", arguments)
     rest, status = _flag(rest, "--status")
-    rest, population = _flag(rest, "--population")
     rest, scale = option("sweep", rest, "--scale")
     if recipe.endswith(SUFFIXES):
         recipe, given = grid_file(recipe)
@@ -57,7 +55,7 @@ def verb(arguments: list[str]) -> int:
     folder = runs[0].folder or _folder(recipe, scale)
     code = 0
     if not status:
-        code = failed(side_by_side(runs, folder, options, population))
+        code = failed(side_by_side(runs, folder, options))
     from polyhead.cli.listing import show
     from polyhead.scale.records import of_sweep
 
@@ -121,18 +119,9 @@ def sweeping() -> Any:
     return SweepOptions
 
 
-def side_by_side(runs: Sequence["Run"], folder: str, options: Any, population: bool) -> "Sequence[Result | Failure]":
-    """Train in worker processes, here or on a cluster, or all runs of one architecture together."""
+def side_by_side(runs: Sequence["Run"], folder: str, options: Any) -> "Sequence[Result | Failure]":
+    """Train in worker processes, here or on a cluster."""
     engine = options.cluster.engine()
-    if population:
-        from polyhead.scale.population import training as together
-
-        if engine is not None:
-            place = "--ray" if options.cluster.ray else "--slurm"
-            raise ValueError(f"polyhead sweep: --population trains in one process, so {place} has nothing to do")
-        if options.workers is not None:
-            raise ValueError("polyhead sweep: --population trains in one process, so --workers has nothing to do")
-        return together.train(runs, folder, again=options.again)
     from polyhead.scale.sweep.jobs import sweep
 
     workers, again, retries = options.workers, options.again, options.retries
@@ -160,17 +149,18 @@ def grid(arguments: list[str]) -> list[list[str]]:
 
 def as_flags(run: "Run", words: Sequence[str]) -> list[str]:
     """`--model.causal False` of a grid as the flag `--model.no-causal`, which takes no value."""
-    from polyhead.scale.tune.space import kinds_of
+    from polyhead.config import to_dict
+    from polyhead.config.serial import flat
 
+    fields = flat(to_dict(run))
     found: list[str] = []
     ends = "=True", "=False"
     parts = (one.split("=", 1) if one.startswith("--") and one.endswith(ends) else [one] for one in words)
     for word in itertools.chain.from_iterable(parts):
-        with contextlib.suppress(ValueError):  # of an option that is no field of the run
-            name = found[-1].removeprefix("--").replace("-", "_") if found else ""
-            if word in ("True", "False") and kinds_of(run, name) == [bool]:
-                found[-1] = found[-1] if word == "True" else opposite(found[-1])
-                continue
+        name = found[-1].removeprefix("--").replace("-", "_") if found else ""
+        if word in ("True", "False") and isinstance(fields.get(name), bool):
+            found[-1] = found[-1] if word == "True" else opposite(found[-1])
+            continue
         found.append(word)
     return found
 

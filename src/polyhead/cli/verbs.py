@@ -23,8 +23,6 @@ VERBS = {
     "demo": Verb("demo.Demo", "Train three kinds of heads on two tasks, watch them, write a report."),
     "train": Verb("train.verb", "Train a recipe or a configuration file, with changed fields."),
     "sweep": Verb("sweep.verb", "Train many runs in parallel, on this machine or a cluster."),
-    "tune": Verb("tune.verb", "Search for the best fields of a recipe with Optuna."),
-    "plan": Verb("plan.verb", "Estimate memory, time and the largest batch on other hardware."),
     "reproduce": Verb("reproduce.Reproduce", "Reproduce a figure or table of a paper, and judge its claims."),
     "resume": Verb("runs.Resume", "Resume a run that was stopped or killed."),
     "eval": Verb("runs.Eval", "Score a trained run on the splits of its task."),
@@ -34,7 +32,6 @@ VERBS = {
     "table": Verb("listing.Table", "Write runs as a table, for a paper or a program."),
     "explore": Verb("explore.Explore", "Write one HTML page on a text: what each token reads, and its codes."),
     "generate": Verb("generate.Generate", "Continue a text with a trained language model."),
-    "bench": Verb("bench.Bench", "Time and peak memory of the implementations of an op by length."),
     "list": Verb("listing.List", "List recipes, figures, tasks, mechanisms, impls, models or runs."),
     "completion": Verb("completion.Completion", "Print or install the script that completes commands in a shell."),
 }

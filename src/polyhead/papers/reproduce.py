@@ -23,7 +23,6 @@ from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
 from polyhead.papers.study import FinishedRun, Paper, Study
-from polyhead.scale.population import training as together
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.here import Here
@@ -31,7 +30,6 @@ from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Maths, RelationalGames
 from polyhead.train import Result
-from polyhead.train.device import pick_device
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import environment, write
 
@@ -51,7 +49,6 @@ def reproduce(
     folder: str | pathlib.Path | None = None,
     workers: int | None = None,
     device: str = "auto",
-    population: bool | None = None,
     seeds: int | None = None,
     published: str | pathlib.Path | None = None,
     progress: bool = True,
@@ -60,9 +57,8 @@ def reproduce(
 
     `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
     `scale`: by default `short` for figures about fuzzy logic, `small` for the others.
-    `population`: train runs of one architecture together (default: on a GPU).  `seeds`: their number (default: that of
-    the scale); a verdict takes five.  `published`: see `on_published`.  Returns the page, its contents, and the failed
-    runs, which the figure omits.
+    `seeds`: their number (default: that of the scale); a verdict takes five.
+    `published`: see `on_published`.  Returns the page, its contents, and the failed runs, which the figure omits.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
     import_module("polyhead.papers.page")  # raises before training if the extra is missing
@@ -77,7 +73,7 @@ def reproduce(
     outcomes: Sequence[Result | Failure] = ()
     if known.runs is not None:
         engine = Here() if scale == "smoke" and workers is None else None
-        outcomes = train(runs, base, workers=workers, population=population, progress=progress, engine=engine)
+        outcomes = train(runs, base, workers=workers, progress=progress, engine=engine)
     study = Study.of(figure, known.paper, scale, base, runs, outcomes)
     if known.runs is None:
         outcome = known.draw(scale, place)
@@ -144,15 +140,10 @@ def train(
     folder: pathlib.Path,
     *,
     workers: int | None = None,
-    population: bool | None = None,
     progress: bool = True,
     engine: Engine | None = None,
 ) -> Sequence[Result | Failure]:
-    """Train in parallel workers, or on a GPU all seeds and settings of one architecture together."""
-    if population is None:
-        population = bool(runs) and pick_device(runs[0].device).type != "cpu"
-    if population:
-        return together.train(runs, folder, progress=progress)
+    """Train in parallel workers."""
     return sweep(runs, folder, workers=workers, progress=progress, engine=engine)
 
 

@@ -1,13 +1,13 @@
-"""Many runs: `sweep`, `population` (many runs in one process), `tune`; and `plan` (estimates for other hardware)."""
+"""Many runs: `sweep` trains them, `records` reads them back as a table."""
 
 from typing import TYPE_CHECKING
 
 from polyhead.spec.lazy import lazy
 
 if TYPE_CHECKING:
-    from polyhead.scale import plan, population, sweep, tune
+    from polyhead.scale import records, sweep
 
-__all__ = ["plan", "population", "sweep", "tune"]
+__all__ = ["records", "sweep"]
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = lazy(__name__, __all__)

@@ -30,7 +30,7 @@ _HOMES = {
     "fast_products": "products",
     "Interrupted": "stop",
     "run": "trainer",
-    **dict.fromkeys(("population", "sweep"), ""),  # names of 0.1.0: these modules are in polyhead.scale now
+    **dict.fromkeys(("sweep",), ""),  # names of 0.1.0: these modules are in polyhead.scale now
 }
 __all__ = [
     "Damaged",

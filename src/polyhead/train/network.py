@@ -1,4 +1,4 @@
-"""The networks of a training loop.  `Single`: one run on one or several devices; scale/population stacks many runs.
+"""The networks of a training loop.  `Single`: one run on one or several devices.
 
 All randomness is a pure function of (seed, name, step): initial parameters use stream(seed, "init"), batch i the task's
 own stream, and dropout in step i stream(seed, "dropout", i).  So a checkpoint needs no generator state.

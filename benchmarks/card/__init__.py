@@ -1,1 +1,0 @@
-"""What benchmarks/on_card.py measures."""
