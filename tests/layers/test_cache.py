@@ -97,11 +97,9 @@ def test_attention_that_cannot_be_cached_is_refused():
     causal(tokens(16), cache=full)
     plain(x, x[:, :2], cache=cache)
     kept.extend("k", torch.zeros(2, 3, 4))
-    where = torch.arange(3)[None]
     for call, text in (
         (lambda: Cache(0), "layers must be at least 1 but is 0"),
         (lambda: kept.extend("k", torch.zeros(1, 1, 4)), r"stored k is .* = \(2, 3, 4\) but new k is \(1, 1, 4\)"),
-        (lambda: causal(x, positions=where, cache=full), "positions must be given in every call or in none"),
         (lambda: plain(x, cache=LayerCache()), "attention with a cache must be causal"),
         (lambda: causal(x, x, cache=LayerCache()), "attention with a cache must not be causal, to another sequence"),
         (lambda: causal(x[:, :1], cache=full), "17 positions but max_length is 16"),

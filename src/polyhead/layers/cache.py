@@ -40,7 +40,6 @@ class LayerCache:
     def __init__(self) -> None:
         self.length = self.gone = 0
         self.real: Tensor | None = None
-        self._gaps: bool | None = None
         self._kept: dict[Hashable, Tensor] = {}
         self._made: dict[Hashable, dict[str, Tensor]] = {}
         self._cross: LayerCache | None = None
@@ -165,14 +164,6 @@ class LayerCache:
         new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, held))
         old = old if self.real is None else self.real[:, :held]
         self.real = torch.cat((old, new if mask is None else mask), dim=1)
-        self._gaps = self._gaps if mask is None else None
-
-    @property
-    def gaps(self) -> bool:
-        """Whether padding follows a real token somewhere.  Computed once, because it synchronises a GPU."""
-        if self._gaps is None:
-            self._gaps = self.real is not None and bool((self.real[:, :-1] & ~self.real[:, 1:]).any())
-        return self._gaps
 
     def advance(self, t: int, count: int | None) -> None:
         """Record `t` new tokens, of which, with the earlier ones, the last `count` (None: all) stay stored."""

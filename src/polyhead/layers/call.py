@@ -63,7 +63,7 @@ class LayerCall:
     def remember(self, name: Hashable, new: Tensor) -> Tensor:
         """The cached tensors of earlier tokens followed by `new`, those of x."""
         assert self.memory is not None
-        return self.memory.last(name, new, self.span)
+        return _append(self.memory, name, new, self.x.shape[0], self.span)
 
     def held(self, array: Tensor | None) -> Tensor | None:
         """A mask, bias or dropout mask over all keys so far, cut to the keys that the cache still holds."""
@@ -148,9 +148,14 @@ def _to_itself(
     t = x.shape[1]
     past, gone, span, key_positions = 0, 0, None, positions
     if cache is not None:
+        if cache.length and cache.batch != x.shape[0]:
+            raise ValueError(f"{WHO}: its cache holds {cache.batch} sequences but x (b t m) = {tuple(x.shape)}")
         past, gone, span = cache.length, cache.gone, _span(cache, positions, window)
         _check_announced(cache, past - gone + t, t)
-        key_positions = None if positions is None else cache.last("positions", positions, span)
+        if positions is not None:
+            if "positions" not in cache and past > gone:  # tokens of calls without positions are at their indices
+                cache.put("positions", torch.arange(gone, past, dtype=positions.dtype, device=x.device)[None])
+            key_positions = _append(cache, "positions", positions, x.shape[0], span)
     s = past - gone + t
     if first is None:
         first = s - t if causal else past
@@ -186,11 +191,28 @@ def _check_announced(cache: LayerCache, s: int, t: int) -> None:
 
 
 def _span(cache: LayerCache, positions: Tensor | None, window: int | None) -> int | None:
-    """How many tokens a self-attention stores after this call (None: all)."""
-    if cache.length and ("positions" in cache) != (positions is not None):
-        raise ValueError(f"{WHO}: with a cache, positions must be given in every call or in none")
-    # Padding has an index but no position.  After padding, a key may be inside the window by position but not by index.
-    return None if window is None or (positions is not None and cache.gaps) else window - 1
+    """How many tokens a self-attention stores after this call (None: all).
+
+    Padding has an index but no position, so a key may be inside the window by position though not by index.  A cache
+    that was told of a mask therefore keeps all tokens, whatever the mask says: its size does not depend on values.
+    """
+    if cache.length and positions is None and "positions" in cache:
+        raise ValueError(f"{WHO}: an earlier call with this cache gave positions; give those of the new tokens, too")
+    if window is None or (positions is not None and cache.real is not None):
+        return None
+    return window - 1
+
+
+def _append(cache: LayerCache, name: Hashable, new: Tensor, batch: int, span: int | None) -> Tensor:
+    """What is stored under `name` (b|1 s ...), followed by `new` (b|1 t ...).
+
+    Positions, and the symbols of positions, may be shared by all sequences (1 ...) in one call and not in another.
+    """
+    cached = cache.state(name)
+    if cached is not None and cached.shape[0] != new.shape[0]:
+        cache.put(name, cached.expand(batch, *cached.shape[1:]))
+        new = new.expand(batch, *new.shape[1:])
+    return cache.last(name, new, span)
 
 
 def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:

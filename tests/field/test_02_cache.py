@@ -1,0 +1,129 @@
+"""A cache across turns of a conversation: what it stores does not depend on the numbers in a mask."""
+
+import dataclasses
+
+import pytest
+import torch
+import zoo
+from refusals import refused
+from torch.testing import assert_close
+
+import polyhead as ph
+from polyhead.layers.cache import Cache, LayerCache
+
+HEADS = {
+    "softmax": [ph.Softmax(4)],
+    "linear": [ph.Linear(4)],
+    "hyla": [ph.Hyla(4)],
+    "relational": [ph.Softmax(2), ph.Relational(2, symbols=ph.config.PositionSymbols())],
+    "neighbours": [ph.Softmax(2), ph.Relational(2, symbols=ph.config.RelationalSymbols(count=5))],
+}
+TOKENS = torch.tensor([[5, 7, 2, 9, 1, 4, 3], [3, 8, 6, 2, 0, 7, 1]])
+REAL = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1, 1]]).bool()
+PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 4, 5]])
+TURNS = ((0, 3), (3, 5), (5, 7))
+
+
+def language_model(heads, **options):
+    """A causal model in float64, far from its initial values."""
+    settings = ph.TransformerConfig(
+        ph.Tokens(10), ph.Logits(10), dim=16, layers=2, causal=True, heads=HEADS[heads], positions=ph.Rotary()
+    )
+    return zoo.make_model(dataclasses.replace(settings, **options))
+
+
+def check_turns(model, turns):
+    """The logits of all turns are those of one pass without a cache, at real tokens."""
+    logits, expected = torch.cat(turns, dim=1), model(TOKENS, mask=REAL, positions=PLACES)
+    assert_close(logits[REAL], expected[REAL], atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("heads", HEADS)
+def test_padding_in_the_second_turn_after_a_first_turn_without(heads, window):
+    """The first turn gives neither mask nor positions, the later ones both."""
+    model, cache, turns = language_model(heads, window=window), Cache(2), []
+    for first, last in TURNS:
+        limits = {} if first == 0 else {"mask": REAL[:, first:last], "positions": PLACES[:, first:last]}
+        turns.append(model(TOKENS[:, first:last], cache=cache, **limits))
+    check_turns(model, turns)
+
+
+@pytest.mark.parametrize("positions", [ph.Learned(), ph.RelativeBias(8, 8), ph.Alibi()], ids=str)
+def test_padding_in_the_second_turn_with_other_positions(positions):
+    model, cache, turns = language_model("softmax", positions=positions), Cache(2), []
+    for first, last in TURNS:
+        limits = {} if first == 0 else {"mask": REAL[:, first:last], "positions": PLACES[:, first:last]}
+        turns.append(model(TOKENS[:, first:last], cache=cache, **limits))
+    check_turns(model, turns)
+
+
+def test_gaps_in_positions_after_a_turn_without_positions():
+    model, cache = language_model("softmax"), Cache(2)
+    places = torch.tensor([[0, 1, 2, 5, 6]])
+    before = model(TOKENS[:, :3], cache=cache)
+    after = model(TOKENS[:, 3:5], positions=places[:, 3:], cache=cache)
+    expected = model(TOKENS[:, :5], positions=places)
+    assert_close(torch.cat((before, after), dim=1), expected, atol=1e-10, rtol=1e-10)
+
+
+def test_positions_of_one_row_then_of_each_row():
+    layer, x = zoo.make_layer([ph.Softmax(4)], causal=True, positions=ph.Rotary()), zoo.tokens(5)
+    cache, later = LayerCache(), torch.tensor([[3, 4], [6, 9]])
+    pieces = [layer(x[:, :3], positions=torch.arange(3)[None], cache=cache)]
+    pieces.append(layer(x[:, 3:], positions=later, cache=cache))
+    places = torch.cat((torch.arange(3).expand(2, 3), later), dim=1)
+    assert_close(torch.cat(pieces, dim=1), layer(x, positions=places), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_mask_that_hides_nothing_changes_nothing_that_is_stored(window):
+    """Two caches of one conversation have the same size, whatever the numbers in the mask."""
+    model, sizes = language_model("softmax", window=window), []
+    for mask in (REAL, torch.ones_like(REAL)):
+        cache = Cache(2)
+        for first, last in TURNS:
+            model(TOKENS[:, first:last], mask=mask[:, first:last], positions=PLACES[:, first:last], cache=cache)
+        sizes.append(cache.nbytes)
+    assert sizes[0] == sizes[1]
+
+
+def test_positions_that_stop_are_refused():
+    layer, x, cache = zoo.make_layer([ph.Softmax(4)], causal=True, positions=ph.Rotary()), zoo.tokens(4), LayerCache()
+    layer(x[:, :3], positions=torch.arange(2, 5)[None], cache=cache)
+    text = "^MultiHeadAttention: an earlier call with this cache gave positions; give those of the new tokens, too$"
+    refused(lambda: layer(x[:, 3:], cache=cache), text)
+
+
+# ------------------------------------------------------------------------------------------------------ Hugging Face
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.compile)])
+@pytest.mark.parametrize("heads", ["softmax", "relational"])
+@torch.no_grad()
+def test_a_conversation_by_masks_alone(heads, compiled):
+    """An eager first turn, then turns by masks of all tokens so far, as `generate` passes them."""
+    hf = pytest.importorskip("polyhead.compat.huggingface")
+    torch._dynamo.reset()
+    settings = language_model(heads).config
+    hf_model = hf.PolyheadForCausalLM(hf.PolyheadConfig(settings)).double()
+    hf_model.model.load_state_dict(language_model(heads).state_dict())
+    step = torch.compile(hf_model, backend="eager") if compiled else hf_model
+    answer = hf_model(TOKENS[:, :3], use_cache=True)
+    turns = [answer.logits]
+    for first, last in TURNS[1:]:
+        mask = REAL[:, :last].long()
+        answer = step(TOKENS[:, first:last], attention_mask=mask, past_key_values=answer.past_key_values)
+        turns.append(answer.logits)
+    check_turns(hf_model.model, turns)
+
+
+@pytest.mark.parametrize("heads", ["softmax", "relational"])
+def test_generate_continues_a_conversation_whose_second_turn_is_padded(heads):
+    hf = pytest.importorskip("polyhead.compat.huggingface")
+    hf_model = zoo.far(hf.PolyheadForCausalLM(hf.PolyheadConfig(language_model(heads).config)).double())
+    options = {"max_new_tokens": 1, "do_sample": False, "return_dict_in_generate": True}
+    first = hf_model.generate(TOKENS[:, :3], **options)
+    tokens = torch.cat((first.sequences, TOKENS[:, 3:5]), dim=1)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]])
+    options = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False}
+    cached = hf_model.generate(tokens, past_key_values=first.past_key_values, **options)
+    assert torch.equal(cached, hf_model.generate(tokens, use_cache=False, **options))
