@@ -233,6 +233,8 @@ def _kind(pattern: Pattern) -> str:
 
 
 def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict[str, tuple[int, str]]) -> None:
+    if getattr(array, "is_nested", False):
+        raise ValueError(f"{who}: {name} is a nested tensor; join its sequences into one row and give cu_seqlens")
     ranked = [p for p in wanted if _fits_rank(array, p)]
     shape = tuple(array.shape)
     if not ranked:
