@@ -110,7 +110,7 @@ def picture(found, path):
                 else:
                     lines[NAMES[of] + suffix] = dict(enumerate(gains, start=1))
         panels.append((title, lines, {"Token": level}))
-    figures.lines(panels, path, x_label="layer", y_label="F1 less that of permuted labels", columns=2)
+    figures.save(figures.lines(panels, x_label="layer", y_label="F1 less that of permuted labels", columns=2), path)
 
 
 def gained(values):

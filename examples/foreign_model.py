@@ -71,7 +71,11 @@ def main(path: str | pathlib.Path = "runs/foreign_model.png", sequences: int = 6
             print(f"{name}, {row['name']}: F1 {row['f1']:.2f} of the token, by chance {row['chance']:.2f}")
         found += [{"model": name, **row} for row in rows]
         drawn += panels
-    print(figures.heat(drawn, path, label="cosine of mean codes, correlation of heads", limits=(-1, 1), columns=4))
+    print(
+        figures.save(
+            figures.heat(drawn, label="cosine of mean codes, correlation of heads", limits=(-1, 1), columns=4), path
+        )
+    )
     return found
 
 

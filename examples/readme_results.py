@@ -173,7 +173,7 @@ def draw(found, path):
             for label, splits in found["curves"].items()
         }
         panels.append((title, series, found["floors"][split]))
-    figures.lines(panels, path, x_label="training step", y_label="R²", limits=(0, 1.02))
+    figures.save(figures.lines(panels, x_label="training step", y_label="R²", limits=(0, 1.02)), path)
 
 
 def main():

@@ -221,22 +221,26 @@ def draw(
     """Two still figures: constructed weights beside their bound, trained maps beside heads that cannot relate."""
     folder.mkdir(parents=True, exist_ok=True)
     by_beta = {name: {row["beta"]: [row[name]] for row in built} for name in ("error", "bound")}
-    figures.lines(
-        [("constructed weights", by_beta, {})],
+    figures.save(
+        figures.lines(
+            [("constructed weights", by_beta, {})],
+            x_label="sharpness of the selection",
+            y_label="mean absolute error",
+            log_x=True,
+        ),
         folder / "select-then-relate-beta.png",
-        x_label="sharpness of the selection",
-        y_label="mean absolute error",
-        log_x=True,
     )
     by_width = {"trained maps": {row["width"]: [row["error"]] for row in fitted}}
     others = {"softmax head, perfect selection": alone["softmax"], "one number for all": alone["constant"]}
-    figures.lines(
-        [("trained maps", by_width, others)],
+    figures.save(
+        figures.lines(
+            [("trained maps", by_width, others)],
+            x_label="hidden units",
+            y_label="mean absolute error",
+            log_x=True,
+            limits=(0, None),
+        ),
         folder / "select-then-relate-width.png",
-        x_label="hidden units",
-        y_label="mean absolute error",
-        log_x=True,
-        limits=(0, None),
     )
 
 

@@ -28,7 +28,8 @@ def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, m
     """Claims with their parts, rows and numbers of real runs.  Without floors, which take minutes."""
     monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences, seed: {})
     for kind in ("lines", "results"):
-        monkeypatch.setattr(figures, kind, lambda content, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(figures, kind, lambda content, **_: None)
+        monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
     before = json.loads((RESULTS / figure / "results.json").read_text())
     page, _ = redraw(RESULTS / figure, tmp_path)
     after = json.loads((tmp_path / "results.json").read_text())
@@ -52,7 +53,8 @@ def test_training_losses_are_kept_and_drawn_again(tmp_path, monkeypatch):
     """Fig. A3 D.  With a floor of 0, as its last claim needs one."""
     floor = Score(0.0, 0.0, 1)
     monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences, seed: {"gaussian_process": floor})
-    monkeypatch.setattr(figures, "lines", lambda content, path, **_: path.write_text("</svg>"))
+    monkeypatch.setattr(figures, "lines", lambda content, **_: None)
+    monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
     redraw(RESULTS / "fig-a3", tmp_path)
     before, after = (json.loads((place / "results.json").read_text()) for place in (RESULTS / "fig-a3", tmp_path))
     assert (after["numbers"], after["rows"], after["runs"]) == (before["numbers"], before["rows"], before["runs"])
@@ -63,7 +65,8 @@ def test_training_losses_are_kept_and_drawn_again(tmp_path, monkeypatch):
 def made(study_of, tmp_path, monkeypatch):
     """results.json of a figure with planted scores."""
     monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
+    monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
 
     def make(figure):
         study = study_of(figure, lambda run: 0.5 + 0.1 * ("hyla" in run.name) + 0.01 * run.seed)
@@ -90,8 +93,8 @@ def test_verdicts_and_floors_are_of_today(made, monkeypatch):
 
 def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeypatch):
     drawn = []
-    lines = lambda panels, path, **_: drawn.append(panels) or path.write_text("</svg>")  # noqa: E731
-    monkeypatch.setattr(figures, "lines", lines)
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: panels)
+    monkeypatch.setattr(figures, "save", lambda panels, path: drawn.append(panels) or path.write_text("</svg>"))
     place, _ = made("order")
     redraw(place, tmp_path / "new")
     assert len(drawn) == 2

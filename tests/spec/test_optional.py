@@ -58,7 +58,7 @@ said = {}
 for name, ask in {
     "report": lambda: ph.report.write([here], here / "report.html"),
     "reproduce": lambda: ph.reproduce.reproduce("table-a2", "smoke", folder=here / "r"),
-    "figures": lambda: figures.results({"a": [1.0]}, here / "a.png"),
+    "figures": lambda: figures.save(figures.results({"a": [1.0]}), here / "a.png"),
     "embed": lambda: ph.analysis.embed(np.eye(5)),
     "probe": lambda: ph.analysis.probe(np.eye(8), np.arange(8) % 2, train=slice(0, 4), test=slice(4, 8)),
     "floors": lambda: floors.predictions(batch, library="sklearn"),

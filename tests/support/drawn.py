@@ -15,7 +15,8 @@ def quick(monkeypatch, request):
     """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
     monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
     if "picture" not in request.node.name:
-        monkeypatch.setattr(shared.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: None)
+        monkeypatch.setattr(shared.figures, "save", lambda figure, path: path.write_text("</svg>"))
 
 
 def draw(study, folder):

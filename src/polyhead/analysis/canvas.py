@@ -1,7 +1,12 @@
-"""Empty figures, and how figures are saved: equal figures give equal files, and small ones."""
+"""Empty figures, their inks, and how figures become files and SVG text: equal figures give equal bytes, and small ones.
+
+Every figure of the project is drawn once, with matplotlib.  `save` writes it as a file for papers; `svg` gives the text
+that a page holds.
+"""
 
 import io
 import pathlib
+import re
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -13,9 +18,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Size = tuple[float, float]
+
 INK = "#24292f"
+FAINT = "#6e7781"
+GRID = "#e4e7eb"
+THEME = {INK: "var(--ink, #24292f)", FAINT: "var(--faint, #6e7781)", GRID: "var(--rule, #e4e7eb)"}
+"""Inks that follow the theme of a page: colour in a figure -> colour in the SVG of a page."""
+RESOLUTION = 200
+"""Dots per inch of PNG files."""
 
 
+# ------------------------------------------------------------------------------------------------------------- figures
 def blank(width: float, height: float) -> "Figure":
     """An empty figure, in inches.  Raises MissingPackage without matplotlib."""
     with optional("figures", "polyhead[report]"):
@@ -23,50 +36,109 @@ def blank(width: float, height: float) -> "Figure":
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def one(width: float, height: float) -> tuple["Figure", "Axes"]:
+def one_panel(width: float, height: float) -> tuple["Figure", "Axes"]:
     """A figure with a single panel, in inches."""
     figure = blank(width, height)
-    plain(axes := figure.add_subplot(), "x")
+    axes = figure.add_subplot()
+    plain(axes, "x")
     return figure, axes
 
 
-def plain(axes: "Axes", lines_along: Literal["both", "x", "y"]) -> None:
-    """Two spines, and faint lines behind what is drawn."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.grid(axis=lines_along, color="#e4e7eb")
-    axes.set_axisbelow(True)
-
-
-def grid_of(rows: int, columns: int, size: Size = (2.4, 2.3), *, sharey: bool = False) -> tuple["Figure", list["Axes"]]:
+def panel_grid(
+    rows: int,
+    columns: int,
+    size: Size = (2.4, 2.3),
+    *,
+    sharey: bool = False,
+) -> tuple["Figure", list["Axes"]]:
     """A figure, and its panels row by row.  `size`: width and height of a panel in inches."""
     figure = blank(size[0] * columns, size[1] * rows)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
 
 
-def save(figure: "Figure", path: str | pathlib.Path) -> pathlib.Path:
-    """Save in the format of the suffix of `path`.  Equal figures give equal files: no date, fixed SVG ids."""
-    from matplotlib import rc_context
+def plain(axes: "Axes", grid_lines: Literal["both", "x", "y"]) -> None:
+    """Two spines, and faint lines behind what is drawn."""
+    axes.set_facecolor("none")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+    axes.grid(axis=grid_lines, color=GRID)
+    axes.set_axisbelow(True)
 
-    (path := pathlib.Path(path)).parent.mkdir(parents=True, exist_ok=True)
-    kind = path.suffix.lstrip(".").lower() or "png"
-    metadata = {"Date": None} if kind == "svg" else {"CreationDate": None} if kind == "pdf" else {}
-    try:
-        with rc_context({"svg.hashsalt": "polyhead"}):
-            figure.savefig(drawn := io.BytesIO(), format=kind, dpi=200, metadata=metadata, facecolor="white")
-    except ValueError as error:
-        raise ValueError(f"figures: {path} cannot be written ({' '.join(str(error).split())})") from None
-    path.write_bytes(_fewer_colours(drawn.getvalue()) if kind == "png" else drawn.getvalue())
+
+# --------------------------------------------------------------------------------------------------------------- files
+def save(figure: "Figure", *paths: str | pathlib.Path) -> pathlib.Path:
+    """Write `figure` to each of `paths`, in the format of its suffix; returns the last path.
+
+    Equal figures give equal files: no date, fixed SVG ids.  Raises ValueError for a format that is not known.
+    """
+    for path in map(pathlib.Path, paths):
+        kind = path.suffix.lstrip(".").lower() or "png"
+        try:
+            data = _rendered(figure, kind, salt="polyhead", facecolor="white")
+        except ValueError as error:
+            raise ValueError(f"figures: {path} cannot be written ({' '.join(str(error).split())})") from None
+        if kind == "png":
+            data = _fewer_colours(data)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     return path
+
+
+def svg(figure: "Figure", name: str) -> str:
+    """The SVG element of `figure` for a page: text stays text, the background is the page's, inks follow its theme.
+
+    `name`: unlike those of the page's other figures, so that no two have an id in common.
+    """
+    text = _rendered(figure, "svg", salt=name, facecolor="none").decode()
+    text = text[text.index("<svg") :]
+    for useless in (r"<metadata>.*?</metadata>", r"<!--.*?-->", r"<defs>\s*<style.*?</style>\s*</defs>"):
+        text = re.sub(useless, "", text, flags=re.DOTALL)
+    text = re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
+    return re.sub(r"<[^>]*>", _themed_tag, text)
+
+
+def _themed_tag(tag: re.Match[str]) -> str:
+    """A tag of an SVG in the form for a page: shorter, and with the theme's inks."""
+    text = tag[0]
+    text = re.sub(r' id="[a-zA-Z_.0-9]+_\d+"', "", text)  # names of groups, to which nothing refers
+    text = re.sub(r' xmlns(:xlink)?="[^"]*"| version="1.1"', "", text).replace("xlink:href", "href")
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # that of the page
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough
+    for colour, themed in THEME.items():
+        text = text.replace(colour, themed)
+    return text
+
+
+def _rendered(figure: "Figure", kind: str, *, salt: str, facecolor: str) -> bytes:
+    """The bytes of `figure` in the format `kind`."""
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # names may be tokens of a text, such as "$$"
+    metadata: dict[str, None] = {}
+    if kind == "svg":
+        metadata = {"Date": None}
+    elif kind == "pdf":
+        metadata = {"CreationDate": None}
+    buffer = io.BytesIO()
+    with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor=facecolor)
+    return buffer.getvalue()
 
 
 def _fewer_colours(png: bytes) -> bytes:
     """The same picture with a table of 256 colours, or itself if more than its smoothed edges would differ."""
     from PIL import Image, ImageChops  # matplotlib needs it, too
 
-    whole = Image.open(io.BytesIO(png)).convert("RGB")
-    picture = whole.quantize(256, dither=Image.Dither.NONE)
-    if (np.asarray(ImageChops.difference(whole, picture.convert("RGB"))).max(-1) > 16).mean() > 0.03:
+    original = Image.open(io.BytesIO(png)).convert("RGB")
+    reduced = original.quantize(256, dither=Image.Dither.NONE)
+    difference = np.asarray(ImageChops.difference(original, reduced.convert("RGB")))
+    if (difference.max(-1) > 16).mean() > 0.03:
         return png  # for example an image in front of a matrix
-    picture.save(out := io.BytesIO(), "PNG", optimize=True)
-    return out.getvalue()
+    buffer = io.BytesIO()
+    reduced.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()

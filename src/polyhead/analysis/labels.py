@@ -17,6 +17,19 @@ Array = np.ndarray
 Pairs = tuple[tuple[int, int], ...]
 
 
+LABELS = {"hyla": "HYLA"}
+"""Names of mechanisms in figures and tables that are not their kind with a capital letter."""
+
+
+def mechanism_label(kind: str) -> str:
+    """The name of a mechanism in figures and tables, from its kind: "softmax", "hyla", "relational", ...
+
+    >>> mechanism_label("hyla"), mechanism_label("relational")
+    ('HYLA', 'Relational')
+    """
+    return LABELS.get(kind, kind.capitalize())
+
+
 def targets(batch: Batch) -> dict[str, Array]:
     """The labels (b) of a batch, by name.
 

@@ -1,6 +1,7 @@
 """A page: one HTML file with its style, scripts and data, which makes no requests.
 
-So it also works offline.  Data of runs and texts are JSON without any `<`.  Scripts show them as text, never as HTML.
+So it also works offline.  Templates are Jinja2's and escape every string; data of runs and texts are JSON without any
+`<`, which scripts show as text, never as HTML.
 """
 
 import html
@@ -8,11 +9,79 @@ import importlib.resources
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+import jinja2
+from markupsafe import Markup
+
+from polyhead.analysis import canvas
 from polyhead.train.store.files import named, write
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""What a browser lets a page do: run its own scripts and show its own pictures, but ask nobody."""
+
+
+@dataclass(frozen=True)
+class HtmlPage:
+    """A whole page, which a notebook shows by itself."""
+
+    text: str
+
+    def save(self, path: str | pathlib.Path, function: str) -> pathlib.Path:
+        """Write the page and return its path; its folder is made.  A ValueError of one line begins with `function`."""
+        path = pathlib.Path(path)
+        save(function, path, self.text)
+        return path
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of a notebook, apart from the notebook's own style and scripts."""
+        frame = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
+        return frame.format(html.escape(self.text))
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    """All templates of the package, by their paths in it."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("polyhead", ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def render(
+    template: str,
+    values: Mapping[str, Any],
+    *,
+    title: str,
+    style: str,
+    data: Mapping[str, Any] | None = None,
+    numbers: str = "",
+    scripts: Sequence[str] = (),
+) -> HtmlPage:
+    """The page of a template that extends "pages/page.html", such as "pages/report/report.html".
+
+    `style`: the file of its style in this folder, after the common style.  `data`: by id, for scripts.  `numbers`: more
+    data, as text.  `values`: what the template itself reads.
+    """
+    text = (
+        _templates()
+        .get_template(template)
+        .render(
+            title=title,
+            policy=Markup(POLICY),
+            style=Markup(resource("style.css") + resource(style)),
+            data={name: Markup(_json(value)) for name, value in (data or {}).items()},
+            numbers=Markup(numbers),
+            scripts=[Markup(script) for script in scripts],
+            **values,
+        )
+    )
+    return HtmlPage(text)
 
 
 def document(
@@ -24,25 +93,32 @@ def document(
     numbers: str = "",
     scripts: Sequence[str] = (),
 ) -> str:
-    """The whole HTML: the common style and `style`, `body`, then `data` by id as JSON, `numbers` and scripts."""
-    held = {f'type="application/json" id="{name}"': _json(each) for name, each in (data or {}).items()}
-    held |= {'type="text/plain" id="numbers"': numbers} if numbers else {}
-    return "\n".join(
-        [
-            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
-            f"<title>{escape(title)}</title><style>{resource('style.css')}{resource(style)}</style></head><body>",
-            *body,
-            *(f"<script {kind}>{text}</script>" for kind, text in held.items()),
-            *(f"<script>{script}</script>" for script in scripts),
-            "</body></html>",
-        ]
+    """The HTML of a page whose `body` is HTML already."""
+    values = {"body": [Markup(part) for part in body]}
+    page = render(
+        "pages/page.html",
+        values,
+        title=title,
+        style=style,
+        data=data,
+        numbers=numbers,
+        scripts=scripts,
     )
+    return page.text
 
 
-def _json(held: Any) -> str:
-    return json.dumps(held, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def figure_as_svg(figure: Any, caption: str, name: str) -> Markup:
+    """The element of a matplotlib figure with its caption: SVG inside the page, in the inks of the page's theme.
+
+    `name`: unlike those of the page's other figures.  A figure wider than a phone scrolls.
+    """
+    svg = canvas.svg(figure, name).replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
+    text = f"<figcaption>{escape(caption)}</figcaption>"
+    return Markup(f'<figure id="{escape(name)}"><div class="scroll">{svg}</div>{text}</figure>')
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 def resource(name: str) -> str:
@@ -50,14 +126,14 @@ def resource(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def save(who: str, path: pathlib.Path, page: str) -> None:
+def save(function: str, path: pathlib.Path, page: str) -> None:
     """Write a page as a whole, or raise a ValueError; its folder is made."""
     try:
         with named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         write(path, page.encode(errors="backslashreplace"))  # names of folders need not be UTF-8
     except OSError as error:
-        raise ValueError(f"{who}: {error.strerror}") from None
+        raise ValueError(f"{function}: {error.strerror}") from None
 
 
 def escape(text: object) -> str:

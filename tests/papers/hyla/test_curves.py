@@ -37,7 +37,8 @@ def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
 def test_a3_leaves_out_floors_that_would_flatten_its_curves(study_of, tmp_path, monkeypatch):
     drawn, levels = [], {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
     monkeypatch.setattr(fuzzy, "floors_along", lambda cells, split: levels)
-    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: drawn.append(panels) or path)
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed), tmp_path)
     assert {name for panels in drawn for _, _, floors in panels for name in floors} == {"Recall"}
 

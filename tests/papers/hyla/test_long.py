@@ -107,7 +107,8 @@ def study(tmp_path):
 
 def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_sequences(study, tmp_path, monkeypatch):
     panels, batches = [], []
-    monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)
+    monkeypatch.setattr(figures, "lines", lambda given, **_: panels.append(given))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     plain = FuzzyLogic.batch
 
     def watched(task, split, size, *, seed, step, **options):
@@ -136,8 +137,10 @@ def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_seque
 
 def test_seed_6_is_in_the_table_and_in_no_picture(study, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: drawn.append(panels) or path)
-    monkeypatch.setattr(figures, "results", lambda measured, path, **said: drawn.append((measured, said)) or path)
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
+    monkeypatch.setattr(figures, "results", lambda measured, **said: drawn.append((measured, said)))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     alone = long.draw(study, tmp_path)
     sixth = tuple(replace(p, run=replace(p.run, name=f"{p.run.name[:-1]}6", seed=6)) for p in study.points)
     both = long.draw(replace(study, points=(*sixth, *study.points)), tmp_path)
@@ -151,7 +154,8 @@ def test_seed_6_is_in_the_table_and_in_no_picture(study, tmp_path, monkeypatch):
 def test_the_pilot_on_sraven_is_in_the_table_and_in_no_mean(study, tmp_path, monkeypatch):
     """The protocol: seed 0 stands apart.  A model that fewer runs bring to a level has the number in the caption."""
     drawn = []
-    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: drawn.append(panels) or path)
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     monkeypatch.setattr(long, "WORDS", {"r2": "accuracy"})
     hyla, softmax = study.points
     low = {split: {step: r2 - 0.2 for step, r2 in hyla.course(split).items()} for split in ("iid", "compositional")}
@@ -169,19 +173,21 @@ def test_the_pilot_on_sraven_is_in_the_table_and_in_no_mean(study, tmp_path, mon
 
 def test_scores_at_the_end_are_beside_those_of_the_paper(study, tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path)
-    monkeypatch.setattr(figures, "results", lambda measured, path, **said: given.append((measured, said)) or path)
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
+    monkeypatch.setattr(figures, "results", lambda measured, **said: given.append((measured, said)))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     found = long.draw(study, tmp_path)
     assert [stem for stem, _ in found.pictures] == ["long", "long-paper"]
     measured, said = given[0]
     assert measured == {"HYLA": [0.8], "Softmax": [0.75]}
     assert said["printed"]["HYLA"] == pytest.approx((0.811, 0.078, 3), abs=5e-4)
-    assert set(said["floors"]) == {"Recall", "Mixture", "Gaussian process", "Exact ceiling"}
+    assert set(said["baselines"]) == {"Recall", "Mixture", "Gaussian process", "Exact ceiling"}
 
 
 def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(study, tmp_path, monkeypatch):
     panels = []
-    monkeypatch.setattr(figures, "lines", lambda given, path, **_: panels.append(given) or path)
+    monkeypatch.setattr(figures, "lines", lambda given, **_: panels.append(given))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     hyla, softmax = study.points
     without = replace(softmax, run=replace(softmax.run, name="hyla-linear-1"))
     other = replace(hyla, run=replace(hyla.run, name="hyla-2", seed=2))
@@ -197,7 +203,8 @@ def test_ablations_are_beside_the_models_that_they_change_on_the_same_seeds(stud
 
 def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_paper(study, tmp_path, monkeypatch):
     """Its table is of length 32 and heads of width 2."""
-    monkeypatch.setattr(figures, "lines", lambda panels, path, **_: path)
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     hyla, softmax = study.points
 
     def called(point, name):
@@ -221,7 +228,8 @@ def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_
 
 def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "lines", lambda given, path, **labels: drawn.append((given, labels)) or path)
+    monkeypatch.setattr(figures, "lines", lambda given, **labels: drawn.append((given, labels)))
+    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     points = []
     for seed, point in itertools.product((0, 1), study.points):
         run = replace(

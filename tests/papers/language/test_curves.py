@@ -31,7 +31,8 @@ ZLIB = 1.81
 def quick(monkeypatch, request):
     """No text and no pictures, except in the test of a whole study."""
     if "whole" not in request.node.name:
-        monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: path.write_text("</svg>"))
+        monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: None)
+        monkeypatch.setattr(kinds.figures, "save", lambda figure, path: path.write_text("</svg>"))
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
         monkeypatch.setattr(Text, "fingerprint", lambda task: "a")
         monkeypatch.setattr(Text, "floors", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
@@ -109,7 +110,9 @@ def test_lower_is_better(figure, end, outcomes, drawn):
 def test_the_table_has_a_row_for_each_kind_of_heads_and_courses_are_over_tokens(drawn, monkeypatch):
     asked = []
     plain = kinds.figures.lines
-    monkeypatch.setattr(kinds.figures, "lines", lambda panels, path, **_: asked.append(panels) or plain(panels, path))
+    monkeypatch.setattr(
+        kinds.figures, "lines", lambda panels, **options: asked.append(panels) or plain(panels, **options)
+    )
     found = drawn("lm-bytes", by_row(dual=1.8))
     labels = ["Softmax", "HYLA", "Dual attention", "Softmax + HYLA + relational", "Linear"]
     assert [row[0] for row in found.rows] == labels

@@ -4,6 +4,7 @@ import pathlib
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from polyhead.spec.lazy import own_names
 __dir__ = own_names(__name__)
 
 FORMATS = ("png", "svg")
-Draw = Callable[[pathlib.Path], pathlib.Path]
+Draw = Callable[[], Any]
 Files = dict[str, Draw]
 
 
@@ -40,7 +41,9 @@ def draw(
         if one.maps:
             wanted |= _zeroed(one) | _alike(one) | _maps(one)
     try:
-        return [make(directory / f"{name}.{kind}") for name, make in wanted.items() for kind in formats]
+        return [
+            figures.save(make(), directory / f"{name}.{kind}") for name, make in wanted.items() for kind in formats
+        ]
     except OSError as error:
         raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
 
@@ -53,7 +56,7 @@ def _results(found: Sequence[SeedGroup], table: Table) -> Files:
     errors = {group.label: score.error or 0.0 for group, score in order}
     words = f"{text.metric_name(found[0].task.metric)} on {text.where(found)}"
     floors = _levels(found[0].task, table, headline(found))
-    return {"results": partial(figures.results, measured, errors=errors, floors=floors, score=words)}
+    return {"results": partial(figures.results, measured, errors=errors, baselines=floors, score=words)}
 
 
 def _levels(task: Task, table: Table, split: str | None) -> dict[str, float]:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 
 from polyhead.analysis import figures as stills
-from polyhead.analysis.canvas import INK
-from polyhead.analysis.figures import FAINT
+from polyhead.analysis.canvas import FAINT, INK
 from polyhead.config import Task
 from polyhead.pages.report.headline import floor, iid_words, metric_name, ranked, split_name, where, with_error
 from polyhead.pages.report.runs import SeedGroup, Summary, Table, headline

@@ -173,7 +173,10 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
             levels = {"chance": 0.5, **_floors(cells, game)}
             panels.append((f"{game}, {_words(symmetric)}", lines, levels))
     for path in both("symbols", folder):
-        figures.lines(panels, path, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
+        figures.save(
+            figures.lines(panels, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2),
+            path,
+        )
     validation = _over_games(cells, games, "validation")
     order = sorted(validation, key=lambda place: -validation[place].mean)  # the best first
     rows = []
@@ -211,7 +214,7 @@ def draw_split(study: Study, folder: pathlib.Path) -> FigureOutcome:
         levels = {"chance": 0.5, **_floors(cells, game)}
         panels.append((game, {name: points for name, points in lines.items() if points}, levels))
     for path in both("split", folder):
-        figures.lines(panels, path, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
+        figures.save(figures.lines(panels, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02)), path)
     rows = [
         (str(softmax), str(relational), *_texts(by, games), *size_of(next(iter(by.values()))))
         for (softmax, relational), by in sorted(cells.items(), key=lambda one: (sum(one[0]), one[0][1]))

@@ -163,7 +163,7 @@ def course(
             panels.append((name.replace("_", " "), courses, means(by, "validation")))
         metric = study.points[0].run.task.metric.replace("_", " ")
         for path in both(study.figure, folder):
-            figures.lines(panels, path, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
+            figures.save(figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02)), path)
         caption = f"{metric.capitalize()} on validation data in the course of training; {SEEN}."
         verdicts = claim(cells) if whole(cells) else []
         found = table(cells, (axis,), tuple(one for one in columns if scored_on(cells, one[1])), printed)
@@ -188,7 +188,7 @@ def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chan
         panels.append((str(name).replace("_", " "), series(points, label), levels))
     low = chance - 0.1 if chance else 0.0
     for path in both(stem.name, stem.parent):
-        figures.lines(panels, path, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02))
+        figures.save(figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02)), path)
 
 
 def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:

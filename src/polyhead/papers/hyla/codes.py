@@ -112,7 +112,7 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
             for path in both(stem, folder):
                 named = {title: names for title, *_, names in panels if names}
                 shown = [panel[:3] for panel in panels]
-                figures.code_maps(shown, path, columns=max(len(colours), 2), names=named)
+                figures.save(figures.code_maps(shown, columns=max(len(colours), 2), names=named), path)
             pictures.append(
                 (stem, f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}.")
             )
@@ -222,7 +222,7 @@ def _pictures(stem: str, folder: pathlib.Path, panels: list[Any], samples: Any) 
     words = "Cosine similarity between the mean codes of the rules, last layer; right: after their mean is taken away."
     pictures = [(stem, words)]
     for path in both(stem, folder):
-        figures.heat(panels, path, label="cosine similarity", limits=(-1, 1))
+        figures.save(figures.heat(panels, label="cosine similarity", limits=(-1, 1)), path)
     if samples is not None:
         codes, rules, names = samples
         heads = [str(i + 1) for i in range(codes.shape[1])]
@@ -231,7 +231,7 @@ def _pictures(stem: str, folder: pathlib.Path, panels: list[Any], samples: Any) 
         named = [names[classes.tolist().index(c)] for c in rules[order]]
         shown = [("A: sampled codes", codes[order], named, heads), ("B: mean codes", middle, names, heads)]
         for path in both(f"{stem}-codes", folder):
-            figures.heat(shown, path, label="code", columns=2)
+            figures.save(figures.heat(shown, label="code", columns=2), path)
         pictures.insert(
             0, (f"{stem}-codes", "A: codes of random instances by rule, a column per head.  B: their means.")
         )

@@ -62,7 +62,7 @@ def draw_a9(scale: str, folder: pathlib.Path) -> FigureOutcome:
     }
     for path in both("fig-a9", folder):
         panels: list[Panel] = [("A: tasks", by_name, {}), ("B: instances", by_size, {})]
-        figures.lines(panels, path, x_label="features M", y_label="log10 of the count", columns=2)
+        figures.save(figures.lines(panels, x_label="features M", y_label="log10 of the count", columns=2), path)
     rows = [
         (
             str(m),

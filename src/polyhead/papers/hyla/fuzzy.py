@@ -178,7 +178,7 @@ def _draw(cells: Cells, split: str, stem: pathlib.Path) -> None:
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
     y = "training error" if split == TRAINING_LOSS else "R²"
     for path in both(stem.name, stem.parent):
-        figures.lines(panels, path, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
+        figures.save(figures.lines(panels, x_label="tokens in the context", y_label=y, log_x=True, limits=limits), path)
 
 
 def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> FigureOutcome:

@@ -90,7 +90,7 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
     swaps = swapped(study, PAIRS)
     panels = [(ROWS[name].label, *_course(one)) for name, one in swaps.items()]
     for path in both(study.figure, folder):
-        figures.lines(panels, path, x_label="share of the donor's code", y_label="R²")
+        figures.save(figures.lines(panels, x_label="share of the donor's code", y_label="R²"), path)
     probes = last_layer(probed(study, lambda row: str(row["target"]).startswith("term") and row["query"] == "alone"))
     tested = {kind: {place: e for place, e in by.items() if _tested(place)} for kind, by in probes.items()}
     read = [

@@ -247,11 +247,13 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
     word = WORDS[points[0].run.task.metric]
     panels = [("in the course of training", courses, levels), ("at equal skill", skills, levels)]
     for path in both(study.figure, folder):
-        figures.lines(
-            [panel for panel in panels if panel[1]],
+        figures.save(
+            figures.lines(
+                [panel for panel in panels if panel[1]],
+                x_label=("optimiser steps, thousands", f"{word} on known combinations"),
+                y_label=f"{word} on unseen combinations",
+            ),
             path,
-            x_label=("optimiser steps, thousands", f"{word} on known combinations"),
-            y_label=f"{word} on unseen combinations",
         )
     head, rows = _table(everything, found)
     more = _beside_paper(f"{study.figure}-paper", shown, levels, folder) if tests in (TESTS, PARTS) else ()
@@ -272,11 +274,15 @@ def _beside_paper(
     ours = {model: by for (quantity, model), by in found.items() if quantity == "unseen" and model in ROWS}
     paper = {model: score for model in ours if (score := ROWS[model].fuzzy) is not None}
     for path in both(stem, folder):
-        figures.results(
-            {NAMES[model]: list(by.values()) for model, by in ours.items()},
+        figures.save(
+            figures.results(
+                {NAMES[model]: list(by.values()) for model, by in ours.items()},
+                baselines=levels,
+                printed={
+                    NAMES[model]: (mean / 100, error / 100, PAPER_SEEDS) for model, (mean, error) in paper.items()
+                },
+            ),
             path,
-            floors=levels,
-            printed={NAMES[model]: (mean / 100, error / 100, PAPER_SEEDS) for model, (mean, error) in paper.items()},
         )
     caption = (
         "R² on unseen combinations at the end, full marks, beside Table A1 of the paper, hollow marks: means and "

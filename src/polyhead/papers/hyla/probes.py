@@ -86,7 +86,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             "marks: the same networks before their first step. Horizontal: permuted labels, mean of the models."
         )
         for path in both(study.figure, folder):
-            figures.lines(_panels(found), path, x_label="layer", y_label="macro F1", limits=(0.0, None))
+            figures.save(figures.lines(_panels(found), x_label="layer", y_label="macro F1", limits=(0.0, None)), path)
         ends = last_layer(found)
         return FigureOutcome(
             pictures=((study.figure, caption),),

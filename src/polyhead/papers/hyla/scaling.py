@@ -207,7 +207,7 @@ def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, level
         panels.append((f"{axis} {value:g}", series(points, label), levels))
     y, limits = (TRAINING_LOSS, (None, None)) if split == TRAINING_LOSS else ("accuracy", (0.0, 1.02))
     for path in both(stem.name, stem.parent):
-        figures.lines(panels, path, x_label="training instances", y_label=y, log_x=True, limits=limits)
+        figures.save(figures.lines(panels, x_label="training instances", y_label=y, log_x=True, limits=limits), path)
 
 
 def over(
@@ -221,7 +221,7 @@ def over(
         points = {x: scores(by, "compositional") for x, by in by_x.items()}
         panel: Panel = ("", series(points, label), floors_along(by_x, "compositional"))
         for path in both(study.figure, folder):
-            figures.lines([panel], path, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
+            figures.save(figures.lines([panel], x_label=axis, y_label="accuracy", limits=(0.0, 1.02)), path)
         verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
         caption = f"Compositional accuracy by {axis}; {SEEN}."
         return replace(_table(cells, (axis,), {}), pictures=((study.figure, caption),), verdicts=tuple(verdicts))

@@ -106,7 +106,7 @@ def draw_a1(study: Study, folder: pathlib.Path) -> FigureOutcome:
         lines = drawn(runs_of(found), levels[task])
         for path in both(f"table-a1-{task}", folder):
             values = {name: list(by_seed.values()) for name, by_seed in measured.items()}
-            figures.results(values, path, floors=lines, metric=METRICS[task])
+            figures.save(figures.results(values, baselines=lines, metric=METRICS[task]), path)
         caption = f"{TASKS[task]} on unseen combinations: means, standard errors and seeds of the selected settings."
         pictures.append((f"table-a1-{task}", caption))
         verdicts += ablations(task, {model: cell.score("compositional") for model, cell in found.items()})

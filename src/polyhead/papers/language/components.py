@@ -117,7 +117,7 @@ def draw_swiglu(study: Study, folder: pathlib.Path) -> FigureOutcome:
     same, text = one_text(study)
     for path in both(study.figure, folder):
         panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
-        figures.lines([panel], path, x_label="million tokens", y_label="bits per byte", log_x=True)
+        figures.save(figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True), path)
     return replace(
         table({name: (name, cell) for name, cell in cells.items()}, "feed-forward layers", (text,)),
         pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
@@ -137,7 +137,9 @@ def draw_norms(study: Study, folder: pathlib.Path) -> FigureOutcome:
         held.setdefault(rate, {})[order] = cell.validation
         series.setdefault(f"{order}-norm", {})[rate] = list(cell.score("iid").values.values())
     for path in both(study.figure, folder):
-        figures.lines([("", series, {})], path, x_label="learning rate", y_label="bits per byte", log_x=True)
+        figures.save(
+            figures.lines([("", series, {})], x_label="learning rate", y_label="bits per byte", log_x=True), path
+        )
     named = {place: (f"{place[0]}-norm, rate {place[1]:g}", cell) for place, cell in cells.items()}
     return replace(
         table(named, "norms", (text,)),

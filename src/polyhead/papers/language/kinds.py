@@ -204,12 +204,14 @@ def curves(claim: Claim) -> Callable[[Study, pathlib.Path], FigureOutcome]:
         levels = floors(study)
         series = {label(model): course(cell) for model, cell in cells.items()}
         for path in both(study.figure, folder):
-            figures.lines(
-                [("", series, {name: level for name, level in levels.items() if name == "zlib"})],
+            figures.save(
+                figures.lines(
+                    [("", series, {name: level for name, level in levels.items() if name == "zlib"})],
+                    x_label="million tokens",
+                    y_label="bits per byte",
+                    log_x=True,
+                ),
                 path,
-                x_label="million tokens",
-                y_label="bits per byte",
-                log_x=True,
             )
         compressed = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
         told = f"Bits per byte of the same held-out text by what trains no network: {compressed}."

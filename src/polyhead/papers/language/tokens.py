@@ -163,7 +163,9 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         series = {label(m): {x: list(map(math.exp, v)) for x, v in course(c, "loss").items()} for m, c in by.items()}
         panels.append((f"width {width}", series, {}))
     for path in both(study.figure, folder):
-        figures.lines(panels, path, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True)
+        figures.save(
+            figures.lines(panels, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True), path
+        )
     same, text = one_text(study)
     tokens = {
         (width, level): {m: e for m, cell in by.items() if (e := needs(cell, level)) is not None}
