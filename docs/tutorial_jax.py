@@ -2,10 +2,10 @@
 # # The tutorial in JAX: functions, Haiku, Flax
 #
 # `polyhead.jaxside` has the functions of [the tutorial](tutorial.py) for JAX: the same names, layouts and numbers.
-# This page compares both sides, builds a Haiku module, and continues in JAX with weights from PyTorch. [The same
+# This page compares both sides, runs a Haiku module, and copies weights between PyTorch, Haiku and Flax. [The same
 # heads in JAX](jax.md) is the reference page.
 #
-# The page is a script. It needs `pip install -e '.[flax]' dm-haiku`. Every `assert` holds.
+# The page is a script. It needs `pip install -e '.[jax]' dm-haiku flax`. Every `assert` holds.
 
 # %%
 import math
@@ -21,8 +21,7 @@ from flax import nnx
 
 import polyhead as ph
 from polyhead import jaxside
-from polyhead.compat import haiku as torch_haiku
-from polyhead.jaxside import convert, nnx as heads_nnx
+from polyhead.compat.haiku import MultiHeadAttention, from_haiku, from_haiku_mask
 
 rng = np.random.default_rng(0)
 
@@ -36,11 +35,6 @@ def arrays(*shape):
 def same(x, y, tolerance=1e-5):
     """Whether two arrays, of either library, hold the same numbers."""
     return np.allclose(np.asarray(x), np.asarray(y), rtol=0, atol=tolerance)
-
-
-def numpy_state(model):
-    """The state dict of a PyTorch model as NumPy arrays."""
-    return {name: tensor.numpy() for name, tensor in model.state_dict().items()}
 
 
 # %% [markdown]
@@ -91,14 +85,11 @@ print(gradient.shape)
 # `rng` is for random numbers, for example of dropout. This module uses none, and `hk.without_apply_rng` removes the
 # argument: `apply(params, *args)`.
 #
-# `examples/haiku_attention.py` has the module of the tutorial "Yet Another (JAX) Transformer", written with our
-# functions. Its example has 2 sequences of 12 vectors of width 64, 8 heads, and an integer mask of keys, in which 0
-# hides.
+# `polyhead.compat.haiku` has the module of the tutorial "Yet Another (JAX) Transformer", written with our functions.
+# Its example has 2 sequences of 12 vectors of width 64, 8 heads, and an integer mask of keys, in which 0 hides.
 
 # %%
-here = pathlib.Path(__file__).parent if "__file__" in globals() else pathlib.Path("docs")
-MultiheadAttention = runpy.run_path(str(here.parent / "examples" / "haiku_attention.py"))["MultiheadAttention"]
-mha = hk.without_apply_rng(hk.transform(lambda *given: MultiheadAttention(64, 8, name="mha")(*given)))
+mha = hk.without_apply_rng(hk.transform(lambda *inputs: MultiHeadAttention(64, 8, name="mha")(*inputs)))
 first, second, third = jax.random.split(jax.random.key(0), 3)
 q, k, v = jax.random.normal(first, (3, 2, 12, 64))
 mask = jax.random.randint(second, (2, 1, 12), minval=0, maxval=2)
@@ -108,63 +99,42 @@ print("Out", out.shape, "Attention", attention.shape)
 print({name: {key: x.shape for key, x in leaf.items()} for name, leaf in params.items()})
 
 # %% [markdown]
-# ## One set of weights in three libraries
+# ## One set of weights in two libraries
 #
-# A tree is data, so it can be converted. Flax NNX keeps parameters inside its modules, as PyTorch does, and takes
-# them out where JAX needs a pure function (`nnx.split`, `nnx.jit`, `nnx.grad`).
+# A tree is data, so it can be converted: here to a layer of PyTorch.
 
 # %%
-flax_layer = convert.from_haiku(params, heads=8)
-torch_layer = torch_haiku.from_haiku({name: dict(leaf) for name, leaf in params.items()}, heads=8)
-allowed = torch_haiku.from_haiku_mask(np.asarray(mask))  # True where attention is allowed
-mine, context = (torch.tensor(np.asarray(x)) for x in (q, k))
+torch_layer = from_haiku(params, heads=8)
+allowed = from_haiku_mask(np.asarray(mask))  # True where attention is allowed
+x, context = (torch.tensor(np.asarray(array)) for array in (q, k))
 out, _ = mha.apply(params, q, k, k, mask)
-assert same(torch_layer(mine, context=context, mask=allowed).detach(), out)
-assert same(flax_layer(q, context=k, mask=jnp.asarray(allowed.numpy())), out)
+assert same(torch_layer(x, context=context, mask=allowed).detach(), out)
 
 # %% [markdown]
-# ## From PyTorch to JAX
+# ## From PyTorch to Flax
 #
-# Parameters have the same names on both sides, so `to_flax` loads a state dict. Here a model of dual attention,
-# softmax heads beside relational ones:
+# Flax NNX keeps parameters inside its modules, as PyTorch does, and takes them out where JAX needs a pure function
+# (`nnx.split`, `nnx.jit`, `nnx.grad`). `examples/nnx_hyla.py` has HYLA heads as such a module. Layouts are the same on
+# both sides, so its `load` copies a state dict.
 
 # %%
+here = pathlib.Path(__file__).parent if "__file__" in globals() else pathlib.Path("docs")
+HylaAttention = runpy.run_path(str(here.parent / "examples" / "nnx_hyla.py"))["HylaAttention"]
 torch.manual_seed(0)
-dual = [ph.Softmax(4), ph.Relational(4)]
-config = ph.TransformerConfig(ph.Tokens(32), ph.Logits(32), dim=64, heads=dual, layers=2, causal=True, max_length=16)
-model = ph.Transformer(config)
-model_in_jax = convert.to_flax(numpy_state(model), heads_nnx.Transformer(config))
-tokens = rng.integers(0, 32, (2, 16))
-logits = nnx.jit(lambda model, tokens: model(tokens))(model_in_jax, jnp.asarray(tokens))
-assert same(logits, model(torch.from_numpy(tokens)).detach())
-print(logits.shape)
-
-# %% [markdown]
-# Training can be continued, too: some steps on fuzzy logic in PyTorch, then two in JAX from the same weights.
-
-# %%
-task = ph.tasks.FuzzyLogic(length=16)
-config = ph.TransformerConfig(*task.ends, dim=32, heads=ph.Hyla(4), layers=1)
-model = ph.Transformer(config)
-optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-for step in range(20):
-    batch = task.batch("train", 64, seed=0, step=step)
-    loss = task.loss(model(batch.inputs), batch)
-    loss.backward()
-    optimiser.step(), optimiser.zero_grad()
-model_in_jax = convert.to_flax(numpy_state(model), heads_nnx.Transformer(config))
-inputs, targets, scored = (jnp.asarray(x.numpy()) for x in (batch.inputs, batch.targets, batch.scored))
+torch_layer = ph.MultiHeadAttention(64, ph.Hyla(8), causal=True)
+flax_layer = HylaAttention(64, 8, rngs=nnx.Rngs(0))
+flax_layer.load({name: tensor.numpy() for name, tensor in torch_layer.state_dict().items()})
+assert same(flax_layer(q), torch_layer(torch.tensor(np.asarray(q))).detach(), 1e-4)
 
 
 @nnx.jit
-def step_in_jax(model):
-    """One step on the task's loss, the mean squared error over the scored positions; returns the loss before it."""
-    loss, gradient = nnx.value_and_grad(lambda model: jnp.square(model(inputs) - targets)[scored].mean())(model)
-    nnx.update(model, jax.tree.map(lambda p, g: p - 0.01 * g, nnx.state(model, nnx.Param), gradient))
+def train_step(layer):
+    """One step of gradient descent towards `v`; returns the loss before it."""
+    loss, gradient = nnx.value_and_grad(lambda layer: jnp.square(layer(q) - v).mean())(layer)
+    nnx.update(layer, jax.tree.map(lambda p, g: p - 0.1 * g, nnx.state(layer, nnx.Param), gradient))
     return loss
 
 
-before, after = step_in_jax(model_in_jax), step_in_jax(model_in_jax)
-assert same(before, task.loss(model(batch.inputs), batch).item())
+before, after = train_step(flax_layer), train_step(flax_layer)
 assert after < before
 print(f"loss {before:.4f}, after one more step {after:.4f}")

@@ -128,14 +128,13 @@ def test_polyhead_for_jax_has_no_torch_and_the_same_bounds():
     """What it imports is tested in tests/jaxside."""
     ours, theirs = (tomllib.loads((ROOT / name).read_text(encoding="utf-8"))["project"] for name in PROJECTS)
     named = {re.split(r"[>=]", need)[0]: need for need in ours["dependencies"]}
-    for extra in ("jax", "flax"):
-        named |= {re.split(r"[>=]", need)[0]: need for need in ours["optional-dependencies"][extra]}
-    wanted = [*theirs["dependencies"], *theirs["optional-dependencies"]["flax"]]
+    named |= {re.split(r"[>=]", need)[0]: need for need in ours["optional-dependencies"]["jax"]}
+    wanted = theirs["dependencies"]
     assert not [need for need in wanted if named[re.split(r"[>=]", need)[0]] != need]
     assert "torch" not in str(wanted)
     imported = {
         name.partition(".")[0]
-        for part in ("spec", "config", "jaxside")
+        for part in ("spec", "jaxside")
         for path in (PACKAGE / part).rglob("*.py")
         for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(encoding="utf-8"), re.M)
     }

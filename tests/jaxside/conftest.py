@@ -6,7 +6,6 @@ from importlib import metadata
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import numpy as np
 import pytest
 
 if importlib.util.find_spec("jax") is not None:
@@ -22,17 +21,6 @@ if importlib.util.find_spec("jax") is not None:
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)
-
-    @pytest.fixture
-    def quick_draws(monkeypatch):
-        """Parameters that a test replaces come from NumPy: JAX would compile a program for each shape."""
-        drawn = {
-            "normal": lambda key, shape, dtype: np.random.default_rng(0).standard_normal(shape),
-            "truncated_normal": lambda key, low, high, shape, dtype: np.random.default_rng(0).uniform(-1, 1, shape),
-            "uniform": lambda key, shape, dtype, low, high: np.random.default_rng(0).uniform(low, high, shape),
-        }
-        for name, draw in drawn.items():
-            monkeypatch.setattr(jax.random, name, lambda *given, draw=draw: jax.numpy.asarray(draw(*given), float))
 
     @pytest.fixture
     def small_tiles(monkeypatch):

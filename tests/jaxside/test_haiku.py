@@ -1,8 +1,7 @@
-"""examples/haiku_attention.py equals the tutorial's module, whose arithmetic is rewritten here."""
+"""`compat.haiku.MultiHeadAttention` is the tutorial's module, whose arithmetic is written again here."""
 
+import itertools
 import math
-import pathlib
-import runpy
 
 import numpy as np
 import pytest
@@ -12,93 +11,126 @@ jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 hk = pytest.importorskip("haiku", reason="dm-haiku is not installed")
 jnp = jax.numpy
 
-EXAMPLE = runpy.run_path(str(pathlib.Path(__file__).parents[2] / "examples" / "haiku_attention.py"))
-MultiheadAttention = EXAMPLE["MultiheadAttention"]
-B, S, D, H = 2, 12, 64, 8
+from polyhead.compat.haiku import MultiHeadAttention  # noqa: E402
+from polyhead.compat.haiku.module import visible_pairs  # noqa: E402
 
-ours = hk.without_apply_rng(hk.transform(lambda *given: MultiheadAttention(D, H, name="mha")(*given)))
+BATCH, LENGTH, WIDTH, HEADS = 2, 12, 64, 8
+
+ours = hk.without_apply_rng(hk.transform(lambda *inputs: MultiHeadAttention(WIDTH, HEADS, name="mha")(*inputs)))
 
 
-@jax.jit  # one program, where every operation would be compiled apart
-def theirs(params, q, k, v, mask=None):
+def test_the_cell_of_the_tutorial_runs():
+    """The cell "Test MultiheadAttention implementation", with our module under the tutorial's name."""
+    MultiheadAttention = MultiHeadAttention
+    rng = jax.random.key(0)
+    rng_iter = iter(hk.PRNGSequence(1))
+
+    bs = 2
+    seq_len = 12
+    d_model = 64
+    num_heads = 8
+
+    def test_mha(q, k, v, mask=None):
+        mha = MultiheadAttention(d_model, num_heads, name="mha")
+        return mha(q, k, v, mask)
+
+    mha = hk.without_apply_rng(hk.transform(test_mha))
+
+    # Example features as input
+    q, k, v = jax.random.normal(next(rng_iter), (3, bs, seq_len, d_model))
+    mask = jax.random.randint(rng, (bs, 1, seq_len), minval=0, maxval=2)
+
+    # Initialize parameters of attention with random key and inputs
+    params = mha.init(next(rng_iter), q, k, v, mask)
+
+    # Apply attention with parameters on the inputs
+    out, attn = mha.apply(params=params, q=q, k=k, v=v, mask=mask)
+    assert (out.shape, attn.shape) == ((2, 12, 64), (2, 8, 12, 12))
+    assert sorted(params) == ["mha/~/linear", "mha/~/linear_1", "mha/~/linear_2", "mha/~/linear_3"]
+    expected_out, expected_attn = tutorial(params, q, k, v, mask)
+    np.testing.assert_allclose(out, expected_out, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(attn, expected_attn, rtol=0, atol=2e-6)
+
+
+@jax.jit
+def tutorial(params, q, k, v, mask=None):
     """Three maps into heads, scores over the root of their width, -1e9 where the mask is 0, softmax, one map out."""
-    maps = [params[f"mha/~/linear{n}"] for n in ("", "_1", "_2", "_3")]
-    q, k, v = (
-        (jnp.einsum("bsi,io->bso", x, m["w"]) + m["b"]).reshape(*x.shape[:2], H, D // H)
-        for x, m in zip((q, k, v), maps[:3], strict=True)
-    )
-    scores = jnp.einsum("bthd,bshd->bhts", q, k) / math.sqrt(D // H)
-    scores = scores if mask is None else jnp.where(mask[:, None] == 0, -1e9, scores)
+    maps = [params[f"mha/~/linear{suffix}"] for suffix in ("", "_1", "_2", "_3")]
+    heads = []
+    for x, linear in zip((q, k, v), maps[:3], strict=True):
+        heads.append((x @ linear["w"] + linear["b"]).reshape(*x.shape[:2], HEADS, WIDTH // HEADS))
+    q, k, v = heads
+    scores = jnp.einsum("bthd,bshd->bhts", q, k) / math.sqrt(WIDTH // HEADS)
+    if mask is not None:
+        scores = jnp.where(mask[:, None] == 0, -1e9, scores)
     attention = jax.nn.softmax(scores, axis=-1)
-    heads = jnp.einsum("bhts,bshd->bthd", attention, v)
-    return jnp.einsum("bti,io->bto", heads.reshape(*heads.shape[:2], D), maps[3]["w"]) + maps[3]["b"], attention
+    out = jnp.einsum("bhts,bshd->bthd", attention, v)
+    return out.reshape(*out.shape[:2], WIDTH) @ maps[3]["w"] + maps[3]["b"], attention
 
 
-def drawn(*shape, seed=0):
+def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def tree():
     """The tutorial's parameters; biases, which begin at 0, are random."""
-    names = [f"mha/~/linear{n}" for n in ("", "_1", "_2", "_3")]
-    return {n: {"w": drawn(D, D, seed=i) / 8, "b": drawn(D, seed=9 + i)} for i, n in enumerate(names)}
+    params = {}
+    for i, suffix in enumerate(("", "_1", "_2", "_3")):
+        weight = normal(WIDTH, WIDTH, seed=i) / 8
+        params[f"mha/~/linear{suffix}"] = {"w": weight, "b": normal(WIDTH, seed=9 + i)}
+    return params
 
 
-def look(*shape, kind=int):
-    """A random mask in which every query sees a key."""
+def random_mask(*shape):
+    """A mask in which every query sees the first key."""
     mask = np.random.default_rng(3).integers(0, 2, shape)
     mask[..., 0] = 1
-    return mask * 7 if kind == "sevens" else -mask if kind == "minus" else mask.astype(kind)
+    return mask
 
 
 MASKS = {
-    "keys": look(B, 1, S),
-    "keys of all": look(1, 1, S, kind=bool),
-    "pairs": look(B, S, S, kind="sevens"),
-    "pairs of all": look(1, S, S, kind="minus"),
-    "causal": np.tril(np.ones((1, S, S), bool)),
+    "keys": random_mask(BATCH, 1, LENGTH),
+    "keys of all": random_mask(1, 1, LENGTH).astype(bool),
+    "pairs": random_mask(BATCH, LENGTH, LENGTH) * 7,
+    "pairs of all": -random_mask(1, LENGTH, LENGTH),
+    "causal": np.tril(np.ones((1, LENGTH, LENGTH), bool)),
 }
 
 
-def close(came, wanted):
-    """To 2e-6 of the largest number of each array."""
-    for a, b in zip(jax.tree.leaves(came), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1.0, float(np.abs(b).max())))
-
-
-def graded(f):
+def gradients(module):
     """Results and gradients of a module by its parameters, q, k and v."""
-    w = drawn(B, S, D, seed=6) / 8
+    weight = normal(BATCH, LENGTH, WIDTH, seed=6) / 8
 
     def loss(params, q, k, v, mask):
-        out, attention = f(params, q, k, v, mask)
-        return (out * w).sum(), (out, attention)
+        out, attention = module(params, q, k, v, mask)
+        return (out * weight).sum(), (out, attention)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))
 
 
-def test_it_is_the_tutorials_module():
-    mine, other, given = graded(ours.apply), graded(theirs), (tree(), *drawn(3, B, S, D, seed=5))
-    for mask in (None, *MASKS.values()):
-        full = None if mask is None else np.broadcast_to(mask, (B, S, S)).astype(int)  # one program for all shapes
-        (_, came), gradients = mine(*given, full)
-        (_, wanted), right = other(*given, full)
-        assert [x.shape for x in came] == [(B, S, D), (B, H, S, S)]
-        close(came, wanted)
-        close(gradients, right)
-
-
-def test_masks_of_all_shapes_and_kinds_mean_what_they_mean_there():
+def test_results_and_gradients_are_those_of_the_tutorial():
+    inputs = (tree(), *normal(3, BATCH, LENGTH, WIDTH, seed=5))
     for mask in MASKS.values():
-        came = EXAMPLE["allowed"](mask, (B, S, S))
-        assert (came.shape[1], came.dtype) == (1, bool)
-        np.testing.assert_array_equal(np.broadcast_to(came[:, 0], (B, S, S)), np.broadcast_to(mask != 0, (B, S, S)))
+        whole = np.broadcast_to(mask, (BATCH, LENGTH, LENGTH)).astype(int)  # one program for all shapes
+        results = jax.tree.leaves(gradients(ours.apply)(*inputs, whole))
+        expected = jax.tree.leaves(gradients(tutorial)(*inputs, whole))
+        for a, b in zip(results, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1.0, float(np.abs(b).max())))
 
 
-def test_a_query_that_may_look_nowhere_gets_the_output_bias_alone_and_no_gradient():
-    """The tutorial's module gives it the mean of all values."""
-    params, (q, k, v) = tree(), drawn(3, B, S, D, seed=5)
-    mask = look(B, S, S)
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_mask_of_any_kind_hides_where_it_is_0(kind):
+    mask = MASKS[kind]
+    visible = visible_pairs(mask, (BATCH, LENGTH, LENGTH))
+    assert (visible.shape[1], visible.dtype) == (1, bool)
+    whole = np.broadcast_to(visible[:, 0], (BATCH, LENGTH, LENGTH))
+    np.testing.assert_array_equal(whole, np.broadcast_to(mask != 0, (BATCH, LENGTH, LENGTH)))
+
+
+def test_a_query_without_visible_keys_gets_the_output_bias_and_no_gradient():
+    params = tree()
+    q, k, v = normal(3, BATCH, LENGTH, WIDTH, seed=5)
+    mask = random_mask(BATCH, LENGTH, LENGTH)
     mask[1, 4] = 0
 
     def row(v):
@@ -111,46 +143,38 @@ def test_a_query_that_may_look_nowhere_gets_the_output_bias_alone_and_no_gradien
     assert not np.asarray(slope).any()
 
 
-def test_dimensions_between_batch_and_sequence_are_honoured():
-    """(B, ..., S, d): each is computed like a batch; keys may have another length."""
-    params, q, other = tree(), drawn(B, 3, S, D, seed=5), drawn(B, 3, 7, D, seed=6)
+def test_dimensions_between_batch_and_sequence_are_batch_dimensions():
+    params, q, other = tree(), normal(BATCH, 3, LENGTH, WIDTH, seed=5), normal(BATCH, 3, 7, WIDTH, seed=6)
     run = jax.jit(ours.apply)
-    for mask in (look(B, 1, 7), look(1, S, 7), look(B, 3, 1, 7), look(1, 3, S, 7)):
+    for mask, i in itertools.product((random_mask(BATCH, 1, 7), random_mask(BATCH, 3, 1, 7)), range(3)):
         out, attention = run(params, q, other, other, mask)
-        assert (out.shape, attention.shape) == ((B, 3, S, D), (B, 3, H, S, 7))
-        for i in range(3):
-            rows = mask if mask.ndim == 3 else mask[:, i]
-            close([out[:, i], attention[:, i]], theirs(params, q[:, i], other[:, i], other[:, i], rows))
+        assert (out.shape, attention.shape) == ((BATCH, 3, LENGTH, WIDTH), (BATCH, 3, HEADS, LENGTH, 7))
+        rows = mask if mask.ndim == 3 else mask[:, i]
+        expected_out, expected_attention = tutorial(params, q[:, i], other[:, i], other[:, i], rows)
+        np.testing.assert_allclose(out[:, i], expected_out, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(attention[:, i], expected_attention, rtol=0, atol=1e-5)
 
 
-X = drawn(B, S, D)
-WHOSE = "q, k, v must be (B, ..., S, 64) but are ("
+X = normal(BATCH, LENGTH, WIDTH)
 
 
 @pytest.mark.parametrize(
-    ("said", "given"),
+    ("error", "inputs"),
     [
-        ("mask must be (B|1, 1|S, keys) ", (X, X, X, np.ones((S, S), int))),
-        ("but has shape (8, 12, 12)", (X, X, X, np.ones((H, S, S), int))),  # not one per head
-        ("but has shape (8, 8)", (X[:, :H], X[:, :H], X[:, :H], np.tril(np.ones((H, H), int)))),  # nor here
-        ("but has shape (2, 1, 12, 12)", (X, X, X, np.ones((B, 1, S, S), bool))),
-        ("mask must name all 12 keys but has shape (2, 1, 1)", (X, X, X, np.ones((B, 1, 1), bool))),
-        ("mask must be boolean or of integers but is float32", (X, X, X, np.zeros((B, 1, S), np.float32))),
-        (WHOSE, (X[0], X[0], X[0])),
-        (WHOSE, (X, X[:1], X[:1])),
-        (WHOSE, (X, X, X[:, :3])),
+        ("mask must be (B|1, 1|S, keys) ", (X, X, X, np.ones((LENGTH, LENGTH), int))),
+        ("got (8, 12, 12)", (X, X, X, np.ones((HEADS, LENGTH, LENGTH), int))),
+        ("got (8, 8)", (X[:, :HEADS], X[:, :HEADS], X[:, :HEADS], np.tril(np.ones((HEADS, HEADS), int)))),
+        ("got (2, 1, 1)", (X, X, X, np.ones((BATCH, 1, 1), bool))),
+        ("mask must be Boolean or of integers, got float32", (X, X, X, np.zeros((BATCH, 1, LENGTH), np.float32))),
+        ("q, k, v must be (B, ..., S, 64), got (12, 64)", (X[0], X[0], X[0])),
+        ("q, k, v must be (B, ..., S, 64), got (2, 12, 64), (2, 12, 64), (2, 3, 64)", (X, X, X[:, :3])),
     ],
 )
-def test_what_would_be_read_wrongly_is_an_error(said, given):
-    with refusing(said):
-        ours.apply(tree(), *given)
+def test_an_input_that_the_tutorial_reads_wrongly_is_an_error(error, inputs):
+    with refusing(error):
+        ours.apply(tree(), *inputs)
 
 
 def test_heads_divide_the_width():
-    with refusing("MultiheadAttention: num_heads must divide d_model 64 but is 7"):
-        hk.transform(lambda x: MultiheadAttention(64, 7)(x, x, x)).init(jax.random.key(0), X)
-
-
-def test_the_example_runs(capsys):
-    assert EXAMPLE["main"]() == ((2, 12, 64), (2, 8, 12, 12))
-    assert capsys.readouterr().out.startswith("parameters mha/~/linear mha/~/linear_1 mha/~/linear_2 mha/~/linear_3\n")
+    with refusing("MultiHeadAttention: num_heads must divide d_model 64, got 7"):
+        hk.transform(lambda x: MultiHeadAttention(64, 7)(x, x, x)).init(jax.random.key(0), X)

@@ -167,7 +167,7 @@ def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
 def test_tiles_of_large_calls_are_smaller(b, pool, wanted):
     """All numbers of a tile are at most 2^22; of pooled heads (h e = 128 numbers a pair) a tile has all keys."""
     q, k = (jax.ShapeDtypeStruct((b, n, 8, 16), jnp.float32) for n in (200, 300))
-    assert tiles.tile_sizes(AttentionCall(q, k, k, pool=pool), 128, tiles.SMALL, tiles.NUMBERS) == wanted
+    assert tiles.tile_sizes(AttentionCall(q, k, k, pool=pool), 128, tiles.SMALL, tiles.MAX_NUMBERS) == wanted
 
 
 @pytest.mark.thinned(2)
@@ -251,12 +251,19 @@ def test_nothing_comes_of_nothing(op, impl):
             assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, tensors, strict=False))
 
 
-@pytest.mark.usefixtures("small_tiles")
-def test_tiles_refuse_forward_mode_and_references_know_it():
-    q, k, v = (x.detach().numpy() for x in make_problem(4, 4, dtype=torch.float32)[0])
-    with pytest.raises(TypeError, match="can't apply forward-mode"):
-        jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="blocked"), (q,), (q,))
-    jax.jvp(lambda q: jaxside.hyla(q, k, v, impl="reference"), (q,), (q,))
+@pytest.mark.usefixtures("small_tiles", "x64")
+def test_tiles_have_forward_mode_and_second_derivatives():
+    """Hessian-vector products, which are forward over reverse."""
+    q, k, v = (x.detach().numpy() for x in make_problem(4, 4)[0])
+
+    def products(impl):
+        def loss(q):
+            return jnp.sin(jaxside.hyla(q, k, v, causal=True, normalise="softmax", impl=impl)).sum()
+
+        return jax.jvp(jax.grad(loss), (q,), (q,))
+
+    for tiled, exact in zip(products("blocked"), products("reference"), strict=True):
+        np.testing.assert_allclose(tiled, exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("what", ["code", "relations", "textbook"])

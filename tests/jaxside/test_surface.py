@@ -39,10 +39,9 @@ def test_arguments_are_those_of_the_table(row):
 
 
 @pytest.mark.compile  # where annotations are not checked
-@pytest.mark.parametrize(("module", "least"), [("polyhead.jaxside", 50), ("polyhead.jaxside.nnx", 80)])
-def test_other_libraries_names_are_answered_with_ours(module, least):
-    found = list(signatures.answered(pytest.importorskip(module, exc_type=ImportError), "__call__"))
-    assert len(found) > least
+def test_other_libraries_names_are_answered_with_ours():
+    found = list(signatures.answered(jaxside, "__call__"))
+    assert len(found) > 50
     assert not [one for one in found if "is called" not in one[2]]
 
 
@@ -117,16 +116,13 @@ def test_an_impl_that_refuses_says_so_as_torch_does():
 
 # ------------------------------------------------------------------------------------------------------------ imports
 ALONE = """
-import importlib.util, sys
+import sys
 from polyhead import jaxside
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from polyhead.jaxside import tiles
 tiles.TILE = 3
 assert not {"torch", "flax", "haiku", "einops"} & set(sys.modules)
-if importlib.util.find_spec("flax"):
-    import polyhead.jaxside.convert, polyhead.jaxside.nnx
-    assert "torch" not in sys.modules
 q, k, v = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 5, 2, 3)), jnp.float32)
 options = {"causal": True, "normalise": "softmax", "impl": "blocked"}
 run = jax.jit(jax.grad(lambda *a: jnp.sin(jaxside.hyla(*a, **options)).sum(), (0, 1, 2)))

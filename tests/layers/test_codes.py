@@ -7,11 +7,9 @@ mask, window, norm or rotation that one of the two lacks is found.  A new row of
 import dataclasses
 import itertools
 
-import numpy as np
 import pytest
 import referee
 import torch
-from refusals import refused
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -130,20 +128,3 @@ def test_to_another_sequence_and_with_a_cache(row):
     layer(x[:, :4], cache=cache, return_code=True)
     assert_close(layer(x[:, 4:], cache=cache, return_code=True, taps=taps)[1], code[:, :, 4:])
     assert_close(taps[0].groups[0].code(), code[:, :, 4:])
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_twin_in_jax_that_computes_something_else_has_no_code(row):
-    """What its code is otherwise, is in tests/jaxside."""
-    flax, nnx = pytest.importorskip("flax"), pytest.importorskip("polyhead.jaxside.nnx")
-    from polyhead.jaxside.latent_code import AttentionCall
-
-    heads, _ = heads_of(row, 3)
-    group = flax.nnx.eval_shape(lambda: nnx.MultiHeadAttention(M, heads, max_length=9)).groups[0]
-
-    class Other(type(group)):
-        def __call__(self, x):
-            return -super().__call__(x)
-
-    other, call = Other.__new__(Other), AttentionCall(*np.ones((2, B, T, 4, 4), "f4"))
-    refused(lambda: other.code(call), r"^Other: the code of its __call__ is not known: give the class a method")

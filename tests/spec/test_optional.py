@@ -15,7 +15,7 @@ FEATURES = """
 import importlib.machinery, json, pathlib, sys
 
 missing = set("sklearn plotly matplotlib scipy PIL optuna tokenizers tiktoken sentencepiece datasets transformers ray "
-              "flax tensorboard".split())
+              "tensorboard".split())
 
 
 class Finder(importlib.machinery.PathFinder):
@@ -71,7 +71,6 @@ for name, ask in {
     "ray": lambda: ph.sweep([run], here / "s", engine=Ray("local")),
     "tensorboard": lambda: tracking.check(["tensorboard"]),
     "huggingface": lambda: ph.compat.huggingface.register(),
-    "nnx": lambda: __import__("polyhead.jaxside.nnx"),
     "jaxside": jax,
 }.items():
     try:
@@ -98,7 +97,6 @@ LINES = {
     "ray": "sweep: --ray needs ray: pip install 'polyhead[ray]'",
     "tensorboard": "tracking: tensorboard is not installed: pip install 'polyhead[track]', or leave it out of track",
     "huggingface": "polyhead.compat.huggingface needs transformers: pip install 'polyhead[hf]'",
-    "nnx": "polyhead.jaxside.nnx needs flax: pip install 'polyhead[flax]'",
     "jaxside": "polyhead.jaxside needs jax: pip install 'polyhead[jax]'",
 }
 

@@ -8,7 +8,9 @@ ours.
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -32,6 +34,21 @@ def holds_model(folder: pathlib.Path) -> bool:
 def uncompiled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
     return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+
+
+def tensor_of(name: str, value: Any) -> Tensor:
+    """Return a copy of a parameter as a tensor: of PyTorch, NumPy or JAX, in bfloat16, too.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    array = np.array(value)
+    if array.dtype.name == "bfloat16":  # a dtype of ml_dtypes, which torch does not read
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of {array.dtype}")
+    return torch.from_numpy(array)
 
 
 def check_functions(who: str, model: nn.Module) -> None:

@@ -116,19 +116,25 @@ def softmax_dim(normalise: str) -> int | None:
     return None if axis is None else "bhts".index(axis)
 
 
-def softmax_visible(scores: jax.Array, look: jax.Array | None, dim: int, total: jax.Array | None = None) -> jax.Array:
+def softmax_visible(scores: jax.Array, mask: jax.Array | None, axis: int, total: jax.Array | None = None) -> jax.Array:
     """Softmax of (... t s) scores over the visible keys, or of (b h t s) scores over heads.
 
     A row in which nothing is visible gets zeros and no gradient.  If `total` (b h t 2) is given, the largest of all
     scores of a query and the logarithm of the sum of exponentials relative to it, the scores may have a part of the
     keys.
     """
-    if look is not None:
-        # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
-        look = look.reshape((1,) * (scores.ndim - look.ndim) + look.shape)
-        scores = jnp.where(look, scores, jnp.where(look.any(dim, keepdims=True), -jnp.inf, 0))
-    code = jax.nn.softmax(scores, axis=dim) if total is None else jnp.exp(scores - total[..., :1] - total[..., 1:])
-    return code if look is None else jnp.where(look, code, 0)
+    if mask is not None:
+        # -inf, as a bias may give visible keys the least number.
+        mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
+        hidden: float | jax.Array = -jnp.inf
+        if total is None:  # 0 in an empty row, where -inf would give NaN
+            hidden = jnp.where(mask.any(axis, keepdims=True), -jnp.inf, 0)
+        scores = jnp.where(mask, scores, hidden)
+    if total is None:
+        code = jax.nn.softmax(scores, axis=axis)
+    else:
+        code = jnp.exp(scores - total[..., :1] - total[..., 1:])
+    return code if mask is None else jnp.where(mask, code, 0)
 
 
 def rms_heads(scores: jax.Array) -> jax.Array:

@@ -1,21 +1,20 @@
-"""Any op in tiles: memory O(t) instead of O(t^2); the backward pass recomputes each tile.
+"""Any op in tiles: memory O(t) instead of O(t^2); the backward pass computes each tile again.
 
 The output of a mechanism is a sum over keys, so a tile of queries i and keys j is a small call of the reference:
 
-    out_i       = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
-    gradients   = sum over tiles of those of the reference, given dout_i                     (a custom VJP)
+    out_i   = sum over tiles of reference(q_i, k_j, v_j, bias_ij, ...)
 
-Where keys are pooled in another way, a tile has all of them.  A softmax over keys needs the whole row.  Its largest
-score and the logarithm of its sum are computed first, by another sum over tiles:
+Where keys are pooled in another way, a tile has all keys.  A softmax over keys needs the whole row.  Its largest score
+and the logarithm of its sum come first, from two more passes over the tiles:
 
-    top_i       = max_j s_ij, without a gradient: it cancels
-    total_i     = log sum_j exp(s_ij - top_i),   a_ij = exp(s_ij - top_i - total_i)
-    dtotal_i    = from the tiles above,          ds_ij += a_ij dtotal_i
+    top_i   = max_j s_ij, a constant in gradients because it cancels
+    total_i = log sum_j exp(s_ij - top_i),      a_ij = exp(s_ij - top_i - total_i)
 
 In one number, top + total, the logarithm would be lost in the rounding of a top such as -1e9.
 
-Each is one `lax.scan` over the tiles that causality and window do not mask completely.  Sums are in at least
-float32.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; Dao et al. 2022, "FlashAttention" (recomputing).
+Each pass is one `lax.scan` over the tiles that causality and window do not mask completely.  `jax.checkpoint` stores
+only the place of a tile for the backward pass.  Sums are in at least float32.  Schug et al. 2024, "Attention as a
+hypernetwork", eq. 6; Dao et al. 2022, "FlashAttention" (recomputing).
 """
 
 import functools
@@ -30,265 +29,285 @@ import numpy as np
 
 from polyhead.jaxside.call import AttentionCall, Logits
 from polyhead.jaxside.dispatch import Impl
-from polyhead.jaxside.latent_code import sequence_of, softmax_visible, wide
+from polyhead.jaxside.latent_code import sequence_of, wide
 
 Arrays = dict[str, jax.Array]
-Run = Callable[[AttentionCall], jax.Array]
-Rows = Callable[[AttentionCall], dict[str, Logits]]
-"""The softmaxes over keys in a call: field of AttentionCall for `top` and `total` -> function of the scores."""
+Reference = Callable[[AttentionCall], jax.Array]
+RowSoftmaxes = Callable[[AttentionCall], dict[str, Logits]]
+"""The softmaxes over keys in a call: the field of AttentionCall for `top` and `total` -> function of the scores."""
 
 TILE = 128
 """The most queries, and the most keys, of a tile."""
 
-SMALL, NUMBERS = 16, 1 << 22
-"""A tile with more than SMALL queries or keys has at most NUMBERS numbers in its largest intermediate."""
+SMALL = 16
+MAX_NUMBERS = 1 << 22
+"""A tile with more than SMALL queries or keys has at most MAX_NUMBERS numbers in its largest intermediate."""
 
 AXES = {
-    "q": "b t h d",
-    "k": "b s g d",
-    "v": "b s g e",
-    "q_rel": "b t r p",
-    "k_rel": "b s r p",
-    "relation_weight": "h e r",
-    "value_weight": "h f e",
-    "bias": "b h t s",
-    "keep": "b h t s",
-    "mask": "b h t s",
-    "total": "b h t x",
-    "total_rel": "b r t x",
-    "number_t": "t",
-    "number_s": "s",
+    "q": "bthd",
+    "k": "bsgd",
+    "v": "bsge",
+    "q_rel": "btrp",
+    "k_rel": "bsrp",
+    "relation_weight": "her",
+    "value_weight": "hfe",
+    "bias": "bhts",
+    "keep": "bhts",
+    "mask": "bhts",
+    "total": "bhtx",
+    "total_rel": "brtx",
+    "query_sequence": "t",
+    "key_sequence": "s",
     "scale": "",
 }
-"""Axes of the arguments; t and s are cut into tiles.  Arrays by offset have an axis n instead, see BY_OFFSET."""
+"""Axes of the arguments; t and s are cut into tiles."""
 
-BY_OFFSET = {("bias", 2): "h n", ("v", 3): "n g e"}
-FIXED = ("mask", "number_t", "number_s")
-"""Arrays without a gradient."""
+AXES_BY_OFFSET = {("bias", 2): "hn", ("v", 3): "nge"}
+"""Axes of arguments by offset, by name and number of dimensions; the offsets n = t + s - 1 are cut, too."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """How a call is cut into tiles, and its options."""
+    """Sizes of a call and of its tiles, and the options of the call."""
 
-    t: int
-    s: int
-    queries: int
-    keys: int
+    num_queries: int
+    num_keys: int
+    tile_queries: int
+    tile_keys: int
     options: AttentionCall  # without arrays
 
     @property
-    def padded(self) -> tuple[int, int]:
-        """(t, s), padded to whole tiles."""
-        return -(-self.t // self.queries) * self.queries, -(-self.s // self.keys) * self.keys
+    def padded_queries(self) -> int:
+        """The number of queries in whole tiles."""
+        return math.ceil(self.num_queries / self.tile_queries) * self.tile_queries
+
+    @property
+    def padded_keys(self) -> int:
+        """The number of keys in whole tiles."""
+        return math.ceil(self.num_keys / self.tile_keys) * self.tile_keys
 
     def places(self) -> np.ndarray:
         """(tiles, 2): the first query and key of every tile that causality and window do not mask completely."""
-        starts = np.arange(0, self.t, self.queries), np.arange(0, self.s, self.keys)
-        first, key = np.meshgrid(*starts, indexing="ij")
-        place, end = first + self.s - self.t, key + self.keys - 1
-        last = np.minimum(first + self.queries, self.t) - 1 + self.s - self.t
-        seen = np.ones_like(first, bool)
+        query_starts = np.arange(0, self.num_queries, self.tile_queries)
+        key_starts = np.arange(0, self.num_keys, self.tile_keys)
+        first_query, first_key = np.meshgrid(query_starts, key_starts, indexing="ij")
+        last_query = np.minimum(first_query + self.tile_queries, self.num_queries) - 1
+        last_key = first_key + self.tile_keys - 1
+
+        # The last query is aligned with the last key.
+        shift = self.num_keys - self.num_queries
+        visible = np.ones_like(first_query, bool)
         if self.options.causal:
-            seen &= key <= last
+            visible &= first_key <= last_query + shift
         if self.options.window is not None:
-            seen &= (end > place - self.options.window) & (key < last + self.options.window)
-        return np.stack([first[seen], key[seen]], 1).astype(np.int32)
+            visible &= last_key > first_query + shift - self.options.window
+            visible &= first_key < last_query + shift + self.options.window
+        return np.stack([first_query[visible], first_key[visible]], 1).astype(np.int32)
 
-    def fill(self, name: str, x: jax.Array) -> jax.Array:
-        """`x`, padded with zeros after the last query and key."""
-        after = {"t": (0, self.padded[0] - self.t), "s": (0, self.padded[1] - self.s)}
-        after["n"] = (after["t"][1], after["s"][1])
-        sides = [after.get(a, (0, 0)) if size > 1 else (0, 0) for a, size in zip(axes(name, x), x.shape, strict=True)]
-        return jnp.pad(x, sides) if any(map(any, sides)) else x
+    def pad(self, name: str, array: jax.Array) -> jax.Array:
+        """`array`, padded with zeros after the last query and key."""
+        added_queries = self.padded_queries - self.num_queries
+        added_keys = self.padded_keys - self.num_keys
+        added = {"t": added_queries, "s": added_keys, "n": added_queries + added_keys}
+        widths = []
+        for letter, size in zip(axes(name, array), array.shape, strict=True):
+            widths.append((0, added.get(letter, 0) if size > 1 else 0))
+        return jnp.pad(array, widths) if widths else array
 
-    def _part(self, letters: str, x: jax.Array, at: jax.Array) -> tuple[list[Any], list[int]]:
-        """Start and size of a tile's part of `x`; all tiles share axes of size 1."""
-        offset = at[1] - at[0] + self.padded[0] - self.queries
-        parts = {"t": (at[0], self.queries), "s": (at[1], self.keys), "n": (offset, self.queries + self.keys - 1)}
-        all_of = {size: (np.int32(0), size) for size in x.shape}
-        own = [parts.get(a, all_of[n]) if n > 1 else all_of[n] for a, n in zip(letters, x.shape, strict=True)]
-        return [start for start, _ in own], [size for _, size in own]
+    def cut(self, name: str, array: jax.Array, place: jax.Array) -> jax.Array:
+        """A tile's part of `array`.  All tiles share axes of size 1."""
+        first_offset = place[1] - place[0] + self.padded_queries - self.tile_queries
+        parts = {
+            "t": (place[0], self.tile_queries),
+            "s": (place[1], self.tile_keys),
+            "n": (first_offset, self.tile_queries + self.tile_keys - 1),
+        }
+        for axis, letter in enumerate(axes(name, array)):
+            if letter in parts and array.shape[axis] > 1:
+                start, size = parts[letter]
+                array = jax.lax.dynamic_slice_in_dim(array, start, size, axis)
+        return array
 
-    def cut(self, letters: str, x: jax.Array, at: jax.Array) -> jax.Array:
-        """A tile's part of `x`."""
-        return jax.lax.dynamic_slice(x, *self._part(letters, x, at)) if x.ndim else x
+    def mask(self, arrays: Arrays, place: jax.Array) -> jax.Array | None:
+        """Where the queries of a tile may attend to its keys, by masks, causality, window and packed sequences."""
+        query = place[0] + jnp.arange(self.tile_queries)[:, None]
+        key = place[1] + jnp.arange(self.tile_keys)
+        ahead = key - (query + self.num_keys - self.num_queries)
+        limits = []
+        if self.padded_keys != self.num_keys:
+            limits.append(key < self.num_keys)
+        if self.options.causal:
+            limits.append(ahead <= 0)
+        if self.options.window is not None:
+            limits.append(jnp.abs(ahead) < self.options.window)
+        if "query_sequence" in arrays:
+            limits.append(arrays["query_sequence"][:, None] == arrays["key_sequence"])
+        if "mask" in arrays:
+            limits.append(arrays["mask"])
+        return functools.reduce(jnp.logical_and, limits) if limits else None
 
-    def parts(self, arrays: Arrays, at: jax.Array) -> Arrays:
-        """A tile's parts of `arrays`, by name."""
-        return {name: self.cut(axes(name, x), x, at) for name, x in arrays.items()}
-
-    def add(self, letters: str, total: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
-        """`total` plus a tile's part."""
-        if not total.ndim:
-            return total + part
-        start, size = self._part(letters, total, at)
-        now = jax.lax.dynamic_slice(total, start, size) + part.astype(total.dtype)
-        return jax.lax.dynamic_update_slice(total, now, start)
-
-    def call(self, arrays: Arrays, fixed: Arrays, at: jax.Array) -> AttentionCall:
-        """A tile with its arrays as a call; masks, causality, window and packed sequences become one mask."""
-        fixed = self.parts(fixed, at)
-        ahead = at[1] + jnp.arange(self.keys) - (at[0] + jnp.arange(self.queries) + self.s - self.t)[:, None]
-        limits = [at[1] + jnp.arange(self.keys) < self.s] if self.padded[1] != self.s else []
-        limits += [ahead <= 0] if self.options.causal else []
-        limits += [] if self.options.window is None else [jnp.abs(ahead) < self.options.window]
-        if "number_t" in fixed:
-            limits.append(fixed.pop("number_t")[:, None] == fixed.pop("number_s"))
-        limits += [fixed["mask"]] if "mask" in fixed else []
-        look = functools.reduce(jnp.logical_and, limits) if limits else None
-        given: dict[str, Any] = {**arrays, **fixed, "mask": look}
-        return replace(self.options, **given, causal=False, window=None)
-
-
-def axes(name: str, x: jax.Array) -> str:
-    """One letter for every dimension."""
-    return BY_OFFSET.get((name, x.ndim), AXES.get(name, "")).replace(" ", "")[-x.ndim :] if x.ndim else ""
-
-
-# ---------------------------------------------------------------------------------------------------- sums over tiles
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _sum(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> jax.Array:
-    """The sum over tiles of the results of `run`, whose axes are `out`."""
-
-    def tile(at: jax.Array) -> jax.Array:
-        return run(grid.call(grid.parts(arrays, at), fixed, at))
-
-    like = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
-    sizes = [grid.padded[0] if a == "t" else size for a, size in zip(out, like.shape, strict=True)]
-    of_heads = jnp.zeros_like(arrays["q"], jnp.promote_types(like.dtype, jnp.float32)).sum((1, 3))
-    nothing = jnp.broadcast_to(of_heads[:, None, :, None], sizes)  # sharded like the queries
-    return jax.lax.scan(
-        lambda total, at: (grid.add(out, total, tile(at), at), None), nothing, jnp.asarray(grid.places())
-    )[0]
+    def call(self, arrays: Arrays, dtypes: dict[str, Any], place: jax.Array) -> AttentionCall:
+        """A tile as a call, which has one mask in place of all limits, and arrays of these dtypes."""
+        parts = {name: self.cut(name, array, place).astype(dtypes[name]) for name, array in arrays.items()}
+        mask = self.mask(parts, place)
+        for name in ("mask", "query_sequence", "key_sequence"):
+            parts.pop(name, None)
+        return replace(self.options, **parts, mask=mask, causal=False, window=None)
 
 
-def _sum_forward(run: Run, grid: Grid, out: str, arrays: Arrays, fixed: Arrays) -> tuple[jax.Array, Any]:
-    return _sum(run, grid, out, arrays, fixed), (arrays, fixed)
+def axes(name: str, array: jax.Array) -> str:
+    """One letter for every dimension; a mask or bias may lack the first ones."""
+    letters = AXES_BY_OFFSET.get((name, array.ndim), AXES[name])
+    return letters[len(letters) - array.ndim :]
 
 
-def _sum_backward(run: Run, grid: Grid, out: str, saved: tuple[Arrays, Arrays], dout: jax.Array) -> Any:
-    arrays, fixed = saved
+# ----------------------------------------------------------------------------------------------- passes over the tiles
+def scan_tiles(
+    grid: Grid,
+    arrays: Arrays,
+    tile: Reference,
+    letters: str,
+    *,
+    combine: Callable[[jax.Array, jax.Array], jax.Array] = jnp.add,
+    start: float = 0.0,
+) -> jax.Array:
+    """The results of `tile`, whose axes are `letters`, combined over all tiles in at least float32."""
+    # Gradients are summed over tiles in the dtype of what is cut, so half precision is cut from float32.
+    dtypes = {name: array.dtype for name, array in arrays.items()}
+    sources = {}
+    for name, array in arrays.items():
+        sources[name] = wide(array) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
-    def step(grads: Arrays, at: jax.Array) -> tuple[Arrays, None]:
-        like, pull = jax.vjp(lambda mine: run(grid.call(mine, fixed, at)), grid.parts(arrays, at))
-        (parts,) = pull(grid.cut(out, dout, at).astype(like.dtype))
-        return {name: grid.add(axes(name, x), x, parts[name], at) for name, x in grads.items()}, None
+    # Without the checkpoint the scores of every tile would be stored.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def compute(sources: Arrays, place: jax.Array) -> jax.Array:
+        return wide(tile(grid.call(sources, dtypes, place)))
 
-    zeros = {name: jnp.zeros_like(x, jnp.promote_types(x.dtype, jnp.float32)) for name, x in arrays.items()}
-    grads = jax.lax.scan(step, zeros, jnp.asarray(grid.places()))[0]
-    return {name: x.astype(arrays[name].dtype) for name, x in grads.items()}, None
+    axis = letters.index("t")
+
+    def step(total: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
+        rows = jax.lax.dynamic_slice_in_dim(total, place[0], grid.tile_queries, axis)
+        rows = combine(rows, compute(sources, place))
+        return jax.lax.dynamic_update_slice_in_dim(total, rows, place[0], axis), None
+
+    # What is computed from the queries has their sharding, which new zeros would not have.
+    result = jax.eval_shape(compute, sources, jax.ShapeDtypeStruct((2,), np.int32))
+    shape = list(result.shape)
+    shape[axis] = grid.padded_queries
+    has_relations = sources["q"].shape[2] != shape[letters.index("h")]
+    queries = sources["q_rel"] if has_relations else sources["q"]
+    zeros = (jnp.isnan(queries) & False).any((1, 3)).astype(result.dtype)
+    zeros = jnp.expand_dims(zeros, [i for i, letter in enumerate(letters) if letter not in "bh"])
+    return jax.lax.scan(step, jnp.broadcast_to(zeros, shape) + start, jnp.asarray(grid.places()))[0]
 
 
-_sum.defvjp(_sum_forward, _sum_backward)
-
-
-# --------------------------------------------------------------------------------------------- softmax over all keys
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _total(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> jax.Array:
+def row_total(logits: Logits, grid: Grid, arrays: Arrays) -> jax.Array:
     """(b h t 2): `top` and `total` of `logits` over the visible keys of each query; 0 without visible keys."""
 
-    def tile(at: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        s, look = logits(grid.call(grid.parts(arrays, at), fixed, at))
-        return wide(s), look
+    def largest(call: AttentionCall) -> jax.Array:
+        scores, mask = logits(call)
+        lowest = jnp.finfo(scores.dtype).min
+        if mask is not None:
+            scores = jnp.where(mask, scores, lowest)
+        return scores.max(-1, initial=lowest)
 
-    like, _ = jax.eval_shape(tile, jax.ShapeDtypeStruct((2,), np.int32))
-    lowest = jnp.finfo(like.dtype).min
+    def sum_of_exponentials(call: AttentionCall) -> jax.Array:
+        scores, mask = logits(call)
+        if mask is not None:
+            scores = jnp.where(mask, scores, -jnp.inf)
+        return jnp.exp(scores - call.total).sum(-1)
 
-    def step(sofar: tuple[jax.Array, jax.Array], at: jax.Array) -> tuple[tuple[jax.Array, jax.Array], None]:
-        s, look = tile(at)
-        s = s if look is None else jnp.where(look, s, lowest)
-        top, total = (grid.cut("bht", x, at) for x in sofar)
-        higher = jnp.maximum(top, s.max(-1, initial=lowest))
-        part = jnp.exp(s - higher[..., None]) if look is None else jnp.where(look, jnp.exp(s - higher[..., None]), 0)
-        now = higher, total * jnp.exp(top - higher) + part.sum(-1)
-        start, _ = grid._part("bht", sofar[0], at)
-        return tuple(jax.lax.dynamic_update_slice(x, y, start) for x, y in zip(sofar, now, strict=True)), None  # type: ignore[return-value]
-
-    size = (*like.shape[:2], grid.padded[0])
-    of_heads = arrays["q"] if arrays["q"].shape[2] == size[1] else arrays["q_rel"]
-    nothing = jnp.broadcast_to(jnp.zeros_like(of_heads, like.dtype).sum((1, 3))[:, :, None], size)
-    top, total = jax.lax.scan(step, (nothing + lowest, nothing), jnp.asarray(grid.places()))[0]
-    empty = total == 0
-    return jnp.stack((jnp.where(empty, 0, top), jnp.log(jnp.where(empty, 1, total))), -1)
-
-
-def _total_forward(logits: Logits, grid: Grid, arrays: Arrays, fixed: Arrays) -> tuple[jax.Array, Any]:
-    total = _total(logits, grid, arrays, fixed)
-    return total, (arrays, {**fixed, "total": total})
-
-
-def _total_backward(logits: Logits, grid: Grid, saved: tuple[Arrays, Arrays], dtotal: jax.Array) -> Any:
-    return _sum_backward(functools.partial(_shares, logits), grid, "bht", saved, dtotal[..., 1])
-
-
-def _shares(logits: Logits, x: AttentionCall) -> jax.Array:
-    """(b h t): the tile's part of the softmax's sum; its gradient by the scores is that of the total."""
-    return softmax_visible(*logits(x), 3, x.total).sum(-1)
-
-
-_total.defvjp(_total_forward, _total_backward)
+    constants = jax.lax.stop_gradient(arrays)
+    lowest = float(jnp.finfo(wide(arrays["q"]).dtype).min)
+    top = scan_tiles(grid, constants, largest, "bht", combine=jnp.maximum, start=lowest)
+    total = scan_tiles(grid, {**arrays, "total": top[..., None]}, sum_of_exponentials, "bht")
+    is_empty = total == 0
+    top = jnp.where(is_empty, 0, top)
+    return jnp.stack((top, jnp.log(jnp.where(is_empty, 1, total))), -1)
 
 
 # ---------------------------------------------------------------------------------------------------------- the impl
-def blocked(reference: Run, rows: Rows) -> Impl:
+def blocked(reference: Reference, row_softmaxes: RowSoftmaxes) -> Impl:
     """The tiled impl of an op, from its reference and the softmaxes over keys in it.
 
-    It takes every call that the reference takes.  It is static and hashable, so it is compiled once per shape even
-    without jit.
+    It takes every call that the reference takes, and is compiled once per shape even without jit.
     """
 
-    def forward(x: AttentionCall) -> jax.Array:
-        if 0 in x.lengths:  # of nothing there is no tile
-            return reference(x)
-        return _forward(reference, rows, (TILE, SMALL, NUMBERS), x)
+    def forward(call: AttentionCall) -> jax.Array:
+        if 0 in call.lengths:  # without queries or keys there is no tile
+            return reference(call)
+        return _forward(reference, row_softmaxes, (TILE, SMALL, MAX_NUMBERS), call)
 
-    return Impl(forward, preferred=large)
+    return Impl(forward, preferred=is_large)
 
 
-def large(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the reference?
-
-    Forward and backward, CPU seconds of the reference over those of tiles (one core, float32, 8 heads).  HYLA, causal:
-    0.8 at b = 8, t = 128, d = 16; 2.5 at b = 1, t = 512, d = 16 (full: 1.5; softmax: 3.9); 4.1 at t = 1024, d = 32.
-    Softmax attention: 3.1 and 3.2 at the last two.  Not measured on a GPU.
-    """
-    t, s = x.lengths
-    return x.q.shape[0] * t * s >= 1 << 18
+def is_large(call: AttentionCall) -> bool:
+    """Is the call so large that tiles were measured to be no slower than the reference on a CPU?"""
+    num_queries, num_keys = call.lengths
+    return call.q.shape[0] * num_queries * num_keys >= 1 << 18
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(reference: Run, rows: Rows, sizes: tuple[int, int, int], x: AttentionCall) -> jax.Array:
-    t, s = x.lengths
-    given = {f.name: getattr(x, f.name) for f in fields(x) if f.name in AXES and getattr(x, f.name) is not None}
-    absent: dict[str, Any] = dict.fromkeys([*given, "cu_seqlens"])
-    window = None if x.window is None else min(x.window, t + s)  # sums stay within int32
-    options = replace(x, window=window, **absent)
-    if x.cu_seqlens is not None:
-        given |= dict.fromkeys(("number_t", "number_s"), sequence_of(x.cu_seqlens, t))
-    grid = Grid(t, s, *tile_sizes(x, *sizes), options)
-    given = {name: grid.fill(name, array) for name, array in given.items()}
-    fixed = {name: given.pop(name) for name in FIXED if name in given}
-    totals = {name: _total(logits, grid, given, fixed) for name, logits in rows(x).items()}
-    return _sum(reference, grid, "bthe", {**given, **totals}, fixed)[:, :t].astype(x.q.dtype)
+def _forward(
+    reference: Reference, row_softmaxes: RowSoftmaxes, limits: tuple[int, int, int], call: AttentionCall
+) -> jax.Array:
+    num_queries, num_keys = call.lengths
+    arrays: Arrays = {}
+    for field in fields(call):
+        array = getattr(call, field.name)
+        if field.name in AXES and array is not None:
+            arrays[field.name] = array
+
+    # The options of the call remain: its arrays are cut into tiles.
+    absent: dict[str, Any] = dict.fromkeys([*arrays, "cu_seqlens"])
+    options = replace(call, **absent)
+    if call.window is not None:
+        options = replace(options, window=min(call.window, num_queries + num_keys))  # sums stay within int32
+    if call.cu_seqlens is not None:
+        sequences = sequence_of(call.cu_seqlens, num_queries)
+        arrays.update(query_sequence=sequences, key_sequence=sequences)
+
+    # The gradient of a slice begins with zeros, which JAX shards by the mesh in its context.
+    grid = Grid(num_queries, num_keys, *tile_sizes(call, *limits), options)
+    with jax.sharding.use_abstract_mesh(jax.typeof(call.q).sharding.mesh):
+        arrays = {name: grid.pad(name, array) for name, array in arrays.items()}
+        totals = {name: row_total(logits, grid, arrays) for name, logits in row_softmaxes(call).items()}
+        out = scan_tiles(grid, {**arrays, **totals}, reference, "bthe")
+    return out[:, :num_queries].astype(call.q.dtype)
 
 
-def tile_sizes(x: AttentionCall, most: int, small: int, numbers: int) -> tuple[int, int]:
+def tile_sizes(call: AttentionCall, largest: int, small: int, max_numbers: int) -> tuple[int, int]:
     """(queries, keys) of a tile: tiles of nearly equal size; the larger side is halved until the numbers fit.
 
     Pooled heads need all keys; then queries are halved.
     """
-    (b, t, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
-    relations = 0 if x.q_rel is None else x.q_rel.shape[2]
-    width = max(h, e, relations, h * e if x.pool or x.value_weight is not None else 0)
-    queries, keys = most, s if x.pool else most
-    while x.pool and b * queries * keys * width > numbers and queries > 1:
-        queries //= 2
-    while not x.pool and b * queries * keys * width > numbers and max(queries, keys) > small:
-        queries, keys = (queries, keys // 2) if keys >= queries else (queries // 2, keys)
-    return _even(t, queries), _even(s, keys)
+    batch, num_queries, num_heads, _ = call.q.shape
+    num_keys = call.k.shape[1]
+    width = call.v.shape[-1]
+
+    # Numbers per pair in the largest intermediate.
+    numbers = max(num_heads, width)
+    if call.q_rel is not None:
+        numbers = max(numbers, call.q_rel.shape[2])
+    if call.pool or call.value_weight is not None:
+        numbers = max(numbers, num_heads * width)
+
+    queries = largest
+    keys = num_keys if call.pool else largest
+    while batch * queries * keys * numbers > max_numbers:
+        if call.pool:
+            if queries == 1:
+                break
+            queries //= 2
+        elif max(queries, keys) <= small:
+            break
+        elif keys >= queries:
+            keys //= 2
+        else:
+            queries //= 2
+    return _even_size(num_queries, queries), _even_size(num_keys, keys)
 
 
-def _even(n: int, most: int) -> int:
-    """The size of parts of `n`: as few as possible, of at most `most`, and nearly equal."""
-    return math.ceil(n / math.ceil(n / most))
+def _even_size(number: int, largest: int) -> int:
+    """The size of the fewest parts of `number` of at most `largest` that are nearly equal."""
+    return math.ceil(number / math.ceil(number / largest))

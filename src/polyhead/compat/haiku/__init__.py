@@ -1,0 +1,25 @@
+"""The multi-head attention of the tutorial "Yet Another (JAX) Transformer": a Haiku module, and its parameters in
+PyTorch.
+
+    haiku.MultiHeadAttention(d_model, num_heads)      the module, for hk.transform; needs dm-haiku
+    haiku.from_haiku(params, heads=8)                 our PyTorch layer with the module's parameters; needs NumPy only
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from polyhead.compat.haiku.parameters import from_haiku, from_haiku_mask, to_haiku, to_haiku_mask, to_state_dict
+
+if TYPE_CHECKING:
+    from polyhead.compat.haiku.module import MultiHeadAttention
+
+__all__ = ["MultiHeadAttention", "from_haiku", "from_haiku_mask", "to_haiku", "to_haiku_mask", "to_state_dict"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # The module alone needs Haiku and JAX.
+        if name == "MultiHeadAttention":
+            from polyhead.compat.haiku.module import MultiHeadAttention
+
+            return MultiHeadAttention
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
