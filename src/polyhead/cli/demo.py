@@ -1,146 +1,276 @@
-"""`polyhead demo`: a race on a relational game, then fuzzy logic with the paper's settings; one report on both."""
+"""`polyhead demo`: two experiments in about two minutes, drawn in the terminal as they run, and one page."""
 
+import json
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from polyhead.cli.output import emit
-from polyhead.cli.parse import Deterministic, Device
-from polyhead.cli.train import failed
-from polyhead.spec.shapes import check_number
-
 if TYPE_CHECKING:
-    from polyhead.config import Run
+    from rich.console import RenderableType
 
-START, SCORING = 6.0, 1.1
-"""Seconds until a worker trains; the time for evaluation as a share of the time for steps."""
+    from polyhead.papers.demo import Curve, Score
 
-PAGE = "report.html"
+PAGE = "demo.html"
+RACE_FILE = "race.json"
+BARS = " ▁▂▃▄▅▆▇█"
 
 RACE = """\
-1 of 2, about {minutes}: is a shape between two of its kind?  Training shows pentominoes, the unseen shapes are
-hexominoes.  Softmax heads mix values.  Dual attention also has heads that compare.  CoRelNet only compares."""
+1 of 2, about {seconds:.0f} seconds. A game with pictures: do the outer two of three shapes match, while the middle one
+differs? Each network trains on 1,000 pictures of one family of shapes. The score is accuracy on new shapes."""
 FUZZY = """\
-2 of 2, about {minutes}: functions made of two terms, with the network and settings of the HYLA paper, {steps:,} of
-its 50,000 steps.  70 % of the combinations of known terms are held out.  Watch known and unseen combinations: do both
-keep rising?"""
+2 of 2, about {seconds:.0f} seconds. Fuzzy logic: find a function in 31 examples and apply it. The networks were trained
+before, for 50,000 steps. They are scored now on functions whose two parts they know. Five divisions of the functions
+into known and unseen combinations."""
+LONG = """\
+Long training, about ten minutes: HYLA and softmax heads on fuzzy logic, 12,500 of 50,000 steps."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Train dual attention, HYLA and softmax heads on two tasks, watch their scores on unseen data, write a report.
-
-    It first estimates the time on this machine.  After an interruption, run it again to resume.
+    """Watch four kinds of heads learn to compare shapes, score trained models, and get one page of both.
 
     >>> polyhead demo
-    >>> polyhead demo --steps 50000
-    >>> polyhead demo --seed 1 --folder runs/second --workers 1
+    >>> polyhead demo --long        # trains HYLA and softmax heads for ten minutes, too
+    >>> polyhead demo --seeds 1     # one network for each kind of heads: faster
     """
 
     folder: Path = Path("runs/demo")
-    """The folder for the runs and report.html."""
-    seed: int = 0
-    """Added to the seeds of the runs."""
-    device: Device = "auto"
-    deterministic: Deterministic = False
-    workers: int | None = None
-    """Runs at a time (default: one per core)."""
-    steps: int | None = None
-    """Training steps of fuzzy logic (default: 12,500, or 6,500 on a processor without AVX-512; the paper: 50,000)."""
+    """Where the page and the finished networks' scores are written."""
+    seeds: int = 3
+    """Networks of each kind of heads in the race."""
+    workers: int = min(os.cpu_count() or 1, 8)
+    """Processes that train networks of the race."""
+    long: bool = False
+    """Train HYLA and softmax heads on fuzzy logic afterwards."""
 
     def __call__(self) -> int:
-        for name in ("workers", "steps"):
-            if (count := getattr(self, name)) is not None:
-                check_number("demo", name, count, 1)
-        from polyhead.pages import report
         from polyhead.papers import demo
-        from polyhead.papers.recipes import reseeded
-        from polyhead.scale.sweep.board import Board
-        from polyhead.scale.sweep.jobs import sweep
-        from polyhead.train import Result
-        from polyhead.train.device import pick_device
-        from polyhead.train.store.files import check_place
 
-        check_place("demo", self.folder / PAGE)
-        made = demo.race(), demo.fuzzy(self.steps or demo.steps_on(pick_device(self.device)))
-        placed = partial(replace, device=self.device, deterministic=self.deterministic)
-        parts = [[placed(reseeded(run, self.seed)) for run in part] for part in made]
-        waits = [minutes(part, self.workers) for part in parts]
-        outcomes, folders = [], []
-        for part, words, unseen, wait in zip(parts, (RACE, FUZZY), UNSEEN, waits, strict=True):
-            print(f"\n{words.format(minutes=wait, steps=part[0].train.steps)}\n", file=sys.stderr, flush=True)
-            board = partial(Board, unseen=unseen, marks=marks(part[0], unseen))
-            outcomes += sweep(part, self.folder, workers=self.workers, screen=board)
-            folders.append([o.folder for o in outcomes if isinstance(o, Result) and o.name in {r.name for r in part}])
-        race, fuzzy = folders
-        if race and fuzzy:
-            path = report.write(fuzzy, self.folder / PAGE, title="polyhead demo", beside=race, trained=demo.full())
-            done = {"between, a game: accuracy": race, "fuzzy logic: R²": fuzzy}
-            scored = {name: report.results_table(part) for name, part in done.items()}
-            emit(lambda: {"report": path, **scored}, lambda: _print(scored, report.title(fuzzy), path))
-        return failed(outcomes)
+        for option in ("seeds", "workers"):
+            if getattr(self, option) < 1:
+                raise ValueError(f"demo: --{option} must be at least 1, got {getattr(self, option)}")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        curves = run_race(self.folder / RACE_FILE, self.seeds, self.workers)
+        scores = score_models()
+        page = self.folder / PAGE
+        page.write_text(demo.page(curves, scores), encoding="utf-8")
+        print_scores(curves, scores)
+        print(f"\nThe page with both pictures: {page.resolve().as_uri()}")
+        if self.long:
+            return train_long(self.folder)
+        return 0
 
 
-UNSEEN = ("novel_hexominoes", "compositional")
-"""The split with unseen data, for each part."""
-NAMES = {
-    "iid": "known",
-    "compositional": "unseen combinations",
-    "novel_hexominoes": "unseen shapes: hexominoes",
-    "novel_stripes": "unseen shapes: stripes",
-}
-"""Labels of splits, for each part."""
+# ---------------------------------------------------------------------------------------------------------------------
+# The race
 
 
-def minutes(runs: "Sequence[Run]", workers: int | None) -> str:
-    """The estimated minutes of the runs on this machine, from timed steps of each model."""
-    each = {str(run.model): step_seconds(run) for run in reversed(runs)}
-    free = [0.0] * max(1, workers or os.cpu_count() or 1)
-    for run in runs:
-        free[free.index(min(free))] += START + run.train.steps * each[str(run.model)] * SCORING
-    return f"{max(free) / 60:.0f} minutes" if max(free) >= 90 else f"{max(free):.0f} seconds"
+def run_race(file: Path, num_seeds: int, num_workers: int) -> dict[str, dict[str, "Curve"]]:
+    """Train the networks that `file` does not have yet, in several processes, and draw their scores as they grow.
+
+    Returns racer -> seed -> its curve.  `file` gets each finished network, so a demo that was stopped goes on.
+    """
+    from polyhead.papers import demo
+
+    finished = _read_race(file)
+    curves: dict[str, dict[str, Curve]] = {racer: {} for racer in demo.RACERS}
+    waiting = []
+    for seed in range(num_seeds):
+        for racer in demo.RACERS:
+            curve = finished.get(racer, {}).get(str(seed), [])
+            curves[racer][str(seed)] = curve
+            if not curve:
+                waiting.append((racer, seed))
+
+    seconds = _seconds_per_network() * len(waiting) / min(num_workers, len(waiting) or 1)
+    print(RACE.format(seconds=seconds), file=sys.stderr, flush=True)
+    context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
+    with context.Manager() as manager, LiveText() as live:
+        messages = manager.Queue()
+        with ProcessPoolExecutor(num_workers, mp_context=context) as pool:
+            futures = [pool.submit(_train_racer, racer, seed, messages) for racer, seed in waiting]
+            remaining = len(futures)
+            while remaining:
+                racer, seed, step, accuracy = messages.get()
+                if racer is None:  # a network is finished, or failed
+                    remaining -= 1
+                    continue
+                curves[racer][str(seed)].append((step, accuracy))
+                if step == demo.RACE_STEPS:
+                    complete = {name: _complete(by_seed) for name, by_seed in curves.items()}
+                    file.write_text(json.dumps(complete))
+                live.show(race_board(curves))
+            for future in as_completed(futures):
+                future.result()  # raises what ended a worker
+        live.show(race_board(curves), final=True)
+    return curves
 
 
-def step_seconds(run: "Run", steps: int = 4) -> float:
-    """Seconds of a training step, the fastest of a few, on one thread as in a worker."""
+def _read_race(file: Path) -> dict[str, dict[str, "Curve"]]:
+    """The networks that an earlier demo finished, or nothing if there is no such file or it is not one of ours."""
+    try:
+        stored = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def _complete(by_seed: dict[str, "Curve"]) -> dict[str, "Curve"]:
+    from polyhead.papers.demo import RACE_STEPS
+
+    return {seed: curve for seed, curve in by_seed.items() if curve and curve[-1][0] == RACE_STEPS}
+
+
+def _train_racer(racer: str, seed: int, messages: Any) -> None:
+    """In a worker: train one network and send (racer, seed, step, accuracy); at the end (None, seed, 0, 0)."""
     import torch
 
-    from polyhead.models.build import build
-    from polyhead.train.evaluation import answers
+    from polyhead.papers import demo
 
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    network = build(run.model)
-    optimiser, times = torch.optim.AdamW(network.parameters()), []
-    for step in range(steps):
-        began = time.perf_counter()
-        batch = run.task.batch("train", run.train.batch_size, seed=0, step=step)
-        run.task.loss(answers(network, run.task, batch), batch).backward()
-        optimiser.step()
-        times.append(time.perf_counter() - began)
-    torch.set_num_threads(threads)
-    return min(times)
+    try:
+        for step, accuracy in demo.race(racer, seed):
+            messages.put((racer, seed, step, accuracy))
+    finally:
+        messages.put((None, seed, 0, 0.0))
 
 
-def marks(run: "Run", split: str) -> dict[str, float]:
-    """Floors and ceiling on the split, by name."""
-    task: Any = run.task
-    found, words = task.floors(split), task.words.floors
-    return {words[name].label: found[name].mean for name in words if words[name].drawn or name == "chance"}
+def _seconds_per_network(num_steps: int = 8) -> float:
+    """An estimate from a few steps of the slowest racer on one thread, and two seconds to start."""
+    import torch
+
+    from polyhead.papers import demo
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for _ in demo.race("softmax + relational", 0, steps=1):  # the first steps are slower
+        pass
+    began = time.perf_counter()
+    for _ in demo.race("softmax + relational", 0, steps=num_steps):
+        pass
+    seconds = time.perf_counter() - began
+    torch.set_num_threads(num_threads)
+    return 2.0 + seconds / (num_steps + 1) * demo.RACE_STEPS
 
 
-def _print(tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]], title: str, path: Path) -> None:
-    from polyhead.cli.text import table
+def race_board(curves: dict[str, dict[str, "Curve"]]) -> "RenderableType":
+    """A line for each racer: its mean accuracy over training as bars from 0.5 to 1, and mean and range now."""
+    from rich.table import Table
 
-    for name, (head, rows) in tables.items():
-        print()
-        named = [NAMES.get(split, split) for split in head]
-        table(name, [dict(zip(named, row, strict=True)) for row in rows])
-    print(
-        f'\n{title}.\nThe same networks trained in full: polyhead list models, ph.load("fuzzy-hyla").\nreport: {path}'
-    )
+    from polyhead.papers import demo
+
+    board = Table(box=None, pad_edge=False)
+    board.add_column("heads")
+    board.add_column(f"accuracy on new shapes, step 0 to {demo.RACE_STEPS}; a full bar is 1, none is guessing")
+    board.add_column("now", justify="right")
+    board.add_column("range")
+    for racer, by_seed in curves.items():
+        longest = max((len(curve) for curve in by_seed.values()), default=0)
+        means = []
+        for place in range(longest):
+            means.append(fmean(curve[place][1] for curve in by_seed.values() if len(curve) > place))
+        bars = "".join(_bar(mean) for mean in means)
+        latest = [curve[-1][1] for curve in by_seed.values() if curve]
+        if latest:
+            board.add_row(racer, bars, f"{fmean(latest):.2f}", f"{min(latest):.2f} to {max(latest):.2f}")
+        else:
+            board.add_row(racer, "waiting", "", "")
+    return board
+
+
+def _bar(accuracy: float) -> str:
+    """A bar whose height is the accuracy between guessing (0.5) and 1."""
+    height = (accuracy - 0.5) / 0.5 * (len(BARS) - 1)
+    return BARS[max(0, min(len(BARS) - 1, round(height)))]
+
+
+class LiveText:
+    """A picture in the terminal that is drawn again in its place; without a terminal its last state is printed once."""
+
+    def __enter__(self) -> "LiveText":
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, auto_refresh=False, transient=True)
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def show(self, picture: "RenderableType", final: bool = False) -> None:
+        if final:
+            self.live.stop()
+            self.console.print(picture)
+        elif self.console.is_terminal:
+            self.live.update(picture, refresh=True)
+
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Trained models on fuzzy logic
+
+
+def score_models() -> list["Score"]:
+    """Scores of the trained models and baselines; none, with one line, where the models are not on this machine."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from polyhead.papers import demo
+
+    if not demo.trained_models_are_here():
+        print("\n2 of 2 is left out: it needs the folder models/ of the repository", file=sys.stderr)
+        return []
+    print("\n" + FUZZY.format(seconds=25), file=sys.stderr, flush=True)
+    total = len(demo.KINDS) * len(demo.SPLIT_SEEDS)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("", total=total)
+        return demo.fuzzy_scores(lambda name, number: progress.update(bar, completed=number, description=name))
+
+
+def print_scores(curves: dict[str, dict[str, "Curve"]], scores: Iterable["Score"]) -> None:
+    """The result of both parts, as tables on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from polyhead.papers import demo
+
+    race = Table("heads", "accuracy on new shapes", "range", title="between: after 600 steps", title_justify="left")
+    for racer, by_seed in curves.items():
+        last = [curve[-1][1] for curve in by_seed.values()]
+        race.add_row(racer, f"{fmean(last):.3f}", f"{min(last):.3f} to {max(last):.3f}")
+    console = Console()
+    console.print(race)
+    table = Table("heads or baseline", *demo.SPLITS.values(), title="fuzzy logic: R², mean of five divisions")
+    by_label: dict[str, dict[str, str]] = {}
+    for score in scores:
+        by_label.setdefault(score.label, {})[score.split] = f"{score.mean:.3f}"
+    for label, cells in by_label.items():
+        table.add_row(label, *(cells[split] for split in demo.SPLITS))
+    if by_label:
+        console.print(table)
+
+
+def train_long(folder: Path) -> int:
+    """Train HYLA and softmax heads on fuzzy logic for ten minutes and write their report."""
+    from polyhead.pages import report
+    from polyhead.papers import demo
+    from polyhead.scale.sweep.jobs import sweep
+    from polyhead.train import Result
+
+    print("\n" + LONG, file=sys.stderr, flush=True)
+    outcomes = sweep(demo.long_runs(), folder / "long")
+    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
+    if len(results) < len(outcomes):
+        return 1
+    path = report.write([result.folder for result in results], folder / "long.html", title="polyhead demo")
+    print(f"\nThe report of the long training: {path}")
+    return 0

@@ -1,88 +1,266 @@
-"""The runs of `make demo`: a race of a minute, then fuzzy logic with the paper's network and settings.
+"""What `polyhead demo` runs: a race of heads on a relational game, and trained models scored on fuzzy logic.
 
-Steps, rate and seeds were fixed before the first run with them.  Seed 0 of fuzzy logic is excluded, because a pilot run
-used it.  The rate is the one of the paper's two that was better on sequences of training functions, for softmax and for
-HYLA (docs/results/protocol.md).
+The race is the first example of the README with 600 steps: the game *between*, four kinds of heads, several seeds.  The
+trained models are those of the main test of docs/results/protocol.md: five splits, three kinds of heads.
 """
 
-import itertools
-from dataclasses import replace
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from html import escape
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 
-from polyhead.config import Hyla, Run, Softmax, Train
-from polyhead.papers.dual.games import SHAPES, game_run
+from polyhead.config import (
+    Disentangled,
+    Hyla,
+    Relational,
+    Rotary,
+    Run,
+    Softmax,
+    Train,
+    TransformerConfig,
+)
+from polyhead.models.transformer import Transformer
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.hyla.sizes import fuzzy_task
-from polyhead.spec.lazy import own_names
 from polyhead.tasks import RelationalGames
+from polyhead.train.evaluation import evaluate
 from polyhead.train.store import shipped
+from polyhead.train.store.checkpoint import load_model
 
-__dir__ = own_names(__name__)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-FUZZY_STEPS, FUZZY_RATE, FUZZY_SEED = 12_500, 3e-3, 1
-FEWER_STEPS = 6500
-"""Where the processor has no AVX-512: a step takes twice as long there, and the demo ten minutes either way."""
-RACE_IMAGES, RACE_SEEDS = 1000, (1, 2)
-RACERS = ("dual", "corelnet", "softmax")
-RACE_SPLITS = ("iid", "novel_hexominoes", "novel_stripes")
+GAME = "between"
+RACERS = ("softmax", "softmax, rotary positions", "softmax + relational", "softmax + disentangled")
+RACE_STEPS, RACE_EVERY = 600, 25
+"""Training steps of a network of the race, and how often it is scored."""
+GUESSING = 0.5
+
+SPLITS = {"iid": "known combinations", "compositional": "unseen combinations"}
+KINDS = {"hyla": "HYLA", "softmax": "softmax", "linear": "linear"}
+SPLIT_SEEDS = (1, 2, 3, 4, 5)
+BASELINES = {"mix": "mixture of training functions", "gaussian_process": "Gaussian process"}
+
+COLOURS = {
+    "softmax": "#0072b2",
+    "softmax, rotary positions": "#56a5d9",
+    "softmax + relational": "#009e73",
+    "softmax + disentangled": "#d55e00",
+    "HYLA": "#009e73",
+    "linear": "#d98c00",
+}
+MARKERS = {
+    "softmax": "D",
+    "softmax, rotary positions": "^",
+    "softmax + relational": "s",
+    "softmax + disentangled": "o",
+    "HYLA": "o",
+    "linear": "s",
+}
+
+Curve = list[tuple[int, float]]
+"""(step, accuracy on new shapes), in the order of training."""
 
 
-def demo() -> tuple[Run, ...]:
-    """The demo: dual attention and CoRelNet against softmax on a relational game, HYLA against softmax on fuzzy logic.
+def race_model(racer: str, task: RelationalGames) -> TransformerConfig:
+    """The network of a racer: two layers, width 64, four heads."""
+    config = TransformerConfig(*task.ends, dim=64, layers=2, heads=[Softmax(4)])
+    if racer == "softmax, rotary positions":
+        return replace(config, positions=Rotary())
+    if racer == "softmax + relational":
+        return replace(config, heads=[Softmax(2), Relational(2)])
+    if racer == "softmax + disentangled":
+        return replace(config, heads=[Softmax(2), Disentangled(2)])
+    return config
 
-    polyhead demo.  Minutes on two cores; `race` and `fuzzy` describe its parts.
+
+def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, float]]:
+    """Train one network and yield (step, accuracy on 500 images of new shapes) every 25 steps, from step 0 on."""
+    torch.manual_seed(seed)
+    task = RelationalGames(GAME)
+    model = Transformer(race_model(racer, task))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    new_shapes = task.batch("novel", 500, seed=0, step=0)
+    for step in range(steps + 1):
+        if step % RACE_EVERY == 0:
+            with torch.no_grad():
+                accuracy = task.metrics(model(new_shapes.inputs), new_shapes)["accuracy"].mean()
+            yield step, round(accuracy.item(), 4)
+        batch = task.batch("train", 64, seed=0, step=step)
+        task.loss(model(batch.inputs), batch).backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+
+@dataclass(frozen=True)
+class Score:
+    """R² of a kind of heads, or of a baseline, on a split of fuzzy logic: one number for each division into known and
+    unseen combinations."""
+
+    label: str
+    split: str
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.values)
+
+
+def fuzzy_scores(report: Callable[[str, int], None], batches: int = 8) -> list[Score]:
+    """R² of the trained models and of two baselines on known and unseen combinations, computed now.
+
+    `report(name, number)` is called before each of the models.  `batches`: of 128 sequences, for each split of each
+    model.  Raises ValueError if the folder `models/` of the repository is not here.
     """
-    return (*race(), *fuzzy())
+    values: dict[tuple[str, str], list[float]] = {}
+    for number, seed in enumerate(SPLIT_SEEDS):
+        for place, (kind, label) in enumerate(KINDS.items()):
+            name = f"fuzzy-{kind}-{seed}"
+            report(name, number * len(KINDS) + place)
+            run, model = load_model(name)
+            for split in SPLITS:
+                scores = evaluate(model, run.task, split, batch_size=128, batches=batches, seed=run.seed)
+                values.setdefault((label, split), []).append(scores["r2"])
+        for split in SPLITS:
+            baselines = run.task.floors(split, sequences=500)
+            for key, label in BASELINES.items():
+                values.setdefault((label, split), []).append(baselines[key].mean)
+    return [Score(label, split, tuple(numbers)) for (label, split), numbers in values.items()]
 
 
-def race() -> tuple[Run, ...]:
-    """The game `between`: 1,000 images of pentominoes, 600 steps with batches of 64, two seeds per model."""
-    shape, runs = SHAPES["small"], []
-    for seed, row in itertools.product(RACE_SEEDS, RACERS):
-        task = RelationalGames("between", examples=RACE_IMAGES, split_seed=seed)
-        run = game_run(task, row, shape, shape.grid()[0], seed)
-        runs.append(replace(run, train=replace(run.train, evaluate=RACE_SPLITS, eval_batches=8, eval_every=50)))
-    return tuple(runs)
+def trained_models_are_here() -> bool:
+    """Whether the trained models of fuzzy logic are on this machine."""
+    return all(shipped.at_hand(f"fuzzy-{kind}-{seed}") for kind in KINDS for seed in SPLIT_SEEDS)
 
 
-def steps_on(device: torch.device) -> int:
-    """How many steps of fuzzy logic fit into ten minutes.  The number depends on the kind of processor only."""
-    slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() != "AVX512"
-    return FEWER_STEPS if slow else FUZZY_STEPS
-
-
-def fuzzy(steps: int = FUZZY_STEPS) -> tuple[Run, ...]:
-    """The paper's network, batch and one of its rates, 12,500 of its 50,000 steps; 70 % of combinations held out."""
-    task = fuzzy_task("paper", FUZZY_SEED)
-    groups = {"hyla": Hyla(8, dim=2, value_dim=2), "softmax": Softmax(8, dim=2, value_dim=2)}  # the slower first
+def long_runs(steps: int = 12_500) -> tuple[Run, ...]:
+    """HYLA and softmax heads on fuzzy logic with the paper's network, batch and one of its rates; 70 % held out."""
+    task = fuzzy_task("paper", 1)
     train = Train(
         steps=steps,
-        lr=FUZZY_RATE,
+        lr=3e-3,
         evaluate=("iid", "compositional"),
         eval_batches=16,
         eval_every=500,
         log_every=50,
         save_every=1000,
     )
-    return tuple(
-        Run(
-            name=f"{name}-{FUZZY_SEED}",
-            task=task,
-            model=fuzzy_model(task, group, dim=128, hidden=256),
-            train=train,
-            seed=FUZZY_SEED,
-            threads=1,
-        )
-        for name, group in groups.items()
-    )
+    runs = []
+    for name, heads in (("hyla", Hyla(8, dim=2, value_dim=2)), ("softmax", Softmax(8, dim=2, value_dim=2))):
+        model = fuzzy_model(task, heads, dim=128, hidden=256)
+        runs.append(Run(name=f"{name}-1", task=task, model=model, train=train, seed=1, threads=1))
+    return tuple(runs)
 
 
-def full() -> tuple[str, ...]:
-    """Local trained models that come with polyhead: the networks of `fuzzy` after all of the paper's steps.
+def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
+    """Accuracy on new shapes over training steps: mean and range of the seeds of each racer.
 
-    Only seeds of which both networks are there: means over other seeds could not be compared.
+    `curves`: racer -> seed -> its curve.
     """
-    there = {name for name in shipped.models() if shipped.at_hand(name)}
-    pairs = ((f"fuzzy-hyla-{seed}", f"fuzzy-softmax-{seed}") for seed in range(1, 6))
-    return tuple(name for pair in pairs if there.issuperset(pair) for name in pair)
+    from polyhead.analysis.canvas import one
+
+    figure, axes = one(7.2, 2.9)
+    for racer in reversed(RACERS):
+        by_seed = list(curves[racer].values())
+        steps = [step for step, _ in by_seed[0]]
+        by_step = list(zip(*([accuracy for _, accuracy in curve] for curve in by_seed), strict=True))
+        means = [fmean(accuracies) for accuracies in by_step]
+        colour = COLOURS[racer]
+        axes.fill_between(steps, list(map(min, by_step)), list(map(max, by_step)), color=colour, alpha=0.15, lw=0)
+        axes.plot(steps, means, color=colour, lw=2, marker=MARKERS[racer], markevery=4, ms=5)
+        axes.annotate(racer, (steps[-1], means[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
+    axes.axhline(GUESSING, color="#6e7781", lw=1, ls="--")
+    axes.annotate("guessing", (0, GUESSING), (4, 4), textcoords="offset points", color="#57606a")
+    axes.set(xlim=(0, steps[-1]), ylim=(0.45, 1.02), xlabel="training steps", ylabel="accuracy, new shapes")
+    return figure
+
+
+def draw_scores(scores: list[Score]) -> "Figure":
+    """R² on known and on unseen combinations: a mark for each division of each kind of heads, and two baselines."""
+    from polyhead.analysis.canvas import one
+
+    figure, axes = one(7.2, 2.6)
+    labels = [*KINDS.values(), *BASELINES.values()]
+    for score in scores:
+        row = len(labels) - 1 - labels.index(score.label)
+        is_unseen = score.split == "compositional"
+        colour = COLOURS.get(score.label, "#57606a")
+        height = row - 0.16 if is_unseen else row + 0.16
+        face = colour if is_unseen else "white"
+        marker = MARKERS.get(score.label, "|")
+        axes.scatter(score.values, [height] * len(score.values), s=22, color=colour, facecolor=face, marker=marker)
+        axes.plot([score.mean, score.mean], [height - 0.14, height + 0.14], color=colour, lw=2)
+    axes.set_yticks(range(len(labels)), reversed(labels))
+    axes.set(xlim=(0.5, 1.0), xlabel="R² per sequence: known combinations (upper, hollow), unseen (lower, filled)")
+    return figure
+
+
+def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
+    """One HTML page that needs nothing else: both pictures, three sentences, and the numbers in tables."""
+    num_seeds = len(curves[RACERS[0]])
+    first, last = RACERS[0], RACERS[-1]
+    parts = [
+        "<p>Softmax heads mix what tokens contain. Disentangled heads pass on how two tokens <em>compare</em>, so "
+        "what they learn about one family of shapes holds for another.</p>",
+        f"<figure>{svg(draw_race(curves))}<figcaption>The game <em>between</em>: accuracy on shapes that training "
+        f"never showed. Mean and range of {num_seeds} networks for each kind of heads.</figcaption></figure>",
+    ]
+    if scores:
+        parts += [
+            "<p>HYLA heads build a small network for each pair of tokens. Trained in full, HYLA heads lead on "
+            "combinations of parts that training never joined; a baseline that only blends training functions comes "
+            "close, so the lead does not prove composition.</p>",
+            f"<figure>{svg(draw_scores(scores))}<figcaption>Fuzzy logic: five divisions of the functions into known "
+            "and unseen combinations, heads of width 2 as in the paper's released code.</figcaption></figure>",
+        ]
+    final = {racer: [curve[-1][1] for curve in by_seed.values()] for racer, by_seed in curves.items()}
+    rows = [(racer, f"{fmean(final[racer]):.3f}", ", ".join(f"{x:.3f}" for x in final[racer])) for racer in final]
+    parts.append("<h2>Numbers</h2>" + _table(("heads", "accuracy, new shapes", "each network"), rows))
+    if scores:
+        rows = [(score.label, SPLITS[score.split], f"{score.mean:.3f}") for score in scores]
+        parts.append(_table(("heads or baseline", "fuzzy logic", "R², mean of five"), rows))
+    parts.append(
+        f"<p>Next: change the heads of {escape(first)} or {escape(last)} in the README's example, or run "
+        "<code>polyhead reproduce games --scale small</code> for all five games with verdicts.</p>"
+    )
+    return PAGE.format(body="\n".join(parts))
+
+
+def svg(figure: "Figure") -> str:
+    """The figure as an SVG element with text as text."""
+    from matplotlib import rc_context
+
+    text = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyhead"}):
+        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, str, str]]) -> str:
+    lines = ["<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
+    for row in rows:
+        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
+    return "\n".join(lines) + "</table>"
+
+
+PAGE = """\
+<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>polyhead demo</title><link rel="icon" href="data:,">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 1rem auto; padding: 0 1rem; color: #24292f; }}
+figure {{ margin: 0.5rem 0; }} figcaption {{ color: #57606a; font-size: 0.9rem; }}
+figure svg {{ width: 100%; height: auto; background: white; border-radius: 6px; }}
+table {{ border-collapse: collapse; margin: 1rem 0; }} td, th {{ padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; }}
+@media (prefers-color-scheme: dark) {{
+  body {{ background: #0d1117; color: #e6edf3; }} figcaption {{ color: #9198a1; }}
+}}
+</style></head><body>
+<h1>Other heads, other generalisation</h1>
+{body}
+</body></html>
+"""

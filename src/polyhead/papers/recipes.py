@@ -10,7 +10,6 @@ from typing import Literal, cast, overload
 
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run, extensions
-from polyhead.papers import demo
 from polyhead.papers.dual import games, images, maths, objects, questions
 from polyhead.papers.figure import Figure, Runs
 from polyhead.papers.hyla import codes, counts, fuzzy, scaling, singles, tables
@@ -62,7 +61,6 @@ SINGLE: dict[str, Callable[[str], Run]] = {
 
 MINUTES: dict[str, float] = {
     **{name: figure.minutes for name, figure in FIGURES.items() if figure.minutes is not None},
-    "demo": 16.9,
     "games-dual": 0.25,
     "sorting-dual": 0.7,
     "maths-dual": 6.0,
@@ -114,7 +112,6 @@ def every() -> dict[str, Recipe]:
 
 RECIPES = Recipes(
     {
-        "demo": demo.demo,
         **SINGLE,
         "fuzzy-original": singles.fuzzy_original,
         "sraven-softmax": singles.sraven_softmax,

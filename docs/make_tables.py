@@ -1,0 +1,217 @@
+"""Writes every table of numbers in the README and the pages from the committed results.
+
+    python docs/make_tables.py            # writes; a table stands between <!-- table: NAME --> and <!-- /table -->
+    python docs/make_tables.py --check    # changes nothing; exit code 1 and the names of pages that differ
+
+A cell is a mean over seeds, with ± and one standard error where the table says so.
+"""
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
+SEEDS = ("1", "2", "3", "4", "5")  # of the main test on fuzzy logic; seed 6 only repeats it
+DASH = "–"
+
+Scores = Mapping[str, float]
+"""Seed -> score."""
+
+
+def numbers(folder: str) -> dict[str, Any]:
+    """The numbers of a results folder, such as "fuzzy/long"."""
+    stored: dict[str, Any] = json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))["numbers"]
+    return stored
+
+
+def main_seeds(scores: Scores) -> list[float]:
+    return [scores[seed] for seed in SEEDS if seed in scores]
+
+
+def plus_minus(scores: Sequence[float]) -> str:
+    """Mean ± standard error over seeds, and how many seeds where they are fewer than five."""
+    if len(scores) < 2:
+        return f"{scores[0]:.3f} (1 seed)" if scores else DASH
+    error = statistics.stdev(scores) / len(scores) ** 0.5
+    text = f"{statistics.fmean(scores):.3f} ± {error:.3f}".replace("-", "−")
+    return text if len(scores) >= 5 else f"{text} ({len(scores)} seeds)"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for row in rows:
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def accuracy_of_games(model: str, images: int = 1000) -> list[float]:
+    """Mean accuracy over the five games on new pentominoes, one number a seed."""
+    games = numbers("small/games")
+    by_seed: dict[str, list[float]] = {}
+    for game in GAMES:
+        for seed, accuracy in games[f"{game}, {images}"][model]["pentominoes"]["by_seed"].items():
+            by_seed.setdefault(seed, []).append(accuracy)
+    return [statistics.fmean(accuracies) for accuracies in by_seed.values()]
+
+
+def readme() -> str:
+    narrow, wide = numbers("fuzzy/long"), numbers("fuzzy/settings")
+    language = numbers("small/lm-bytes")
+    models = ("Softmax", "Linear", "HYLA")
+
+    def mean(scores: Sequence[float]) -> str:
+        return f"{statistics.fmean(scores):.3f}"
+
+    fuzzy = [mean(main_seeds(narrow[model]["unseen"])) for model in models]
+    fuzzy_wide = [mean(main_seeds(wide[f"{model}, width 8"]["unseen"])) for model in models]
+    games = [mean(accuracy_of_games(model)) for model in ("softmax", "dual", "disentangled")]
+    bits = []
+    for model in ("softmax", "linear", "hyla", "dual"):
+        bits.append(mean([language[model]["bits per byte, iid"]["mean"]]))
+    rows = [
+        ["recombine known parts: fuzzy logic, R² on unseen combinations", *fuzzy[:2], f"**{fuzzy[2]}**", "", "", "5"],
+        ["the same with heads of width 8 in place of 2", *fuzzy_wide, "", "", "5 (linear: 3)"],
+        ["compare shapes: accuracy, mean of five games", games[0], "", "", games[1], f"**{games[2]}**", "5"],
+        ["language: bits per byte of source code, lower is better", *bits, "", "1"],
+    ]
+    return markdown(["task and score", "softmax", "linear", "HYLA", "relational", "disentangled", "seeds"], rows)
+
+
+def fuzzy_main() -> str:
+    scores = numbers("fuzzy/long")
+    rows = []
+    for model, label in (("HYLA", "HYLA"), ("Softmax", "softmax"), ("Linear", "linear")):
+        cells = [plus_minus(main_seeds(scores[model][key])) for key in ("known", "unseen", "gap")]
+        rows.append([label, *cells])
+    return markdown(["heads", "known combinations", "unseen combinations", "drop"], rows)
+
+
+def fuzzy_width() -> str:
+    scores = numbers("fuzzy/settings")
+    rows = []
+    for model, label in (("HYLA", "HYLA"), ("Softmax", "softmax"), ("Linear", "linear")):
+        cells = []
+        for suffix in ("", ", width 8"):
+            cells.append(plus_minus(main_seeds(scores[f"{model}{suffix}"]["unseen"])))
+        rows.append([label, *cells])
+    return markdown(["heads", "width 2", "width 8"], rows)
+
+
+def fuzzy_baselines() -> str:
+    scores = numbers("fuzzy/long")
+    hyla = scores["HYLA"]["unseen"]
+    rows = []
+    for baseline in ("Mixture", "Gaussian process", "Recall"):
+        values = scores[baseline]["unseen"]
+        differences = [hyla[seed] - values[seed] for seed in SEEDS if seed in values]
+        ahead = sum(difference > 0 for difference in differences)
+        row = [baseline.lower() if baseline != "Gaussian process" else baseline, plus_minus(main_seeds(values))]
+        rows.append([*row, plus_minus(differences), f"{ahead} of {len(differences)}"])
+    return markdown(["baseline", "R², unseen combinations", "HYLA minus baseline", "divisions in which HYLA leads"], rows)
+
+
+def fuzzy_parts() -> str:
+    scores = numbers("fuzzy/parts")
+    labels = {
+        "HYLA": "HYLA",
+        "HYLA − nonlinearity": "without its nonlinearity",
+        "HYLA − RMSHead": "without its norm over heads",
+        "HYLA − RMSHead + softmax": "softmax in place of that norm",
+        "Linear + RMSHead": "linear heads with that norm",
+    }
+    rows = []
+    for model, label in labels.items():
+        rows.append([label, *(f"{scores[model]['unseen'][seed]:.3f}" for seed in ("1", "2", "3"))])
+    return markdown(["R², unseen combinations", "seed 1", "seed 2", "seed 3"], rows)
+
+
+def swapped_codes() -> str:
+    scores = numbers("fuzzy/inside")["HYLA"]
+    rows = []
+    for key, label in (("the donor's", "the donor's"), ("a third sequence's", "a random sequence's")):
+        by_seed = scores[f"{key}, against the donor's function"]["by_seed"]
+        cells = [f"{by_seed[seed]:.3f}".replace("-", "−") for seed in SEEDS]
+        rows.append([label, plus_minus(main_seeds(by_seed)), *cells])
+    return markdown(["latent code used", "mean", *(f"seed {seed}" for seed in SEEDS)], rows)
+
+
+def sraven() -> str:
+    scores = numbers("sraven")
+    rows = []
+    for model, label in (("HYLA", "HYLA"), ("Softmax", "softmax"), ("Linear", "linear")):
+        unseen = scores[model]["unseen"]
+        cells = [f"{unseen[seed]:.3f}" if seed in unseen else "not run" for seed in ("0", "1", "2", "3")]
+        rows.append([label, *cells])
+    return markdown(["accuracy, unseen combinations", "seed 0", "seed 1", "seed 2", "seed 3"], rows)
+
+
+def games() -> str:
+    scores = numbers("small/games")
+    labels = {
+        "softmax": "softmax",
+        "softmax-rope": "softmax, rotary positions",
+        "dual": "softmax + relational",
+        "disentangled": "softmax + disentangled",
+        "corelnet": "CoRelNet, made for comparisons only",
+    }
+    rows = []
+    for model, label in labels.items():
+        cells = [f"{scores[f'{game}, 1000'][model]['pentominoes']['mean']:.3f}" for game in GAMES]
+        rows.append([label, *cells, f"{statistics.fmean(accuracy_of_games(model)):.3f}"])
+    return markdown(["heads", *(game.replace("_", " ") for game in GAMES), "mean"], rows)
+
+
+def language() -> str:
+    scores = numbers("small/lm-bytes")
+    labels = {"softmax": "softmax", "dual": "softmax + relational", "hyla": "HYLA", "linear": "linear"}
+    rows = []
+    for model, label in labels.items():
+        rows.append([label, f"{scores[model]['bits per byte, iid']['mean']:.3f}"])
+    return markdown(["heads", "bits per byte of source code, lower is better"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "readme": readme,
+    "fuzzy-main": fuzzy_main,
+    "fuzzy-width": fuzzy_width,
+    "fuzzy-baselines": fuzzy_baselines,
+    "fuzzy-parts": fuzzy_parts,
+    "swapped-codes": swapped_codes,
+    "sraven": sraven,
+    "games": games,
+    "language": language,
+}
+
+
+def with_tables(text: str) -> str:
+    """The page with every table written anew.  Raises KeyError for a table without a function here."""
+    return TABLE.sub(lambda match: f"{match[1]}{TABLES[match[2]]()}\n{match[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    changed = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text(encoding="utf-8")
+        new_text = with_tables(text)
+        if new_text != text:
+            changed.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(new_text, encoding="utf-8")
+    for name in changed:
+        print(name, "differs" if check else "written", file=sys.stderr)
+    return int(check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
