@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
-#   make demo    environment, install, the main job (train and compare mechanisms on fuzzy logic), report
+#   make demo    environment, install, two minutes: a race of heads live, trained models scored, one page (LONG=1: ten more)
 #   make test    environment, install, all tests
 # and while one writes code, make check (a minute): lines, types, and the tests of functions and layers.
 # PY=python3.12 picks another Python.  torch: the build for the CPU where Linux has no card of NVIDIA (no nvidia-smi), else
@@ -15,7 +15,7 @@ ANSWERS := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/to
 export JAX_PLATFORMS ?= cpu
 unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew all that it imports
 
-.PHONY: demo test check lint format docs bench campaign clean
+.PHONY: demo test check lint format docs campaign clean
 
 .venv/.torch: constraints.txt
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
@@ -39,7 +39,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew a
 	@touch $@
 
 demo: .venv/.demo
-	@$(BIN)/polyhead demo
+	@$(BIN)/polyhead demo $(if $(LONG),--long)
 
 test: .venv/.ready
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check .
@@ -62,29 +62,12 @@ docs: .venv/.ready
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -D percent_execute=1 -d docs/_build/trees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-bench: .venv/.ready
-	$(BIN)/python benchmarks/speed/hyla.py
-	$(BIN)/python benchmarks/speed/training.py
-
-# The tests that `make test` has too many of, then hours of training: the figures of docs/results at the small scale.
-# Run again, it resumes.  NAME=5: with five seeds.
-STUDY := table-a2 fig-a9 table-a1 fig-2c fig-a3 fig-2b=5 fig-2d=5 fig-a2=3 fig-5a=5 fig-5b=5 fig-5e=5 fig-5f=5 fig-a6 \
-	fig-a8=5 fig-5c fig-5d fig-a5 fig-a7 table-a3 fig-4a fig-4a-heads fig-4b fig-a4 \
-	games=5 sorting=5 order=5 set=5 maths images=5 symbols split \
-	lm-bytes lm-long fig-6 dual-lm swiglu norms
-
+# Is any implementation wrong somewhere, and does a run survive every kill?  An hour.
 campaign: .venv/.ready
 	$(BIN)/python -m pytest -q -n 2 -m 'campaign and not compile' --jaxtyping-packages=polyhead,beartype.beartype
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'campaign and compile'
-	@for study in $(STUDY); do figure=$${study%=*}; seeds=$${study#$$figure}; \
-		$(BIN)/polyhead reproduce $$figure --scale small $${seeds:+--seeds $${seeds#=}} && mkdir -p docs/results/small && \
-		rm -rf docs/results/small/$$figure && cp -r runs/reproduce/small/$$figure docs/results/small/ || exit 1; \
-	done
-	$(BIN)/python benchmarks/speed/sraven.py
-	$(BIN)/python benchmarks/ahead_of_time.py --json docs/results/kernels/ahead_of_time.json
-	$(BIN)/python benchmarks/emulate.py --draws 300 --json docs/results/kernels/emulated.json
-	$(BIN)/python benchmarks/fault_campaign.py --kills 240 --damages 2 --json docs/results/faults.json
-	$(BIN)/python benchmarks/parity_campaign.py --json docs/results/parity.json
+	$(BIN)/python benchmarks/parity.py --ops 5000 --native 2000 --jax 500 --models 1000 --cache 1000
+	$(BIN)/python benchmarks/kills.py --kills 200
 
 clean:
 	rm -rf .venv runs

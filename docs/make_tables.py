@@ -115,7 +115,9 @@ def fuzzy_baselines() -> str:
         ahead = sum(difference > 0 for difference in differences)
         row = [baseline.lower() if baseline != "Gaussian process" else baseline, plus_minus(main_seeds(values))]
         rows.append([*row, plus_minus(differences), f"{ahead} of {len(differences)}"])
-    return markdown(["baseline", "R², unseen combinations", "HYLA minus baseline", "divisions in which HYLA leads"], rows)
+    return markdown(
+        ["baseline", "R², unseen combinations", "HYLA minus baseline", "divisions in which HYLA leads"], rows
+    )
 
 
 def fuzzy_parts() -> str:

@@ -1,7 +1,7 @@
 """The picture of the README's first example: trains it with five seeds for each kind of heads, or draws what is there.
 
-    python docs/figures/first_model.py --train      # docs/figures/first_model.json: ten minutes of one core
-    python docs/figures/first_model.py              # docs/figures/first_model.svg
+python docs/figures/first_model.py --train      # docs/figures/first_model.json: ten minutes of one core
+python docs/figures/first_model.py              # docs/figures/first_model.svg
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from polyhead.analysis import canvas
 from polyhead.papers import demo
 
 DATA = Path(__file__).with_name("first_model.json")
@@ -37,9 +38,9 @@ def train() -> None:
     DATA.write_text(json.dumps(about) + "\n")
 
 
-def draw() -> str:
+def draw(path: Path) -> None:
     """The picture as SVG, from the committed curves."""
-    return demo.svg(demo.draw_race(json.loads(DATA.read_text())["curves"]))
+    canvas.save(demo.draw_race(json.loads(DATA.read_text())["curves"]), path)
 
 
 if __name__ == "__main__":
@@ -47,4 +48,4 @@ if __name__ == "__main__":
     parser.add_argument("--train", action="store_true")
     if parser.parse_args().train:
         train()
-    PICTURE.write_text(draw())
+    draw(PICTURE)

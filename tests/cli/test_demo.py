@@ -1,102 +1,81 @@
-"""The demo: its live display, and its estimate of time."""
+"""The demo: what the terminal draws, what an interrupted demo keeps, and the page."""
 
 import io
+import json
 
 import pytest
-import torch
 from rich.console import Console
 
+from polyhead import cli
 from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
-from polyhead.scale.sweep import board as board_module
-from polyhead.scale.sweep.job import Job
+
+CURVES = {racer: {"0": [(0, 0.5), (25, 0.5 + place / 8)]} for place, racer in enumerate(demo.RACERS)}
+SCORES = [
+    demo.Score(label, split, (0.8, 0.9))
+    for label in (*demo.KINDS.values(), *demo.BASELINES.values())
+    for split in demo.SPLITS
+]
 
 
-@pytest.fixture
-def board(tmp_path):
-    """HYLA has trained for a while, softmax heads wait."""
-    hyla, _ = jobs = [Job(run, tmp_path / run.name) for run in demo.fuzzy()]
-    hyla.step, hyla.rate, hyla.handle, hyla.training = 1250, 15.0, object(), True
-    hyla.shown = {"loss": "0.0050", "iid r2": "0.600", "compositional r2": "0.500"}
-    marks = {"Recall": 0.45, "Mixture": 0.9, "Nearest neighbour": -0.2}
-    return board_module.Board(jobs, 2, enabled=True, unseen="compositional", marks=marks)
+def printed(picture):
+    console = Console(width=120, file=io.StringIO())
+    console.print(picture)
+    return console.file.getvalue()
 
 
-def test_known_and_unseen_stand_on_one_scale_with_the_floors(board):
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(board.drawn())
-    first, second, legend, *_ = console.export_text().splitlines()
-    assert first.split()[:6] == ["hyla-1", f"1,250/{demo.FUZZY_STEPS:,}", "known", "0.60", "unseen", "0.50"]
-    scale = first.split()[-1]
-    assert len(scale) == board_module.WIDE
-    places = {mark: [i / (board_module.WIDE - 1) for i, other in enumerate(scale) if other == mark] for mark in "○●│"}
-    assert places["○"] == pytest.approx([0.6], abs=0.011)
-    assert places["●"] == pytest.approx([0.5], abs=0.011)
-    assert places["│"] == pytest.approx([0.45, 0.9], abs=0.011)  # a floor below the scale is no mark
-    assert second.split()[:4] == ["softmax-1", "waiting", "known", "–"]
-    assert "Recall 0.45" in legend
-    assert "Mixture 0.90" in legend
-    assert "Nearest" not in legend
+def test_the_board_draws_a_bar_for_each_score_between_guessing_and_one():
+    lines = printed(cli_demo.race_board(CURVES)).splitlines()
+    assert [line.split()[-4] for line in lines[-4:]] == ["0.50", "0.62", "0.75", "0.88"]
+    assert "▄" in lines[-2], "0.75 is halfway between guessing and 1"
+    assert not set(cli_demo.BARS[1:]) & set(lines[-4]), "guessing has no bar"
 
 
-def test_without_a_terminal_the_words_are_the_boards(board):
-    assert board.told(board.jobs[0]).startswith("loss 0.0050  known 0.600  unseen 0.500  15.0 steps/s")
+def test_the_mean_of_the_board_is_over_the_networks_that_have_begun():
+    curves = {"softmax": {"0": [(0, 0.6)], "1": []}}
+    assert "0.60" in printed(cli_demo.race_board(curves))
 
 
-def test_what_lies_beyond_the_scale_is_at_its_end(board):
-    scale = board.scale(1.2, -0.3)
-    assert (scale[-1], scale[0]) == ("○", "●")
-    assert board.scale(float("nan"), -0.3) == board.scale(None, -0.3)
+def test_finished_networks_are_kept_and_not_trained_again(tmp_path, monkeypatch):
+    finished = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
+    (tmp_path / "race.json").write_text(json.dumps(finished))
+    monkeypatch.setattr(cli_demo, "_seconds_per_network", lambda: 1.0)
+    curves = cli_demo.run_race(tmp_path / "race.json", num_seeds=1, num_workers=1)
+    assert [curve["0"][-1][1] for curve in curves.values()] == [0.9] * len(demo.RACERS)
 
 
-def test_the_estimate_shares_the_runs_among_workers(monkeypatch):
-    """Two runs whose steps take 0.06 and 0.03 s, with start and scores: on two cores the longer one counts.  Then short
-    ones, of which each core has two."""
-    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.06 if run.name.startswith("hyla") else 0.03)
-    longer, shorter = (cli_demo.START + demo.FUZZY_STEPS * each * cli_demo.SCORING for each in (0.06, 0.03))
-    assert cli_demo.minutes(demo.fuzzy(), 2) == f"{longer / 60:.0f} minutes"
-    assert cli_demo.minutes(demo.fuzzy(), 1) == f"{(longer + shorter) / 60:.0f} minutes"
-    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
-    each = cli_demo.START + demo.race()[0].train.steps * 0.01 * cli_demo.SCORING
-    assert cli_demo.minutes(demo.race()[:4], 2) == f"{2 * each:.0f} seconds"
+def test_a_race_file_that_is_no_json_counts_as_none(tmp_path):
+    (tmp_path / "race.json").write_text("{")
+    assert cli_demo._read_race(tmp_path / "race.json") == {}
 
 
-def test_each_part_shows_its_unseen_split():
-    for split, runs in zip(cli_demo.UNSEEN, (demo.race(), demo.fuzzy()), strict=True):
-        assert all(split in run.train.evaluate for run in runs)
+def test_a_racer_is_scored_before_its_first_step_and_every_25_steps():
+    steps = [step for step, _ in demo.race("softmax + disentangled", seed=0, steps=26)]
+    assert steps == [0, 25]
 
 
-@pytest.mark.parametrize(
-    ("capability", "asked", "steps"),
-    [("AVX512", None, 12_500), ("AVX2", None, 6500), ("DEFAULT", None, 6500), ("AVX2", 400, 400)],
-)
-def test_a_slower_processor_has_fewer_steps(capability, asked, steps, monkeypatch, tmp_path, capsys):
-    trained = []
-    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, *rest, **options: trained.extend(runs) or [])
-    monkeypatch.setattr(cli_demo, "step_seconds", lambda run: 0.01)
-    monkeypatch.setattr(cli_demo, "marks", lambda *given: {})
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert cli_demo.Demo(folder=tmp_path, device="cpu", steps=asked)() == 0
-    fuzzy = demo.fuzzy()[0].task
-    assert {run.train.steps for run in trained if run.task == fuzzy} == {steps}
-    assert {run.train.steps for run in trained if run.task != fuzzy} == {600}
-    assert f"{steps:,} of\nits 50,000 steps" in capsys.readouterr().err
-    assert demo.steps_on(torch.device("cuda")) == 12_500
+@pytest.mark.parametrize("racer", demo.RACERS)
+def test_racers_have_the_heads_that_their_names_say(racer):
+    config = demo.race_model(racer, demo.RelationalGames(demo.GAME))
+    kinds = [type(group).__name__.lower() for group in config.heads]
+    assert " + ".join(kinds) == racer.removesuffix(", rotary positions")
+    assert sum(group.heads for group in config.heads) == 4
 
 
-def test_a_step_is_timed_and_threads_are_put_back():
-    before = torch.get_num_threads()
-    assert cli_demo.step_seconds(demo.race()[0], steps=1) > 0
-    assert torch.get_num_threads() == before
+def test_the_page_has_both_pictures_and_every_number():
+    curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
+    page = demo.page(curves, SCORES)
+    assert page.count("<svg") == 2
+    assert page.count("0.850") == len(SCORES)
+    assert len(page) < 1_500_000
 
 
-def test_marks_are_the_floors_of_the_unseen_split(monkeypatch):
-    run = demo.fuzzy()[0]
-    found = run.task.floors("compositional", sequences=50)
-    monkeypatch.setattr(type(run.task), "floors", lambda self, split: found if split == "compositional" else {})
-    assert cli_demo.marks(run, "compositional") == {
-        "Recall": found["recall"].mean,
-        "Gaussian process": found["gaussian_process"].mean,
-        "Mixture": found["mix"].mean,
-        "Exact ceiling": found["ceiling"].mean,
-    }
+def test_the_page_without_trained_models_has_the_race_alone():
+    curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
+    assert demo.page(curves, []).count("<svg") == 1
+
+
+def test_a_demo_without_networks_is_refused_in_one_line(capsys):
+    assert cli.main(["demo", "--seeds", "0"]) != 0
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("demo: --seeds must be at least 1, got 0")

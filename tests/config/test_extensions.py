@@ -134,9 +134,6 @@ def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, mon
     assert not (tmp_path / "run").exists()
 
 
-
-
-
 def test_what_is_registered_is_known_by_name(theirs, capsys):
     assert ph.register(theirs.recipes.parity_hyla) is theirs.recipes.parity_hyla
     ph.register(theirs.recipes.parity_hyla)  # again, as when a module is loaded anew

@@ -111,9 +111,6 @@ def test_a_corrected_run_in_the_folder_of_another_sends_all_rows(tiny, tmp_path,
     assert not (tmp_path / "bad_batch.safetensors").exists()
 
 
-
-
-
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("fails", ["init", "init.return_value.log", "init.return_value.finish"])
 @pytest.mark.parametrize("error", [RuntimeError("no luck\ntoday"), SystemExit(3)], ids=["error", "exit"])

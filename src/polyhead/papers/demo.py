@@ -4,10 +4,8 @@ The race is the first example of the README with 600 steps: the game *between*, 
 trained models are those of the main test of docs/results/protocol.md: five splits, three kinds of heads.
 """
 
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from html import escape
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.transformer import Transformer
+from polyhead.pages.document import document, escape, figure_as_svg, table
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.hyla.sizes import fuzzy_task
 from polyhead.tasks import RelationalGames
@@ -161,9 +160,9 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
 
     `curves`: racer -> seed -> its curve.
     """
-    from polyhead.analysis.canvas import one
+    from polyhead.analysis.canvas import FAINT, INK, one_panel
 
-    figure, axes = one(7.2, 2.9)
+    figure, axes = one_panel(7.2, 2.9)
     for racer in reversed(RACERS):
         by_seed = list(curves[racer].values())
         steps = [step for step, _ in by_seed[0]]
@@ -173,22 +172,22 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
         axes.fill_between(steps, list(map(min, by_step)), list(map(max, by_step)), color=colour, alpha=0.15, lw=0)
         axes.plot(steps, means, color=colour, lw=2, marker=MARKERS[racer], markevery=4, ms=5)
         axes.annotate(racer, (steps[-1], means[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
-    axes.axhline(GUESSING, color="#6e7781", lw=1, ls="--")
-    axes.annotate("guessing", (0, GUESSING), (4, 4), textcoords="offset points", color="#57606a")
+    axes.axhline(GUESSING, color=FAINT, lw=1, ls="--")
+    axes.annotate("guessing", (steps[-1], GUESSING), (8, 0), textcoords="offset points", va="center", color=INK)
     axes.set(xlim=(0, steps[-1]), ylim=(0.45, 1.02), xlabel="training steps", ylabel="accuracy, new shapes")
     return figure
 
 
 def draw_scores(scores: list[Score]) -> "Figure":
     """R² on known and on unseen combinations: a mark for each division of each kind of heads, and two baselines."""
-    from polyhead.analysis.canvas import one
+    from polyhead.analysis.canvas import FAINT, one_panel
 
-    figure, axes = one(7.2, 2.6)
+    figure, axes = one_panel(7.2, 2.6)
     labels = [*KINDS.values(), *BASELINES.values()]
     for score in scores:
         row = len(labels) - 1 - labels.index(score.label)
         is_unseen = score.split == "compositional"
-        colour = COLOURS.get(score.label, "#57606a")
+        colour = COLOURS.get(score.label, FAINT)
         height = row - 0.16 if is_unseen else row + 0.16
         face = colour if is_unseen else "white"
         marker = MARKERS.get(score.label, "|")
@@ -202,65 +201,39 @@ def draw_scores(scores: list[Score]) -> "Figure":
 def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
     """One HTML page that needs nothing else: both pictures, three sentences, and the numbers in tables."""
     num_seeds = len(curves[RACERS[0]])
-    first, last = RACERS[0], RACERS[-1]
+    race_caption = (
+        "The game between: accuracy on shapes that training never showed. "
+        f"Mean and range over {num_seeds} networks of each kind of heads."
+    )
+    scores_caption = (
+        "Fuzzy logic: five divisions of the functions into known and unseen combinations. "
+        "Heads of width 2, as in the paper's released code."
+    )
     parts = [
-        "<p>Softmax heads mix what tokens contain. Disentangled heads pass on how two tokens <em>compare</em>, so "
-        "what they learn about one family of shapes holds for another.</p>",
-        f"<figure>{svg(draw_race(curves))}<figcaption>The game <em>between</em>: accuracy on shapes that training "
-        f"never showed. Mean and range of {num_seeds} networks for each kind of heads.</figcaption></figure>",
+        "<h1>Other heads, other generalisation</h1>",
+        "<p>Softmax heads mix what tokens contain; disentangled heads pass on how two tokens compare, so what they "
+        "learn about one family of shapes holds for another.</p>",
+        figure_as_svg(draw_race(curves), race_caption, "race"),
     ]
     if scores:
         parts += [
-            "<p>HYLA heads build a small network for each pair of tokens. Trained in full, HYLA heads lead on "
-            "combinations of parts that training never joined; a baseline that only blends training functions comes "
+            "<p>HYLA heads build a small network for each pair of tokens, and after full training they lead on "
+            "combinations of parts that training never joined. A baseline that only blends training functions comes "
             "close, so the lead does not prove composition.</p>",
-            f"<figure>{svg(draw_scores(scores))}<figcaption>Fuzzy logic: five divisions of the functions into known "
-            "and unseen combinations, heads of width 2 as in the paper's released code.</figcaption></figure>",
+            figure_as_svg(draw_scores(scores), scores_caption, "scores"),
         ]
-    final = {racer: [curve[-1][1] for curve in by_seed.values()] for racer, by_seed in curves.items()}
-    rows = [(racer, f"{fmean(final[racer]):.3f}", ", ".join(f"{x:.3f}" for x in final[racer])) for racer in final]
-    parts.append("<h2>Numbers</h2>" + _table(("heads", "accuracy, new shapes", "each network"), rows))
+    parts.append("<h2>The numbers</h2>")
+    rows = []
+    for racer, by_seed in curves.items():
+        final = [curve[-1][1] for curve in by_seed.values()]
+        rows.append(("", [escape(racer), f"{fmean(final):.3f}", ", ".join(f"{score:.3f}" for score in final)]))
+    parts.append(table(["heads", "accuracy, new shapes", "each network"], rows))
     if scores:
-        rows = [(score.label, SPLITS[score.split], f"{score.mean:.3f}") for score in scores]
-        parts.append(_table(("heads or baseline", "fuzzy logic", "R², mean of five"), rows))
+        rows = []
+        for score in scores:
+            rows.append(("", [escape(score.label), SPLITS[score.split], f"{score.mean:.3f}"]))
+        parts.append(table(["heads or baseline", "fuzzy logic", "R², mean of five"], rows))
     parts.append(
-        f"<p>Next: change the heads of {escape(first)} or {escape(last)} in the README's example, or run "
-        "<code>polyhead reproduce games --scale small</code> for all five games with verdicts.</p>"
+        "<p>Next: <code>polyhead reproduce games --scale small</code> trains all five games and judges each claim.</p>"
     )
-    return PAGE.format(body="\n".join(parts))
-
-
-def svg(figure: "Figure") -> str:
-    """The figure as an SVG element with text as text."""
-    from matplotlib import rc_context
-
-    text = io.StringIO()
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "polyhead"}):
-        figure.savefig(text, format="svg", metadata={"Date": None}, transparent=True)
-    return text.getvalue()[text.getvalue().index("<svg") :]
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, str, str]]) -> str:
-    lines = ["<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"]
-    for row in rows:
-        lines.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>")
-    return "\n".join(lines) + "</table>"
-
-
-PAGE = """\
-<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>polyhead demo</title><link rel="icon" href="data:,">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 1rem auto; padding: 0 1rem; color: #24292f; }}
-figure {{ margin: 0.5rem 0; }} figcaption {{ color: #57606a; font-size: 0.9rem; }}
-figure svg {{ width: 100%; height: auto; background: white; border-radius: 6px; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }} td, th {{ padding: 0.2rem 0.8rem 0.2rem 0; text-align: left; }}
-@media (prefers-color-scheme: dark) {{
-  body {{ background: #0d1117; color: #e6edf3; }} figcaption {{ color: #9198a1; }}
-}}
-</style></head><body>
-<h1>Other heads, other generalisation</h1>
-{body}
-</body></html>
-"""
+    return document("polyhead demo", parts, style="report/report.css")

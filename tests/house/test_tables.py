@@ -1,0 +1,30 @@
+"""Tables and pictures in the README and the pages are those that their scripts make from committed data."""
+
+import pathlib
+
+import pytest
+from scripts import ROOT, loaded
+
+make_tables = loaded("docs", "make_tables.py")
+
+PAGES = [
+    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "<!-- table:" in page.read_text()
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_tables_of_a_page_are_those_of_the_committed_results(page):
+    text = page.read_text(encoding="utf-8")
+    assert make_tables.with_tables(text) == text, "run: python docs/make_tables.py"
+
+
+def test_a_changed_number_is_noticed():
+    page = ROOT / "README.md"
+    text = page.read_text(encoding="utf-8").replace("0.728", "0.729", 1)
+    assert make_tables.with_tables(text) != text
+
+
+def test_the_picture_of_the_first_example_is_that_of_its_data(tmp_path):
+    figure = loaded("docs", "figures", "first_model.py")
+    figure.draw(tmp_path / "first_model.svg")
+    assert (tmp_path / "first_model.svg").read_text() == pathlib.Path(figure.PICTURE).read_text()
