@@ -15,7 +15,7 @@ from dual_attention.attention_utils import precompute_freqs_cis
 from dual_attention.dual_attention import DualAttention
 from torch.testing import assert_close
 
-from polyhead.compat.dual_attention.load import CLASSES, _groups, _width, load_attention
+from polyhead.compat.dual_attention.load import attention_groups, load_attention
 from polyhead.compat.dual_attention.tensors import of_attention
 
 F64 = torch.float64
@@ -94,7 +94,7 @@ def test_outputs_and_gradients_are_those_of_the_package(monkeypatch, cls, cfg, h
         if ours.shape == theirs.shape:
             assert_close(ours.grad, theirs.grad, **NEAR)
     ours, theirs = dict(layer.named_parameters()), dict(module.named_parameters(remove_duplicate=False))
-    places = list(of_attention(layer, _groups(CLASSES[cls], *_width(cfg), causal)))
+    places = list(of_attention(layer, attention_groups(cls, cfg, causal=causal)))
     assert {id(theirs[key]) for place in places for key in place.keys} == {id(p) for p in module.parameters()}
     for place in places:
         gradient = ours[place.names[0]].grad[place.where] * place.factor

@@ -7,7 +7,9 @@ import pathlib
 import struct
 
 import pytest
+from dual_arguments import PLAIN, plain_state
 from run_folders import copied
+from safetensors.torch import save_file
 from scenarios import corpus
 from traps import guises, spring
 
@@ -37,8 +39,11 @@ def model_files(tmp_path_factory):
     ph.train.run(run, progress=False)
     batch = task.batch("train", 2, seed=0, step=0)
     write_batch(root / "run" / "bad_batch.safetensors", batch, {"step": 1})
-    package = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9, tied=True), feedforward=ph.Swiglu(), **small)
-    ph.compat.dual_attention.to_folder(ph.Transformer(package), root / "package")
+    (root / "package").mkdir()
+    state = plain_state()
+    del state["layers.final_out.weight"]  # the same tensor as that of the tokens
+    save_file(state, root / "package" / "model.safetensors")
+    (root / "package" / "config.json").write_text(json.dumps(PLAIN))
     return root
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from dual_arguments import PLAIN, plain_state
 from safetensors.torch import save
 
 import polyhead as ph
@@ -193,10 +194,7 @@ def targets(folder: pathlib.Path, run: ph.Run, recipes: Iterable[str] | None = N
 @functools.cache
 def package() -> tuple[dict[str, torch.Tensor], bytes]:
     """A state dict of the package `dual-attention`, and the arguments of its model."""
-    how: dict[str, Any] = {"heads": ph.Softmax(2), "positions": ph.Rotary(), "feedforward": ph.Swiglu(), "causal": True}
-    settings = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9, tied=True), dim=8, layers=1, **how)
-    state, arguments = ph.compat.dual_attention.save(ph.Transformer(settings))
-    return state, json.dumps(arguments).encode()
+    return plain_state(), json.dumps(PLAIN).encode()
 
 
 @functools.cache

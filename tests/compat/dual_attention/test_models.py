@@ -1,4 +1,4 @@
-"""Models of the package `dual-attention` 0.0.7 as ours, and back: outputs, all gradients, state dicts.
+"""Models of the package `dual-attention` 0.0.7 as ours: outputs and all gradients.
 
 All weights are drawn anew (norms and relation weights, too), in float64; what the package computes in float32 there
 (RMSNorm, rotary) keeps the bounds at 1e-5.
@@ -79,8 +79,8 @@ def outputs(model, inputs):
     return y[0] if isinstance(y, tuple) else y[:, None]
 
 
-def compare(config, *, like=True):
-    """Ours computes the same, and so does the model written back; `like`: its tensors are the same, too."""
+def compare(config):
+    """Ours computes the same, with the same gradients."""
     theirs, inputs = model_of(config), inputs_of(config)
     state, draws = theirs.state_dict(), torch.get_rng_state()
     ours = dual_attention.load(state, config)
@@ -92,14 +92,6 @@ def compare(config, *, like=True):
     for each in (y, wanted):
         (each * cotangent).sum().backward()
     compare_gradients(ours, theirs, config)
-    written, arguments = dual_attention.save(ours)
-    again = model_of(arguments)
-    again.load_state_dict(written)
-    assert_close(outputs(again, inputs), wanted, **NEAR)
-    if like:
-        assert written.keys() == state.keys() - {key for key in state if ".target_embedder.weights." in key}
-        for key, value in written.items():
-            assert_close(value, state[key], atol=1e-6, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
     return ours
 
 
@@ -169,7 +161,7 @@ LANGUAGE = {
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_language_models(name):
-    compare(LANGUAGE[name], like=name != "scaled")
+    compare(LANGUAGE[name])
 
 
 @pytest.mark.parametrize(
@@ -177,12 +169,12 @@ def test_language_models(name):
 )
 def test_tables_of_two_lengths(changes, length):
     """Ours has one: rows that no sequence can reach are left out."""
-    assert compare(language(**changes), like=False).config.max_length == length
+    assert compare(language(**changes)).config.max_length == length
 
 
 def test_without_relational_heads_it_is_a_plain_model():
-    ours = compare(language(n_heads_sa=4, n_heads_ra=0), like=False)
-    assert dual_attention.save(ours)[1]["n_heads"] == 4
+    ours = compare(language(n_heads_sa=4, n_heads_ra=0))
+    assert [type(group).__name__ for group in ours.config.layer_heads(0)] == ["Softmax"]
 
 
 # --------------------------------------------------------------------------------------------------------------- vision
@@ -218,7 +210,7 @@ VISION = {
 
 @pytest.mark.parametrize("name", VISION)
 def test_vision_models(name):
-    compare(VISION[name], like="scaled" not in name)
+    compare(VISION[name])
 
 
 # ------------------------------------------------------------------------------------------------- sequence to sequence
@@ -260,7 +252,7 @@ SEQUENCE = {
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", SEQUENCE)
 def test_sequence_models(name):
-    ours = compare(SEQUENCE[name], like=name != "positions")  # whose one table then reaches as far on both sides
+    ours = compare(SEQUENCE[name])
     if "symbol_retrieval" in SEQUENCE[name] and "sensory" not in name:
         assert ours.symbols[0] is ours.encoder.symbols[0]
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from polyhead.compat.dual_attention.arguments import PackageBlock, PackageHeads, SymbolRetriever
 from polyhead.compat.dual_attention.models import Layout
-from polyhead.compat.foreign import uncompiled
 from polyhead.config import PositionSymbols, RelationalSymbols, RelativeSymbols, TransformerConfig, Vectors
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -277,37 +276,3 @@ def _one(keys: Sequence[str], state: Mapping[str, Tensor]) -> Tensor:
 
 def _misshapen(key: str, wanted: tuple[int, ...], value: Tensor) -> NoReturn:
     raise ValueError(f"{key} must be {wanted} but is {tuple(value.shape)}")
-
-
-@torch.no_grad()
-def take(module: nn.Module, places: Sequence[TensorMapping]) -> dict[str, Tensor]:
-    """The inverse of `fill`, copied.  Raises ValueError for non-zero entries of ours that no place holds."""
-    ours = {name: value.detach() for name, value in uncompiled(module.state_dict()).items()}
-    rest = {name: value.clone() for name, value in ours.items()}
-    theirs: dict[str, Tensor] = {}
-    for place in places:
-        for name in place.names[1:]:
-            if not torch.equal(ours[name], ours[place.names[0]]):
-                raise ValueError(f"{place.names[0]} and {name} are one tensor in the package but differ")
-        name = place.names[0]
-        if name in ours:
-            part = ours[name][place.where]
-        else:  # a bias that only the package has
-            weight = ours[name.removesuffix("bias") + "weight"]
-            part = weight.new_zeros(weight.shape[0])[place.where]
-        value = part.clone() if place.factor == 1.0 else part / place.factor
-        value = value if place.shape is None else value.reshape(place.shape)
-        theirs |= dict.fromkeys(place.keys, value)
-        for name in place.names:
-            if name in rest:
-                rest[name][place.where] = 0.0
-    for name, value in rest.items():
-        if value.any():
-            raise ValueError(f"{name} has entries, up to {value.abs().max():.2g}, {_why(name)}")
-    return theirs
-
-
-def _why(name: str) -> str:
-    if name.endswith("out.weight"):
-        return "between heads of two kinds, which the package projects apart"
-    return "that the package has no place for: it has no bias there"
