@@ -120,3 +120,7 @@ def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
     }
     let_go(model)
     return found
+
+
+if __name__ == "__main__":
+    worker_main(*sys.argv[1:])

@@ -142,3 +142,17 @@ def test_a_run_may_train_another_in_a_callback(tiny, tmp_path, whole):
     trainer.run(tiny(tmp_path / "alone", seed=8), progress=False)
     same(tmp_path / "outer", whole)
     same(tmp_path / "inner", tmp_path / "alone")
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_the_callers_matmul_precision_does_not_change_a_run(tiny, tmp_path, whole, precision):
+    """It stays the caller's after the run."""
+    torch.set_float32_matmul_precision(precision)
+    try:
+        polyhead.train.run(tiny(tmp_path), progress=False)
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+            backend.fp32_precision = "none"
+    same(tmp_path, whole)

@@ -3,6 +3,7 @@
 A verb is imported when it runs, and it imports most modules then, so that `polyhead --help` is quick.
 """
 
+import contextlib
 import io
 import os
 import sys
@@ -12,8 +13,8 @@ from polyhead.cli.output import asked, short_warnings, taken
 from polyhead.cli.text import say
 from polyhead.cli.verbs import VERBS
 from polyhead.spec.shapes import one_of
-from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, requeue
-from polyhead.train.store.disk import reason
+from polyhead.train.messages import describe_os_error, safe_error_stream
+from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
 EXAMPLES = """\
 every command:
@@ -31,6 +32,12 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    trains = bool(arguments) and arguments[0] in ("train", "resume", "sweep")
+    with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
+        return _main(arguments)
+
+
+def _main(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it
     try:
@@ -53,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return say(reason(error), 1)
+        return say(describe_os_error(error), 1)
 
 
 def _modules(arguments: list[str]) -> list[str]:

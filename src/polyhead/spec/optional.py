@@ -6,6 +6,9 @@ with optional("probe", "polyhead[report]"):
 probe needs scikit-learn: pip install 'polyhead[report]'
 """
 
+import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,11 +20,30 @@ class MissingPackage(ModuleNotFoundError, ValueError):
     """An optional package is not installed.  It is also a ValueError, so that the command line prints one line."""
 
 
+def is_installed(name: str) -> bool:
+    """Is the package `name` installed?  A plain folder of that name, which Python would import too, is no package."""
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
+
+
+def _is_folder_here(name: str) -> bool:
+    """Is the imported module `name` a plain folder of the current folder, such as the files of earlier trackings?"""
+    module = sys.modules[name]
+    if "." in name or getattr(module, "__file__", None) is not None or not hasattr(module, "__path__"):
+        return False
+    return os.path.realpath(name) in map(os.path.realpath, module.__path__)
+
+
 @contextmanager
 def optional(who: str, install: str) -> Iterator[None]:
     """Context manager: a failed import inside raises MissingPackage for the feature `who`; `install` is for pip."""
+    before = set(sys.modules)
     try:
         yield
+        for name in set(sys.modules) - before:
+            if _is_folder_here(name):
+                del sys.modules[name]
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     except MissingPackage:
         raise
     except ImportError as error:

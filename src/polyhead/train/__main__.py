@@ -11,7 +11,18 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, PREEMPTED, Interrupted, leaving, requeue
+from polyhead.train.messages import describe_os_error, print_notice, safe_error_stream
+from polyhead.train.stop import (
+    DISK,
+    DONE,
+    INTERRUPTED,
+    MISTAKE,
+    PREEMPTED,
+    Interrupted,
+    end_with_launcher,
+    leaving,
+    requeue,
+)
 
 if TYPE_CHECKING:
     from polyhead.train.store.state import State
@@ -24,21 +35,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("config", help="RUN/config.json, or the folder RUN")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     asked = parser.parse_args(argv)
+    end_with_launcher()
+    with safe_error_stream():
+        return _train(pathlib.Path(asked.config), progress=not asked.quiet)
+
+
+def _train(path: pathlib.Path, *, progress: bool) -> int:
     with leaving(again=True):  # importing these takes seconds
         from polyhead.train.device import keep_memory
         from polyhead.train.store.claims import FolderInUse
-        from polyhead.train.store.disk import reason
         from polyhead.train.store.folder import read_config
         from polyhead.train.store.state import State
         from polyhead.train.trainer import run
         from polyhead.train.world import PeerProcessEnded, leave
     keep_memory()
-    folder = pathlib.Path(asked.config)
-    folder = folder if folder.is_dir() else folder.parent
+    folder = path if path.is_dir() else path.parent
     state: State | None = State.STOPPED
     try:
         with leaving(again=True):
-            run(read_config(asked.config), progress=not asked.quiet, resume=True)
+            run(read_config(path), progress=progress, resume=True)
         return DONE
     except PeerProcessEnded as error:  # the process where the error happened reports it
         return leave(error.code)
@@ -51,10 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         said, code, state = str(error), MISTAKE, State.FAILED
     except OSError as error:
-        said, code, state = reason(error), DISK, State.FAILED
+        said, code, state = describe_os_error(error), DISK, State.FAILED
     _tell(folder, state, said)
     if code == PREEMPTED and (queued := requeue()):  # which may end this process
-        print(f"polyhead: {queued}", file=sys.stderr, flush=True)
+        print_notice(f"polyhead: {queued}")
     return leave(code)
 
 
@@ -65,7 +80,7 @@ def _tell(folder: pathlib.Path, state: "State | None", text: str) -> None:
 
     if not speaks():
         return
-    print(f"polyhead: {text}", file=sys.stderr, flush=True)
+    print_notice(f"polyhead: {text}")
     if state is not None and folder.is_dir():
         write_end(folder, state, text)
 

@@ -5,6 +5,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -91,6 +92,25 @@ def usual_defaults() -> Iterator[None]:
                 torch.set_default_dtype(dtype)
 
 
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """A context in which float32 products are computed in float32, whatever precision the caller has set.
+
+    The precision of a run is in its configuration; another one would give one digest two results.
+    """
+    backends: list[Any] = [torch.backends.cuda.matmul]
+    if hasattr(torch.backends.mkldnn, "matmul"):
+        backends.append(torch.backends.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision
+
+
 _busy = threading.RLock()
 
 
@@ -113,7 +133,13 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
         if config.deterministic:
             be_deterministic()
         forked = torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type)
-        with usual_defaults(), forked, torch.autocast(device.type, enabled=False), torch.inference_mode(False):
+        with (
+            usual_defaults(),
+            full_precision(),
+            forked,
+            torch.autocast(device.type, enabled=False),
+            torch.inference_mode(False),
+        ):
             yield device
     finally:
         torch.use_deterministic_algorithms(strict, warn_only=warns)

@@ -1,33 +1,29 @@
-"""Several workers on this machine for one run, as `torchrun --standalone --nproc-per-node N -m polyhead.train RUN`.
+"""Several worker processes on this machine for one run, one for each device.
 
-It uses PyTorch's elastic engine, as torchrun does, but reports errors in one line.
+Each worker is `python -m polyhead.train RUN` with the variables that torchrun would set.
 """
 
 import contextlib
-import dataclasses
-import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
-import uuid
-from typing import Any
+import time
 
 import torch
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from polyhead.config import Run
 from polyhead.config.extensions import handed_on
 from polyhead.train.checks import check
 from polyhead.train.device import pick_device
-from polyhead.train.stop import DONE, INTERRUPTED, LOST, PREEMPTED, USUAL, slurm_job
-from polyhead.train.store.disk import tell
+from polyhead.train.messages import print_notice
+from polyhead.train.stop import LAUNCHER, LOST, signals_to
 from polyhead.train.store.folder import CONFIG, Result, folder_of, read_result
 from polyhead.train.trainer import begin
 
-GRACE = 600
-"""Seconds between asking workers to stop and killing them, so that they can save."""
+GRACE = 30.0
+"""Seconds that the other workers have after one has failed, before they are killed."""
 
 
 def train(config: Run, devices: int, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
@@ -42,9 +38,11 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     with contextlib.ExitStack() as held:
         finished = begin(config, folder, held, resume, again)
     if not finished:
-        arguments = [str(folder / CONFIG)] + ([] if progress else ["--quiet"])
+        command = [sys.executable, "-m", "polyhead.train", str(folder / CONFIG)]
+        if not progress:
+            command.append("--quiet")
         with handed_on(config, "train"):
-            code = _workers(devices, arguments, f"polyhead resume {folder} --devices {devices}")
+            code = run_workers(devices, command, f"polyhead resume {folder} --devices {devices}")
         if code:
             raise SystemExit(code)
     result = read_result(folder)
@@ -56,55 +54,65 @@ def _check_devices(config: Run, devices: int) -> None:
     if devices < 1:
         raise ValueError(f"train: devices must be at least 1 but is {devices}")
     kind = pick_device(config.device).type
-    if kind == "cuda" and devices > (count := torch.cuda.device_count()):
+    count = torch.cuda.device_count()
+    if kind == "cuda" and devices > count:
         raise ValueError(f"train: {devices} devices were wanted but this machine has {count}")
 
 
-def _workers(count: int, arguments: list[str], way_on: str) -> int:
-    """Start the workers, forward signals and wait; returns the exit code of the first that ended."""
-    threads = str(max(1, (os.cpu_count() or 1) // count))
-    os.environ.setdefault("OMP_NUM_THREADS", threads)  # otherwise each would use all cores
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # this module reports errors in place of the engine
-    before = signal.signal(signal.SIGUSR1, _ask) if hasattr(signal, "SIGUSR1") else None
-    try:
-        elastic_launch(_settings(count), sys.executable)("-m", "polyhead.train", *arguments)
-    except SignalException as stopped:
-        usual = (signal.SIGINT,) if slurm_job() else USUAL
-        return INTERRUPTED if stopped.sigval in usual else PREEMPTED
-    except ChildFailedError as error:
-        return _told(list(error.failures.values()), count, way_on)
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGUSR1, before)
-    return DONE
+def run_workers(count: int, command: list[str], way_on: str) -> int:
+    """Start `command` once for each worker, hand them the signals of this process, and wait.
 
+    Returns the exit code of the first worker that failed for a reason of its own; prints the reason of a killed one.
+    """
+    workers: list[subprocess.Popen[bytes]] = []
 
-def _settings(count: int) -> LaunchConfig:
-    """Settings for workers on this machine, without restarts: the user resumes a failed run by command."""
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    grace: dict[str, Any] = {"shutdown_timeout": GRACE} if "shutdown_timeout" in known else {}  # else 30 s
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        **grace,
+    def hand_on(number: int, frame: object) -> None:
+        for worker in workers:
+            worker.send_signal(number)
+
+    # The address is a number, because the name of this machine may be one that no server resolves.
+    common = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common[LAUNCHER] = str(os.getpid())
+    common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    with signals_to(hand_on):
+        for rank in range(count):
+            environment = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # A session of its own: Ctrl-C in a terminal reaches a worker once, by way of this process.
+            workers.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        failures = _wait(workers)
+    if not failures:
+        return 0
+    failures.sort(key=lambda rank: workers[rank].returncode == LOST)  # a consequence of another failure
+    rank = failures[0]
+    code = workers[rank].returncode
+    if code > 0:
+        return code
+    print_notice(
+        f"polyhead: worker {rank + 1} of {count} was killed ({signal.Signals(-code).name}); resume with: {way_on}"
     )
+    return 128 - code
 
 
-def _ask(number: int, frame: object) -> None:
-    raise SignalException("asked to stop", signal.Signals(number))
+def _wait(workers: list[subprocess.Popen[bytes]]) -> list[int]:
+    """Wait until all workers have ended; returns the ranks of those that failed, in the order of their ends."""
+    failures: list[int] = []
+    running = list(range(len(workers)))
+    deadline = float("inf")
+    while running:
+        for rank in list(running):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                workers[rank].wait(0.1)
+                running.remove(rank)
+                if workers[rank].returncode:
+                    failures.append(rank)
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        if time.monotonic() > deadline:
+            for rank in running:
+                workers[rank].kill()
+    return failures
 
 
-def _told(failures: list[ProcessFailure], count: int, way_on: str) -> int:
-    """The exit code of the first failure that is not a consequence of another; prints it if the worker could not."""
-    first = min(failures, key=lambda failure: (failure.exitcode == LOST, failure.timestamp))
-    if first.exitcode >= 0:
-        return int(first.exitcode)
-    name = signal.Signals(-first.exitcode).name
-    tell(f"polyhead: worker {first.local_rank + 1} of {count} was killed ({name}); resume with: {way_on}")
-    return 128 - int(first.exitcode)
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

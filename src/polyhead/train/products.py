@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Run
-from polyhead.train.store.disk import tell
+from polyhead.train.messages import print_notice
 from polyhead.train.world import World
 
 SWITCH: Any = getattr(torch.backends.mkldnn, "matmul", None)
@@ -143,7 +143,9 @@ def of_run(config: Run, device: torch.device, began: bool | None = None, *, spea
         return Products(False, "the run began with them")
     products = found()
     if began and not products and speaks:
-        tell(f"{config.name}: it began with fast products, which this machine lacks, and continues with {products}")
+        print_notice(
+            f"{config.name}: it began with fast products, which this machine lacks, and continues with {products}"
+        )
     return products
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from polyhead.train.store.disk import tell
+from polyhead.train.messages import print_notice
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -127,7 +127,7 @@ class Progress:
     def line(self, text: str) -> None:
         """Print one line on standard error, above the bar."""
         if self.enabled:
-            tell(text)
+            print_notice(text)
 
     def close(self) -> None:
         self._tell_scores()

@@ -1,11 +1,13 @@
 """Signals that ask a run to save and stop, and the exit codes of its process.
 
-SIGINT and SIGTERM interrupt.  SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`).
+SIGINT, SIGTERM and SIGHUP (a closed terminal) interrupt.
+SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`).
 Under Slurm, SIGTERM also preempts.  A preempted run inside a Slurm batch job asks Slurm to queue the job again, unless
 its environment has POLYHEAD_REQUEUE=0: then its sweep restarts it.
 """
 
 import contextlib
+import ctypes
 import functools
 import os
 import signal
@@ -14,12 +16,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
+
+from polyhead.train.messages import print_notice
 
 DONE, DISK, MISTAKE, LOST, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 73, 75, 130
 """Exit codes: done; the disk failed; invalid input, or the run diverged; another process of this run ended; another
 process trains the run (EX_CANTCREAT); preempted and saved (EX_TEMPFAIL: try again); interrupted and saved."""
 
-USUAL = (signal.SIGINT, signal.SIGTERM)
+USUAL = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals that interrupt."""
+
+LAUNCHER = "POLYHEAD_LAUNCHER"
+"""The process that started this one as one of several workers of a run (launch.py)."""
 
 REQUEUE = "POLYHEAD_REQUEUE"
 """A sweep, which restarts its workers itself, sets this variable to "0" for them."""
@@ -42,19 +51,19 @@ class Preempted(Interrupted):
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGUSR1 ask the loop to save and stop; a second SIGINT or SIGTERM stops at once.
+    """The signals ask the loop to save and stop; a second one that interrupts stops at once.
 
     `asked`: the received signal, 0 if none.
     """
 
-    signals = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+    signals = USUAL + tuple(getattr(signal, name) for name in ("SIGUSR1",) if hasattr(signal, name))
 
     def __init__(self) -> None:
         self.asked = 0
         self.handled = contextlib.ExitStack()
 
     def __enter__(self) -> "StopSignals":
-        self.handled.enter_context(_handled(self._ask))
+        self.handled.enter_context(signals_to(self._ask))
         return self
 
     def _ask(self, number: int, frame: object) -> None:
@@ -68,7 +77,7 @@ class StopSignals:
 
     def interrupted(self, text: str, *, saved: bool = True) -> Interrupted:
         """The error that the loop raises after it saved, or failed to save."""
-        usual = (signal.SIGINT,) if slurm_job() else USUAL
+        usual = [number for number in USUAL if number != signal.SIGTERM or not slurm_job()]
         error = Interrupted(text) if self.asked in usual else Preempted(text)
         error.saved = saved
         return error
@@ -80,16 +89,20 @@ def leaving(*, again: bool = False) -> contextlib.AbstractContextManager[None]:
     Files on disk are complete at any time.  `again`: the same command resumes the run, so a preempted batch job asks to
     be queued again.  It raises no exception, because a library that is being imported may catch it.
     """
-    return _handled(functools.partial(_leave, again))
+    return signals_to(functools.partial(_leave, again))
 
 
 @contextlib.contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """A context in which `handler` gets the signals, if this is the main thread: Python allows it in no other."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in StopSignals.signals}
+    before: dict[int, Any] = {}
+    for number in StopSignals.signals:
+        if number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # nohup: the run outlives its terminal
+        before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -104,10 +117,16 @@ def _leave(again: bool, number: int, frame: object) -> None:
     stop.asked = number
     code = stop.interrupted("").code
     if is_local_first():
-        print("polyhead: stopped at once; what was saved before is kept", file=sys.stderr, flush=True)
+        print_notice("polyhead: stopped at once; what was saved before is kept")
         if again and code == PREEMPTED and (said := requeue()):
-            print(f"polyhead: {said}", file=sys.stderr, flush=True)
+            print_notice(f"polyhead: {said}")
     os._exit(code)
+
+
+def end_with_launcher() -> None:
+    """Ask Linux to send this worker SIGTERM when the process that launched it dies, so that no worker stays behind."""
+    if os.environ.get(LAUNCHER) == str(os.getppid()) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def is_local_first() -> bool:

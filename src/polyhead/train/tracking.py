@@ -7,7 +7,6 @@ rows.
 """
 
 import importlib
-import importlib.util
 import itertools
 import json
 import os
@@ -20,8 +19,9 @@ from typing import Any, Protocol
 
 from polyhead import config as configs
 from polyhead.config import Run
+from polyhead.spec.optional import is_installed
 from polyhead.spec.shapes import one_of
-from polyhead.train.store.disk import tell
+from polyhead.train.messages import print_notice
 from polyhead.train.store.files import one_line
 from polyhead.train.store.folder import SENT, Metrics, Result, read_metrics
 
@@ -121,7 +121,7 @@ def check(names: Sequence[str]) -> None:
     """Raise a ValueError for an unknown or missing tracker; nothing is imported."""
     for name in names:
         one_of("tracking", "tracker", name, TRACKERS)
-        if importlib.util.find_spec(name) is None:
+        if not is_installed(name):
             package = "'polyhead[track]'" if name == "tensorboard" else name
             raise ValueError(f"tracking: {name} is not installed: pip install {package}, or leave it out of track")
 
@@ -228,7 +228,7 @@ class _Thread(threading.Thread):
     def _leave_off(self, why: str) -> None:
         if not self.off:
             self.off = True
-            tell(f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})")
+            print_notice(f"polyhead: tracking: {self.tracker} is off for this run ({why[:300]})")
 
     def leave(self) -> None:
         """Wait for the thread to finish, at most `PATIENCE` seconds."""

@@ -9,22 +9,27 @@ import datetime
 import os
 import pathlib
 import re
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, distributed as dist
-from torch.distributed.rendezvous import rendezvous
 
 from polyhead.train.device import pick_device
+from polyhead.train.messages import print_notice
 from polyhead.train.stop import DISK, LOST, MISTAKE, is_local_first
 
 PATIENCE = datetime.timedelta(minutes=30)
 """How long a process waits for another live one, which may be drawing data or waiting for its disk."""
 
-_met: list[dist.Store] = []
-"""The rendezvous of the processes, and one prefix for each group: groups may follow one another."""
+SILENCE, TURN = 5.0, 0.1
+"""Seconds after which a process says for whom it waits, and seconds between two attempts to find the others."""
+
+_stores: list[dist.Store] = []
+"""The store where the processes meet, and one prefix for each group."""
 
 
 class PeerProcessEnded(RuntimeError):
@@ -81,14 +86,23 @@ class World:
         if self.size == 1 or dist.is_initialized():  # the caller's own group remains
             yield
             return
-        if not _met:
-            find_first(os.environ)
-            _met.append(next(rendezvous("env://", self.rank, self.size, timeout=PATIENCE))[0])
-        _met.append(dist.PrefixStore(f"polyhead/{len(_met)}", _met[0]))
-        backend = "gloo" if self.device.type == "cpu" else f"cpu:gloo,{self.device.type}:nccl"
-        own = self.device if self.device.type == "cuda" else None
+        if not _stores:
+            _stores.append(meet_processes(self.rank, self.size))
+        # Groups may follow one another: each has its own prefix in the one store.
+        _stores.append(dist.PrefixStore(f"polyhead/{len(_stores)}", _stores[0]))
+        backend = "gloo"
+        device = None
+        if self.device.type != "cpu":
+            backend = f"cpu:gloo,{self.device.type}:nccl"
+        if self.device.type == "cuda":
+            device = self.device
         dist.init_process_group(
-            backend, store=_met[-1], rank=self.rank, world_size=self.size, timeout=PATIENCE, device_id=own
+            backend,
+            store=_stores[-1],
+            rank=self.rank,
+            world_size=self.size,
+            timeout=PATIENCE,
+            device_id=device,
         )
         try:
             yield
@@ -174,19 +188,20 @@ def speaks() -> bool:
 
     The first process of the group to fail reports.  Before there is a group, the first process of each machine does.
     """
-    if not _met:
+    if not _stores:
         return is_local_first()
     try:
-        return _met[-1].add("polyhead/told", 1) == 1
+        return _stores[-1].add("polyhead/told", 1) == 1
     except RuntimeError:  # the process with the counter is gone: it has reported
         return False
 
 
 def leave(code: int) -> int:
     """Exit at once after an error in a group: the usual exit would end the group alone and may abort."""
-    if _met and code:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    if _stores and code:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
     return code
 
@@ -210,29 +225,103 @@ def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
     (0, 1, 0)
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    if "WORLD_SIZE" not in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if not environment.get("WORLD_SIZE") and integer(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
-    try:
-        rank, size, local = (int(environment.get(name, default)) for name, default in zip(names, "010", strict=True))
-    except ValueError:
-        given = ", ".join(f"{name}={environment.get(name)}" for name in names)
-        raise ValueError(f"world: {', '.join(names)} must be integers but are {given}") from None
+    rank = integer(environment, names[0], 0)
+    size = integer(environment, names[1], 1)
+    local = integer(environment, names[2], 0)
     if not 0 <= rank < size or local < 0:
         raise ValueError(f"world: a rank from 0 to {size - 1} was wanted but {names[0]} is {rank}")
     return rank, size, local
 
 
-def find_first(environment: "os._Environ[str] | dict[str, str]") -> None:
-    """Set MASTER_ADDR and MASTER_PORT if they are missing, because srun sets neither: to the step's first host, and a
-    port computed from the job's number.  Raises ValueError if they are unknown."""
-    if "MASTER_ADDR" in environment and "MASTER_PORT" in environment:
-        return
+def integer(environment: Mapping[str, str], name: str, default: int) -> int:
+    """The number in an environment variable; an empty variable is an absent one.
+
+    >>> integer({"RANK": ""}, "RANK", 0)
+    0
+    """
+    text = environment.get(name) or str(default)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"world: the environment variable {name} must be an integer but is {text!r}") from None
+
+
+def address_of_first(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Host and port of process 0: MASTER_ADDR and MASTER_PORT, which torchrun sets.
+
+    srun sets neither.  Then the host is the first of its step, and the port is computed from the job's number.
+    """
     hosts = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
-    if not hosts:
+    host = environment.get("MASTER_ADDR")
+    if not hosts and not (host and environment.get("MASTER_PORT")):
         raise ValueError("world: several processes need MASTER_ADDR and MASTER_PORT; start them with torchrun or srun")
-    job, step = (int(environment.get(name, "0")) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
-    environment.setdefault("MASTER_ADDR", first_host(hosts))
-    environment.setdefault("MASTER_PORT", str(10000 + (job * 31 + step) % 20000))  # below the range of ephemeral ports
+    job = integer(environment, "SLURM_JOB_ID", 0) * 31 + integer(environment, "SLURM_STEP_ID", 0)
+    port = integer(environment, "MASTER_PORT", 10000 + job % 20000)  # below the range of ephemeral ports
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"world: MASTER_PORT must be a port from 1 to 65535 but is {port}")
+    return host or first_host(hosts or ""), port
+
+
+def meet_processes(rank: int, size: int) -> dist.Store:
+    """The store that all processes of the run share, once all of them have come.
+
+    Process 0 opens it, unless the launcher has done so.  The processes wait in short turns and say who is missing.
+    Raises ValueError if the port is taken, and if a process does not come within `PATIENCE`.
+    """
+    host, port = address_of_first(os.environ)
+    if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        store = _open_store(host, port, size)
+    else:
+        wait_for(lambda: _unreachable(host, port), f"polyhead: process {rank} of {size} at {host}:{port}")
+        store = dist.TCPStore(host, port, size, is_master=False, timeout=PATIENCE, wait_for_workers=False)
+    store = dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store.set(f"here/{rank}", "1")
+
+    def missing() -> str:
+        numbers = [str(other) for other in range(size) if not store.check([f"here/{other}"])]
+        return f"process {', '.join(numbers)}" if numbers else ""
+
+    wait_for(missing, f"polyhead: process {rank} of {size} at {host}:{port}")
+    return store
+
+
+def wait_for(missing: Callable[[], str], waiting: str) -> None:
+    """Return once `missing` gives no name.  `waiting`: who waits, for the line that is printed after some seconds.
+
+    Raises ValueError after `PATIENCE`.
+    """
+    # Short turns in Python, because Ctrl-C does not end a call of torch that waits.
+    begin = time.monotonic()
+    has_spoken = False
+    name = missing()
+    while name:
+        seconds = time.monotonic() - begin
+        if seconds > PATIENCE.total_seconds():
+            raise ValueError(f"world: {name} did not come within {PATIENCE}; start all processes of the run")
+        if seconds > SILENCE and not has_spoken:
+            print_notice(f"{waiting} waits for {name}")
+            has_spoken = True
+        time.sleep(TURN)
+        name = missing()
+
+
+def _unreachable(host: str, port: int) -> str:
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return ""
+    except OSError:
+        return "process 0, which nobody reaches there"
+
+
+def _open_store(host: str, port: int, size: int) -> dist.Store:
+    try:
+        return dist.TCPStore(host, port, size, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" in str(error):
+            raise ValueError(f"world: port {port} of {host} is in use; set MASTER_PORT to another one") from None
+        raise ValueError(f"world: process 0 cannot listen at {host}:{port}; set MASTER_ADDR to its host") from None
 
 
 def first_host(hosts: str) -> str:

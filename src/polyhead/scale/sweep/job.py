@@ -11,10 +11,11 @@ from typing import Any
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.scale.sweep.engines import GONE, LOG, Handle
+from polyhead.train.messages import describe_os_error
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import FolderInUse, claim, claimed_by
-from polyhead.train.store.disk import PASSING, reason
+from polyhead.train.store.disk import PASSING
 from polyhead.train.store.files import named
 from polyhead.train.store.folder import METRICS, Result, finished, read_row
 from polyhead.train.store.state import State, write_end
@@ -87,7 +88,7 @@ class Job:
         except OSError as error:  # an error of only this run's folder
             if error.errno in PASSING:
                 raise
-            self.outcome = Failure(self.config.name, self.folder, DISK, reason(error))
+            self.outcome = Failure(self.config.name, self.folder, DISK, describe_os_error(error))
         return self.outcome is None and self.holder is None
 
     def poll(self) -> bool:

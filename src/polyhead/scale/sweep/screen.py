@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead.scale.sweep.job import Job
+from polyhead.train.messages import print_notice
 from polyhead.train.progress import QUIET_SECONDS, duration, wanted
-from polyhead.train.store.disk import tell
 from polyhead.train.store.state import State
 
 ROWS = 20
@@ -101,4 +101,4 @@ class SweepScreen:
 
     def line(self, text: str) -> None:
         if self.enabled and not self.live:
-            tell(text)
+            print_notice(text)

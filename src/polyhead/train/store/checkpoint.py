@@ -7,14 +7,14 @@
 Batches and dropout are pure functions of (seed, step), so no generator state is stored.  Nothing is ever unpickled.
 """
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from polyhead import config as configs
@@ -27,6 +27,8 @@ from polyhead.train.store.files import Damaged, checksum, forget, link, one_line
 from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, read_config, saves
 
 FORMAT = 1
+MAX_HEADER = 1 << 28
+"""The longest header that is read; that of a damaged file may have any length."""
 STATES = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -117,20 +119,12 @@ def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
     return [*found, best] if best.exists() and not any(best.samefile(path) for path in found) else found
 
 
-def read_metadata(path: pathlib.Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, without its tensors.  Raises as read_checkpoint."""
-    with _opened(path) as file:
-        return _metadata(file, path)
-
-
 def read_checkpoint(
     folder: pathlib.Path, digest: str, name: str = CHECKPOINT
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and metadata.  Raises Damaged for a damaged file, ValueError for one of another run or version."""
     path = folder / name
-    with _opened(path) as file:
-        metadata = _metadata(file, path)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    metadata, tensors = read_metadata(path), _tensors(path)
     if metadata["checksum"] != checksum(tensors):
         raise Damaged(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
     if metadata["digest"] != digest:
@@ -144,24 +138,38 @@ def another_run(path: pathlib.Path, theirs: str, mine: str) -> str:
     return f"{other}: undo the change of its {CONFIG}, choose another folder, or start over with --again"
 
 
-@contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[Any]:
+def read_header(path: pathlib.Path) -> dict[str, Any]:
+    """The header of a safetensors file.  Raises Damaged, and OSError for a file that cannot be read."""
+    # Python opens the file, because safetensors refuses folders whose names are not UTF-8 and mounts without mmap.
     try:
-        with safe_open(path, "pt") as file:
-            yield file
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, MAX_HEADER)))
     except FileNotFoundError:
         raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
-    except (SafetensorError, OSError) as error:
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
+    if not isinstance(header, dict):
+        raise Damaged(f"checkpoint: {path} is damaged (its header is no table)")
+    return header
+
+
+def _tensors(path: pathlib.Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except SafetensorError as error:
         raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
 
 
-def _metadata(file: Any, path: pathlib.Path) -> dict[str, Any]:
-    text = (file.metadata() or {}).get("polyhead")
+def read_metadata(path: pathlib.Path) -> dict[str, Any]:
+    """The metadata of a checkpoint, without its tensors.  Raises as read_checkpoint."""
+    about = read_header(path).get("__metadata__")
+    text = about.get("polyhead") if isinstance(about, dict) else None
     if text is None:
         raise Damaged(f"checkpoint: {path} was not written by polyhead")
     try:
         values = json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, TypeError, RecursionError):
         raise Damaged(f"checkpoint: {path} is damaged (its metadata cannot be read)") from None
     metadata = unseal(values, f"checkpoint: {path}")
     if metadata.get("format") != FORMAT:

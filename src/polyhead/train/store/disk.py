@@ -1,11 +1,11 @@
 """A disk error pauses a run: it prints one line and retries until the disk works or a signal stops the run."""
 
 import errno
-import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from polyhead.train.messages import print_notice
 from polyhead.train.stop import StopSignals
 
 SECONDS = 30
@@ -51,12 +51,12 @@ class DiskRetry:
                 if error.errno not in PASSING:
                     raise
                 if not paused and self.speaks:
-                    tell(f"paused: {error.strerror}; tried again every {SECONDS} s until the disk works")
+                    print_notice(f"paused: {error.strerror}; tried again every {SECONDS} s until the disk works")
                 paused = True
                 self._rest(error)
             else:
                 if paused and self.speaks:
-                    tell("the disk works again: continuing")
+                    print_notice("the disk works again: continuing")
                 return done
 
     def _rest(self, error: OSError) -> None:
@@ -65,14 +65,3 @@ class DiskRetry:
                 text = f"stopped, not saved: {error.strerror}; what was saved before is kept"
                 raise self.stop.interrupted(text, saved=False)
             sleep(1.0)
-
-
-def reason(error: OSError) -> str:
-    """The text of an OSError in one line, with the file if it names one."""
-    said = error.strerror or str(error)
-    return said if error.filename is None else f"{error.filename}: {said}"
-
-
-def tell(text: str) -> None:
-    """Print one line on standard error, above a progress bar."""
-    print(text, file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from polyhead.train.store.disk import tell
+from polyhead.train.messages import print_notice
 
 DAMAGED = ".damaged"
 SEAL = "seal"
@@ -120,7 +120,7 @@ def set_aside(path: pathlib.Path, why: object) -> None:
     aside = path.with_name(path.name + DAMAGED)
     forget(aside)
     os.replace(path, aside)
-    tell(f"{why}; set aside as {aside.name}")
+    print_notice(f"{why}; set aside as {aside.name}")
 
 
 def forget(path: pathlib.Path) -> None:

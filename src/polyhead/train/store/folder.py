@@ -21,8 +21,9 @@ from polyhead import config as configs
 from polyhead.config import Run, serial
 from polyhead.spec.notebook import as_table
 from polyhead.train import products
+from polyhead.train.messages import print_notice
 from polyhead.train.store import shipped
-from polyhead.train.store.disk import Retry, once, tell
+from polyhead.train.store.disk import Retry, once
 from polyhead.train.store.files import DAMAGED, Damaged, forget, named, seal, unseal, write
 from polyhead.train.store.state import ENDED
 
@@ -233,7 +234,7 @@ class Metrics:
         if there > self.size:  # an incomplete row
             os.ftruncate(file.fileno(), self.size)
         elif there < self.size:
-            tell(f"{self.path}: the last rows were lost with the disk")
+            print_notice(f"{self.path}: the last rows were lost with the disk")
             self.size = there + file.write(b"\n")
         return file
 
@@ -247,7 +248,9 @@ def kept_rows(folder: pathlib.Path, keep: Callable[[dict[str, Any]], bool], want
     """The rows that `keep` accepts; prints a line if they are fewer than `wanted`."""
     kept = [row for row in read_metrics(folder) if keep(row)]
     if (lost := wanted - len(kept)) > 0:
-        tell(f"{folder / METRICS}: {lost} of {wanted} rows are lost or damaged; curves have a gap there, nothing else")
+        print_notice(
+            f"{folder / METRICS}: {lost} of {wanted} rows are lost or damaged; curves have a gap there, nothing else"
+        )
     return kept
 
 

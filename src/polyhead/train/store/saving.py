@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from polyhead.config import Run, Train
+from polyhead.train.messages import print_notice
 from polyhead.train.store import checkpoint
 from polyhead.train.store.checkpoint import candidates, read_metadata
-from polyhead.train.store.disk import tell
 from polyhead.train.store.files import Damaged, forget, link, set_aside
 from polyhead.train.store.folder import BEST, CHECKPOINT
 
@@ -41,10 +41,10 @@ def last_whole(
         if first and older:
             link(path, folder / CHECKPOINT)
         if first and (older or path != found[0]):
-            tell(f"{name}: resuming from {path.name}")
+            print_notice(f"{name}: resuming from {path.name}")
         return seen
     if first and found:
-        tell(f"{name}: no checkpoint is left, so it starts at step 0; the result will be the same")
+        print_notice(f"{name}: no checkpoint is left, so it starts at step 0; the result will be the same")
     return None
 
 

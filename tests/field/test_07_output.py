@@ -1,0 +1,103 @@
+"""Output never decides a run: a closed pipe, a lost terminal or a full log does not end it."""
+
+import os
+import signal
+import sys
+
+import forked
+import pytest
+from run_folders import names, same
+from tiny_runs import interrupted
+
+import polyhead as ph
+
+TRAIN = """
+import sys
+from polyhead.cli.dispatch import main
+sys.exit(main(["train", sys.argv[1], "--folder", sys.argv[2]]))
+"""
+
+TERM = """
+import os, signal, sys
+import polyhead as ph
+from polyhead.cli.dispatch import main
+ph.tasks.FuzzyLogic.batch = lambda *arguments, **more: os.kill(os.getpid(), signal.SIGTERM)
+sys.exit(main(["train", sys.argv[1], "--folder", sys.argv[2]]))
+"""
+
+SWEEP = """
+import sys
+import polyhead as ph
+runs = [ph.train.read_config(path) for path in sys.argv[2:]]
+results = ph.sweep(runs, sys.argv[1], workers=1)
+print([type(result).__name__ for result in results])
+"""
+
+CLOSED = """
+import os, sys
+for number in (1, 2):
+    os.close(number)
+sys.stdout = sys.stderr = None
+"""
+
+
+@pytest.fixture
+def recipe(tiny, tmp_path):
+    path = tmp_path / "run.json"
+    ph.config.save(tiny(None), path)
+    return path
+
+
+def closed_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w")
+
+
+@pytest.mark.parametrize("output", ["a closed pipe", "a full device", "nothing"])
+def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, whole, output):
+    code = CLOSED + TRAIN if output == "nothing" else TRAIN
+    with closed_pipe() if output == "a closed pipe" else open("/dev/full", "w") as stream:
+        process = forked.Process(
+            [sys.executable, "-c", code, str(recipe), str(tmp_path / "run")],
+            stdout=stream,
+            stderr=stream,
+        )
+        assert process.wait() in (0, 1 if output == "a full device" else 0)  # 1: the table of scores was not printed
+    same(tmp_path / "run", whole)
+
+
+def test_a_sweep_trains_all_runs_though_nobody_reads_its_lines(tiny, tmp_path):
+    paths = []
+    for seed in (1, 2):
+        paths.append(tmp_path / f"{seed}.json")
+        ph.config.save(tiny(None, steps=1, seed=seed, name=f"seed-{seed}"), paths[-1])
+    with open(tmp_path / "out", "w+") as out, closed_pipe() as pipe:
+        words = [str(tmp_path / "sweep"), *map(str, paths)]
+        process = forked.Process([sys.executable, "-c", SWEEP, *words], stdout=out, stderr=pipe)
+        assert process.wait() == 0
+        out.seek(0)
+        assert out.read() == "['Result', 'Result']\n"
+
+
+def test_a_closed_terminal_saves(tiny, tmp_path, whole):
+    text = interrupted(tiny(tmp_path), 8, signal.SIGHUP)
+    assert text.startswith("stopped and saved at step 8")
+    ph.train.run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
+
+
+def test_nohup_keeps_a_run_from_the_end_of_its_terminal(tiny, tmp_path, at_step):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        at_step(7, lambda: os.kill(os.getpid(), signal.SIGHUP))
+        assert ph.train.run(tiny(tmp_path), progress=False).steps == 12
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_before_the_first_step_is_one_line(recipe, tmp_path):
+    code, text = forked.run(TERM, recipe, tmp_path / "run")
+    assert code == 130
+    assert text == "polyhead: stopped at once; what was saved before is kept\n"
+    assert "checkpoint.safetensors" not in names(tmp_path / "run")
