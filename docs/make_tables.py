@@ -7,6 +7,7 @@ A cell is a mean over seeds, with ± and one standard error where the table says
 """
 
 import argparse
+import functools
 import json
 import re
 import statistics
@@ -180,6 +181,32 @@ def language() -> str:
     return markdown(["heads", "bits per byte of source code, lower is better"], rows)
 
 
+WORDS = {"holds": "yes", "does not hold": "no", "no difference": "no difference"}
+"""Outcome in older results -> verdict; every other outcome is undecided."""
+
+
+def claims(*folders: str) -> str:
+    """Every claim of some results folders with its verdict, and the largest number of seeds behind it."""
+    rows = []
+    for folder in folders:
+        stored = json.loads((RESULTS / folder / "results.json").read_text(encoding="utf-8"))
+        all_seeds = len({run["seed"] for run in stored["runs"]})
+        link = f"[{stored['title']}]({folder}/README.md)"
+        for verdict in stored["verdicts"]:
+            outcome = verdict["outcome"]
+            word = outcome if outcome in ("yes", "no", "undecided") else WORDS.get(outcome, "undecided")
+            seeds = min((int(part["runs"]) for part in verdict.get("parts", ())), default=all_seeds)
+            rows.append([link, verdict["claim"].replace("|", "\\|"), f"**{word}**", str(seeds)])
+            link = ""
+        if not stored["verdicts"]:
+            rows.append([link, "a picture without a claim", "", str(all_seeds)])
+    return markdown(["figure", "claim", "verdict", "seeds"], rows)
+
+
+def small(*names: str) -> Callable[[], str]:
+    return functools.partial(claims, *(f"small/{name}" for name in names))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "readme": readme,
     "fuzzy-main": fuzzy_main,
@@ -190,6 +217,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "sraven": sraven,
     "games": games,
     "language": language,
+    "claims-fuzzy": functools.partial(
+        claims, "fuzzy/long", "fuzzy/settings", "fuzzy/parts", "fuzzy/length", "fuzzy/inside"
+    ),
+    "claims-sraven": functools.partial(claims, "sraven"),
+    "claims-hyla-small": small(
+        *("table-a1", "table-a2", "table-a3", "fig-2b", "fig-2c", "fig-2d", "fig-4a", "fig-4a-heads", "fig-4b"),
+        *("fig-5a", "fig-5b", "fig-5c", "fig-5d", "fig-5e", "fig-5f"),
+        *("fig-a2", "fig-a3", "fig-a4", "fig-a5", "fig-a6", "fig-a7", "fig-a8", "fig-a9"),
+    ),
+    "claims-dual": small("games", "symbols", "split", "maths", "sorting", "order", "set", "images"),
+    "claims-language": small("lm-bytes", "lm-long", "fig-6", "dual-lm", "swiglu", "norms"),
 }
 
 
