@@ -195,7 +195,7 @@ def claims(*folders: str) -> str:
         for verdict in stored["verdicts"]:
             outcome = verdict["outcome"]
             word = outcome if outcome in ("yes", "no", "undecided") else WORDS.get(outcome, "undecided")
-            seeds = min((int(part["runs"]) for part in verdict.get("parts", ())), default=all_seeds)
+            seeds = min((int(part["runs"]) for part in verdict.get("parts", ()) if part["runs"]), default=all_seeds)
             rows.append([link, verdict["claim"].replace("|", "\\|"), f"**{word}**", str(seeds)])
             link = ""
         if not stored["verdicts"]:
