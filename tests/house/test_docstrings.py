@@ -12,18 +12,12 @@ import forked
 import pytest
 import torch
 from jaxtyping import Float
-from scripts import DOCUMENTS, PACKAGE, ROOT, short_name
+from scripts import PACKAGE, ROOT, short_name
 from some import some
 
 import polyhead as ph
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-
-AMERICAN = re.compile(
-    r"\b(\w*(?:normaliz|optimiz|initializ|generaliz|regulariz|factoriz|recogniz|minimiz|maximiz|summariz|visualiz|materializ)"
-    r"\w*|behaviors?|colors?|colored|centers?|centered|analyz\w+|modeling|modeled|labeled|neighbors?|artifacts?|gray)\b",
-    re.I,
-)
 
 
 def prose(path):
@@ -35,11 +29,6 @@ def prose(path):
             comments = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
         text = "\n".join([*comments, *(doc for _, doc in docstrings(path))])
     return re.sub(r"`[^`]*`|(?<!\*)\*[^*\n]+\*(?!\*)", "", text)  # neither code nor titles
-
-
-def test_the_spelling_is_british():
-    found = {short_name(p): words for p in (*DOCUMENTS, *SOURCES) if (words := AMERICAN.findall(prose(p)))}
-    assert not found
 
 
 # ----------------------------------------------------------------------------------------------------------- docstrings

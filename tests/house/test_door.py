@@ -8,12 +8,10 @@ import pathlib
 import subprocess
 import sys
 import types
-import typing
 
 import pytest
 
 import polyhead as ph
-from polyhead.papers.recipes import RECIPES, OneRun
 
 SOURCE = pathlib.Path(ph.__file__)
 
@@ -108,46 +106,3 @@ without("training", "wandb", "trackio", "tensorboard")
 def test_what_is_imported(code):
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-USER = """
-import polyhead as ph
-reveal_type(ph.MultiHeadAttention)
-reveal_type(ph.sweep)
-reveal_type(ph.Softmax)
-reveal_type(ph.ops.softmax_attention)
-ph.Softmax(4, oops=3)
-ph.Sotfmax(4)
-ph.ops.sotfmax_attention
-ph.TransformerConfig(dimm=64)
-ph.MultiHeadAtention
-ph.train.run(3)
-reveal_type(ph.recipes.RECIPES["fuzzy-hyla"]())
-ph.train.run(ph.recipes.RECIPES["table-a1"]("smoke"))
-"""
-
-
-def test_type_checkers_know_which_recipes_make_one_run():
-    one = {name for name, recipe in RECIPES.items() if typing.get_type_hints(recipe)["return"] is ph.Run}
-    assert set(typing.get_args(OneRun)) == one
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="mypy is not installed (extra `dev`)")
-def test_the_types_fit(tmp_path):
-    """mypy over the package, as `make lint` runs it, and over a user's file: one run, which starts from its cache."""
-    user = tmp_path / "user.py"
-    offered = [(door, name) for door in ("polyhead", *DOORS) for name in importlib.import_module(door).__all__]
-    user.write_text("\n".join([USER, *(f"import {door}" for door in DOORS), *map(".".join, offered)]))
-    command = [sys.executable, "-m", "mypy", "src/polyhead", str(user)]
-    done = subprocess.run(command, cwd=SOURCE.parents[2], capture_output=True, text=True, check=False)
-    *lines, end = done.stdout.splitlines()
-    lines = [line for line in lines if '" defined in "' not in line]  # a note that mypy adds or not, as its cache is
-    of_user = {int(line.split(":")[1]): line for line in lines if "user.py:" in line}  # the cache knows its first path
-    assert len(of_user) == len(lines) == 12, done.stdout + done.stderr
-    assert end.startswith("Found 7 errors in 1 file")
-    shown = (3, 'Revealed type is "def ('), (3, "MultiHeadAttention"), (4, "Plan"), (5, "Softmax"), (6, "Tensor")
-    wrong = (7, "oops"), (8, "Sotfmax"), (9, "sotfmax_attention"), (10, "dimm"), (11, "MultiHeadAtention")
-    for number, word in (*shown, *wrong, (12, "arg-type"), (13, "run.Run"), (14, "tuple[")):
-        assert word in of_user[number], of_user
