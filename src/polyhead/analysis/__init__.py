@@ -53,7 +53,3 @@ __all__ = [
     "views",
     "zero_heads",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -16,10 +16,7 @@ from polyhead.config import Batch
 from polyhead.layers.taps import OWN, GroupTaps, Taps, looking
 from polyhead.ops.call import AttentionCall
 from polyhead.spec import SOFTMAX_AXIS
-from polyhead.spec.lazy import own_names
 from polyhead.train.evaluation import sources
-
-__dir__ = own_names(__name__)
 
 INTEGER = (int, np.integer)
 

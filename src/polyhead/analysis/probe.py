@@ -25,11 +25,8 @@ from polyhead.analysis.capture import as_array, capture, codes, finite
 from polyhead.analysis.geometry import purity
 from polyhead.analysis.labels import distinct, targets, unreadable, views, with_field
 from polyhead.config import Batch, Task, stream
-from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number, one_of, shaped
-
-__dir__ = own_names(__name__)
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]

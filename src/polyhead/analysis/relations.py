@@ -17,9 +17,6 @@ from torch import Tensor, nn
 from polyhead.analysis.capture import as_array, capture, within
 from polyhead.config import Batch, Patches, Task, Tokens
 from polyhead.layers.taps import GroupTaps, Taps
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 Array = np.ndarray
 Names = tuple[str, ...]

@@ -23,7 +23,3 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 __all__ = ["main"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from polyhead.spec.names import ELSEWHERE
-
 WORDS = {"INT": "an integer", "FLOAT": "a number", "{None}": "None"}
 """The library's names of types -> ours."""
 
@@ -52,13 +50,13 @@ def _unknown(box: ErrorBox, word: str) -> str:
 def nearest(word: str, options: Sequence[str]) -> str | None:
     """The option that `word` probably means.
 
-    Candidates have the last name of `word`, or our name for what another library calls so; the most similar one wins.
+    Candidates have the last name of `word`, the most similar one wins.
 
-    >>> nearest("--heads", ["--model.dim", "--model.heads.0.heads"]), nearest("--learning_rate", ["--train.lr"])
-    ('--model.heads.0.heads', '--train.lr')
+    >>> nearest("--heads", ["--model.dim", "--model.heads.0.heads"])
+    '--model.heads.0.heads'
     """
     last = word.lstrip("-").rpartition(".")[2].replace("-", "_")
-    names = {name.replace("_", "-") for name in (last, *ELSEWHERE.get(last, ()))}
+    names = {name.replace("_", "-") for name in (last,)}
     same = [option for option in options if option.lstrip("-").rpartition(".")[2] in names]
     found = difflib.get_close_matches(word, same or options, n=1, cutoff=0.0 if same else 0.6)
     return found[0] if found else None

@@ -1,15 +1,20 @@
 """Formats and interfaces of others: `cs336` (the Stanford course), `haiku` (a tutorial's parameter tree),
 `dual_attention` (the package of that name); and models of others: `huggingface` (transformers), `torch_mha`
-(`nn.MultiheadAttention`; its `replace` takes timm's attention, too)."""
+(`nn.MultiheadAttention`; its `replace` takes timm's attention, too).
 
-from typing import TYPE_CHECKING
+Each is imported when it is first used, because some need packages of others."""
 
-from polyhead.spec.lazy import lazy
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyhead.compat import cs336, dual_attention, haiku, huggingface, torch_mha
 
 __all__ = ["cs336", "dual_attention", "haiku", "huggingface", "torch_mha"]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, __all__)
+if not TYPE_CHECKING:  # for a type checker, a package with this function would have every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        return importlib.import_module(f"{__name__}.{name}")

@@ -23,11 +23,8 @@ from polyhead.layers.device import Device
 from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
 from polyhead.ops.norms import rms_norm
-from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import check_number
-
-__dir__ = own_names(__name__, "softmax", "silu", "scaled_dot_product_attention")
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints

@@ -18,9 +18,6 @@ from polyhead.compat.heads import Heads, OurHeads, added, plain
 from polyhead.layers.call import LayerLimits
 from polyhead.layers.projection import Rows
 from polyhead.ops.call import AttentionCall
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 PLAIN = ("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")
 ROTARY = ("timm.layers.attention.AttentionRope", "timm.models.eva.EvaAttention")

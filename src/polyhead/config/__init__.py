@@ -4,8 +4,6 @@ mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, 
 of the literature.  task.py: Batch and the abstract Task.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.
 """
 
-from typing import TYPE_CHECKING
-
 from polyhead.config.components import *  # noqa: F403
 from polyhead.config.components import __all__ as _components
 from polyhead.config.mechanisms import *  # noqa: F403
@@ -15,7 +13,6 @@ from polyhead.config.run import *  # noqa: F403
 from polyhead.config.run import __all__ as _run
 from polyhead.config.serial import non_semantic, to_dict
 from polyhead.config.task import Batch, Task, stream
-from polyhead.spec.lazy import renamed
 
 __all__ = [
     *_components,
@@ -33,10 +30,3 @@ __all__ = [
     "stream",
     "to_dict",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = renamed(__name__, {"plain": "non_semantic"})
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -13,6 +13,8 @@ from polyhead.config.serial import Checked
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import check_rate
 
+__all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
+
 
 def _check(part: "Objects | AbstractorConfig") -> None:
     """Raise ValueError unless inputs are valid and outputs are classes."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from polyhead.config.extensions import UnknownKind, find, kind_of
-from polyhead.spec.shapes import check_number, checked, one_of
+from polyhead.spec.shapes import check_number, one_of
 
 if typing.TYPE_CHECKING:
     import yaml
@@ -47,9 +47,6 @@ class Checked:
     _choices: ClassVar[Mapping[str, Iterable[str]]] = {}
     _least: ClassVar[Mapping[str, int]] = {}
     _most: ClassVar[Mapping[str, int]] = {}
-
-    if not typing.TYPE_CHECKING:  # to an editor the constructor is that of the dataclass
-        __new__ = checked
 
     def __post_init__(self) -> None:
         kind: Any = type(self)

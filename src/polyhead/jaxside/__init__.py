@@ -44,7 +44,3 @@ __all__ = [
     "softmax_attention",
     "swiglu",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -22,10 +22,7 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_packed, check_window, one_of, shaped
-
-__dir__ = own_names(__name__)
 
 _ACTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x,

@@ -14,10 +14,7 @@ from jaxtyping import Float, Int
 from polyhead.jaxside.call import Array
 from polyhead.jaxside.latent_code import wide
 from polyhead.spec import LAYOUTS
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of, shaped
-
-__dir__ = own_names(__name__)
 
 
 @shaped

@@ -14,10 +14,7 @@ from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.jaxside.dispatch import Impl, compute
 from polyhead.jaxside.latent_code import code, drop, row_softmax, share
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import shaped
-
-__dir__ = own_names(__name__)
 
 
 def reference(x: AttentionCall) -> jax.Array:

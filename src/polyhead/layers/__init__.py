@@ -3,14 +3,6 @@
 Of the configurations only those of heads, positions and sources of symbols are needed, such as `Hyla(4)`.
 """
 
-from typing import TYPE_CHECKING
-
-from polyhead.spec.lazy import lazy
-
-if TYPE_CHECKING:
-    from polyhead.layers import attention, block, cache, feedforward, heads, norms, positions, symbols, taps, testing
+from polyhead.layers import attention, block, cache, feedforward, heads, norms, positions, symbols, taps, testing
 
 __all__ = ["attention", "block", "cache", "feedforward", "heads", "norms", "positions", "symbols", "taps", "testing"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, __all__)

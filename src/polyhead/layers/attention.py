@@ -30,17 +30,13 @@ from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import allowed, at_least_float32, dense
-from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_layer, check_rate, check_window, named, shaped
-
-__dir__ = own_names(__name__)
+from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 
 Positions = config.Position | nn.ModuleDict | None
 Part = tuple[AttentionCall | None, Tensor]
 """For one group: the call of its op (None if it updated a state instead), and its output (b t h*e)."""
 
 
-@named
 class MultiHeadAttention(nn.Module):
     """Self- or cross-attention with any mixture of heads.
 

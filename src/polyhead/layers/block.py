@@ -19,10 +19,7 @@ from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
 from polyhead.spec import NORM_ORDERS, NORMS
-from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_rate, named, one_of
-
-__dir__ = own_names(__name__)
+from polyhead.spec.shapes import check_rate, one_of
 
 Symbols = Tensor | Sequence[Tensor | None] | None
 """The type of the argument `symbols` of `MultiHeadAttention.forward`."""
@@ -36,7 +33,6 @@ def build_norm(
     return cls(dim, eps=eps, device=device, dtype=dtype)
 
 
-@named
 class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer, each with a residual; with `cross`, attention to a context between them.
 
@@ -81,7 +77,6 @@ class TransformerBlock(nn.Module):
         check_rate("TransformerBlock", dropout)
         self.dropout = nn.Dropout(dropout)
 
-    @named
     def forward(
         self,
         x: Float[Tensor, "b t m"],

@@ -14,10 +14,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
-
 NAME = "_name_in_caches"
 """The attribute by which a layer is known to caches.  It gets one in its first call with a cache, not when it is made:
 layers are often deep copies of one that was never called."""

@@ -5,8 +5,6 @@ SwiGLU(x)  = W2 (silu(W1 x) * W3 x)                                             
 experts(x) = sum_{i in top k} p_i MLP_i(x),   p = softmax over the chosen k of W_gate x
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,14 +18,9 @@ from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.native.gelu import gelu_tanh, takes
 from polyhead.ops.precision import autocast_dtype
 from polyhead.ops.textbook import silu
-from polyhead.spec.lazy import own_names, renamed
 from polyhead.spec.numbers import swiglu_width
-from polyhead.spec.shapes import named
 
-__dir__ = own_names(__name__)
-
-if not TYPE_CHECKING:
-    __getattr__ = renamed(__name__, {"MLP": "MlpLayer", "SwiGLU": "SwigluLayer"})
+__all__ = ["MixtureOfExperts", "MlpLayer", "SwigluLayer"]
 
 
 def _check_width(who: str, wanted: int, x: Tensor) -> None:
@@ -35,7 +28,6 @@ def _check_width(who: str, wanted: int, x: Tensor) -> None:
         raise ValueError(f"{who}: m = {wanted} but x (... m) = {tuple(x.shape)}")
 
 
-@named
 class MlpLayer(nn.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
@@ -71,7 +63,6 @@ class MlpLayer(nn.Module):
         return f"act={self.act!r}"
 
 
-@named
 class SwigluLayer(nn.Module):
     """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`; `bias` is for all three maps."""
 
@@ -95,7 +86,6 @@ class SwigluLayer(nn.Module):
         return self.w2(silu(self.w1(x)) * self.w3(x))
 
 
-@named
 class MixtureOfExperts(nn.Module):
     """Each token is sent to the `top_k` experts with the highest gate scores and weighted by the softmax over those
     scores; the gate has no noise.

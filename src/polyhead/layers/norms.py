@@ -6,13 +6,11 @@ from torch import Tensor, nn
 
 from polyhead.layers.device import Device
 from polyhead.ops.norms import layer_norm, rms_norm
-from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import check_number, named
+from polyhead.spec.shapes import check_number
 
-__dir__ = own_names(__name__)
+__all__ = ["LayerNorm", "RMSNorm"]
 
 
-@named
 class RMSNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; computed in at least float32 (Zhang and Sennrich
     2019)."""
@@ -34,7 +32,6 @@ class RMSNorm(nn.Module):
         return f"{self.dim}, eps={self.eps}"
 
 
-@named
 class LayerNorm(nn.Module):
     """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; computed in at least float32 (Ba et
     al. 2016)."""

@@ -19,11 +19,10 @@ from polyhead.layers.projection import distances
 from polyhead.ops.latent_code import at_least_float32, sequence_of
 from polyhead.ops.rope import check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec import LAYOUTS
-from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
-from polyhead.spec.shapes import check_number, named, one_of
+from polyhead.spec.shapes import check_number, one_of
 
-__dir__ = own_names(__name__)
+__all__ = ["AlibiBias", "LearnedPositions", "RelativePositionBias", "RotaryEmbedding", "SinusoidalPositions"]
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:
@@ -92,7 +91,6 @@ def _angle_table(dim: int, theta: float, length: int) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), -1)
 
 
-@named
 class RotaryEmbedding(nn.Module):
     """`ops.rope` from a table of `max_length` positions; it has no parameters and may be shared by all layers.
 
@@ -118,7 +116,6 @@ class RotaryEmbedding(nn.Module):
         self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
         self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device, dtype)
 
-    @named
     def forward(
         self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, check: bool = True
     ) -> Float[Tensor, "... d"]:
@@ -193,7 +190,6 @@ def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tenso
     return torch.tensor(bucket_table(buckets, max_distance, bidirectional).tolist())
 
 
-@named
 class RelativePositionBias(nn.Module):
     """T5's learned bias on the scores: one number per head and bucket of distances (`spec.numbers.relative_buckets`).
 
@@ -246,7 +242,6 @@ def _slope_table(heads: int) -> Tensor:
     return torch.tensor(alibi_slopes(heads), dtype=torch.float64)
 
 
-@named
 class AlibiBias(nn.Module):
     """`-slope_h |i - j|` on the scores: no parameters, and no limit on the length (Press et al. 2022)."""
 
@@ -276,7 +271,6 @@ class AlibiBias(nn.Module):
 
 
 # -------------------------------------------------------------------------------------------------- vectors for inputs
-@named
 class LearnedPositions(nn.Module):
     """A learned vector per position, to be added to the inputs; `table` is (max_length, dim)."""
 
@@ -290,7 +284,6 @@ class LearnedPositions(nn.Module):
         """N(0, 0.02^2), as in GPT-2."""
         nn.init.normal_(self.table, std=0.02)
 
-    @named
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode."""
         check_range("LearnedPositions", positions, self.max_length)
@@ -305,7 +298,6 @@ def _sinusoidal_table(dim: int, theta: float, length: int) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
-@named
 class SinusoidalPositions(nn.Module):
     """`sin(w), cos(w)` in turn, w = position * theta^(-2 j / dim), to be added to the inputs (Vaswani et al. 2017,
     §3.5)."""
@@ -322,7 +314,6 @@ class SinusoidalPositions(nn.Module):
         self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device, dtype)
         self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
 
-    @named
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """The vectors of `positions`, integers in [0, max_length), in the module's dtype; out of range raises in
         eager mode."""

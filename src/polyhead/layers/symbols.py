@@ -25,11 +25,8 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.device import Device
 from polyhead.layers.positions import places_in, starts_in
 from polyhead.ops.rope import check_range
-from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import SYMBOL_HEADS
 from polyhead.spec.shapes import shaped
-
-__dir__ = own_names(__name__)
 
 _ALONE = (f"alone {n}" for n in itertools.count())
 

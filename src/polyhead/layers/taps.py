@@ -17,9 +17,6 @@ from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
 from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import inner, relate, relations, share, visible
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 OWN = "own"
 """The value of `kind`, `normalise` and `act` for heads that compute a user's function."""

@@ -168,7 +168,3 @@ PROMISES: dict[str, Callable[[Mechanism], None]] = {
     "file": _file,
 }
 """Name of a promise -> its check."""
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -10,9 +10,6 @@ from polyhead.layers.device import Device
 from polyhead.models.rivals.abstractor import AbstractorModel
 from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 NETWORKS: dict[type, Callable[..., nn.Module]] = {
     TransformerConfig: Transformer,

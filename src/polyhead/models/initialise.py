@@ -25,11 +25,8 @@ from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 from polyhead.spec import PRESETS
-from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import TRUNCATION
 from polyhead.spec.shapes import one_of
-
-__dir__ = own_names(__name__)
 
 OWN_RULE = (
     *(RelativePositionBias, LearnedPositions, MixtureOfExperts),

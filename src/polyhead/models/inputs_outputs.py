@@ -18,10 +18,7 @@ from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.precision import product_dtype
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of
-
-__dir__ = own_names(__name__)
 
 
 class TokenInput(nn.Module):

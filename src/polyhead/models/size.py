@@ -9,9 +9,6 @@ import torch
 
 from polyhead.config import Experts, Mlp, Model, Swiglu, SymbolHeads, SymbolicAttention, TransformerConfig
 from polyhead.models.build import build
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 M = TypeVar("M", bound=Model)
 

@@ -38,15 +38,11 @@ from polyhead.models.inputs_outputs import (
 from polyhead.models.rivals.abstractor import PRESET, AbstractorModel
 from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
-from polyhead.spec.lazy import own_names
-from polyhead.spec.shapes import named, shaped
-
-__dir__ = own_names(__name__)
+from polyhead.spec.shapes import shaped
 
 Made = tuple[dict[int, Tensor], dict[int, Tensor]]  # symbols of self- and of cross-attention, by index of their source
 
 
-@named
 class Transformer(nn.Module):
     """Inputs, blocks, outputs: an encoder, a causal decoder or, with `encoder`, both; any list of heads in every layer.
 

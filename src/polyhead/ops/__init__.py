@@ -5,26 +5,21 @@ function and a folder or file: `hyla`, `softmax`, `latent_code` and `rope`.  `po
 `from polyhead.ops.hyla.reference import ...` imports from the folder.
 """
 
-from typing import TYPE_CHECKING
-
 import polyhead.ops.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
+from polyhead.ops.abstractor.reference import abstractor_attention as abstractor_attention
+from polyhead.ops.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
+from polyhead.ops.disentangled.reference import disentangled_attention as disentangled_attention
 from polyhead.ops.hyla.reference import hyla as hyla
+from polyhead.ops.hyla.state import hyla_step as hyla_step
 from polyhead.ops.latent_code import latent_code, relations
+from polyhead.ops.linear.reference import linear_attention as linear_attention, linear_step as linear_step
 from polyhead.ops.norms import rms_norm
+from polyhead.ops.pooled.reference import pooled_attention as pooled_attention
+from polyhead.ops.relational.reference import relational_attention as relational_attention
 from polyhead.ops.rope import rope
 from polyhead.ops.softmax.reference import softmax_attention as softmax_attention
 from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax
 from polyhead.spec import MECHANISMS
-from polyhead.spec.lazy import lazy
-
-if TYPE_CHECKING:
-    from polyhead.ops.abstractor.reference import abstractor_attention as abstractor_attention
-    from polyhead.ops.cross_entropy import chunked_cross_entropy as chunked_cross_entropy
-    from polyhead.ops.disentangled.reference import disentangled_attention as disentangled_attention
-    from polyhead.ops.hyla.state import hyla_step as hyla_step
-    from polyhead.ops.linear.reference import linear_attention as linear_attention, linear_step as linear_step
-    from polyhead.ops.pooled.reference import pooled_attention as pooled_attention
-    from polyhead.ops.relational.reference import relational_attention as relational_attention
 
 __all__ = [
     *(row.op for row in MECHANISMS),
@@ -39,8 +34,3 @@ __all__ = [
     "silu",
     "softmax",
 ]
-
-if not TYPE_CHECKING:  # the others are imported at first use: their operators take time to register
-    _HOMES = {row.op: f"{row.folder}.reference" for row in MECHANISMS}
-    _HOMES |= {"chunked_cross_entropy": "cross_entropy", "hyla_step": "hyla.state", "linear_step": "linear.reference"}
-    __getattr__, __dir__ = lazy(__name__, __all__, _HOMES)

@@ -23,10 +23,7 @@ from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
 from polyhead.ops.precision import autocasting
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_heads, check_packed, check_window, one_of, shaped
-
-__dir__ = own_names(__name__)
 
 for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
     einsum(_like, "one -> one")  # at a later first use einops would make torch.compile recompile

@@ -13,10 +13,7 @@ from torch import Tensor
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.readable import is_readable
 from polyhead.spec import LAYOUTS
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of, shaped
-
-__dir__ = own_names(__name__)
 
 
 @shaped

@@ -18,10 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyhead.papers.estimates import LEVEL, Estimate
-from polyhead.spec.lazy import own_names
 from polyhead.spec.numbers import holm
-
-__dir__ = own_names(__name__, "EQUAL", "FAILS", "HOLDS", "NO_TEST", "OPEN", "SEEDS", "WITHIN")
 
 HOLDS, FAILS, EQUAL, OPEN = "holds", "does not hold", "no difference", "not enough evidence"
 NO_TEST = "not a test"

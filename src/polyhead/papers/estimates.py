@@ -4,10 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
-
-__dir__ = own_names(__name__, "LEVEL")
 
 LEVEL = 0.95
 

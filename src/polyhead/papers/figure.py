@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from polyhead.config import Run
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.study import Paper
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 Runs = Callable[[str], tuple[Run, ...]]
 

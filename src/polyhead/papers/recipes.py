@@ -155,7 +155,3 @@ def for_seeds(runs: Iterable[Run], seeds: int) -> tuple[Run, ...]:
         raise ValueError(f"reproduce: seeds must be at least 1 but is {seeds}")
     made = [reseeded(run, seed) for seed, run in itertools.product(range(seeds), runs) if run.seed == 0]
     return tuple(replace(run, task=with_field(run.task, "split_seed", run.seed)) for run in made)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

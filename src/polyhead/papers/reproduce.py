@@ -223,7 +223,3 @@ def _row(paper: Paper, point: FinishedRun) -> dict[str, Any]:
         "courses": point.read_courses(),
         **({} if (text := point.fingerprint()) is None else {"fingerprint": text}),
     }
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -16,12 +16,9 @@ from polyhead.config import Run, TransformerConfig
 from polyhead.papers.estimates import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
-from polyhead.spec.lazy import own_names
 from polyhead.tasks.record import RECORD
 from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, RESULT, read_metrics
-
-__dir__ = own_names(__name__)
 
 Axis = Callable[[Run], Any]
 

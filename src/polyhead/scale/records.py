@@ -14,15 +14,12 @@ from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import legal
 from polyhead.scale.sweep.naming import differing, labels, setting
 from polyhead.scale.sweep.status import place_of, state_of
-from polyhead.spec.lazy import own_names
 from polyhead.spec.notebook import as_table
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.train.store import folder as run_folder, shipped
 from polyhead.train.store.folder import CONFIG, finished, read_config
 from polyhead.train.store.state import State
-
-__dir__ = own_names(__name__)
 
 if TYPE_CHECKING:
     import pandas

@@ -17,11 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from polyhead.spec.lazy import own_names
-from polyhead.spec.names import ELSEWHERE, our_names
-
-__dir__ = own_names(__name__, "LETTERS")
-
 LETTERS = {
     "b": "batch",
     "t": "query position",
@@ -175,7 +170,6 @@ def shaped(function: Function) -> Function:
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        our_names(who, kwargs, names, type(args[0]) if of_module and args else None)
         if len(args) > len(plain):
             wanted_names = " and ".join(name for name in plain if name != "self")
             raise TypeError(f"{who}: only {wanted_names} may be positional arguments, but more came")
@@ -192,32 +186,6 @@ def shaped(function: Function) -> Function:
         return function(*args, **kwargs)
 
     return typing.cast(Function, checked)
-
-
-def named(what: Function) -> Function:
-    """Decorator of a class, a method or a function: if it gets another library's name of an argument, the error says
-    ours."""
-    begin = what.__init__ if isinstance(what, type) else what  # type: ignore[misc]
-    names = list(inspect.signature(begin).parameters)
-    owner, _, function = begin.__qualname__.rpartition(".")
-    who = what.__name__ if isinstance(what, type) else owner or function
-
-    @functools.wraps(begin)
-    def checked(*args: object, **kwargs: object) -> object:
-        our_names(who, kwargs, names, type(args[0]) if owner and args else None)
-        return begin(*args, **kwargs)
-
-    if not isinstance(what, type):
-        return typing.cast(Function, checked)
-    what.__init__ = checked  # type: ignore[misc]
-    return what
-
-
-def checked(cls: type, *args: object, **kwargs: object) -> object:
-    """`__new__` of classes of values: another library's name of a field is an error that says ours."""
-    if not ELSEWHERE.keys().isdisjoint(kwargs):
-        our_names(cls.__name__, kwargs, inspect.signature(cls).parameters)
-    return object.__new__(cls)
 
 
 def _texts(wanted: list[Pattern]) -> str:

@@ -9,9 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import TYPE_CHECKING, NamedTuple
-
-from polyhead.spec.lazy import renamed
+from typing import NamedTuple
 
 __all__ = [
     "ACTS",
@@ -44,14 +42,6 @@ __all__ = [
     "mechanism",
     "shape",
 ]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
-if not TYPE_CHECKING:
-    __getattr__ = renamed(__name__, {"Mechanism": "MechanismRow"})
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a

@@ -4,9 +4,8 @@ at which a run diverged.  `fast_products` is for your own training loops.  Many 
 Names are imported on first use, so that the worker and the command line start quickly.
 """
 
-from typing import TYPE_CHECKING
-
-from polyhead.spec.lazy import lazy
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polyhead.train.evaluation import evaluate
@@ -18,19 +17,18 @@ if TYPE_CHECKING:
     from polyhead.train.store.folder import Result, read_config, read_result
     from polyhead.train.trainer import run
 
-_HOMES = {
-    "load_model": "store.checkpoint",
-    "read_batch": "store.bad_batch",
-    "evaluate": "evaluation",
-    "Damaged": "store.files",
-    "Result": "store.folder",
-    "read_config": "store.folder",
-    "read_result": "store.folder",
-    "Products": "products",
-    "fast_products": "products",
-    "Interrupted": "stop",
-    "run": "trainer",
-    **dict.fromkeys(("sweep",), ""),  # names of 0.1.0: these modules are in polyhead.scale now
+_MODULES = {
+    "load_model": "polyhead.train.store.checkpoint",
+    "read_batch": "polyhead.train.store.bad_batch",
+    "evaluate": "polyhead.train.evaluation",
+    "Damaged": "polyhead.train.store.files",
+    "Result": "polyhead.train.store.folder",
+    "read_config": "polyhead.train.store.folder",
+    "read_result": "polyhead.train.store.folder",
+    "Products": "polyhead.train.products",
+    "fast_products": "polyhead.train.products",
+    "Interrupted": "polyhead.train.stop",
+    "run": "polyhead.train.trainer",
 }
 __all__ = [
     "Damaged",
@@ -46,5 +44,10 @@ __all__ = [
     "run",
 ]
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, __all__, _HOMES)
+
+if not TYPE_CHECKING:  # for a type checker, a package with this function would have every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+        return getattr(importlib.import_module(_MODULES[name]), name)

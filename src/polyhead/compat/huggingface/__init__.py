@@ -60,10 +60,6 @@ if not TYPE_CHECKING:  # for a type checker, a module with this function has eve
             return getattr(importlib.import_module(f"{__name__}.{home}"), name)
 
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
-
 with contextlib.suppress(MissingPackage):
     importlib.import_module(f"{__name__}.model")
     importlib.import_module(f"{__name__}.heads").register()

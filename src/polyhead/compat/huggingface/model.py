@@ -43,12 +43,9 @@ from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
 from polyhead.config import Classes, Logits, Patches
 from polyhead.models.initialise import initialise
-from polyhead.spec.lazy import own_names
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
-
-__dir__ = own_names(__name__)
 
 
 class PolyheadModel(PolyheadPreTrainedModel):

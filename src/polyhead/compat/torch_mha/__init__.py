@@ -7,7 +7,3 @@ from polyhead.compat.torch_mha.replace import drop_in, replace
 from polyhead.compat.torch_mha.taps import capture
 
 __all__ = ["MultiheadAttention", "cached", "capture", "drop_in", "replace"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

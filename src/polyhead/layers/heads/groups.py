@@ -20,10 +20,11 @@ from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.layers.projection import hooked
-from polyhead.spec.shapes import named, one_of
+from polyhead.spec.shapes import one_of
+
+__all__ = ["HylaHeads", "LinearHeads", "SoftmaxHeads"]
 
 
-@named
 class TokenHeads(HeadGroup):
     """Heads of a mechanism without parameters whose values come from tokens.
 
@@ -53,7 +54,6 @@ class TokenHeads(HeadGroup):
         self.begin(row.folder, impl)
 
 
-@named
 class SoftmaxHeads(TokenHeads):
     """Softmax attention (ops.softmax_attention)."""
 
@@ -73,7 +73,6 @@ class SoftmaxHeads(TokenHeads):
         super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
 
 
-@named
 class LinearHeads(TokenHeads):
     """Linear attention (ops.linear_attention)."""
 
@@ -126,7 +125,6 @@ def sums(group: nn.Module) -> bool:
     return isinstance(inner, LinearHeads) and inner.sums and not hooked(group)
 
 
-@named
 class HylaHeads(TokenHeads):
     """Hypernetwork linear attention (ops.hyla).  `value_depth=2` adds `value_weight` [head, out, in] (eq. 10)."""
 

@@ -22,9 +22,6 @@ from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 
 @runtime_checkable

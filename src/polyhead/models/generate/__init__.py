@@ -4,7 +4,3 @@ from polyhead.models.generate.text import generate_text, stream_text
 from polyhead.models.generate.tokens import generate, greedy, stream
 
 __all__ = ["generate", "generate_text", "greedy", "stream", "stream_text"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

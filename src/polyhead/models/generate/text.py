@@ -8,9 +8,6 @@ import torch
 from polyhead import config
 from polyhead.models.generate.tokens import stream
 from polyhead.models.transformer import Transformer
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 HALF = "\N{REPLACEMENT CHARACTER}"
 """The last character of a decoded text whose last bytes are an incomplete character."""

@@ -18,12 +18,11 @@ from polyhead.layers.cache import Cache
 from polyhead.layers.taps import looking
 from polyhead.models.generate.sampling import SamplingOptions, row_draws
 from polyhead.models.transformer import Transformer
-from polyhead.spec.shapes import named, shaped
+from polyhead.spec.shapes import shaped
 
 Prompts = Sequence[Sequence[int]] | Int[Tensor, "b t"]
 
 
-@named
 def generate(
     model: Transformer,
     prompts: Prompts,
@@ -62,7 +61,6 @@ def generate(
     return rows
 
 
-@named
 def stream(
     model: Transformer,
     prompts: Prompts,

@@ -12,8 +12,6 @@ put the residual on the objects instead; then there is no bottleneck.)  With `Cl
 without outputs it returns the abstract states (b s m), to which a decoder may attend.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -28,14 +26,10 @@ from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input, build_output, check_mask
-from polyhead.spec.lazy import renamed
 from polyhead.spec.shapes import shaped
 
 PRESET = "cs336"
 """The preset of its initial parameters, also as the encoder of a model with another one."""
-
-if not TYPE_CHECKING:  # where a pickled model looks for its class
-    __getattr__ = renamed(__name__, {"Abstractor": "AbstractorModel"})
 
 
 class AbstractorModel(nn.Module):

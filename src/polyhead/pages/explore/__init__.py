@@ -3,7 +3,3 @@
 from polyhead.pages.explore.writer import explore, explore_folder, write
 
 __all__ = ["explore", "explore_folder", "write"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

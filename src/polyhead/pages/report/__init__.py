@@ -8,7 +8,3 @@ with optional("report", "polyhead[report]"):
 from polyhead.pages.report.writer import export, results_table, title, write
 
 __all__ = ["export", "results_table", "title", "write"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -16,9 +16,6 @@ from polyhead.pages.report.attention_section import still
 from polyhead.pages.report.code_figures import Cells, probe_cells, purity_cells
 from polyhead.pages.report.codes import Array, CheckpointAnalysis, class_names
 from polyhead.pages.report.runs import SeedGroup, Table, headline
-from polyhead.spec.lazy import own_names
-
-__dir__ = own_names(__name__)
 
 FORMATS = ("png", "svg")
 Draw = Callable[[], Any]
@@ -41,9 +38,7 @@ def draw(
         if one.maps:
             wanted |= _zeroed(one) | _alike(one) | _maps(one)
     try:
-        return [
-            figures.save(make(), directory / f"{name}.{kind}") for name, make in wanted.items() for kind in formats
-        ]
+        return [figures.save(make(), directory / f"{name}.{kind}") for name, make in wanted.items() for kind in formats]
     except OSError as error:
         raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
 

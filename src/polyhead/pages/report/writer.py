@@ -28,13 +28,10 @@ from polyhead.pages.report.page import Page, swatch
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, Summary, Table
 from polyhead.pages.report.sections import sections
 from polyhead.pages.report.trained import TrainedScores, measure, section as trained_section, sentence
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import one_of
 from polyhead.train.progress import wanted
 from polyhead.train.store.files import check_folder, check_place
 from polyhead.train.store.folder import environment
-
-__dir__ = own_names(__name__)
 
 SEQUENCES = 2000  # per split, for floors and ceiling
 

@@ -7,7 +7,3 @@ from polyhead.scale.sweep.status import status
 from polyhead.train.store.state import State
 
 __all__ = ["Failure", "State", "status", "sweep"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -24,15 +24,12 @@ from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.scale.sweep.status import place_of
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import StopSignals
 from polyhead.train.store.claims import claim
 from polyhead.train.store.disk import DiskRetry
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import Result, clear
-
-__dir__ = own_names(__name__)
 
 LOOK_SECONDS = 2.0
 """Seconds between two polls of a run that another process trains."""

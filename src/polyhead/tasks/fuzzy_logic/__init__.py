@@ -3,7 +3,3 @@
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
 
 __all__ = ["FuzzyLogic"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -3,7 +3,3 @@
 from polyhead.tasks.images.task import Images
 
 __all__ = ["Images"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

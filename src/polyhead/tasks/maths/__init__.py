@@ -3,7 +3,3 @@
 from polyhead.tasks.maths.task import Maths
 
 __all__ = ["Maths"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

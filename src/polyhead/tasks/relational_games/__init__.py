@@ -3,7 +3,3 @@
 from polyhead.tasks.relational_games.task import RelationalGames
 
 __all__ = ["RelationalGames"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

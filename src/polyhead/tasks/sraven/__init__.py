@@ -3,7 +3,3 @@
 from polyhead.tasks.sraven.task import Sraven
 
 __all__ = ["Sraven"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -3,7 +3,3 @@
 from polyhead.tasks.text.task import Text
 
 __all__ = ["Text"]
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

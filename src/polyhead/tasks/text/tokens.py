@@ -19,11 +19,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from polyhead.config import Run, Task
-from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
 from polyhead.tasks.record import RECORD
-
-__dir__ = own_names(__name__)
 
 FILE = "tokenizer.json"
 """In a run's folder: its tokenizer."""

@@ -13,14 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from polyhead.spec.lazy import own_names
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import REQUEUE
 
 if TYPE_CHECKING:
     from polyhead.config import Run
-
-__dir__ = own_names(__name__)
 
 LOG = "worker.log"
 GONE = 256

@@ -19,14 +19,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyhead.scale.sweep.engines import GONE, LOG, Handle, Resources, settings
-from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
 from polyhead.train.stop import DISK
 
 if TYPE_CHECKING:
     from polyhead.config import Run
-
-__dir__ = own_names(__name__)
 
 SECONDS = 10.0
 """Seconds to wait for an answer from the address of a cluster."""

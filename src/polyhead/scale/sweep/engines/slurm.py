@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyhead.scale.sweep.engines import GONE, LOG, Handle, Resources, command, settings
-from polyhead.spec.lazy import own_names
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 NAME, PLACE, RECORD = "polyhead", "slurm", "slurm.json"
-__dir__ = own_names(__name__)
-
 ENDED = {
     **dict.fromkeys(("COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "REVOKED")),
     "CANCELLED": INTERRUPTED,
