@@ -96,3 +96,7 @@ if not TYPE_CHECKING:  # for a type checker, a package with this function would 
             if module is not None:
                 return getattr(importlib.import_module(module), "load_model" if name == "load" else name)
         raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_modules())

@@ -170,10 +170,10 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
     for asked in (["--import", "told"], ["--import=told"]):
-        assert main(["plan", "told-recipe", *asked, "--help"]) == 0
+        assert main(["train", "told-recipe", *asked, "--help"]) == 0
         assert "Said." in capsys.readouterr().out
     sys.modules.pop("told")
-    assert main(["plan", "told-recipe", "--import", "no_such"]) == 2
+    assert main(["train", "told-recipe", "--import", "no_such"]) == 2
     assert "--import no_such: No module named 'no_such'" in capsys.readouterr().err
     for word in ("", "./told.py"):  # they were a traceback, or a line that did not say what for
         assert main(["list", "tasks", f"--import={word}"]) == 2

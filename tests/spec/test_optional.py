@@ -89,7 +89,6 @@ LINES = {
     "floors": f"floors needs scikit-learn: {REPORT}",
     "digits": f"Images: data='digits' needs scikit-learn: {REPORT}",
     "folder": f"Images: data='folder' needs Pillow: {REPORT}",
-    "tune": "tune needs optuna: pip install 'polyhead[tune]'",
     "bpe": f"Text: tokenizer='bpe:300' needs tokenizers: {TEXT}",
     "tiktoken": f"Text: tokenizer='tiktoken:gpt2' needs tiktoken: {TEXT}",
     "sentencepiece": f"Text: x.model needs sentencepiece: {TEXT}",
