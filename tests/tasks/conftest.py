@@ -3,19 +3,18 @@
 import pytest
 from texts import lines
 
-from polyhead.tasks.text import data as text_data
+from polyhead.tasks.text import corpus
 
 
 @pytest.fixture
 def afresh():
     """As in a new process."""
-    text_data._open.cache_clear()
-    text_data._CHECKED.clear()
+    corpus.open_corpus.cache_clear()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Sixty files of text, in folders, and things that are none."""
+    """Sixty files of text, in folders, and files that are no text."""
     root = tmp_path / "texts"
     (root / "inner").mkdir(parents=True)
     for number in range(60):

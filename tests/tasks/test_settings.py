@@ -65,7 +65,7 @@ REFUSED = {
         ({"held_out": 0.0}, "held_out must lie between 0 and 0.5"),
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
         ({"data": "hub:allenai/c4"}, "hub:allenai/c4 needs limit, the bytes of text to take"),
-        *(({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'") for name in ("gpt2", "bpe:", "", "tiktoken:")),
+        *(({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'") for name in ("gpt2", "bpe:", "", "hub:")),
         *(({"tokenizer": name}, "takes N of at least 257, the bytes") for name in ("bpe:256", "bpe:many")),
     ],
 }

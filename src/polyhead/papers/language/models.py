@@ -46,7 +46,7 @@ ROWS: dict[str, ModelLabel] = {
 }
 """Name -> model."""
 
-COUNTS = {"bytes": 256, "tiktoken:gpt2": 50_257}
+COUNTS = {"bytes": 256, "hub:openai-community/gpt2": 50_257}
 
 
 @dataclass(frozen=True, kw_only=True)

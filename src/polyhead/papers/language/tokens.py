@@ -25,8 +25,8 @@ DUAL: dict[str, LanguageScale] = {
     "paper": LanguageScale(
         dim=1024, hidden=4096, layers=24, heads=16, head_dim=64, kv_heads=4, relations=64, positions=Rotary(),
         norm="layer", act="gelu_tanh", tied=True, init="hyla", symbols=LARGE,
-        data="hub:HuggingFaceFW/fineweb-edu/sample-10BT", tokenizer="tiktoken:gpt2", length=1024, limit=60 * GB,
-        held_out=1e-3,
+        data="hub:HuggingFaceFW/fineweb-edu/sample-10BT", tokenizer="hub:openai-community/gpt2", length=1024,
+        limit=60 * GB, held_out=1e-3,
         steps=19_073, batch_size=512, accumulate=16, precision="bf16", clip=1.0, betas=(0.9, 0.95),
         lrs=(6e-4,), decays=(0.1,), warmups=(715,), seeds=1, eval_batches=20, evaluations=76,
     ),

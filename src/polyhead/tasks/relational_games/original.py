@@ -20,6 +20,9 @@ FILES = {
     "between": "1task_between",
     "match_pattern": "1task_match_patt",
 }
+LARGEST = 1 << 30
+"""Bytes that a file may have when it is unpacked; a compressed file of a few MB can unpack to any size."""
+
 SETS = {"pentominoes": "pentos", "hexominoes": "hexos", "stripes": "stripes"}
 
 
@@ -36,6 +39,11 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
     path = pathlib.Path(folder) / file_of(game, shapes)
     try:
         with open(path, "rb") as opened, np.load(opened, allow_pickle=False) as file:
+            size = sum(entry.file_size for entry in file.zip.infolist())
+            if size > LARGEST:
+                raise ValueError(
+                    f"RelationalGames: {path} unpacks to {size >> 20} MB; at most {LARGEST >> 20} are read"
+                )
             absent = [name for name in ("images", "labels") if name not in file]
             if absent:
                 raise ValueError(f"RelationalGames: {path} has no array {absent[0]!r}")

@@ -1,32 +1,28 @@
-"""Sources of text (the standard library; a file, folder or glob; a data set of the Hub) and their held-out splits.
+"""Sources of text (the standard library, files, a data set of the Hub) and the split of each of their pieces.
 
-A source gives pieces in a fixed order.  A piece is part of a document and belongs to one split:
-
-    files       each file is a document.  In the order of a hash of their paths, a file goes to `validation` if it fits
-                into the rest of that split (`held_out` of all bytes), else to `iid` if it fits there, else to `train`
-    few files   (an average one would fill more than half of a held-out split), and files of which whole ones fill less
-                than a quarter of one, are cut into blocks at line ends, and the blocks are assigned in the same way
-    hub         each document is assigned by a hash of its text, so a duplicate is in the same split
+files       each file is a document.  In the order of a hash of their names, a file goes to `validation` if it fits
+            into the rest of that split (`held_out` of all bytes), else to `iid` if it fits there, else to `train`
+few files   are cut into blocks at line ends, and the blocks are assigned in the same way; so are files of which
+            whole ones fill less than a quarter of a held-out split
+hub         each document is assigned by a hash of its text, so a duplicate is in the same split
 """
 
-import contextlib
 import dataclasses
 import fnmatch
-import functools
 import glob
 import hashlib
-import logging
+import itertools
 import os
 import pathlib
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from polyhead.spec.optional import optional
 
 SPLITS = ("train", "validation", "iid")
 CHUNK = 1 << 20  # bytes of text to tokenise at once
+LONGEST_LINE = 4096  # bytes in which the end of a line is looked for
 SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".org", ".tex", ".bib", ".html", ".xml", ".toml", ".yaml", ".yml", ".sql"),
     *(".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cs", ".css", ".clj", ".go", ".hs", ".java", ".jl"),
@@ -34,300 +30,221 @@ SUFFIXES = (
 )
 """The files taken from a folder; a glob takes all that it matches."""
 
-NOT_LIBRARY = (
-    *("test", "tests", "idlelib", "idle_test", "lib2to3"),
-    *("*-packages", "config-*", "_sysconfig*"),
-)
+IGNORED = (".*", "__pycache__")
+NOT_LIBRARY = ("test", "tests", "idlelib", "idle_test", "lib2to3", "*-packages", "config-*", "_sysconfig*")
 """Excluded from the standard library: parts that differ between builds of one Python version, and its tests."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one split; `end`: whether its document ends here; `name`: for errors."""
+    """Text of one split.  `ends`: whether its document ends here.  `name`, and `start` in bytes, are for errors."""
 
     split: str
     data: bytes
-    end: bool
+    ends: bool
     name: str
-    start: int = 0  # offset in its document
+    start: int = 0
 
 
-def share(name: str) -> float:
+@dataclass(frozen=True)
+class File:
+    """A file of text.  `size`: bytes used, from its beginning.  `state`: its size on the disk and its time in ns."""
+
+    path: pathlib.Path
+    name: str
+    size: int
+    state: tuple[int, int]
+
+
+def hash_fraction(name: str) -> float:
     """A hash of `name` in [0, 1)."""
     data = name.encode("utf-8", "surrogatepass")  # a file name of other bytes than UTF-8 has surrogates
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") / 2**64
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
-@dataclass(frozen=True)
-class File:
-    """`size`: bytes used, from the beginning; `whole`: bytes of the file; `changed`: modification time in ns."""
+# ------------------------------------------------------------------------------------------------------- lists of files
+def list_files(data: str, limit: int | None, ignored_folder: pathlib.Path) -> list[File]:
+    """The files that `data` describes, by name, without empty ones and without those in `ignored_folder`.
 
-    path: pathlib.Path
-    name: str
-    size: int
-    whole: int
-    changed: int
-
-
-@dataclass(frozen=True)
-class FilePart:
-    """Bytes `start` to `stop` of a file, in one split."""
-
-    file: File
-    start: int
-    stop: int
-    split: str
-    end: bool
-
-
-class Files:
-    """Files on this machine.  `known`: an earlier listing; its hashes are reused for files that did not change.
-
-    As for every source, `listing` describes what is read, and `total` is its size in bytes.
+    `limit`: bytes of text; files are taken in the order of a hash of their names, the last one only in part.
+    Raises ValueError if there is no text.
     """
-
-    def __init__(self, files: Sequence[File], held_out: float, known: Any = None) -> None:
-        self.files, self.held_out = files, held_out
-        self.total = sum(file.size for file in files)
-        known = {entry[0]: entry for entry in known or []}
-        self.listing = [self._entry(file, known.get(file.name)) for file in files]
-
-    @staticmethod
-    def _entry(file: File, known: Any) -> list[Any]:
-        stamp = [file.name, file.whole, file.changed]
-        return [*stamp, known[3] if known and known[:3] == stamp else _hash(file.path), file.size]
-
-    def stem(self) -> str:
-        """A name that changes with the text, as far as this is known before reading."""
-        known = [(name, content, size) for name, _, _, content, size in self.listing]
-        cut = ["blocks"] if not self._few and self._whole is None else []  # in earlier versions, into whole files
-        return hashlib.blake2b(repr((known, self.held_out, *cut)).encode(), digest_size=8).hexdigest()
-
-    def copied(self) -> float:
-        """The share of the bytes held out that are in copies of training files."""
-        content = {entry[0]: entry[3] for entry in self.listing}
-        trained: dict[str, set[str]] = {}
-        for part in self.parts:
-            if part.split == "train":
-                trained.setdefault(content[part.file.name], set()).add(part.file.name)
-        held = [part for part in self.parts if part.split != "train"]
-        twice = [part for part in held if trained.get(content[part.file.name], set()) - {part.file.name}]
-        return sum(part.stop - part.start for part in twice) / max(1, sum(part.stop - part.start for part in held))
-
-    def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
-        """All pieces from number `first` on; the earlier ones have `read` bytes."""
-        for part in self.parts[first:]:
-            try:
-                with part.file.path.open("rb") as handle:
-                    handle.seek(part.start)
-                    data = handle.read(part.stop - part.start)
-            except OSError as error:
-                raise ValueError(f"Text: {part.file.path} cannot be read ({error.strerror})") from None
-            if len(data) != part.stop - part.start:
-                raise ValueError(f"Text: {part.file.path} became shorter while it was read")
-            yield Piece(part.split, data, part.end, str(part.file.path), part.start)
-
-    @property
-    def _few(self) -> bool:
-        return len(self.files) * self.held_out < 2
-
-    @functools.cached_property
-    def _whole(self) -> list[str] | None:
-        """The split of each whole file; None if a split had less than a quarter of its bytes."""
-        quota = self.held_out * self.total
-        splits = _deal([(file.name, file.size) for file in self.files], quota)
-        sizes = dict.fromkeys(SPLITS, 0)
-        for file, split in zip(self.files, splits, strict=True):
-            sizes[split] += file.size
-        return splits if 4 * min(sizes.values()) >= quota else None
-
-    @functools.cached_property
-    def parts(self) -> list[FilePart]:
-        quota = self.held_out * self.total
-        if not self._few and self._whole is not None:
-            return [
-                FilePart(file, start, stop, split, stop == file.size)
-                for file, split in zip(self.files, self._whole, strict=True)
-                for start, stop in _cuts(file, CHUNK)
-            ]
-        block = max(1, min(int(quota / 4), CHUNK))
-        blocks = [(file, start, stop) for file in self.files for start, stop in _cuts(file, block)]
-        splits = _deal([(f"{file.name}/{start}", stop - start) for file, start, stop in blocks], quota)
-        following = [*zip([file for file, _, _ in blocks[1:]], splits[1:], strict=True), None]
-        return [
-            FilePart(*block, split, (block[0], split) != after)
-            for block, split, after in zip(blocks, splits, following, strict=True)
-        ]
-
-
-def _deal(named: Sequence[tuple[str, int]], quota: float) -> list[str]:
-    """The split of each pair of a name and a size."""
-    room = {"validation": quota, "iid": quota}
-    splits = ["train"] * len(named)
-    for number in sorted(range(len(named)), key=lambda i: share(named[i][0])):
-        size = named[number][1]
-        split = next((split for split, left in room.items() if size <= left), None)
-        if split is not None:
-            room[split] -= size
-            splits[number] = split
-    return splits
-
-
-def _cuts(file: File, size: int) -> list[tuple[int, int]]:
-    """Blocks of about `size` bytes that end at a line end if there are lines, and never inside a character."""
-    if file.size <= size:
-        return [(0, file.size)] if file.size else []
-    with file.path.open("rb") as handle:
-        bounds = [0]
-        while (at := bounds[-1] + size) < file.size:
-            handle.seek(at)
-            ahead = handle.read(max(4, min(size, 4096)))  # 4: the longest character
-            line = ahead.find(b"\n", 0, size) + 1
-            at += line or _inside(ahead)
-            if at >= file.size:
-                break
-            bounds.append(at)
-    return list(zip(bounds, [*bounds[1:], file.size], strict=True))
-
-
-def _inside(data: bytes) -> int:
-    """How many bytes at the beginning, four or all up to the end of a file, continue a character."""
-    return next((i for i, byte in enumerate(data[:4]) if byte & 0xC0 != 0x80), len(data) if len(data) < 4 else 0)
-
-
-def _head(file: File, size: int) -> int:
-    """The length of a prefix of about `size` bytes that does not end inside a character."""
-    if size >= file.size:
-        return file.size
-    with file.path.open("rb") as handle:
-        handle.seek(size)
-        return size + _inside(handle.read(4))
-
-
-def _hash(path: pathlib.Path) -> str:
-    try:
-        with path.open("rb") as handle:
-            return hashlib.file_digest(handle, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    except OSError as error:
-        raise ValueError(f"Text: {path} cannot be read ({error.strerror})") from None
-
-
-def files(data: str, limit: int | None, skip: pathlib.Path) -> list[File]:
-    """The files that `data` describes, by name, without empty files and without the folder `skip`.
-
-    `limit`: bytes of text; files are taken in the order of a hash of their name, the last one only in part.
-    """
-    root, found = _library() if data == "stdlib" else _named(data)
-    stats = [(path, path.relative_to(root).as_posix(), path.stat()) for path in found if skip not in path.parents]
-    listed = [File(path, name, stat.st_size, stat.st_size, stat.st_mtime_ns) for path, name, stat in stats]
-    listed = [file for file in listed if file.size]
-    if not listed:
-        raise ValueError(f"Text: {data} is empty" if stats else f"Text: {data} has no {_wanted(data)}")
+    if data == "stdlib":
+        root = pathlib.Path(sysconfig.get_path("stdlib"))
+        paths = [path for path in _walk(root, NOT_LIBRARY) if path.suffix == ".py"]
+    else:
+        root, paths = _find_files(data)
+    files, inodes = [], set()
+    for path in paths:
+        status = path.stat()
+        linked_again = glob.has_magic(data) and (status.st_dev, status.st_ino) in inodes
+        if status.st_size and not linked_again and ignored_folder not in path.parents:
+            name = path.relative_to(root).as_posix()
+            files.append(File(path, name, status.st_size, (status.st_size, status.st_mtime_ns)))
+        inodes.add((status.st_dev, status.st_ino))
+    if not files:
+        raise ValueError(f"Text: {data} has no text; a folder's files need a usual suffix, a glob takes any file")
     if limit is not None:
-        kept, left = [], limit
-        for file in sorted(listed, key=lambda file: share(file.name)):
-            kept.append(dataclasses.replace(file, size=_head(file, left)))
-            left -= kept[-1].size
-            if left <= 0:
-                break
-        listed = kept
-    return sorted(listed, key=lambda file: file.name)
+        files = _first_bytes(files, limit)
+    return sorted(files, key=lambda file: file.name)
 
 
-def _wanted(data: str) -> str:
-    if data == "stdlib" or glob.has_magic(data):
-        return "file"
-    return f"text file ({', '.join(SUFFIXES)}); a glob such as '{data}/**/*.log' takes what it matches"
+def _find_files(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
+    """The folder to which names are relative, and the files of a file, a folder or a glob.
 
-
-def _library() -> tuple[pathlib.Path, list[pathlib.Path]]:
-    root = pathlib.Path(sysconfig.get_path("stdlib"))
-    return root, [path for path in _tree(root, NOT_LIBRARY) if path.suffix == ".py"]
-
-
-def _named(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
-    """The folder that names are relative to, and the paths of the files."""
+    `**` does not follow links to folders: one may lead to a folder around it.
+    """
     path = pathlib.Path(data).absolute()
     if path.is_file():
         return path.parent, [path]
     if path.is_dir():
-        return path, [found for found in _tree(path, ()) if found.suffix.lower() in SUFFIXES]
+        return path, [file for file in _walk(path) if file.suffix.lower() in SUFFIXES]
     if not glob.has_magic(data):
         raise ValueError(f"Text: data must be 'stdlib', 'hub:NAME', a file, a folder or a glob; there is no {data}")
-    names = dict.fromkeys(glob.glob(data, recursive=True))  # two `**` find a file more than once
-    matched = [pathlib.Path(name).absolute() for name in names]
-    fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
-    root = pathlib.Path(*path.parts[:fixed])
-    return root, [found for found in matched if found.is_file()]
+    num_fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
+    root, pattern = pathlib.Path(*path.parts[:num_fixed]), list(path.parts[num_fixed:])
+    if pattern[-1] == "**":
+        pattern.append("*")
+    files = []
+    for file in sorted(set(root.glob("/".join(pattern)))):
+        is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        asks_for_hidden = any(part.startswith(".") for part in pattern)
+        if file.is_file() and (asks_for_hidden or not is_hidden):
+            files.append(file)
+    return root, files
 
 
-def _tree(root: pathlib.Path, without: tuple[str, ...]) -> Iterator[pathlib.Path]:
-    """The files below `root`, without hidden files, caches and those that match one of `without`."""
+def _walk(root: pathlib.Path, excluded: Sequence[str] = ()) -> Iterator[pathlib.Path]:
+    """The files below `root`, without hidden ones, caches and what matches a pattern in `excluded`."""
 
-    def kept(name: str) -> bool:
-        return not any(fnmatch.fnmatchcase(name, pattern) for pattern in (".*", "__pycache__", *without))
+    def is_included(name: str) -> bool:
+        return not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*IGNORED, *excluded))
 
-    for folder, inner, names in os.walk(root):
-        inner[:] = sorted(filter(kept, inner))
-        yield from (path for name in names if kept(name) and (path := pathlib.Path(folder, name)).is_file())
+    for folder, inner_folders, names in os.walk(root):
+        inner_folders[:] = sorted(filter(is_included, inner_folders))
+        for name in filter(is_included, names):
+            path = pathlib.Path(folder, name)
+            if path.is_file():
+                yield path
+
+
+def _first_bytes(files: Sequence[File], limit: int) -> list[File]:
+    """Files of about `limit` bytes in total; the last one is cut, but not inside a character."""
+    chosen, left = [], limit
+    for file in sorted(files, key=lambda file: hash_fraction(file.name)):
+        if left < file.size:
+            with file.path.open("rb") as handle:
+                handle.seek(left)
+                file = dataclasses.replace(file, size=left + _num_continuing(handle.read(4)))
+        chosen.append(file)
+        left -= file.size
+        if left <= 0:
+            break
+    return chosen
+
+
+# --------------------------------------------------------------------------------------------------------------- splits
+Block = tuple[File, int, int]
+"""Bytes `start` to `stop` of a file."""
+
+
+def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
+    """The text of the files, in order, in pieces of one split.  Raises ValueError for a file that cannot be read."""
+    for (file, start, stop), split, ends in split_files(files, held_out):
+        try:
+            with file.path.open("rb") as handle:
+                handle.seek(start)
+                data = handle.read(stop - start)
+        except OSError as error:
+            raise ValueError(f"Text: {file.path} cannot be read ({error.strerror})") from None
+        if len(data) != stop - start:
+            raise ValueError(f"Text: {file.path} became shorter while it was read")
+        yield Piece(split, data, ends, str(file.path), start)
+
+
+def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str, bool]]:
+    """The blocks of the files, each with its split and whether its document ends with it."""
+    quota = held_out * sum(file.size for file in files)
+    whole = _assign([(file.name, file.size) for file in files], quota)
+    sizes = dict.fromkeys(SPLITS, 0)
+    for file, split in zip(files, whole, strict=True):
+        sizes[split] += file.size
+    keeps_files_whole = len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota
+    size = CHUNK if keeps_files_whole else max(1, min(int(quota / 4), CHUNK))
+    blocks = [block for file in files for block in _cut(file, size)]
+    if keeps_files_whole:
+        split_by_file = dict(zip(files, whole, strict=True))
+        splits = [split_by_file[file] for file, _, _ in blocks]
+    else:
+        splits = _assign([(f"{file.name}/{start}", stop - start) for file, start, stop in blocks], quota)
+    documents = [(file, split) for (file, _, _), split in zip(blocks, splits, strict=True)]
+    ends = [document != following for document, following in zip(documents, [*documents[1:], None], strict=True)]
+    return list(zip(blocks, splits, ends, strict=True))
+
+
+def _assign(sizes: Sequence[tuple[str, int]], quota: float) -> list[str]:
+    """The split of each pair of a name and a size in bytes."""
+    room = {"validation": quota, "iid": quota}
+    splits = ["train"] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: hash_fraction(sizes[i][0])):
+        size = sizes[i][1]
+        split = next((name for name in room if size <= room[name]), None)
+        if split is not None:
+            room[split] -= size
+            splits[i] = split
+    return splits
+
+
+def _cut(file: File, size: int) -> list[Block]:
+    """Blocks of about `size` bytes that end at a line end if there are lines, and never inside a character."""
+    bounds = [0]
+    with file.path.open("rb") as handle:
+        while (end := bounds[-1] + size) < file.size:
+            handle.seek(end)
+            following = handle.read(max(4, min(size, LONGEST_LINE)))
+            end += following.find(b"\n", 0, size) + 1 or _num_continuing(following)
+            if end >= file.size:
+                break
+            bounds.append(end)
+    return [(file, start, stop) for start, stop in itertools.pairwise([*bounds, file.size])]
+
+
+def _num_continuing(data: bytes) -> int:
+    """How many bytes at the beginning, four or all up to the end of a file, continue a character."""
+    for i, byte in enumerate(data[:4]):
+        if byte & 0xC0 != 0x80:
+            return i
+    return len(data) if len(data) < 4 else 0
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub
-class Hub:
-    """A data set of the Hugging Face Hub, streamed: the first documents, up to `limit` bytes of their `column`."""
+def read_hub(name: str, held_out: float, limit: int, column: str) -> Iterator[Piece]:
+    """The first documents of a data set of the Hub, streamed, up to `limit` bytes; `name` is OWNER/NAME[/CONFIG].
 
-    def __init__(self, name: str, held_out: float, limit: int, column: str) -> None:
-        self.name, self.held_out, self.total, self.column = name, held_out, limit, column
-        self.listing = None
-
-    def stem(self) -> str:
-        return "hub"
-
-    def pieces(self, first: int = 0, read: int = 0) -> Iterator[Piece]:
-        rows = self._rows(first)
-        while read < self.total:
-            try:
-                row = next(rows, None)
-            except Exception as error:  # any library that `datasets` uses may raise
-                raise self._away(error) from None
-            if row is None:
-                return
-            if not isinstance(row.get(self.column), str):
-                raise ValueError(f"Text: hub:{self.name} has no text in {self.column!r} (it has {', '.join(row)})")
-            data = row[self.column].encode("utf-8", "replace")
-            part = int(share(row[self.column]) / self.held_out)
-            yield Piece({0: "validation", 1: "iid"}.get(part, "train"), data, True, f"hub:{self.name}, row {first + 1}")
-            first, read = first + 1, read + len(data)
-
-    def _rows(self, first: int) -> Iterator[Any]:
-        with optional(f"Text: data='hub:{self.name}'", "polyhead[text]"):
-            import datasets  # type: ignore[import-not-found,unused-ignore]
-        owner, _, rest = self.name.partition("/")
-        name, _, config = rest.partition("/")
-        try:
-            with _quiet("huggingface_hub"):
-                rows = datasets.load_dataset(f"{owner}/{name}", config or None, split="train", streaming=True)
-            return iter(rows.skip(first))
-        except Exception as error:
-            raise self._away(error) from None
-
-    def _away(self, error: Exception) -> ValueError:
-        lines = str(error).splitlines() or [""]
-        reason = f"{type(error).__name__}: {lines[0][:200]}"
-        return ValueError(f"Text: hub:{self.name} cannot be had ({reason}); data='stdlib' needs no network")
-
-
-@contextlib.contextmanager
-def _quiet(library: str) -> Iterator[None]:
-    """Suppress the library's warning for each failed attempt; if all fail, our error says so in one line."""
-    logger = logging.getLogger(library)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    Raises ValueError without a network, and for a row whose `column` is no text.
+    """
+    with optional(f"Text: data='hub:{name}'", "polyhead[text]"):
+        import datasets  # type: ignore[import-not-found,unused-ignore]
+    owner, data_set, *config = name.split("/", 2)
+    num_rows = num_bytes = 0
     try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-Source = Files | Hub
+        rows = datasets.load_dataset(f"{owner}/{data_set}", *config, split="train", streaming=True)
+        for row in rows:
+            num_rows += 1
+            text = row.get(column)
+            if not isinstance(text, str):
+                columns = ", ".join(row)
+                kind = type(text).__name__ if column in row else "absent"
+                raise ValueError(f"Text: hub:{name}, row {num_rows}: {column!r} is {kind}, not text (of {columns})")
+            split_by_part = {0: "validation", 1: "iid"}
+            split = split_by_part.get(int(hash_fraction(text) / held_out), "train")
+            data = text.encode("utf-8", "replace")
+            yield Piece(split, data, True, f"hub:{name}, row {num_rows}")
+            num_bytes += len(data)
+            if num_bytes >= limit:
+                return
+    except Exception as error:  # any library that `datasets` uses may raise
+        if isinstance(error, ValueError) and str(error).startswith("Text: "):
+            raise
+        reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        raise ValueError(f"Text: hub:{name} cannot be read ({reason}); data='stdlib' needs no network") from None

@@ -38,7 +38,8 @@ from polyhead.tasks.task import (
     token_guesses,
     token_losses,
 )
-from polyhead.tasks.text import data as text_data, tokens as text_tokens
+from polyhead.tasks.text import tokens as text_tokens
+from polyhead.tasks.text.corpus import Corpus, Request, open_corpus
 from polyhead.tasks.text.sources import SPLITS
 from polyhead.tasks.text.tokens import Codec
 
@@ -63,7 +64,7 @@ class Text(Task):
         from which files with a usual suffix are read (`sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
         from the Hugging Face Hub through `datasets`.
     tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text; a
-        tokenizer.json of `tokenizers`; a tiktoken encoding such as "tiktoken:gpt2"; a SentencePiece .model.
+        tokenizer.json of `tokenizers`; or one of the Hub, such as "hub:openai-community/gpt2".
     length: tokens in a sequence.
     limit: bytes of text to use, None for all; required for the Hub.
     column: the column with the text, for a data set of the Hub.
@@ -135,17 +136,17 @@ class Text(Task):
         """A hash of the text and its splits; it does not depend on the tokenizer."""
         return str(self._corpus().manifest["fingerprint"])
 
-    def _corpus(self) -> text_data.Corpus:
-        return text_data.corpus(replace(self._request(), seen=self._seen))
+    def _corpus(self) -> Corpus:
+        return open_corpus(replace(self._request(), state=self._state_of_text))
 
-    def _request(self) -> text_data.Request:
+    def _request(self) -> Request:
         folder = pathlib.Path(located(self.folder))
-        return text_data.Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
+        return Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
 
     @functools.cached_property
-    def _seen(self) -> str:
+    def _state_of_text(self) -> str:
         """Text that is edited changes no task that has read it, but is what the next one reads."""
-        return text_data.seen(self._request())
+        return self._request().state_of_text()
 
     # ---------------------------------------------------------------------------------------------------------- batches
     def count(self, split: str) -> int | None:

@@ -1,0 +1,104 @@
+"""Tokenised corpora: made once, whole or not at all, and again when the text has changed."""
+
+import os
+
+import numpy as np
+import pytest
+from texts import all_documents, corpus_folder, documents, task_of
+
+from polyhead.tasks.text import corpus
+
+pytestmark = pytest.mark.usefixtures("afresh")
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """One entry each time that a text is tokenised."""
+    requests, write = [], corpus._write
+    monkeypatch.setattr(corpus, "_write", lambda path, request: requests.append(request) or write(path, request))
+    return requests
+
+
+def test_a_text_is_tokenised_once(folder, tmp_path, writes):
+    task = task_of(folder, tmp_path)
+    fingerprint = task.fingerprint()
+    corpus.open_corpus.cache_clear()
+    assert task_of(folder, tmp_path).fingerprint() == fingerprint
+    assert len(writes) == 1
+    assert (tmp_path / "cache" / ".gitignore").read_text() == "*\n"
+
+
+def test_an_interrupted_process_leaves_no_corpus(folder, tmp_path, monkeypatch, writes):
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "write", lambda path, data: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            task_of(folder, tmp_path).count("iid")
+    task = task_of(folder, tmp_path)
+    assert sum(map(len, all_documents(documents(task)))) == sum(p.stat().st_size for p in folder.rglob("[0-9]*.txt"))
+    assert len(writes) == 2
+    assert not list((tmp_path / "cache").glob("*.part"))
+
+
+@pytest.mark.parametrize("harm", ["shorter", "missing", "manifest"])
+def test_a_damaged_corpus_is_made_again(harm, folder, tmp_path, capsys):
+    task = task_of(folder, tmp_path)
+    before = task._corpus().tokens["train"].tolist()
+    path = corpus_folder(tmp_path)
+    if harm == "shorter":
+        os.truncate(path / "iid.bin", 99)
+    elif harm == "missing":
+        (path / "validation.bin").unlink()
+    else:
+        (path / "manifest.json").write_text("{")
+    corpus.open_corpus.cache_clear()
+    assert task._corpus().tokens["train"].tolist() == before
+    assert ("is damaged" in capsys.readouterr().err) == (harm != "missing")
+
+
+def test_a_new_task_reads_text_that_was_edited_and_an_old_one_what_it_read(folder, tmp_path):
+    old = task_of(folder, tmp_path)
+    before, tokens = old.fingerprint(), old._corpus().tokens["train"].tolist()
+    with (folder / "2.txt").open("a") as handle:
+        handle.write("one more line\n")
+    new = task_of(folder, tmp_path)
+    assert new == old
+    assert "one more line" in b"".join(all_documents(documents(new))).decode()
+    assert (old.fingerprint(), old._corpus().tokens["train"].tolist()) == (before, tokens)
+
+
+def test_what_another_process_wrote_meanwhile_is_not_written_again(folder, tmp_path, monkeypatch, writes):
+    task_of(folder, tmp_path).count("iid")
+    corpus.open_corpus.cache_clear()
+    answers, read = [None], corpus._read  # it was absent before the lock was had
+    monkeypatch.setattr(corpus, "_read", lambda *args: answers.pop() if answers else read(*args))
+    assert task_of(folder, tmp_path).count("iid") > 0
+    assert (len(writes), answers) == (1, [])
+
+
+def test_tokens_take_as_few_bytes_as_they_can_and_the_fingerprint_is_of_the_text(folder, tmp_path):
+    pytest.importorskip("tokenizers")
+    plain, trained = task_of(folder, tmp_path), task_of(folder, tmp_path, tokenizer="bpe:290")
+    assert plain._corpus().tokens["train"].dtype == np.uint8
+    assert trained._corpus().tokens["train"].dtype == np.uint16
+    assert plain.fingerprint() == trained.fingerprint() != task_of(folder, tmp_path, held_out=0.1).fingerprint()
+    moved = task_of(folder.rename(tmp_path / "elsewhere"), tmp_path, "other")
+    assert moved.fingerprint() == plain.fingerprint()
+
+
+def test_copies_of_training_text_are_named(folder, tmp_path, capsys):
+    task_of(folder, tmp_path, held_out=0.1).count("iid")
+    assert "are copies" not in capsys.readouterr().err
+    for path in [*folder.rglob("[0-9]*.txt")]:
+        for number in range(8):
+            path.with_name(f"{path.stem}-{number}.txt").write_bytes(path.read_bytes())
+    task_of(folder, tmp_path, "again", held_out=0.1).count("iid")
+    assert "text: 100% of what is held out of" in capsys.readouterr().err
+
+
+def test_a_tokenizer_is_trained_on_no_held_out_text(folder, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    texts, train = [], corpus.text_tokens.train
+    monkeypatch.setattr(corpus.text_tokens, "train", lambda pieces, count: train(texts.extend(pieces) or texts, count))
+    task_of(folder, tmp_path, tokenizer="bpe:280", held_out=0.2).count("iid")
+    by_split = documents(task_of(folder, tmp_path, "bytes", held_out=0.2))
+    assert [text.encode() for text in texts] == by_split["train"]
