@@ -80,7 +80,6 @@ READERS = [
     ("run/bad_batch.safetensors", "read_batch", lambda root: read_batch(root / "run")),
     ("run/result.json", "read_result", lambda root: read_result(root / "run")),
     ("run/tokenizer.json", "read", lambda root: text_tokens.read(root / "run" / "tokenizer.json")),
-    ("mine.model", "read", lambda root: text_tokens.read(root / "mine.model")),
     ("run/data.json", "codec_of", lambda root: text_tokens.codec_of(read_config(root / "run"), root / "run")),
     ("package/config.json", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
     ("package/model.safetensors", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),

@@ -14,7 +14,7 @@ from polyhead.spec.optional import MissingPackage, optional
 FEATURES = """
 import importlib.machinery, json, pathlib, sys
 
-missing = set("sklearn plotly matplotlib scipy PIL optuna tokenizers tiktoken sentencepiece datasets transformers ray "
+missing = set("sklearn plotly matplotlib scipy PIL optuna tokenizers datasets transformers ray "
               "tensorboard".split())
 
 
@@ -65,8 +65,6 @@ for name, ask in {
     "digits": lambda: Images("digits").batch("train", 2, seed=0, step=0),
     "folder": lambda: Images("folder", folder=str(here), size=8, patch=4).batch("iid", 1, seed=0, step=0),
     "bpe": lambda: text("bpe:300").codec(),
-    "tiktoken": lambda: text("tiktoken:gpt2").codec(),
-    "sentencepiece": lambda: text(str(here / "x.model")).codec(),
     "hub": lambda: Text("hub:a/b", limit=9).count("iid"),
     "ray": lambda: ph.sweep([run], here / "s", engine=Ray("local")),
     "tensorboard": lambda: tracking.check(["tensorboard"]),
@@ -90,8 +88,6 @@ LINES = {
     "digits": f"Images: data='digits' needs scikit-learn: {REPORT}",
     "folder": f"Images: data='folder' needs Pillow: {REPORT}",
     "bpe": f"Text: tokenizer='bpe:300' needs tokenizers: {TEXT}",
-    "tiktoken": f"Text: tokenizer='tiktoken:gpt2' needs tiktoken: {TEXT}",
-    "sentencepiece": f"Text: x.model needs sentencepiece: {TEXT}",
     "hub": f"Text: data='hub:a/b' needs datasets: {TEXT}",
     "ray": "sweep: --ray needs ray: pip install 'polyhead[ray]'",
     "tensorboard": "tracking: tensorboard is not installed: pip install 'polyhead[track]', or leave it out of track",

@@ -38,7 +38,6 @@ import polyhead as ph
 from polyhead.cli.train import failed
 from polyhead.scale.sweep import jobs as sweep
 from polyhead.scale.sweep.engines.local import Local
-from polyhead.tasks.text import data as text_data
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.__main__ import main
 
@@ -196,7 +195,6 @@ def _child(order: Order, log: pathlib.Path, note: pathlib.Path) -> None:
         code = {
             "train": lambda: main([order["folder"], "--quiet"]),
             "use": lambda: _told(_use, order["folder"]),
-            "text": lambda: _told(_tokenise, order),
             "sweep": lambda: _sweep(order, runs, note),
         }[order["do"]]()
     except BaseException:
@@ -219,12 +217,6 @@ def _use(folder: str) -> None:
         ph.train.evaluate(model, run.task, split, batches=1, batch_size=2, seed=0)
     if hasattr(run.task, "codec"):
         codec_of(run, folder)
-
-
-def _tokenise(order: Order) -> None:
-    """With a line of the journal for every few hundred bytes."""
-    text_data.STRETCH = order["stretch"]
-    ph.tasks.Text(**order["text"]).batch("train", 1, seed=0, step=0)
 
 
 def _told(work: Callable[[Any], None], given: Any) -> int:

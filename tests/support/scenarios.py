@@ -1,6 +1,5 @@
-"""The training of a fault campaign: a run, a run on text, its tokens, a sweep; all of them tiny."""
+"""The training of a fault campaign: a run, a run on text, a sweep; all of them tiny."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -111,38 +110,8 @@ class TextRun(OneRun):
         return [*super().files(), *files_in(self.root / "tokens")]
 
 
-class Tokens(Scenario):
-    """Text as tokens on the disk, a line of the journal for each few documents."""
-
-    name = "tokenise"
-
-    def prepare(self) -> None:
-        data = corpus(self.root, 30)
-        self.task = {"data": str(data), "length": 8, "held_out": 0.2, "folder": str(self.root / "tokens")}
-        self.task["tokenizer"] = "bpe:270"
-
-    def order(self) -> Order:
-        return {"do": "text", "root": str(self.root), "text": self.task, "stretch": 600}
-
-    def found(self) -> Order:
-        return {"tokens": tokens(self.root / "tokens")}
-
-    def files(self) -> list[pathlib.Path]:
-        return files_in(self.root / "tokens")
-
-
 def files_in(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in SPARED)
-
-
-def tokens(folder: pathlib.Path) -> Order:
-    """The token files by their ending: their names have a hash of the documents' path."""
-    found = {}
-    named = [json.loads(path.read_bytes())["files"] for path in folder.rglob("manifest.json")]
-    for path in folder.rglob("*"):  # files that no manifest names do not count
-        if path.name in [name for files in named for name in files]:
-            found[path.name.partition(".")[2]] = path.read_bytes().hex()
-    return found
 
 
 class Sweep(Scenario):
@@ -173,4 +142,4 @@ class Sweep(Scenario):
         return files_in(next(iter(self.places().values())))  # of one run: the others are like it
 
 
-KINDS = {kind.name: kind for kind in (OneRun, TextRun, Tokens, Sweep)}
+KINDS = {kind.name: kind for kind in (OneRun, TextRun, Sweep)}
