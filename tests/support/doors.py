@@ -111,8 +111,10 @@ def _generated(module: nn.Module, span: slice, cache: dict[str, Any] | None) -> 
     """Logits; the cache is what the call before returned."""
     if cache is None:
         return module(tokens_of()).logits
-    out = module(tokens_of()[:, span], past_key_values=cache.get("last"), use_cache=True)
-    cache["last"] = out.past_key_values
+    from polyhead.compat.huggingface.base import CACHE_NAME
+
+    out = module(tokens_of()[:, span], **{CACHE_NAME: cache.get("last")}, use_cache=True)
+    cache["last"] = out[CACHE_NAME]
     return out.logits
 
 

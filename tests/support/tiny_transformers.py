@@ -12,6 +12,10 @@ transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 F64 = torch.float64
+_FIELDS = transformers.modeling_outputs.BaseModelOutputWithPast.__dataclass_fields__
+CACHE = "cache" if "cache" in _FIELDS else "past_key_values"
+"""The name of the cache among arguments and outputs, which transformers 5.24 changed."""
+
 COUNT = 50
 """Tokens that the models know; 0 is padding."""
 
@@ -74,5 +78,5 @@ def positions(mask):
 def stepwise(model, ids, cache):
     """The logits of `STEPS` with a cache."""
     with torch.no_grad():
-        parts = [model(ids[:, a:b], past_key_values=cache, use_cache=True).logits for a, b in STEPS]
+        parts = [model(ids[:, a:b], **{CACHE: cache}, use_cache=True).logits for a, b in STEPS]
     return torch.cat(parts, 1)

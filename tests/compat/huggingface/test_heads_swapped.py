@@ -5,7 +5,20 @@ import pickle
 import pytest
 import torch
 from refusals import refusing
-from tiny_transformers import F64, GREEDY, SMALL, drawn, hf, llama, padded, positions, stepwise, tokens, transformers
+from tiny_transformers import (
+    CACHE,
+    F64,
+    GREEDY,
+    SMALL,
+    drawn,
+    hf,
+    llama,
+    padded,
+    positions,
+    stepwise,
+    tokens,
+    transformers,
+)
 from torch import nn
 from torch.testing import assert_close
 
@@ -105,9 +118,9 @@ def test_beams_keep_their_keys_of_relations():
 def test_keys_in_a_cache_without_those_of_relations_are_refused():
     """As PEFT's prefix tuning makes them."""
     ids = padded("left")[0]
-    cache = llama()(ids, use_cache=True).past_key_values
+    cache = llama()(ids, use_cache=True)[CACHE]
     with refusing("heads: a cache whose keys have those of relations beside them"):
-        swapped(llama(), "positions")(ids, past_key_values=cache)
+        swapped(llama(), "positions")(ids, **{CACHE: cache})
 
 
 def test_a_window_with_relative_symbols():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from refusals import refusing
 from some import some
-from tiny_transformers import COUNT, SMALL as LLAMA, drawn, tokens, transformers
+from tiny_transformers import CACHE, COUNT, SMALL as LLAMA, drawn, tokens, transformers
 from torch import nn
 from torch.testing import assert_close
 from torch_attention import rebuilt
@@ -220,8 +220,8 @@ def test_layers_that_share_their_weights_have_their_own_inputs():
 def test_keys_from_a_cache_have_codes_but_no_context():
     model, given = make("llama"), inputs("llama", None)
     with torch.no_grad():
-        past = model(given["input_ids"][:, :5], use_cache=True).past_key_values
-    whole, taps = capture(model, given), capture(model, given["input_ids"][:, 5:], past_key_values=past)
+        past = model(given["input_ids"][:, :5], use_cache=True)[CACHE]
+    whole, taps = capture(model, given), capture(model, given["input_ids"][:, 5:], **{CACHE: past})
     assert taps[1].k.shape == (2, 7, 2, 6)
     assert_close(codes(taps[1], -1, 2), codes(whole[1], -1, 2), rtol=1e-9, atol=1e-9)
     assert taps[1].context is None

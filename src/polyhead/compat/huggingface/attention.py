@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
+from polyhead.compat.huggingface.base import CACHE_NAME
 from polyhead.compat.huggingface.taps import EAGER, REFUSED, causal, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
@@ -331,12 +332,12 @@ class _Stream:
     polyhead_stream = True
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get("past_key_values")
+        cache = kwargs.get(CACHE_NAME)
         past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
         streamed = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
         senders = RelationalInputs(streamed, cache, past)
         if cache is not None:
-            kwargs["past_key_values"] = senders
+            kwargs[CACHE_NAME] = senders
         return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]
 
     def __reduce__(self) -> tuple[object, ...]:

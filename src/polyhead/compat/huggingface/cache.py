@@ -45,6 +45,11 @@ class PolyheadCache(transformers.Cache):
         return all(_whole(name, kept, layer) for layer in self for name, kept in layer._kept.items())
 
     @property
+    def is_linear(self) -> list[bool]:
+        """False for every layer: `generate` slices the tokens that a cache holds off the prompt."""
+        return [False] * len(self)
+
+    @property
     def batch_size(self) -> int:
         """Number of sequences; -1 while the cache is empty."""
         return max(layer.batch for layer in self) or -1
@@ -101,10 +106,3 @@ class PolyheadCache(transformers.Cache):
 
 def _whole(name: Any, kept: Tensor, layer: LayerCache) -> bool:
     return not (isinstance(name, tuple) and name[-1] == "state") and kept.ndim > 1 and kept.shape[1] == layer.length
-
-
-def own(who: str, given: object) -> PolyheadCache | None:
-    """`past_key_values` as they were given.  Raises ValueError unless they are our cache or None."""
-    if given is not None and not isinstance(given, PolyheadCache):
-        raise ValueError(f"{who}: past_key_values must be a PolyheadCache but is a {type(given).__name__}")
-    return given

@@ -68,7 +68,7 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
 
     model_type = "polyhead"
     has_no_defaults_at_init = True
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
 
     def __init__(self, transformer: Any = None, **others: Any) -> None:
         if transformer is None:

@@ -36,8 +36,15 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     if int(transformers.__version__.split(".")[0]) < 5:  # older versions load and tie differently
         raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
 
-from polyhead.compat.huggingface.base import PolyheadPreTrainedModel, reads, reads_tokens
-from polyhead.compat.huggingface.cache import PolyheadCache, own
+from polyhead.compat.huggingface.base import (
+    CACHE_NAME,
+    PACKING,
+    PolyheadPreTrainedModel,
+    reads,
+    reads_tokens,
+    select_cache,
+)
+from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
@@ -46,6 +53,10 @@ from polyhead.models.initialise import initialise
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
+
+
+LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
+"""Arguments of a forward pass that go to `loss_function`."""
 
 
 class PolyheadModel(PolyheadPreTrainedModel):
@@ -79,25 +90,34 @@ class PolyheadModel(PolyheadPreTrainedModel):
         past_key_values: transformers.Cache | None = None,
         inputs_embeds: Tensor | None = None,
         *,
+        cache: transformers.Cache | None = None,
         pixel_values: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
+        **options: Any,
     ) -> BaseModelOutputWithPast | tuple[Tensor, ...]:
         """The inputs are those of `PolyheadForCausalLM`, or `pixel_values` (b channels height width)."""
-        looks = self._look(others)
+        self._check_options(options, PACKING)
+        collected = self._collected(output_hidden_states, output_attentions)
+        new_cache = None
         if isinstance(self.config.settings.inputs, Patches):
-            cache, x = None, self._images(pixel_values, looks)
+            x = self._images(pixel_values, collected)
         else:
-            given = (input_ids, attention_mask, past_key_values, inputs_embeds)
-            lazy = not isinstance(self.model.outputs, nn.Identity)  # see PolyheadForCausalLM.base_model
-            x, cache = self._read(
-                *given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache, lazy=lazy
+            x, new_cache = self._read(
+                input_ids,
+                attention_mask,
+                (cache, past_key_values),
+                inputs_embeds,
+                position_ids,
+                use_cache,
+                options,
+                collected,
+                lazy=not isinstance(self.model.outputs, nn.Identity),  # see PolyheadForCausalLM.base_model
             )
-        output = BaseModelOutputWithPast(
-            last_hidden_state=x, past_key_values=cache, hidden_states=looks.states, attentions=looks.codes
-        )
+        output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE_NAME: new_cache}, **collected.outputs())
         return output.to_tuple() if return_dict is False else output
 
 
@@ -126,28 +146,34 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
     @property
     def base_model(self) -> PolyheadModel:
         """The backbone with the same parameters; some trainers call it and compute logits themselves."""
-        kept = self.__dict__.get("_backbone")  # not registered as a submodule
-        if kept is None or kept.model is not self.model:
+        backbone = self.__dict__.get("_backbone")  # not registered as a submodule
+        if backbone is None or backbone.model is not self.model:
             with torch.device("meta"):
-                kept = PolyheadModel(self.config)
-            kept.model = self.model
-            self.__dict__["_backbone"] = kept
-        kept.training = self.training
-        return kept
+                backbone = PolyheadModel(self.config)
+            backbone.model = self.model
+            self.__dict__["_backbone"] = backbone
+        backbone.training = self.training
+        return backbone
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
-        who, early = type(self).__name__, generation_config.assistant_early_exit
-        if (kind := generation_config.cache_implementation) not in (None, "dynamic"):
-            raise ValueError(f"{who}: its cache is its own, so cache_implementation must be None, not {kind!r}")
-        if early is not None:
-            raise ValueError(f"{who}: it computes all its layers, so assistant_early_exit must be None, not {early!r}")
-        if (given := own(who, model_kwargs.get("past_key_values"))) is not None:
-            given._is_user_defined = True
+        name = type(self).__name__
+        kind, early_exit = generation_config.cache_implementation, generation_config.assistant_early_exit
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"{name}: its cache is its own, so cache_implementation must be None, not {kind!r}")
+        if early_exit is not None:
+            raise ValueError(f"{name}: all layers are computed, so assistant_early_exit must be None, not {early_exit}")
+        cache = select_cache(name, model_kwargs.get("cache"), model_kwargs.get("past_key_values"))
+        if cache is not None:
+            cache._is_user_defined = True
         elif generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = PolyheadCache(len(self.model.blocks))
+            cache = PolyheadCache(len(self.model.blocks))
+        for argument in ("cache", "past_key_values"):
+            model_kwargs.pop(argument, None)
+        if cache is not None:
+            model_kwargs[CACHE_NAME] = cache
 
     def init_continuous_batching(self, *_: object, **__: object) -> NoReturn:
         """Raises ValueError before any request is read: continuous batches need the library's paged cache."""
@@ -160,41 +186,48 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         past_key_values: transformers.Cache | None = None,
         labels: Tensor | None = None,
         *,
+        cache: transformers.Cache | None = None,
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
+        **options: Any,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
-        `attention_mask` (b s), s counting the tokens in `past_key_values`, too, is 0 at padding, on either side.
-        `inputs_embeds` (b t m) replaces tokens by rows of `get_input_embeddings()` or by other vectors.  `position_ids`
-        (b|1 t) are by default the number of real tokens before each; if those of one row (1 t) restart at 0 and there
-        is no mask, they mean several packed sequences.  `others`: `output_hidden_states`, `output_attentions`, see
-        `PolyheadModel`.  All other options go to `loss_function`.
+        `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding, on either side.  `cache` is
+        also called `past_key_values`.  `inputs_embeds` (b t m) replaces tokens by rows of `get_input_embeddings()`, or
+        by other vectors.  `position_ids` (b|1 t) are by default the number of real tokens before each.  If those of one
+        row (1 t) without padding restart at 0, they mean several packed sequences.  `options` go to `loss_function`:
+        `num_items_in_batch`, `shift_labels`, `ignore_index`.
 
-        Raises ValueError for a mask that contradicts the cache, and for packed sequences with a cache or padding.
+        Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
+        other arguments.
         """
-        looks = self._look(others)
-        given = (input_ids, attention_mask, past_key_values, inputs_embeds)
+        self._check_options(options, (*PACKING, *LOSS_OPTIONS))
+        collected = self._collected(output_hidden_states, output_attentions)
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        logits, cache = self._read(
-            *given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache, tail=tail
+        caches = (cache, past_key_values)
+        logits, new_cache = self._read(
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, tail=tail
         )
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
-        share, compared, items = 1.0, others.get("shift_labels"), others.get("num_items_in_batch")
+
+        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
+        balance_share: Tensor | float = 1.0
+        compared, num_items = options.get("shift_labels"), options.get("num_items_in_batch")
         if labels is not None and compared is None:
             compared = labels[..., 1:]
-        if compared is not None and items is not None:  # the losses of several batches are added up: so is the balance
-            others["num_items_in_batch"] = items = torch.as_tensor(items).clamp(min=1)
-            share = (compared != -100).sum() / items
-        loss = self._loss(labels, share, compared, logits=logits, vocab_size=logits.shape[-1], **others)
-        output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache, hidden_states=looks.states, attentions=looks.codes
-        )
+        if compared is not None and num_items is not None:
+            num_items = torch.as_tensor(num_items).clamp(min=1)
+            options["num_items_in_batch"] = num_items
+            balance_share = (compared != -100).sum() / num_items
+        loss = self._loss(labels, balance_share, compared, logits=logits, vocab_size=logits.shape[-1], **options)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_NAME: new_cache}, **collected.outputs())
         return output.to_tuple() if return_dict is False else output
 
 
@@ -238,28 +271,33 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         past_key_values: transformers.Cache | None = None,
         labels: Tensor | None = None,
         *,
+        cache: transformers.Cache | None = None,
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
+        **options: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Tensor, ...]:
         """Logits (b labels), and the loss with `labels` (b), or (b labels) for several labels per sequence.
 
         The last real token is the last with `attention_mask` 1 or, without a mask, the last that is not `pad_token_id`.
         """
-        looks = self._look(others)
-        given = (input_ids, attention_mask, past_key_values, inputs_embeds)
-        x, cache = self._read(*given, looks=looks, others=others, position_ids=position_ids, use_cache=use_cache)
+        self._check_options(options, ())
+        collected = self._collected(output_hidden_states, output_attentions)
+        caches = (cache, past_key_values)
+        x, new_cache = self._read(
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, packs=False
+        )
         if self.score is None:
             logits = x[:, 0]
         else:
             last = self._last(input_ids, attention_mask, x)
             logits = self.score(x[torch.arange(len(x), device=x.device), last])
         loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
-        output = SequenceClassifierOutputWithPast(
-            loss=loss, logits=logits, past_key_values=cache, hidden_states=looks.states, attentions=looks.codes
-        )
+        fields = {CACHE_NAME: new_cache, **collected.outputs()}
+        output = SequenceClassifierOutputWithPast(loss=loss, logits=logits, **fields)
         return output.to_tuple() if return_dict is False else output
 
     def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
@@ -302,14 +340,17 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
         pixel_values: Tensor | None = None,
         labels: Tensor | None = None,
         *,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         return_dict: bool | None = None,
-        **others: Any,
+        **options: Any,
     ) -> ImageClassifierOutput | tuple[Tensor, ...]:
         """Logits (b classes) of images (b channels height width), and with `labels` (b) the loss."""
-        looks = self._look(others)
-        logits = self._images(pixel_values, looks)[:, 0]
-        loss = self._loss(labels, pooled_logits=logits, config=self.config, **others)
-        output = ImageClassifierOutput(loss=loss, logits=logits, hidden_states=looks.states, attentions=looks.codes)
+        self._check_options(options, ())
+        collected = self._collected(output_hidden_states, output_attentions)
+        logits = self._images(pixel_values, collected)[:, 0]
+        loss = self._loss(labels, pooled_logits=logits, config=self.config)
+        output = ImageClassifierOutput(loss=loss, logits=logits, **collected.outputs())
         return output.to_tuple() if return_dict is False else output
 
 

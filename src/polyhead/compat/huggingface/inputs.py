@@ -1,0 +1,161 @@
+"""Masks and positions in the conventions of transformers, as our transformer takes them.
+
+transformers marks padding by zeros of `attention_mask`, and packs several sequences into one row whose `position_ids`
+restart at 0.  Both are told from numbers.  Eager code reads these.  Code that is recorded (torch.compile, torch.export,
+make_fx, torch.jit.trace, vmap) makes the same decisions as tensors, and asserts what eager code raises.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyhead.compat.huggingface.cache import PolyheadCache
+from polyhead.layers.positions import places_in
+from polyhead.ops.readable import is_readable
+
+
+class Placement(NamedTuple):
+    """The new tokens of a call: which are real (b t), their positions (b|1 t), and the edges of packed sequences.
+
+    None stands for: all are real; positions are counted; there is one sequence.
+    """
+
+    mask: Tensor | None
+    positions: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+def require(condition: Tensor, message: str) -> None:
+    """Raise ValueError unless all entries are True; recorded code raises RuntimeError when it runs."""
+    if not torch.compiler.is_compiling():
+        # Under vmap the tensor inside the wrapper has the numbers of all samples.
+        while torch._C._functorch.is_functorch_wrapped_tensor(condition):
+            condition = torch._C._functorch.get_unwrapped(condition)
+    if not is_readable(condition):
+        torch._assert_async(condition.all(), message)
+    elif not condition.all():
+        raise ValueError(message)
+
+
+def place_tokens(
+    model: str,
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cache: PolyheadCache | None,
+    boundaries: Tensor | None = None,
+    *,
+    packs: bool = True,
+) -> Placement:
+    """Return the placement of `tokens` (b t ...), which follow those in the cache.
+
+    `attention_mask` (b s) is 1 at real tokens, those in the cache included.  `position_ids` are (b|1 t).  `boundaries`
+    (n + 1) are the edges of packed sequences as a collator counts them; they are compared with the positions.
+
+    Raises ValueError, in the name of `model`, for other shapes or numbers, for a mask that contradicts the cache, and
+    for packed sequences with a cache, with padding, in several rows, or for a model that `packs` none.
+    """
+    b, t = tokens.shape[:2]
+    num_cached = 0 if cache is None else cache.get_seq_length()
+    if attention_mask is not None and attention_mask.shape != (b, num_cached + t):
+        raise ValueError(
+            f"{model}: attention_mask must be (b s) = {(b, num_cached + t)}, the tokens before included, "
+            f"but is {tuple(attention_mask.shape)}"
+        )
+    if position_ids is not None and tuple(position_ids.shape) not in ((b, t), (1, t)):
+        raise ValueError(f"{model}: position_ids must be (b|1 t) = {(b, t)} but is {tuple(position_ids.shape)}")
+    if boundaries is not None and position_ids is None:
+        raise ValueError(f"{model}: position_ids that restart in each sequence were wanted, not only cu_seq_lens_q")
+
+    # Padding.  A mask of True only costs time, and would hide that positions restart.
+    mask = None
+    if attention_mask is not None:
+        mask = check_padding(model, attention_mask, cache, num_cached)
+        if is_readable(mask) and mask.all():
+            mask = None
+    if position_ids is None:
+        if mask is None:
+            return Placement(None, None, None)
+        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        return Placement(mask[:, num_cached:], positions[:, num_cached:], None)
+    if mask is not None:
+        mask = mask[:, num_cached:]
+
+    # Positions that are counted need not be passed on.
+    if mask is None and is_readable(position_ids) and (cache is None or "positions" not in cache.memory[0]):
+        counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
+        if boundaries is None and torch.equal(position_ids, counted.expand_as(position_ids)):
+            return Placement(None, None, None)
+
+    # Several sequences in one row: positions restart, and no token is padding.
+    restarts = position_ids.diff() <= 0
+    if mask is not None:
+        before = torch.where(mask, position_ids, -1).cummax(-1).values[:, :-1]
+        is_unordered = mask[:, 1:] & (position_ids[:, 1:] <= before)
+        all_real = mask.all()
+        require(all_real | ~is_unordered, f"{model}: sequences one after the other must come without padding")
+        restarts = restarts & all_real
+    if not packs:
+        require(~restarts, f"{model}: each sequence must come in a row of its own, which has one label")
+    elif cache is not None:
+        require(~restarts, f"{model}: sequences one after the other must come without a cache")
+    elif b != 1:
+        require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
+    else:
+        is_packed = not is_readable(restarts) or bool(restarts.any())
+        if is_packed or boundaries is not None:
+            cu_seqlens = sequence_edges(model, position_ids, restarts[0], boundaries)
+        if is_packed and is_readable(restarts):
+            return Placement(None, None, cu_seqlens)
+        if is_packed:  # perhaps: then the positions may also be those of one sequence, from any number on
+            return Placement(mask, position_ids, cu_seqlens)
+    return Placement(mask, position_ids, None)
+
+
+def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | None, num_cached: int) -> Tensor:
+    """Return the Boolean mask (b s).
+
+    Raises ValueError for numbers other than 0 and 1, and if it contradicts what the cache knows of its tokens.
+    """
+    real = attention_mask.bool()
+    if attention_mask.dtype != torch.bool:
+        require(attention_mask == real, f"{model}: attention_mask must be 1 at tokens and 0 at padding")
+    if cache is None or not num_cached:
+        return real
+    layer = cache.memory[0]
+    claimed = real[:, layer.gone : num_cached]
+    if layer.real is None:
+        agrees = claimed
+    elif layer.real.shape[0] == claimed.shape[0]:
+        agrees = claimed == layer.real[:, : claimed.shape[1]]
+    else:
+        raise ValueError(f"{model}: the cache has {layer.real.shape[0]} sequences but {claimed.shape[0]} came")
+    require(agrees, f"{model}: attention_mask must be as before at the {num_cached} tokens in the cache")
+    return real
+
+
+def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor, boundaries: Tensor | None) -> Tensor:
+    """Return the edges (`cu_seqlens`) of the sequences in the single row `position_ids` (1 t).
+
+    `restarts` (t - 1) is True before the first token of a further sequence.  Raises ValueError if positions of several
+    sequences do not count from 0, and unless the edges are `boundaries`.
+    """
+    t = position_ids.shape[1]
+    if is_readable(restarts):
+        starts = restarts.nonzero()[:, 0] + 1
+    else:
+        # The shape must not depend on numbers.  Surplus edges are empty sequences behind the last token.
+        starts = torch.where(restarts, torch.arange(1, t, device=restarts.device), t).sort().values
+    end = starts.new_full((1,), t)
+    edges = torch.cat((torch.zeros_like(end), starts, end)).int()
+    require(
+        ~restarts.any() | (places_in(edges, t) == position_ids),
+        f"{model}: position_ids must count from 0 in each of the sequences in a row",
+    )
+    if boundaries is not None:
+        is_start = torch.zeros(t + 1, dtype=torch.bool, device=restarts.device)
+        is_expected = is_start.index_fill(0, boundaries.long().clamp(0, t), True)
+        is_start = is_start.index_fill(0, edges.long(), True)
+        require(is_start == is_expected, f"{model}: position_ids must restart where cu_seq_lens_q says so")
+    return edges

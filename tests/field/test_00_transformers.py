@@ -1,0 +1,72 @@
+"""transformers 5.24 calls the cache `cache`: our models generate the same with and without it, under both names."""
+
+import pytest
+import torch
+from refusals import refusing
+from tiny_transformers import CACHE, COUNT, hf, llama, ours, padded, tokens
+
+import polyhead as ph
+
+GREEDY = {"max_new_tokens": 6, "do_sample": False}
+SYMBOLS = [ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())]
+MODELS = {
+    "ours": lambda: ours(max_length=64).double(),
+    "swapped": lambda: hf.swap_heads(llama(), [1], [ph.Softmax(2), ph.Hyla(2)]),
+    "swapped relational": lambda: hf.swap_heads(llama(), [1], SYMBOLS),
+    "by name": lambda: _by_name(),
+}
+
+
+def _by_name():
+    model = llama()
+    model.set_attn_implementation("polyhead_hyla")
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation_is_the_same_with_and_without_a_cache(name, beams):
+    model, (ids, mask, _) = MODELS[name](), padded("left")
+    options = {**GREEDY, "attention_mask": mask, "num_beams": beams}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompt_lookup_finds_the_greedy_tokens(name):
+    model, ids = MODELS[name](), tokens(1, 4).repeat(1, 3)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **GREEDY), model.generate(ids, **GREEDY))
+
+
+@pytest.mark.parametrize("argument", ["cache", "past_key_values"])
+def test_a_cache_is_taken_under_both_names(argument):
+    model, ids = MODELS["ours"](), tokens(1, 6)
+    with torch.no_grad():
+        cache = model(ids[:, :5], use_cache=True)[CACHE]
+        step = model(ids[:, 5:], **{argument: cache}).logits
+        torch.testing.assert_close(step, model(ids).logits[:, 5:])
+
+
+@pytest.mark.parametrize("name", ["PolyheadModel", "PolyheadForCausalLM", "PolyheadForSequenceClassification"])
+def test_no_argument_is_swallowed(name):
+    labels = {"num_labels": 3, "pad_token_id": 0} if name == "PolyheadForSequenceClassification" else {}
+    model, ids = ours(name, **labels), tokens(1, 4)
+    with refusing(f"{name}: it takes no argument kv_store"):
+        model(ids, kv_store=torch.ones(1))
+    model(ids, kv_store=None, output_router_logits=False)  # which mean nothing
+    cache = hf.model.PolyheadCache(2)
+    with refusing(f"{name}: cache and past_key_values are the same argument, but both came"):
+        model(ids, cache=cache, past_key_values=cache)
+
+
+def test_training_with_the_trainer_reads_all_columns(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    ids = 1 + torch.arange(8) % (COUNT - 1)
+    data = [{"input_ids": ids, "labels": ids}] * 4
+    arguments = transformers.TrainingArguments(
+        tmp_path, max_steps=12, learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=1
+    )
+    trainer = transformers.Trainer(ours(), arguments, train_dataset=data)
+    trainer.train()
+    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
+    assert losses[-1] < 0.5 * losses[0]
