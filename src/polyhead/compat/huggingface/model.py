@@ -54,7 +54,6 @@ from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
 
-
 LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
 """Arguments of a forward pass that go to `loss_function`."""
 
