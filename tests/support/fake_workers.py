@@ -5,62 +5,59 @@ from polyhead.train import Result
 from polyhead.train.store.folder import write_result
 
 
-class Handle:
-    """The answers of its polls.  It can be asked to end, as a worker of this machine can."""
+class FakeWorker:
+    """A worker that works at the first poll and has ended at the second."""
 
-    def __init__(self, polls):
-        self.polls, self.ended = polls, None
+    def __init__(self, engine, folder, code):
+        self.engine, self.folder, self.code = engine, folder, code
+        self.num_polls = 0
 
-    def code(self):
-        if self.ended is None:
-            self.ended = next(self.polls)
-        return self.ended
-
-    def terminate(self):
-        self.ended = 130
+    def exit_code(self):
+        self.num_polls += 1
+        if self.num_polls == 1:
+            return None
+        if self.num_polls == 2:
+            self.engine.num_working -= 1
+            if self.code == 0:
+                leave_result(ph.train.read_config(self.folder), self.folder)
+        return self.code
 
 
 class Fake:
     """`script`: by seed, the exit code of each start (by default one start, with a result).  Code 0 leaves a result."""
 
-    pause, queues = 0.0, False
+    poll_seconds = 0.0
 
     def __init__(self, script=None):
-        self.script, self.started, self.closed = dict(script or {}), [], False
-        self.working = self.most = 0
+        self.script = dict(script or {})
+        self.started = []
+        self.is_closed = False
+        self.num_working = self.max_working = 0
 
     def open(self, runs, folder, workers, threads):
         return workers or 1
 
     def start(self, folders):
-        handles = []
+        workers = []
         for folder in folders:
             seed = ph.train.read_config(folder).seed
             self.started.append(seed)
-            self.working += 1
-            self.most = max(self.most, self.working)
+            self.num_working += 1
+            self.max_working = max(self.max_working, self.num_working)
             code = self.script.setdefault(seed, [0]).pop(0)
             (folder / "worker.log").write_text(f"polyhead: it said {code}\n")
-            handles.append(Handle(self._worked(folder, code)))
-        return handles
+            workers.append(FakeWorker(self, folder, code))
+        return workers
 
-    def _worked(self, folder, code):
-        """It works at the first poll, and has ended at the second."""
-        yield None
-        self.working -= 1
-        if code == 0:
-            leave(ph.train.read_config(folder), folder)
-        yield code
-
-    def stop(self, handles):
-        return f"stopped {len(handles)}"
+    def stop(self):
+        return f"stopped {self.num_working}"
 
     def close(self):
-        self.closed = True
+        self.is_closed = True
 
 
-def leave(config, folder):
-    """Write a result."""
-    result = Result(config.name, ph.digest(config), 12, 6.0, 1, {}, "", {}, folder)
+def leave_result(run, folder):
+    """Write a result, as the worker of a finished run does."""
+    result = Result(run.name, ph.digest(run), 12, 6.0, 1, {}, "", {}, folder)
     write_result(result)
     return result

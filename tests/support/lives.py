@@ -242,7 +242,7 @@ def _sweep(order: Order, runs: list[ph.Run], note: pathlib.Path) -> int:
             note_points(note)
 
     subprocess.Popen = Worker  # type: ignore[assignment,misc]
-    Local.pause = 0.01
+    Local.poll_seconds = 0.01
     return failed(sweep.sweep(runs, order["folder"], workers=2, threads=1, progress=False))
 
 

@@ -80,7 +80,10 @@ def _answer(arguments: list[str]) -> int:
         code = _dispatch(arguments)
     except SystemExit as leave:  # --help
         code = int(leave.code or 0)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 

@@ -1,5 +1,6 @@
 """The verb sweep: many runs in parallel, here or on a cluster."""
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ def verb(arguments: list[str]) -> int:
     from polyhead.scale.records import of_sweep
 
     found = of_sweep(runs, folder)
-    emit(found.rows, lambda: show(found, f"Runs in {folder}"))
+    with contextlib.suppress(BrokenPipeError):  # a closed pipe does not decide the exit code
+        emit(found.rows, lambda: show(found, f"Runs in {folder}"))
     return code
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from polyhead.spec.shapes import check_number
+from polyhead.train.messages import print_notice
 
 if TYPE_CHECKING:
     from polyhead.config import Run, Task
@@ -36,7 +37,7 @@ Row = Mapping[str, Any]
 def say(text: str, code: int) -> int:
     """Print one line on standard error; return the exit code."""
     line = " ".join(text.split())
-    print(line if line.startswith("polyhead") else f"polyhead: {line}", file=sys.stderr)
+    print_notice(line if line.startswith("polyhead") else f"polyhead: {line}")
     return code
 
 

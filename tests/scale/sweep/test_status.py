@@ -1,21 +1,15 @@
-"""The state that a sweep's table gives for every kind of run; unexpected files, which stop no other run."""
+"""The state that a sweep's table gives for every kind of run."""
 
 import json
 import os
-import shutil
 import signal
-import types
 from dataclasses import replace
 
-from fake_workers import Fake, leave
+from fake_workers import leave_result
 
 from polyhead import train
-from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import LOG
-from polyhead.scale.sweep.job import Job
-from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.status import place_of, status
-from polyhead.train import Result
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
 from polyhead.train.store.claims import LOCK, claim
@@ -59,7 +53,7 @@ def test_all_states(tiny, tmp_path):
 def test_a_run_without_evaluations_is_done_without_a_score(tiny, tmp_path):
     run = tiny(None, evaluate=())
     place_of(run, tmp_path).mkdir()
-    leave(run, place_of(run, tmp_path))
+    leave_result(run, place_of(run, tmp_path))
     assert status([run], tmp_path) == [{"run": "tiny", "state": "done", "step": "12/12", "": ""}]
 
 
@@ -90,76 +84,3 @@ def test_the_error_of_a_missing_file_names_it(tiny, tmp_path, at_step, capsys):
     at_step(1, lambda: missing.read_text())
     assert main([str(place), "--quiet"]) == 1
     assert capsys.readouterr().err == f"polyhead: {missing}: No such file or directory\n"
-
-
-def test_a_run_that_another_process_has_finished_shows_its_last_rows(tiny, tmp_path):
-    """Between two looks at the folder, the other process wrote rows and the result."""
-    run = tiny(tmp_path)
-
-    def write(*rows):
-        with open(tmp_path / METRICS, "a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"steps_per_second": 4.0, **row}) + "\n" for row in rows)
-
-    for then in (Job.ready, Job.look):
-        write({"kind": "train", "step": 1, "loss": 0.75})
-        job = Job(run, tmp_path)
-        assert (job.step, job.outcome) == (1, None)
-        write({"kind": "train", "step": 12, "loss": 0.25}, {"kind": "eval", "step": 12, "split": "iid", "r2": 0.5})
-        leave(run, tmp_path)
-        then(job)
-        assert job.text() == "loss 0.2500  iid r2 0.500  done in 0:06"
-        for name in (METRICS, "result.json"):
-            (tmp_path / name).unlink()
-
-
-# -------------------------------------------------------------------------------------------------- unexpected files
-def test_folders_that_cannot_be_written_to_fail_alone(tiny, tmp_path):
-    runs = [tiny("unused", seed=seed) for seed in range(4)]
-    log, config, file, _ = places = [place_of(run, tmp_path) for run in runs]
-    (log / LOG).mkdir(parents=True)
-    (config / "config.json.partial").mkdir(parents=True)
-    file.touch()
-    found = sweep(runs, tmp_path, engine=Fake(), progress=False)
-    said = ["worker.log: cannot be written (Is a directory)", "config.json: cannot be written (Is a directory)"]
-    assert found[:2] == [Failure("tiny", at, 1, f"{at}/{text}") for at, text in zip(places, said, strict=False)]
-    assert found[2] == Failure("tiny", file, 2, f"run folder: {file} cannot be made (File exists)")
-    assert isinstance(found[3], Result)
-
-
-def test_a_result_of_another_run_is_none(tiny, tmp_path):
-    mine, other = runs = [tiny("unused", seed=seed) for seed in range(2)]
-    sweep([other], tmp_path, engine=Fake(), progress=False)
-    shutil.copytree(place_of(other, tmp_path), place_of(mine, tmp_path), ignore=shutil.ignore_patterns(LOG))
-    assert [row["state"] for row in status(runs, tmp_path)] == ["waiting", "done"]
-    failed, done = sweep(runs, tmp_path, engine=Fake(), progress=False)
-    assert isinstance(done, Result)
-    assert failed.error.startswith(f"run folder: {place_of(mine, tmp_path)} already holds another run")
-
-
-def test_one_that_has_died_for_the_last_time_is_not_shown_as_tried_again(tiny, tmp_path):
-    runs = [tiny("unused", seed=seed) for seed in range(2)]
-    sweep(runs, tmp_path, engine=Fake({1: [-9, -9]}), retries=1, progress=False)
-    rows = status(runs, tmp_path)
-    assert [(row["state"], row[""]) for row in rows] == [("done", ""), ("failed", "killed by signal 9 (2 times)")]
-
-
-def test_rows_that_are_none_are_not_shown(tiny, tmp_path):
-    job, row = Job(tiny(tmp_path), tmp_path), {"kind": "train", "step": 3, "loss": 0.5, "steps_per_second": 4.0}
-    bad = [{"step": "7"}, {"step": float("inf")}, {"steps_per_second": "fast"}, {"steps_per_second": float("nan")}]
-    bad += [{"step": 9, "seal": 1}, {"loss": None}]
-    lines = [json.dumps(row | one) for one in bad] + ["[" * 100_000, "3", json.dumps(row)]
-    (tmp_path / METRICS).write_text("\n".join(lines) + "\n")
-    job.poll()
-    job.training = True
-    assert (job.step, job.text()) == (3, "loss 0.5000  4.0 steps/s  0:02 left")
-
-
-def test_a_run_is_running_when_its_worker_has_written_a_row(tiny, tmp_path):
-    job, row = Job(tiny(tmp_path), tmp_path), {"kind": "train", "step": 1, "loss": 0.5, "steps_per_second": 4.0}
-    assert job.ready()
-    job.handle = types.SimpleNamespace(code=lambda: None)
-    assert not job.poll()
-    assert job.state == State.WAITING
-    (tmp_path / METRICS).write_text(json.dumps(row) + "\n")
-    assert not job.poll()
-    assert job.state == State.RUNNING

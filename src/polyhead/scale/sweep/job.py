@@ -1,23 +1,18 @@
-"""One run of a sweep; its state follows from its folder and its worker."""
+"""One run of a sweep: its worker, what its rows say, and how it ended."""
 
 import contextlib
-import math
+import json
 import os
 import pathlib
-import time
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead import config as configs
-from polyhead.config import Run
-from polyhead.scale.sweep.engines import GONE, LOG, Handle
-from polyhead.train.messages import describe_os_error
+from polyhead.config import Run, digest
+from polyhead.scale.sweep.engines import LOG, LOST, Worker, open_log
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import FolderInUse, claim, claimed_by
-from polyhead.train.store.disk import PASSING
-from polyhead.train.store.files import named
-from polyhead.train.store.folder import METRICS, Result, finished, read_row
+from polyhead.train.store.folder import METRICS, Result, finished
 from polyhead.train.store.state import State, write_end
 
 
@@ -32,172 +27,173 @@ class Failure:
 
 
 class Job:
-    """One run of a sweep: its worker, the rows of its metrics.jsonl so far, and its outcome."""
+    """One run of a sweep.  `retries`: how often a worker that dies is started again."""
 
-    def __init__(self, config: Run, folder: pathlib.Path, label: str = "", retries: int = 0) -> None:
-        self.config, self.folder, self.digest = config, folder, configs.digest(config)
-        self.label = label or config.name
-        self.handle: Handle | None = None
-        self.holder: str | None = None  # host of another process that trains it
+    def __init__(self, run: Run, folder: pathlib.Path, label: str = "", retries: int = 0) -> None:
+        self.run = run
+        self.folder = folder
+        self.digest = digest(run)
+        self.label = label or run.name
+        self.retries = retries
+        self.deaths = 0
+        self.worker: Worker | None = None
+        self.holder: str | None = None
+        """The host of another process that trains the run."""
         self.outcome: Result | Failure | None = finished(folder, self.digest)
-        self.deaths, self.retries, self.said = 0, retries, ""
-        self.step, self.rate, self.read = 0, 0.0, 0
-        self.seconds = 0.0  # seconds of training up to `step`
-        self.started_at = 0.0  # time of its worker's start; 0 without one, or if it resumed
-        self.overhead: float | None = None  # seconds of its worker for start and end, without training
-        self.training = False  # whether its worker has started training
-        self.modified = -1  # mtime of metrics.jsonl before that
-        self.shown: dict[str, str] = {}
-        self._follow()
+        self.last_words = ""
+        self.has_rows = False
+        """Whether the current worker has written rows, so that it is past its start."""
+        self.step = 0
+        self.steps_per_second = 0.0
+        self.scores: dict[str, str] = {}
+        """The latest loss, and the latest main metric of each split, as text."""
+        self.position = 0
+        self.read_rows()
 
     @property
     def state(self) -> State:
+        if isinstance(self.outcome, Result):
+            return State.DONE
         if self.outcome is not None:
-            return State.DONE if isinstance(self.outcome, Result) else State.FAILED
+            return State.FAILED
         if self.holder is not None:
             return State.ELSEWHERE
-        if self.handle is not None and self.training:
+        if self.worker is not None and self.has_rows:
             return State.RUNNING
         return State.RETRYING if self.deaths else State.WAITING
 
-    @property
-    def pace(self) -> float | None:
-        """Seconds per step, including evaluations."""
-        if isinstance(self.outcome, Result):
-            return self.outcome.seconds / max(1, self.outcome.steps)
-        if self.seconds and self.step > 1:
-            return self.seconds / self.step
-        return 1 / self.rate if self.rate else None
-
-    def ready(self) -> bool:
-        """Write the configuration into the folder; False if there is nothing to train here."""
-        self.folder.parent.stat()  # raises while a network share is offline: the sweep waits
-        self.holder, self.outcome = None, finished(self.folder, self.digest)
-        self._follow()  # after the result: a run that another process has finished shows its last rows
+    def prepare(self) -> bool:
+        """Write the configuration into the folder.  Return False if there is nothing to train here."""
+        self.holder = None
+        self.outcome = finished(self.folder, self.digest)
+        self.read_rows()
         if self.outcome is not None:
             return False
-        self.training, self.modified = False, self._changed()
-        self.started_at = time.monotonic() if self.step == 0 else 0.0
         try:
-            with claim(self.config, self.folder), named(self.folder / LOG):
-                open(self.folder / LOG, "ab").close()
+            with claim(self.run, self.folder):
+                open_log(self.folder).close()
         except FolderInUse:
             self.holder = claimed_by(self.folder) or ""
         except ValueError as error:
-            self.outcome = Failure(self.config.name, self.folder, MISTAKE, str(error))
-        except OSError as error:  # an error of only this run's folder
-            if error.errno in PASSING:
-                raise
-            self.outcome = Failure(self.config.name, self.folder, DISK, describe_os_error(error))
+            self.outcome = Failure(self.run.name, self.folder, MISTAKE, str(error))
+        except OSError as error:
+            path = error.filename or self.folder / LOG
+            text = f"{path}: cannot be written ({error.strerror})"
+            self.outcome = Failure(self.run.name, self.folder, DISK, text)
         return self.outcome is None and self.holder is None
 
+    def start(self, worker: Worker) -> None:
+        self.worker = worker
+        self.has_rows = False
+
     def poll(self) -> bool:
-        """Read new rows; True if the worker has just ended: with an outcome, with a holder, or for a restart."""
-        self._follow()
-        if self.handle is None:
-            return False
-        if not self.training and self._changed() != self.modified:
-            self.training = True
-            self._record_overhead(self.seconds)
-        code = self.handle.code()
+        """Read new rows.  Return whether the worker has just ended: with an outcome, a holder, or for a restart."""
+        if self.read_rows():
+            self.has_rows = True
+        code = self.worker.exit_code() if self.worker is not None else None
         if code is None:
             return False
-        self._follow()
-        self.handle, self.outcome = None, finished(self.folder, self.digest)
-        if isinstance(self.outcome, Result):
-            self._record_overhead(self.outcome.seconds)
-        elif self.outcome is None:
-            self._ended(code)
+        self.read_rows()
+        self.worker = None
+        self.outcome = finished(self.folder, self.digest)
+        if self.outcome is not None:
+            return True
+        self.last_words = last_words(self.folder / LOG, code)
+        if code == HELD:
+            self.holder = claimed_by(self.folder) or ""
+        elif code in (MISTAKE, INTERRUPTED):  # the worker has written its end itself
+            self._fail(code)
+        elif code != PREEMPTED and self.deaths < self.retries:
+            self.deaths += 1
+            self._note(State.RETRYING, f"({self.deaths} of {self.retries}): {self.last_words}")
+        elif code != PREEMPTED:
+            self._fail(code)
+            self._note(State.FAILED, self.outcome_text())
         return True
 
-    def _record_overhead(self, seconds: float) -> None:
-        """Record the worker's overhead: the time since its start, minus `seconds` of training."""
-        if self.started_at:
-            self.overhead = max(0.0, time.monotonic() - self.started_at - seconds)
-
-    def _ended(self, code: int) -> None:
-        """Handle a worker that ended without a result: another process trains the run, it failed, or it restarts."""
-        self.said = said = last_line(self.folder / LOG, code)
-        if code == HELD:  # another process was quicker
-            self.holder = claimed_by(self.folder) or ""
-        elif code in (MISTAKE, INTERRUPTED):  # the worker has recorded it
-            self._fail(code, said)
-        elif code != PREEMPTED and self.deaths >= self.retries:
-            self._note(State.FAILED, self._fail(code, said))
-        elif code != PREEMPTED:
-            self.deaths += 1
-            self._note(State.RETRYING, f"({self.deaths} of {self.retries}): {said}", "started again ")
-
-    def _fail(self, code: int, said: str) -> str:
-        text = said + (f" ({self.deaths + 1} times)" if self.deaths else "")
-        self.outcome = Failure(self.config.name, self.folder, code, text)
-        return text
-
-    def _note(self, state: State, text: str, what: str = "") -> None:
-        """Record the end in the folder, because a killed worker cannot."""
-        write_end(self.folder, state, text)
-        with contextlib.suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8") as log:
-            log.write(f"polyhead: {what}{text}\n")
-
-    def look(self) -> bool:
-        """Whether the other process has stopped training the run, with or without a result."""
+    def poll_holder(self) -> bool:
+        """Return whether the other process has stopped training the run, with or without a result."""
+        self.read_rows()
         self.outcome = finished(self.folder, self.digest)
-        self._follow()
         self.holder = claimed_by(self.folder) if self.outcome is None else None
         return self.holder is None
 
-    def _changed(self) -> int:
-        try:
-            return (self.folder / METRICS).stat().st_mtime_ns
-        except OSError:
-            return -1
+    def _fail(self, code: int) -> None:
+        text = self.last_words
+        if self.deaths:
+            text += f" ({self.deaths + 1} times)"
+        self.outcome = Failure(self.run.name, self.folder, code, text)
 
-    def _follow(self) -> None:
+    def _note(self, state: State, text: str) -> None:
+        """Write into the folder how the worker ended: a killed worker could not."""
+        write_end(self.folder, state, text)
+        with contextlib.suppress(OSError), open_log(self.folder) as log:
+            log.write(f"polyhead: {state} {text}\n".encode())
+
+    def read_rows(self) -> bool:
+        """Read the rows of metrics.jsonl that are new since the last call; return whether there were any."""
         try:
             with open(self.folder / METRICS, "rb") as file:
-                if file.seek(0, os.SEEK_END) < self.read:
-                    self.read = 0  # a resumed run has truncated the file
-                file.seek(self.read)
+                if file.seek(0, os.SEEK_END) < self.position:
+                    self.position = 0  # a resumed run has truncated the file
+                file.seek(self.position)
                 text = file.read()
         except OSError:
-            return
-        whole = text[: text.rfind(b"\n") + 1]
-        self.read += len(whole)
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError, ArithmeticError, RecursionError):
-                self._show(read_row(line))
+            return False
+        complete_rows = text[: text.rfind(b"\n") + 1]
+        self.position += len(complete_rows)
+        for line in complete_rows.splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                self._read_row(json.loads(line))
+        return bool(complete_rows)
 
-    def _show(self, row: dict[str, Any]) -> None:
-        metric, self.step = self.config.task.metric, int(row["step"])
-        self.seconds = seconds if math.isfinite(seconds := float(row.get("seconds", 0.0))) else 0.0
+    def _read_row(self, row: dict[str, Any]) -> None:
+        self.step = int(row["step"])
         if row["kind"] == "train":
-            self.rate = rate if math.isfinite(rate := float(row["steps_per_second"])) else 0.0
-            self.shown["loss"] = f"{row['loss']:.4f}"
+            self.scores["loss"] = f"{row['loss']:.4f}"
+            self.steps_per_second = float(row["steps_per_second"])
         elif row["kind"] == "eval":
-            self.shown[f"{row['split']} {metric}"] = f"{row[metric]:.3f}"
+            metric = self.run.task.metric
+            self.scores[f"{row['split']} {metric}"] = f"{row[metric]:.3f}"
+
+    def seconds_per_step(self) -> float | None:
+        """Return the measured seconds of a step; None if unknown."""
+        if isinstance(self.outcome, Result):
+            return self.outcome.seconds / max(1, self.outcome.steps)
+        return 1 / self.steps_per_second if self.steps_per_second > 0 else None
+
+    def outcome_text(self) -> str:
+        return self.outcome.error if isinstance(self.outcome, Failure) else ""
 
     def text(self) -> str:
-        shown = "  ".join(f"{name} {value}" for name, value in self.shown.items())
+        """Return the scores and the progress in words."""
+        parts = [f"{name} {score}" for name, score in self.scores.items()]
         if isinstance(self.outcome, Failure):
             return f"failed: {self.outcome.error}"
         if self.outcome is not None:
-            return f"{shown}  done in {duration(self.outcome.seconds)}".strip()
-        if self.holder is not None:
-            return f"{shown}  trained by another process{f' on {self.holder}' if self.holder else ''}".strip()
-        retry = f"  retry {self.deaths} of {self.retries}" if self.deaths else ""
-        if not self.training:
-            return retry.strip()
-        left = (self.config.train.steps - self.step) * (self.pace or 0.0)
-        return (f"{shown}  {self.rate:.1f} steps/s  {duration(left)} left" if self.rate else "starting") + retry
+            parts.append(f"done in {duration(self.outcome.seconds)}")
+        elif self.holder is not None:
+            parts.append(f"trained by another process on {self.holder or 'this machine'}")
+        elif self.worker is not None and self.has_rows:
+            parts.append(f"{self.steps_per_second:.1f} steps/s")
+        elif self.worker is not None:
+            parts = ["starting"]
+        else:
+            parts = []
+        if self.deaths and self.outcome is None:
+            parts.append(f"retry {self.deaths} of {self.retries}")
+        return "  ".join(parts)
 
 
-def last_line(path: pathlib.Path, code: int) -> str:
-    """The last line of a worker's log, or a description of its end."""
-    if code == GONE:
+def last_words(log: pathlib.Path, code: int) -> str:
+    """Return the last line of a worker's log, or a description of how the worker ended."""
+    if code == LOST:
         return "lost: its machine, or its job, is gone"
-    try:
-        lines = path.read_text(errors="replace", encoding="utf-8").strip().splitlines()
-    except OSError:
-        lines = []
-    said = lines[-1].removeprefix("polyhead: ") if lines else ""
-    return said if code > 0 and said else f"killed by signal {-code}" if code < 0 else f"no result (exit code {code})"
+    if code < 0:
+        return f"killed by signal {-code}"
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if lines and code > 0:
+        return lines[-1].removeprefix("polyhead: ")
+    return f"no result (exit code {code})"

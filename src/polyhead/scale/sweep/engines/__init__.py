@@ -1,17 +1,17 @@
-"""An engine starts the workers of a sweep: `local` on this machine, `ray`, `slurm`.
+"""The interface of engines, which start the workers of a sweep.
 
-A worker is `python -m polyhead.train RUN` on any machine: it claims its folder, resumes from its checkpoint, and ends
-with an exit code (stop.py).  All machines must see the folder of the sweep under the same name.
-
-Nothing here imports torch, because a cluster's job imports this file before its worker starts.
+`local` starts processes on this machine, `ray` and `slurm` use a cluster, and `here` trains in this process.  A worker
+is `python -P -m polyhead.train RUN` on any machine.  It locks the folder of its run, resumes from the checkpoint, and
+ends with an exit code of train/stop.py.  All machines must see the folder of the sweep under the same path.
 """
 
 import os
 import pathlib
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import IO, TYPE_CHECKING, Protocol, runtime_checkable
 
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import REQUEUE
@@ -20,38 +20,39 @@ if TYPE_CHECKING:
     from polyhead.config import Run
 
 LOG = "worker.log"
-GONE = 256
-"""Stands for the exit code of a worker that disappeared."""
+LOST = 256
+"""Stands for the exit code of a worker that was lost with its machine or its job."""
 
 
 @runtime_checkable
-class Handle(Protocol):
-    """One worker, requested or running."""
+class Worker(Protocol):
+    """A worker that was started or queued."""
 
-    def code(self) -> int | None:
-        """None while it waits or runs; then its exit code (negative for a signal), or `GONE`."""
+    def exit_code(self) -> int | None:
+        """Return None until the worker ends; then its exit code, minus the number of a signal, or `LOST`."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """How workers are started, and how many at a time."""
+    """How workers are started and stopped."""
 
-    pause: float
-    """Seconds between two polls of its workers."""
-    queues: bool
-    """Whether the engine accepts all runs at once and limits the number of running workers itself."""
+    poll_seconds: float
+    """Seconds between two polls of the workers."""
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
-        """Prepare to train `runs` in `folder`; returns the number of parallel workers.  ValueError if not usable."""
+        """Prepare to train `runs` in `folder`; return how many workers to start at a time.
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
-        """Request a worker for each of these runs."""
+        Raises ValueError if the engine cannot be used here.
+        """
 
-    def stop(self, handles: Sequence[Handle]) -> str:
-        """After Ctrl-C: stop these workers, and return a message about them."""
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
+        """Start or queue a worker for each of these run folders."""
+
+    def stop(self) -> str:
+        """Let all workers save and end, after Ctrl-C; return in words what happened to them."""
 
     def close(self) -> None:
-        """End all workers, also after an error."""
+        """End all workers that are left, also after an error."""
 
 
 @dataclass(frozen=True)
@@ -61,27 +62,49 @@ class Resources:
     cpus: int = 1
     gpus: float = 0.0
     memory: float | None = None
-    """Memory of a run in GiB; None: the default of the cluster."""
-
-    @property
-    def bytes(self) -> int | None:
-        """The memory in bytes."""
-        return None if self.memory is None else int(self.memory * 2**30)
+    """Memory of a run in GiB; None for the default of the cluster."""
 
     def __post_init__(self) -> None:
-        for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
-            if (value := getattr(self, name)) is not None:
-                check_number("sweep", name, value, least)
+        check_number("sweep", "cpus", self.cpus, 1)
+        check_number("sweep", "gpus", self.gpus, 0)
+        if self.memory is not None:
+            check_number("sweep", "memory", self.memory, 0.001)
 
 
 def command(folder: pathlib.Path) -> list[str]:
-    """The command that starts a worker."""
-    return [sys.executable, "-m", "polyhead.train", str(folder)]
+    """Return the command of a worker.
+
+    With -P, a file such as random.py in the current folder does not replace a module of the same name.
+    """
+    return [sys.executable, "-P", "-m", "polyhead.train", str(folder)]
 
 
-def settings(threads: int, given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a worker, from the environment of its engine."""
+def worker_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a worker, from that of its engine: our source, the threads, no requeueing."""
     source = str(pathlib.Path(__file__).parents[4])
-    paths = os.pathsep.join([source, *filter(None, [given.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**given, **own, REQUEUE: "0"}  # the sweep restarts it, not the worker itself
+    paths = [source, environment.get("PYTHONPATH", "")]
+    return {
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        REQUEUE: "0",  # the sweep restarts a preempted worker
+    }
+
+
+def open_log(folder: pathlib.Path) -> IO[bytes]:
+    """Open the log of a worker to append to it."""
+    return open(folder / LOG, "ab")
+
+
+def start_process(folder: pathlib.Path, threads: int) -> "subprocess.Popen[bytes]":
+    """Start a worker on this machine; its output goes to its log."""
+    with open_log(folder) as log:
+        return subprocess.Popen(
+            command(folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=worker_environment(threads, os.environ),
+            start_new_session=True,  # Ctrl-C reaches only the sweep, which asks each worker to save
+        )

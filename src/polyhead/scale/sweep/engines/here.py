@@ -1,4 +1,4 @@
-"""One run after another in this process, for runs that take less time than starting a worker."""
+"""One run after another in this process, for runs that take less time than the start of a worker."""
 
 import contextlib
 import pathlib
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyhead.scale.sweep.engines import LOG, Handle
+from polyhead.scale.sweep.engines import LOG, Worker
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
@@ -16,33 +16,38 @@ if TYPE_CHECKING:
 class Here:
     """One run after another in this process.  A run that ends the process, such as out of memory, ends the sweep."""
 
-    pause, queues = 0.0, False
+    poll_seconds = 0.0
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
         if (workers or 1) != 1 or threads is not None:
-            raise ValueError("sweep: runs in this process are one at a time, with the threads of each; take Local")
+            raise ValueError("sweep: in this process, runs train one at a time with their own threads; use Local")
         return 1
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
-        return [_Ended(_train(folder)) for folder in folders]
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
+        return [FinishedWorker(train(folder)) for folder in folders]
 
-    def stop(self, handles: Sequence[Handle]) -> str:
-        return "stopped and saved"
+    def stop(self) -> str:
+        return "stopped and saved"  # by the signal itself
 
     def close(self) -> None:
         """There are no workers to end."""
 
 
 @dataclass(frozen=True)
-class _Ended:
-    how: int
+class FinishedWorker:
+    """A run that has already ended."""
 
-    def code(self) -> int:
-        return self.how
+    code: int
+
+    def exit_code(self) -> int:
+        return self.code
 
 
-def _train(folder: pathlib.Path) -> int:
-    """Train the run in `folder` with a log, as a worker does.  Raises KeyboardInterrupt after a signal, when saved."""
+def train(folder: pathlib.Path) -> int:
+    """Train the run in `folder` with a log, as a worker does; return its exit code.
+
+    Raises KeyboardInterrupt after a signal, when the run is saved.
+    """
     from polyhead.train.__main__ import main
 
     with (

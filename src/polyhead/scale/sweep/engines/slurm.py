@@ -1,47 +1,33 @@
-"""Workers as jobs of Slurm, in one array, by submitit.
+"""Workers as jobs of Slurm, through submitit.
 
 A job runs the worker as a child process.  Slurm sends SIGUSR2 before it preempts a job or ends it at its time limit.
-The worker then saves, and submitit queues the job again.  After Ctrl-C the jobs continue; the same command finds them
-again by the file slurm.json in each run's folder.
-
-No pickles of jobs are read: the exit code of the worker is in a file, and squeue gives the job's state.
+The worker then saves, and submitit queues the job again.
 """
 
 import contextlib
-import json
 import logging
 import os
 import pathlib
-import shlex
-import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines import GONE, LOG, Handle, Resources, command, settings
+from polyhead.scale.sweep.engines import LOST, Resources, Worker, command, open_log, worker_environment
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
-from polyhead.train.stop import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
     from polyhead.config import Run
 
-NAME, PLACE, RECORD = "polyhead", "slurm", "slurm.json"
-ENDED = {
-    **dict.fromkeys(("COMPLETED", "FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "REVOKED")),
-    "CANCELLED": INTERRUPTED,
-    "DEADLINE": INTERRUPTED,
-    "PREEMPTED": PREEMPTED,
-}
-"""End states of a job -> the outcome of its worker; None: the worker's own exit code."""
-
 
 class Slurm:
-    """Jobs of at most `minutes`; a longer run resumes in the next job.  `partition`, `account`: Slurm's default."""
+    """Jobs of at most `minutes`; a longer run resumes in the next job.  `partition`, `account`: Slurm's default.
 
-    queues = True
+    `cluster`: "slurm", or "local" for submitit's own executor on this machine, to try a sweep without Slurm.
+    """
+
+    poll_seconds = 2.0
 
     def __init__(
         self,
@@ -50,174 +36,120 @@ class Slurm:
         partition: str | None = None,
         account: str | None = None,
         minutes: int = 60,
-        pause: float = 5.0,
+        cluster: str = "slurm",
     ) -> None:
         check_number("sweep", "minutes", minutes, 1)
         self.resources = resources or Resources()
         if self.resources.gpus != int(self.resources.gpus):
-            raise ValueError(f"sweep: Slurm gives whole GPUs but gpus is {self.resources.gpus}")
-        self.partition, self.account, self.minutes, self.pause = partition, account, minutes, pause
-        self.folder = pathlib.Path()
+            raise ValueError(f"sweep: gpus must be whole under Slurm, got {self.resources.gpus}")
+        self.partition, self.account, self.minutes, self.cluster = partition, account, minutes, cluster
+        self.threads = self.resources.cpus
         self.executor: Any = None
-        self.threads = 1
-        self.states: dict[str, str] = {}
-        self.asked, self.looks = 0.0, 0  # time of the last call of squeue, number of answers so far
+        self.jobs: list[SlurmWorker] = []
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
-        for program in ("sbatch", "squeue", "scontrol", "srun"):
-            if shutil.which(program) is None:
-                raise ValueError(f"sweep: --slurm needs {program}, which is not installed here: is this a login node?")
         with optional("sweep: --slurm", "polyhead[slurm]"):
             import submitit
-        at_once = workers or len(runs)
         self.threads = threads or self.resources.cpus
-        self.folder = (folder / PLACE).absolute()
-        self.executor = submitit.AutoExecutor(self.folder, cluster="slurm", slurm_max_num_timeout=10**6)
-        self.executor.update_parameters(**self._parameters(at_once))
-        self._look()
-        return at_once
+        logging.getLogger("submitit").setLevel(logging.ERROR)
+        try:
+            self.executor = submitit.AutoExecutor(
+                (folder / "slurm").absolute(), cluster=self.cluster, slurm_max_num_timeout=10**6
+            )
+        except RuntimeError as error:  # srun or sbatch is missing
+            raise ValueError(f"sweep: --slurm needs a login node of Slurm ({error})") from None
+        self.executor.update_parameters(**self.parameters())
+        return workers or max(1, len(runs))
 
-    def _parameters(self, at_once: int) -> dict[str, Any]:
-        wanted, paths = self.resources, settings(self.threads, os.environ)["PYTHONPATH"]
-        chosen = {
-            "mem_gb": wanted.memory,
-            "slurm_gpus_per_node": int(wanted.gpus) or None,
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of a job for submitit; what is None is left to the cluster."""
+        parameters = {
+            "name": "polyhead",
+            "timeout_min": self.minutes,
+            "cpus_per_task": self.resources.cpus,
+            "mem_gb": self.resources.memory,
+            "slurm_gpus_per_node": int(self.resources.gpus) or None,
             "slurm_partition": self.partition,
             "slurm_account": self.account,
-        }
-        return {
-            "name": NAME,
-            "timeout_min": self.minutes,
-            "cpus_per_task": wanted.cpus,
-            "slurm_array_parallelism": at_once,
-            "slurm_setup": [f"export PYTHONPATH={shlex.quote(paths)}"],
             "slurm_signal_delay_s": min(90, 30 * self.minutes),
             "slurm_additional_parameters": {"requeue": True},
-            **{name: value for name, value in chosen.items() if value is not None},
         }
+        return {name: value for name, value in parameters.items() if value is not None}
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Handle]:
-        """Reuse jobs of an earlier call that have not ended; the other runs form one array."""
-        self._look()
-        found = {folder: self._earlier(folder) for folder in folders}
-        new = [folder for folder, job in found.items() if job is None]
-        if new:
-            for folder, job in zip(new, self._submit(new), strict=True):
-                (folder / RECORD).write_text(json.dumps({"job": job}) + "\n", encoding="utf-8")
-                found[folder] = job
-        self.asked = 0.0
-        return [_Job(self, str(found[folder])) for folder in folders]
-
-    def _submit(self, folders: Sequence[pathlib.Path]) -> list[str]:
-        logging.getLogger("submitit").setLevel(logging.ERROR)
-        task = Task(self.threads)
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
+        """Submit one array of jobs."""
         try:
-            jobs = self.executor.map_array(task, [str(folder.absolute()) for folder in folders])
+            jobs = self.executor.map_array(WorkerTask(self.threads), [str(folder.absolute()) for folder in folders])
         except Exception as error:  # submitit has no error class for a refusal by sbatch
-            said = [line for line in str(error).splitlines() if "error" in line] or [str(error)]
-            raise ValueError(f"sweep: sbatch refused the jobs ({said[-1].strip()})") from None
-        return [str(job.job_id) for job in jobs]
+            raise ValueError(f"sweep: sbatch refused the jobs ({str(error).strip().splitlines()[-1]})") from None
+        workers = [SlurmWorker(job) for job in jobs]
+        self.jobs += workers
+        return workers
 
-    def _earlier(self, folder: pathlib.Path) -> str | None:
-        """The job of an earlier call that may still train this run."""
-        with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
-            job = json.loads((folder / RECORD).read_text(encoding="utf-8")).get("job")
-            if isinstance(job, str) and self.states.get(job, "COMPLETED") not in ENDED:
-                return job
-        return None
-
-    def state(self, job: str) -> str | None:
-        """The state of a job by squeue; None if squeue no longer lists it."""
-        if time.monotonic() - self.asked > self.pause:
-            self._look()
-        return self.states.get(job)
-
-    def _look(self) -> None:
-        """Call squeue, which lists ended jobs for some minutes.  If it does not answer, its last answer holds."""
-        asked = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={NAME}", "--format=%i %T"]
-        self.asked = time.monotonic()
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(
-                asked, capture_output=True, text=True, check=True, timeout=60, encoding="utf-8"
-            ).stdout
-            self.states = dict(line.split(maxsplit=1) for line in said.splitlines() if " " in line)
-            self.looks += 1
-
-    def stop(self, handles: Sequence[Handle]) -> str:
-        jobs = sorted({job.name.partition("_")[0] for job in handles if isinstance(job, _Job)})
-        if not jobs:
-            return "stopped"
-        return f"left {len(handles)} jobs in Slurm, running or queued (scancel {' '.join(jobs)} ends them)"
+    def stop(self) -> str:
+        """Cancel all jobs; Slurm lets their workers save."""
+        for worker in self.jobs:
+            worker.job.cancel(check=False)
+        return "cancelled the jobs, whose workers save"
 
     def close(self) -> None:
-        pass
+        """Cancelled jobs end by themselves."""
 
 
-class _Job:
-    def __init__(self, slurm: Slurm, name: str) -> None:
-        self.slurm, self.name = slurm, name
-        self.ends, self.looks = 0, slurm.looks  # consecutive polls in which it had ended, and number of polls
+class SlurmWorker:
+    """A job of submitit."""
 
-    def code(self) -> int | None:
-        state = self.slurm.state(self.name)
-        if self.slurm.looks == self.looks:
+    def __init__(self, job: Any) -> None:
+        self.job = job
+
+    def exit_code(self) -> int | None:
+        if not self.job.done():
             return None
-        self.looks = self.slurm.looks
-        self.ends = self.ends + 1 if state is None or state in ENDED else 0
-        if self.ends < 2:  # a requeued job may briefly look ended, and a shared disk may lag
-            return None
-        if state is not None and (code := ENDED[state]) is not None:
-            return code
         try:
-            return int(_record(self.slurm.folder, self.name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return GONE
+            return int(self.job.result())
+        except Exception:  # submitit's own errors: the job left no result
+            return LOST
 
 
-def _record(folder: pathlib.Path, job: str) -> pathlib.Path:
-    """The file with the exit code of a job's worker."""
-    return folder / f"{job}.code"
-
-
-class Task:
-    """The work of a job: run the worker, and let it save on preemption."""
+class WorkerTask:
+    """The work of a job: run the worker, and let it save when the job is about to end."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.worker = 0
 
     def __call__(self, folder: str) -> int:
-        from submitit import JobEnvironment
-
-        record = _record(pathlib.Path(os.environ["SUBMITIT_FOLDER"]), JobEnvironment().job_id)
-        record.unlink(missing_ok=True)
-        with open(pathlib.Path(folder, LOG), "ab") as log:
+        with open_log(pathlib.Path(folder)) as log:
             process = subprocess.Popen(
                 command(pathlib.Path(folder)),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=settings(self.threads, os.environ),
-                preexec_fn=_deaf,
+                env=worker_environment(self.threads, os.environ),
+                preexec_fn=ignore_sigusr2,
             )
         self.worker = process.pid
-        code = os.waitstatus_to_exitcode(os.waitpid(self.worker, 0)[1])  # not Popen.wait: a signal may interrupt it
-        process.returncode = code
-        record.write_text(f"{code}\n", encoding="utf-8")
-        return code
+        # Not Popen.wait: `checkpoint` may interrupt it while it holds its lock.
+        try:
+            _, status = os.waitpid(self.worker, 0)
+        except KeyboardInterrupt:  # cancelled by submitit's local executor
+            process.terminate()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+        return process.returncode
 
     def checkpoint(self, folder: str) -> Any:
-        """Called by submitit on SIGUSR2; it queues the job again with the returned value."""
+        """Let the worker save, and return what submitit queues again.  submitit calls this on SIGUSR2."""
         from submitit.helpers import DelayedSubmission
 
-        signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second signal would end the worker before it has saved
-        if self.worker:  # 0: it has not started yet, and to `kill` 0 means all processes of this group
+        ignore_sigusr2()  # a second signal would end this process before the worker has saved
+        if self.worker:  # before the worker starts there is nothing to save, and 0 would mean this whole group
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self.worker, signal.SIGUSR1)
                 os.waitpid(self.worker, 0)
-        return DelayedSubmission(Task(self.threads), folder)
+        return DelayedSubmission(WorkerTask(self.threads), folder)
 
 
-def _deaf() -> None:
-    """Ignore SIGUSR2 in the worker: Slurm sends it to all processes of a job, but `checkpoint` stops the worker."""
+def ignore_sigusr2() -> None:
+    """Ignore SIGUSR2 in this process.  Slurm sends it to all processes of a job, the worker included."""
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

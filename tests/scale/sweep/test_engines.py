@@ -1,0 +1,159 @@
+"""Real workers of every engine: processes of this machine, a real local Ray, submitit's own local executor."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import dies_once
+import pytest
+
+import polyhead as ph
+from polyhead.scale.sweep import Failure
+from polyhead.scale.sweep.engines import Resources, command, worker_environment
+from polyhead.scale.sweep.engines.local import Local
+from polyhead.scale.sweep.engines.ray import Ray
+from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
+from polyhead.scale.sweep.jobs import sweep
+from polyhead.scale.sweep.screen import SweepScreen
+from polyhead.train import Interrupted
+from polyhead.train.store.claims import claim
+from polyhead.train.store.folder import read_metrics
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
+ENGINES = {"local": Local, "ray": lambda: Ray("local"), "slurm": lambda: Slurm(cluster="local")}
+CAN_STOP = {name: ENGINES[name] for name in ("local", "ray")}
+
+
+def many_steps(tiny):
+    return tiny("unused", steps=1_000_000, save_every=1_000_000, eval_every=1_000_000)
+
+
+class StopAtFirstRow(SweepScreen):
+    """Ctrl-C when the first run has written its first row."""
+
+    has_stopped = False
+
+    def update(self):
+        super().update()
+        if self.jobs[0].has_rows and not self.has_stopped:
+            self.has_stopped = True
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_killed_worker_resumes_and_a_diverged_run_fails_alone(tiny, tmp_path, capfd, name):
+    task = dies_once.DiesOnce(length=8, marker=str(tmp_path / "died"))
+    run = tiny("unused", task=task)
+    diverging = tiny("unused", name="bad", lr=1e38, warmup=0)
+    failure, result = sweep([diverging, run], tmp_path / "sweep", workers=2, threads=1, engine=ENGINES[name]())
+    # The killed run continued from its last checkpoint: each step once, with the numbers of an undisturbed run.
+    alone = ph.train.run(dataclasses.replace(run, folder=str(tmp_path / "alone")), progress=False)
+    assert result.scores == alone.scores
+    assert [row["step"] for row in read_metrics(result.folder) if row["kind"] == "train"] == list(range(1, 13))
+    assert result.environment["threads"] == 1
+    assert isinstance(failure, Failure)
+    assert (failure.name, failure.code) == ("bad", 2)
+    assert failure.error.startswith("train: the loss of bad is nan at step 2")
+    output = capfd.readouterr().err
+    assert "tiny: killed by signal 9; will be started again" in output
+    assert output.count("bad: started") == 1
+
+
+@pytest.mark.parametrize("name", CAN_STOP)
+def test_ctrl_c_saves_every_worker(tiny, tmp_path, name):
+    run = many_steps(tiny)
+    with pytest.raises(Interrupted, match=r"^stopped and saved; 0 of 1 runs are done, the same command resumes$"):
+        sweep([run], tmp_path, engine=CAN_STOP[name](), screen=StopAtFirstRow, progress=False)
+    folder = tmp_path / f"tiny-{ph.digest(run)}"
+    assert (folder / "checkpoint.safetensors").exists()
+    assert "stopped and saved at step" in (folder / "worker.log").read_text()
+
+
+@pytest.mark.parametrize(("resources", "name"), [(Resources(cpus=4096), "CPU"), (Resources(gpus=64.0), "GPU")])
+def test_resources_that_no_machine_of_ray_has_are_refused(tiny, tmp_path, resources, name):
+    with pytest.raises(ValueError, match=rf"^sweep: a run needs \d+ {name}; the largest machine of Ray has \d+$"):
+        sweep([tiny("unused")], tmp_path, engine=Ray("local", resources))
+
+
+def test_an_address_that_is_none_is_refused(tiny, tmp_path):
+    with pytest.raises(ValueError, match=r"^sweep: no Ray cluster at nowhere"):
+        sweep([tiny("unused")], tmp_path, engine=Ray("nowhere"))
+
+
+@pytest.mark.parametrize(("module", "engine"), [("ray", Ray("local")), ("submitit", Slurm())])
+def test_a_missing_package_is_named(tiny, tmp_path, monkeypatch, module, engine):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"needs {module}: pip install 'polyhead\["):
+        sweep([tiny("unused")], tmp_path, engine=engine)
+
+
+def test_slurm_needs_a_login_node(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"^sweep: --slurm needs a login node of Slurm"):
+        sweep([tiny("unused")], tmp_path, engine=Slurm())
+
+
+def test_the_parameters_of_a_slurm_job():
+    engine = Slurm(Resources(cpus=3, gpus=2.0, memory=4.5), partition="here", account="us", minutes=2)
+    parameters = engine.parameters()
+    assert parameters["timeout_min"] == 2
+    assert (parameters["cpus_per_task"], parameters["slurm_gpus_per_node"], parameters["mem_gb"]) == (3, 2, 4.5)
+    assert (parameters["slurm_partition"], parameters["slurm_account"]) == ("here", "us")
+    assert not {"mem_gb", "slurm_partition", "slurm_account"} & Slurm().parameters().keys()
+
+
+def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    saved = str(tmp_path / "saved")
+    saves = f"import pathlib; signal.sigwait([signal.SIGUSR1]); pathlib.Path({saved!r}).touch()"
+    block = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); print(flush=True); "
+    worker = subprocess.Popen([sys.executable, "-c", block + saves], stdout=subprocess.PIPE)
+    worker.stdout.readline()
+    task = WorkerTask(3)
+    task.worker = worker.pid
+    submission = task.checkpoint("folder")
+    worker.stdout.close()
+    worker.returncode = 0
+    assert (tmp_path / "saved").exists()
+    assert (submission.function.threads, submission.args) == (3, ("folder",))
+
+
+def test_a_job_preempted_before_its_worker_started_signals_no_process(monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *handler: None)
+    monkeypatch.setattr(os, "kill", lambda *process: pytest.fail(f"kill{process}"))
+    assert WorkerTask(3).checkpoint("folder").args == ("folder",)
+
+
+@pytest.mark.parametrize(
+    ("runs", "workers", "threads", "expected"),
+    [(3, None, None, (3, 2)), (9, None, None, (8, 1)), (3, 2, None, (2, 4)), (3, 2, 5, (2, 5))],
+)
+def test_workers_of_this_machine_share_its_cores(tiny, tmp_path, monkeypatch, runs, workers, threads, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    engine = Local()
+    assert (engine.open([tiny("unused")] * runs, tmp_path, workers, threads), engine.threads) == expected
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    engine.open([tiny("unused")] * runs, tmp_path, workers, threads)
+    assert engine.threads == (threads or 1)
+
+
+def test_a_worker_imports_nothing_from_the_current_folder(tiny, tmp_path):
+    """A file random.py of the user is not Python's module random."""
+    (tmp_path / "random.py").write_text("raise SystemExit('imported by mistake')")
+    run = tiny("unused", steps=1)
+    with claim(run, tmp_path / "run"):
+        pass
+    environment = worker_environment(1, os.environ)
+    worker = subprocess.run(command(tmp_path / "run"), cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert worker.returncode == 0, worker.stderr
+
+
+def test_the_environment_of_a_worker():
+    environment = worker_environment(3, {"OMP_NUM_THREADS": "9", "PYTHONPATH": "user", "HOME": "home"})
+    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"], environment["HOME"]) == ("3", "3", "home")
+    assert environment["PYTHONPATH"] == f"{pathlib.Path(ph.__file__).parents[1]}{os.pathsep}user"
+    assert environment["POLYHEAD_REQUEUE"] == "0"
