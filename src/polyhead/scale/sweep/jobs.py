@@ -1,9 +1,9 @@
 """Many runs in parallel: an engine starts a worker for each, on this machine or on a cluster.
 
 A worker that dies is started again up to `retries` times, and resumes from its checkpoint.  Invalid input and
-divergence would happen again, so they fail at once.  Finished runs are skipped, so the same call resumes a sweep.  A run that
-another process trains is left to that process, so the same call on several machines with a shared folder divides the
-work.
+divergence would happen again, so they fail at once.  Finished runs are skipped, so the same call resumes a sweep.  A
+run that another process trains is left to that process, so the same call on several machines with a shared folder
+divides the work.
 """
 
 import contextlib
