@@ -12,7 +12,7 @@ import shutil
 from typing import Any
 
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-COPIED = ("results/small", "results/kernels", "results/fuzzy", "results/sraven")
+COPIED = ("results/small", "results/fuzzy", "results/sraven")
 LINK = re.compile(r"(!?\[[^]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.M | re.S)
 

@@ -1,7 +1,7 @@
 """What the codes of a language model say of the text that it reads: kinds of characters, and places in words.
 
 The labels need nothing but the text of each token, so any model of any library can be probed: ours, or one of Hugging
-Face (docs/results/language_codes.md).
+Face.
 """
 
 from collections.abc import Callable, Sequence
