@@ -9,7 +9,6 @@ groups are symbols; they come from the layer's own sources or from the caller.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,9 +17,9 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers.cache import LayerCache, whole
-from polyhead.layers.call import LayerCall, LayerLimits, call_of, check, drawn_keep, no_script, symbols_of
+from polyhead.layers.call import LayerCall, LayerLimits, call_of, check_pairs, drawn_keep, no_script, symbols_of_groups
 from polyhead.layers.device import Device
-from polyhead.layers.heads.functions import asked, attended, coder, compiled
+from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnPositions
@@ -33,8 +32,6 @@ from polyhead.ops.latent_code import allowed, at_least_float32, dense
 from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 
 Positions = config.Position | nn.ModuleDict | None
-Part = tuple[AttentionCall | None, Tensor]
-"""For one group: the call of its op (None if it updated a state instead), and its output (b t h*e)."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -76,29 +73,42 @@ class MultiHeadAttention(nn.Module):
         self.dim, self.causal, self.max_length = dim, causal, max_length
         self.window = check_window("MultiHeadAttention", window)
         self.dropout, self.dropout_shared = dropout, dropout_shared
-        self.total_heads = sum(group.heads for group in heads)
-        groups = [
-            build(m, dim, self.total_heads, bias=bias, max_length=max_length, device=device, dtype=dtype) for m in heads
-        ]
+
+        # The groups of heads.  `sizes`, `shared`, `heads_of`, `symbol_dims` and `source_of` have an entry for each.
+        self.total_heads = sum(mechanism.heads for mechanism in heads)
+        groups: list[HeadGroup] = []
+        self.heads_of: list[tuple[int, int]] = []  # the first head of each group, and the first of the next group
+        for mechanism in heads:
+            group = build(
+                mechanism, dim, self.total_heads, bias=bias, max_length=max_length, device=device, dtype=dtype
+            )
+            first = sum(other.sizes.heads for other in groups)
+            self.heads_of.append((first, first + group.sizes.heads))
+            groups.append(group)
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
         check_shared("MultiHeadAttention", heads, self.sizes)
-        self.shared = [mechanism.share for mechanism in heads]
+        self.shared = [mechanism.share for mechanism in heads]  # reads the queries and keys of the group before
+
+        # One map to all queries, keys and values, and one from the heads' outputs.
         self.widths = widths_of(self.sizes)
-        self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
         self.qkv = linear(dim, sum(self.widths), bias=bias, device=device, dtype=dtype)
-        values = sum(size.heads * size.value_dim for size in self.sizes)
-        self.out = nn.Linear(values, dim, bias=bias, device=device, dtype=dtype)
-        self._add_positions(positions, heads, max_length, device, dtype)
-        # Norms of q and k, group by group; a group that shares its queries and keys has none.
-        norms = [
-            nn.Identity() if shared else LayerNorm(size.dim, eps=1e-6, bias=False, device=device, dtype=dtype)
-            for size, shared in zip(self.sizes, self.shared, strict=True)
-            for _ in range(2)
-        ]
-        self.qk_norms = nn.ModuleList(norms) if qk_norm else None
+        output_width = sum(size.heads * size.value_dim for size in self.sizes)
+        self.out = nn.Linear(output_width, dim, bias=bias, device=device, dtype=dtype)
+
+        self._build_positions(positions, heads, device, dtype)
+
+        # Norms of queries and of keys, group by group; a group that shares its queries and keys has none.
+        self.qk_norms: nn.ModuleList | None = None
+        if qk_norm:
+            self.qk_norms = nn.ModuleList()
+            for size, is_shared in zip(self.sizes, self.shared, strict=True):
+                for _ in "qk":
+                    norm = LayerNorm(size.dim, eps=1e-6, bias=False, device=device, dtype=dtype)
+                    self.qk_norms.append(nn.Identity() if is_shared else norm)
+
         self.symbol_dims = [group.symbol_dim if isinstance(group, SymbolGroup) else None for group in groups]
-        self._add_symbols(heads if own_symbols else (), device, dtype)
+        self._build_symbols(heads if own_symbols else (), device, dtype)
         self.register_load_state_dict_post_hook(leave_meta)
 
     __prepare_scriptable__ = no_script
@@ -106,37 +116,44 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
 
-    def _add_symbols(self, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None) -> None:
-        """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
-        distinct = list(dict.fromkeys(group.symbols for group in heads if isinstance(group, config.SymbolHeads)))
-        self.source_of = [distinct.index(g.symbols) if isinstance(g, config.SymbolHeads) else None for g in heads]
-        causal, length = self.causal, self.max_length
-        self.symbols = nn.ModuleList(
-            build_symbols(s, self.dim, causal=causal, max_length=length, place=i, device=device, dtype=dtype)
-            for i, s in enumerate(distinct)
-        )
-
-    def _add_positions(
-        self,
-        positions: Positions,
-        heads: Sequence[config.Mechanism],
-        length: int,
-        device: Device,
-        dtype: torch.dtype | None,
+    def _build_positions(
+        self, positions: Positions, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None
     ) -> None:
+        """Positions rotate queries and keys (`rotary`) or add a bias to the scores (`relative`)."""
         self.rotary: nn.ModuleDict | OwnPositions | None = None
         self.relative: RelativePositionBias | AlibiBias | OwnPositions | None = None
         if isinstance(positions, nn.ModuleDict):
             self.rotary = positions
         elif isinstance(positions, config.Rotary):
             theta, layout = positions.theta, positions.layout
-            self.rotary = rotary_tables([heads], self.dim, theta=theta, layout=layout, max_length=length, device=device)
+            self.rotary = rotary_tables(
+                [heads], self.dim, theta=theta, layout=layout, max_length=self.max_length, device=device
+            )
         elif positions is not None:
-            made = build_bias(positions, self.total_heads, self.dim, length, device=device, dtype=dtype)
-            if isinstance(made, OwnPositions) and made.way == "rotate":
-                self.rotary = made
+            module = build_bias(positions, self.total_heads, self.dim, self.max_length, device=device, dtype=dtype)
+            if isinstance(module, OwnPositions) and module.way == "rotate":
+                self.rotary = module
             else:
-                self.relative = made
+                self.relative = module
+
+    def _build_symbols(self, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None) -> None:
+        """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
+        self.symbols = nn.ModuleList()
+        self.source_of: list[int | None] = []
+        distinct: list[config.SymbolSource] = []
+        for mechanism in heads:
+            if not isinstance(mechanism, config.SymbolHeads):
+                self.source_of.append(None)
+                continue
+            source, place = mechanism.symbols, len(distinct)
+            if source not in distinct:
+                distinct.append(source)
+                module = build_symbols(
+                    source, self.dim, causal=self.causal, max_length=self.max_length, place=place, device=device,
+                    dtype=dtype,
+                )  # fmt: skip
+                self.symbols.append(module)
+            self.source_of.append(distinct.index(source))
 
     @shaped
     def forward(
@@ -169,198 +186,87 @@ class MultiHeadAttention(nn.Module):
         cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.  Raises
         ValueError for shapes, dtypes or combinations of arguments that do not match.
         """
-        with whole(cache):
+        with whole(cache):  # an interrupted call adds nothing to the cache
             call = call_of(
                 x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
                 cu_seqlens=cu_seqlens, cache=cache, layer=self,
             )  # fmt: skip
-            check((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
-            mask, bias, keep = (call.held(array) for array in (mask, bias, keep))
-            bias, keep = self._bias(bias, call), self._keep(x, call.s) if keep is None else keep
+
+            # What hides keys, what is added to scores and what multiplies the code, for all heads.
+            check_pairs((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
+            mask, bias, keep = (call.held(pairs) for pairs in (mask, bias, keep))
+            bias = self._add_position_bias(bias, call)
+            if keep is None and self.training and self.dropout > 0:
+                keep = self.draw_keep(x.shape[0], call.t, call.s, device=x.device, dtype=at_least_float32(x.dtype))
             limits = self._limits(bias, mask, keep, call)
-            plain = bias is None and mask is None and keep is None and not return_code and taps is None
-            parts = self._parts(self._symbols(symbols, call), limits, call, plain)
-            result = self.out(parts[0][1] if len(parts) == 1 else torch.cat([y for _, y in parts], dim=-1))
-            if call.memory is not None:
-                call.memory.advance(call.t, call.span)
+            needs_pairs = return_code or any(pairs is not None for pairs in (bias, mask, keep, taps))
+
+            # Projections, then the heads, group by group.
+            projections = project(self.qkv, self.sizes, x, context, senders=call.computes_keys)
+            symbols_by_group = self._symbols(symbols, call)
+            calls: list[AttentionCall | None] = []  # None for a group that adds the tokens to a state
+            outputs: list[Tensor] = []
+            tensors: dict[str, Tensor] = {}
+            for i, group in enumerate(self.groups):
+                if self._keeps_state(i, call, needs_pairs):
+                    tensors = {}
+                    calls.append(None)
+                    outputs.append(self._step(i, projections[i], call))
+                else:
+                    tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
+                    op_call = limits.call(tensors, *self.heads_of[i])
+                    calls.append(op_call)
+                    outputs.append(attended(group, op_call))
+
+            # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
+            joint = outputs[0].flatten(2)
+            if len(outputs) > 1:
+                joint = torch.cat([output.flatten(2) for output in outputs], dim=-1)
+            y = self.out(joint)
+
+            if call.cache is not None:
+                call.cache.advance(call.t, call.max_cached)
             if taps is not None:
-                seen = tuple(self._tap(i, own, y) for i, (own, y) in enumerate(parts) if own is not None)
-                taps.append(Taps(x=x, context=call.source, output=result, b_out=affine(self.out)[1], groups=seen))
-            return (result, self._code(parts)) if return_code else result
+                taps.append(self._taps(call, calls, outputs, y))
+            if return_code:
+                return y, self._code(calls)
+            return y
 
-    def _parts(self, symbols: Sequence[Tensor | None], limits: LayerLimits, call: LayerCall, plain: bool) -> list[Part]:
-        """The call and the output of each group."""
-        projected = project(self.qkv, self.sizes, call.x, call.context, senders=call.new_senders)
-        parts: list[Part] = []
-        made: dict[str, Tensor] = {}
-        for i, group in enumerate(self.groups):
-            if self._sums(i, call, plain):
-                made = {}
-                parts.append((None, self._step(i, projected[i], call).flatten(2)))
-            else:
-                made = self._inputs(i, projected[i], symbols[i], call, made)
-                own = limits.call(made, *self.heads_of[i])
-                parts.append((own, attended(group, own).flatten(2)))
-        return parts
-
-    def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: LayerCall) -> Sequence[Tensor | None]:
-        """The symbols of the new senders, for each group."""
-        if all(dim is None for dim in self.symbol_dims) or not call.new_senders:
-            return [None] * len(self.groups)
-        if symbols is not None:
-            return symbols_of(symbols, self.symbol_dims, call)
-        if not self.symbols:
-            raise ValueError("MultiHeadAttention: with own_symbols=False its relational heads need symbols=")
-        own = call.context is None
-        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
-        first, cache, where = (call.past, call.memory, call.positions) if own else (0, None, None)
-        made = [
-            source(call.source, first=first, cache=cache, cu_seqlens=call.cu_seqlens, positions=where)
-            for source in sources
-        ]
-        return [None if which is None else made[which] for which in self.source_of]
-
-    def _inputs(
-        self, i: int, rows: Rows, symbols: Tensor | None, call: LayerCall, before: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The tensors for the op of group `i`: q and q_rel of the receivers; k, k_rel and v of all senders."""
-        f = None if self.symbol_dims[i] is None else asked(self.groups[i], "features")(call.x)
-        made = self._receivers(i, rows, f, call)
-        like = next(iter(made.values()), call.x).dtype
-        made |= self._all_senders(i, rows, f, symbols, call, like)
-        if self.shared[i]:
-            made |= {"q": before["q"], "k": before["k"]}
-        if "table" in made:
-            table = made.pop("table")
-            made["v"] = table[None, :0] if call.empty else by_offset(table, call.t, call.s, call.first)
-        if made["v"].ndim == 4 and made["v"].shape[0] == 1:
-            made["v"] = made["v"].expand(call.x.shape[0], -1, -1, -1)
-        return made
-
-    def _receivers(self, i: int, rows: Rows, f: Tensor | None, call: LayerCall) -> dict[str, Tensor]:
-        """q (b t h d) and, for relations, q_rel."""
-        made = {"q": rows["q"]} if "q" in rows else {}
-        made |= {} if f is None else asked(self.groups[i], "receive")(f)
-        if "q" in made:
-            made["q"] = self._place(2 * i, made["q"], call, call.positions)
-        return made
-
-    def _all_senders(
-        self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: LayerCall, like: torch.dtype
-    ) -> dict[str, Tensor]:
-        """`_senders` together with the cached tensors of earlier calls; those of a context in at least the dtype
-        `like`."""
-        if call.memory is None:
-            return self._senders(i, rows, f, symbols, call)
-        if call.context is None:
-            new = self._senders(i, rows, f, symbols, call)
-            return {name: x if name == "table" else call.remember((i, name), x) for name, x in new.items()}
-        kept = call.memory.once(i, lambda: self._senders(i, rows, f, symbols, call))
-        # They may have been cached under autocast and be read without it.
-        return {name: x.to(torch.promote_types(x.dtype, like)) for name, x in kept.items()}
-
-    def _senders(
-        self, i: int, rows: Rows, f: Tensor | None, symbols: Tensor | None, call: LayerCall
-    ) -> dict[str, Tensor]:
-        """k (b s g d), v (b|1 s g e) or the table of relative symbols, and k_rel, for the new senders."""
-        group = self.groups[i]
-        made = {name: rows[name] for name in "kv" if name in rows}
-        if f is not None and symbols is not None:
-            made |= asked(group, "send")(f if call.context is None else asked(group, "features")(call.source))
-            made["v" if symbols.ndim == 3 else "table"] = asked(group, "values")(symbols)
-        if "k" in made:
-            made["k"] = self._place(2 * i + 1, made["k"], call, call.positions if call.context is None else None)
-        return made
-
-    def _place(self, which: int, rows: Tensor, call: LayerCall, positions: Tensor | None) -> Tensor:
-        """Normalise and rotate the queries (`which` even) or keys (odd) of group `which` // 2."""
-        if self.qk_norms is not None:
-            rows = self.qk_norms[which](rows)
-        if self.rotary is None:
-            return rows
-        where = call.counted(queries=which % 2 == 0) if positions is None else positions
-        if isinstance(self.rotary, OwnPositions):
-            return self.rotary.rotate(rows, where)
-        reach = max(call.past + call.t, call.s) if call.positions is None else call.s  # given ones are those of x only
-        beyond = positions is None and reach > self.max_length
-        if beyond and call.cu_seqlens is None:
-            raise ValueError(f"MultiHeadAttention: {reach} positions but max_length is {self.max_length}")
-        # The test above proves that counted positions are in range; reading them would synchronise the device.  Those
-        # of packed sequences can be out of range only if `beyond`; on a GPU the table lookup itself then fails.
-        packed = beyond and call.x.device.type == "cpu"
-        table = self.rotary[str(self.sizes[which // 2].dim)]
-        return table(rows, where[..., None], check=positions is not None or packed)
-
-    def _bias(self, bias: Tensor | None, call: LayerCall) -> Tensor | None:
+    # ------------------------------------------------------------------------------------- masks, biases and dropout
+    def _add_position_bias(self, bias: Tensor | None, call: LayerCall) -> Tensor | None:
         """The sum of the given bias and the position bias; by offset (h, t+s-1) unless one of them is dense."""
-        if self.relative is None or call.empty:
+        if self.relative is None or call.is_empty:
             return bias
-        x, t, s = call.x, call.t, call.s
+        t, s = call.t, call.s
         if not isinstance(self.relative, RelativePositionBias):
-            self.relative.leave_meta(x)
+            self.relative.leave_meta(call.x)
         if call.positions is None:
-            relative = self.relative(t, s, offset=s - t if self.causal else call.past)
+            relative = self.relative(t, s, offset=s - t if self.causal else call.num_cached)
         else:
-            relative = self.relative.dense(call.positions, call.where_keys_are())
-        relative = relative.to(at_least_float32(x.dtype))  # bfloat16 cannot hold a distance of 257
+            relative = self.relative.dense(call.positions, call.all_key_positions())
+        relative = relative.to(at_least_float32(call.x.dtype))  # bfloat16 cannot hold a distance of 257
         if bias is None:
             return relative
         if bias.ndim != relative.ndim:
-            bias, relative = (dense(a, t, s) for a in (bias, relative))
+            return dense(bias, t, s) + dense(relative, t, s)
         return bias + relative
 
     def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: LayerCall) -> LayerLimits:
-        """Masks and biases for the ops.  Their window counts indices: with other positions it goes into the mask."""
+        """Masks and biases for the ops, with the padding of cached tokens."""
+        if call.cache is not None and call.cache.real is not None and call.context is None:
+            is_real = call.cache.real[:, None, None]
+            mask = is_real if mask is None else mask & is_real
+
+        # An op's window counts indices and ends at the last key.  With other positions the window becomes a mask.
         window = self.window
-        if call.memory is not None and call.memory.real is not None and call.context is None:
-            real = call.memory.real[:, None, None]
-            mask = real if mask is None else mask & real
-        aligned = self.causal or call.context is None or (call.t == call.s and call.past == 0)
-        if window is not None and not (call.positions is None and aligned):
-            queries = call.counted(queries=True) if call.positions is None else call.positions
-            near = (queries[:, None, :, None] - call.where_keys_are()[:, None, None, :]).abs() < window
-            mask, window = near if mask is None else mask & near, None
+        is_aligned = self.causal or call.context is None or (call.t == call.s and call.num_cached == 0)
+        if window is not None and (call.positions is not None or not is_aligned):
+            queries = call.query_positions()
+            distances = queries[:, None, :, None] - call.all_key_positions()[:, None, None, :]
+            is_near = distances.abs() < window
+            mask = is_near if mask is None else mask & is_near
+            window = None
         return LayerLimits(bias, mask, keep, self.causal, window, call.cu_seqlens)
-
-    def _sums(self, i: int, call: LayerCall, plain: bool) -> bool:
-        """Whether group `i` caches the sum over all keys and values instead of each of them.
-
-        The first call with a cache decides.  `plain`: the call has no bias, mask, keep, return_code or taps.
-        """
-        group, memory = compiled(self.groups[i]), call.memory
-        if memory is None or call.context is not None:
-            return False
-        if not isinstance(group, LinearHeads):
-            if (i, "state") in memory:
-                who = type(group).__name__
-                raise ValueError(f"MultiHeadAttention: linear heads kept the sum of earlier tokens, but a {who} came")
-            return False
-        shares = self.shared[i] or any(self.shared[i + 1 : i + 2])
-        if call.past == 0:
-            return plain and sums(self.groups[i]) and not shares and self.window is None
-        if (i, "state") in memory and not plain:
-            raise ValueError(
-                "MultiHeadAttention: linear heads keep the sum of earlier tokens, not each of them, so bias, mask, "
-                "keep, return_code and taps must be given in the first call with a cache or in none"
-            )
-        return (i, "state") in memory
-
-    def _step(self, i: int, rows: Rows, call: LayerCall) -> Tensor:
-        """The output of group `i` for new tokens; their keys and values are added to its state."""
-        group, memory = compiled(self.groups[i]), call.memory
-        assert isinstance(group, LinearHeads)
-        assert memory is not None
-        q, k = (self._place(2 * i + n, rows[name], call, call.positions) for n, name in enumerate("qk"))
-        mask = None if memory.real is None else memory.real[:, None, None, memory.real.shape[1] - call.t :]
-        y, state = group.step(q, k, rows["v"], memory.state((i, "state")), mask=mask)
-        if call.past + call.t:  # the first call with tokens decides, see `_sums`
-            memory.put((i, "state"), state)
-        return y
-
-    def _keep(self, x: Tensor, s: int) -> Tensor | None:
-        if not self.training or self.dropout == 0.0:
-            return None
-        return self.draw_keep(x.shape[0], x.shape[1], s, device=x.device, dtype=at_least_float32(x.dtype))
 
     def draw_keep(
         self,
@@ -376,21 +282,167 @@ class MultiHeadAttention(nn.Module):
         shape = (1, 1, t, s) if self.dropout_shared else (b, self.total_heads, t, s)
         return drawn_keep(shape, self.dropout, device=device, dtype=dtype, generator=generator)
 
-    def _code(self, parts: list[Part]) -> Tensor:
-        """The code of all pairs (b h t s), recomputed from the call of each group."""
-        calls = zip(self.groups, parts, strict=True)
-        return torch.cat([coder(group)(own) for group, (own, _) in calls if own is not None], dim=1)
+    # ------------------------------------------------------------------------------------------ the tensors of a group
+    def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: LayerCall) -> Sequence[Tensor | None]:
+        """The symbols of the new keys, for each group: given ones, or those of the layer's own sources."""
+        needs_symbols = any(dim is not None for dim in self.symbol_dims)
+        if not needs_symbols or not call.computes_keys:
+            return [None] * len(self.groups)
+        if symbols is not None:
+            return symbols_of_groups(symbols, self.symbol_dims, call)
+        if not self.symbols:
+            raise ValueError("MultiHeadAttention: with own_symbols=False its relational heads need symbols=")
+        outputs = []
+        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
+        for source in sources:
+            if call.context is None:
+                first, positions = call.num_cached, call.positions
+                symbols_by_key = source(
+                    call.x, first=first, cache=call.cache, cu_seqlens=call.cu_seqlens, positions=positions
+                )
+            else:
+                symbols_by_key = source(call.context)
+            outputs.append(symbols_by_key)
+        return [None if index is None else outputs[index] for index in self.source_of]
 
-    def _tap(self, i: int, own: AttentionCall, y: Tensor) -> GroupTaps:
-        w_value, b_value = value_weights(self.qkv, self.sizes, i)
-        return tapped(
-            self.groups[i],
-            own,
-            y.unflatten(-1, (self.sizes[i].heads, -1)),
-            mask=allowed(replace(own, causal=False)),
-            causal=self.causal,
-            scale=self.sizes[i].dim ** -0.5,
-            w_value=w_value,
-            b_value=b_value,
-            w_out=out_weight(self.out, self.sizes, i),
-        )
+    def _op_tensors(
+        self, i: int, rows: Rows, symbols: Tensor | None, call: LayerCall, previous: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The tensors for the op of group `i`: q and q_rel of the queries; k, k_rel and v of all keys.
+
+        `previous`: those of the group before, whose queries and keys the group may share.
+        """
+        group, features = self.groups[i], None
+        if self.symbol_dims[i] is not None:
+            features = asked(group, "features")(call.x)
+
+        # Queries (b t h d), and relation queries (b t r p) of relational heads.
+        tensors = {"q": rows["q"]} if "q" in rows else {}
+        if features is not None:
+            tensors.update(asked(group, "receive")(features))
+        if "q" in tensors:
+            tensors["q"] = self._place(i, tensors["q"], call, are_queries=True)
+        dtype = next(iter(tensors.values()), call.x).dtype
+
+        # Keys and values, after those of earlier calls; a context's are computed once.
+        if call.cache is not None and call.context is not None:
+            cached = call.cache.once(i, lambda: self._key_tensors(i, rows, features, symbols, call))
+            # They may have been cached under autocast and be read without it.
+            tensors.update({name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in cached.items()})
+        else:
+            for name, x in self._key_tensors(i, rows, features, symbols, call).items():
+                is_cached = call.cache is not None and name != "table"
+                tensors[name] = call.append_to_cache((i, name), x) if is_cached else x
+        if self.shared[i]:
+            tensors["q"], tensors["k"] = previous["q"], previous["k"]
+
+        # A table of relative symbols becomes symbols by offset (t+s-1 g e).
+        if "table" in tensors:
+            table = tensors.pop("table")
+            tensors["v"] = table[None, :0] if call.is_empty else by_offset(table, call.t, call.s, call.first_query)
+        if tensors["v"].ndim == 4 and tensors["v"].shape[0] == 1:  # symbols of positions are the same in all samples
+            tensors["v"] = tensors["v"].expand(call.x.shape[0], -1, -1, -1)
+        return tensors
+
+    def _key_tensors(
+        self, i: int, rows: Rows, features: Tensor | None, symbols: Tensor | None, call: LayerCall
+    ) -> dict[str, Tensor]:
+        """For the new keys: k (b s g d), k_rel, and v (b|1 s g e) or the table of relative symbols."""
+        group = self.groups[i]
+        tensors: dict[str, Tensor] = {name: rows[name] for name in ("k", "v") if name in rows}
+        if features is not None and symbols is not None:
+            if call.context is not None:
+                features = asked(group, "features")(call.context)
+            tensors.update(asked(group, "send")(features))
+            tensors["v" if symbols.ndim == 3 else "table"] = asked(group, "values")(symbols)
+        if "k" in tensors:
+            tensors["k"] = self._place(i, tensors["k"], call, are_queries=False)
+        return tensors
+
+    def _place(self, i: int, x: Tensor, call: LayerCall, *, are_queries: bool) -> Tensor:
+        """Normalise and rotate the queries or the new keys of group `i`."""
+        if self.qk_norms is not None:
+            x = self.qk_norms[2 * i if are_queries else 2 * i + 1](x)
+        if self.rotary is None:
+            return x
+        positions = call.query_positions() if are_queries else call.new_key_positions()
+        if isinstance(self.rotary, OwnPositions):
+            return self.rotary.rotate(x, positions)
+        table = self.rotary[str(self.sizes[i].dim)]
+        if call.positions is not None and (are_queries or call.context is None):
+            return table(x, positions[..., None])
+
+        # Counted positions are checked here, because reading them would synchronise the device.  Packed sequences may
+        # be short enough: their positions are read on a CPU; on a GPU the table lookup itself fails.
+        length = call.s if call.positions is not None else max(call.num_cached + call.t, call.s)
+        is_too_long = length > self.max_length
+        if is_too_long and call.cu_seqlens is None:
+            raise ValueError(f"MultiHeadAttention: {length} positions but max_length is {self.max_length}")
+        return table(x, positions[..., None], check=is_too_long and call.x.device.type == "cpu")
+
+    # ------------------------------------------------------------------------------------- linear heads with a state
+    def _keeps_state(self, i: int, call: LayerCall, needs_pairs: bool) -> bool:
+        """Whether group `i` caches the sum over all keys and values instead of each of them.
+
+        The first call with a cache decides.  `needs_pairs`: the call has a bias, mask, keep, return_code or taps.
+        """
+        group, cache = compiled(self.groups[i]), call.cache
+        if cache is None or call.context is not None:
+            return False
+        has_state = (i, "state") in cache
+        if not isinstance(group, LinearHeads):
+            if has_state:
+                kind = type(group).__name__
+                raise ValueError(f"MultiHeadAttention: linear heads kept the sum of earlier tokens, but a {kind} came")
+            return False
+        if call.num_cached == 0:
+            is_shared = self.shared[i] or any(self.shared[i + 1 : i + 2])
+            return not needs_pairs and sums(self.groups[i]) and not is_shared and self.window is None
+        if has_state and needs_pairs:
+            raise ValueError(
+                "MultiHeadAttention: linear heads keep the sum of earlier tokens, not each of them, so bias, mask, "
+                "keep, return_code and taps must be given in the first call with a cache or in none"
+            )
+        return has_state
+
+    def _step(self, i: int, rows: Rows, call: LayerCall) -> Tensor:
+        """The output (b t h e) of group `i` for new tokens; their keys and values are added to its state."""
+        group, cache = compiled(self.groups[i]), call.cache
+        assert isinstance(group, LinearHeads)
+        assert cache is not None
+        q = self._place(i, rows["q"], call, are_queries=True)
+        k = self._place(i, rows["k"], call, are_queries=False)
+        mask = None
+        if cache.real is not None:
+            mask = cache.real[:, None, None, cache.real.shape[1] - call.t :]
+        output, state = group.step(q, k, rows["v"], cache.state((i, "state")), mask=mask)
+        if call.num_cached + call.t > 0:  # the first call with tokens decides, see `_keeps_state`
+            cache.put((i, "state"), state)
+        return output
+
+    # -------------------------------------------------------------------------------------------------- code and taps
+    def _code(self, calls: Sequence[AttentionCall | None]) -> Tensor:
+        """The code of all pairs (b h t s), recomputed from the call of each group."""
+        codes = []
+        for group, op_call in zip(self.groups, calls, strict=True):
+            if op_call is not None:
+                codes.append(coder(group)(op_call))
+        return torch.cat(codes, dim=1)
+
+    def _taps(
+        self, call: LayerCall, calls: Sequence[AttentionCall | None], outputs: Sequence[Tensor], y: Tensor
+    ) -> Taps:
+        """The tensors of the call and the weights around them; a group that keeps a state has none."""
+        groups: list[GroupTaps] = []
+        for i, (op_call, output) in enumerate(zip(calls, outputs, strict=True)):
+            if op_call is None:
+                continue
+            w_value, b_value = value_weights(self.qkv, self.sizes, i)
+            group = tapped(
+                self.groups[i], op_call, output, mask=allowed(replace(op_call, causal=False)), causal=self.causal,
+                scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,
+                w_out=out_weight(self.out, self.sizes, i),
+            )  # fmt: skip
+            groups.append(group)
+        _, b_out = affine(self.out)
+        return Taps(x=call.x, context=call.key_source, output=y, b_out=b_out, groups=tuple(groups))

@@ -12,7 +12,8 @@ from polyhead.layers.device import Device
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import AttentionCall
 
-WHO = "MultiHeadAttention"
+LAYER = "MultiHeadAttention"
+"""The name in error messages."""
 
 
 def no_script(module: nn.Module) -> NoReturn:
@@ -20,24 +21,26 @@ def no_script(module: nn.Module) -> NoReturn:
     raise ValueError(f"{type(module).__name__}: TorchScript cannot compile it; use torch.compile or torch.export")
 
 
+# ---------------------------------------------------------------------------------------------------- queries and keys
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a layer: `t` queries from `x`, and `s` keys from `x` and earlier tokens, or from a context.
+    """The tokens of one call: `t` queries from `x`, and `s` keys from `x` and cached tokens, or from a context.
 
-    `memory` is the cache.  `past`: number of earlier tokens.  `gone`: how many of those the cache has dropped.  `span`:
-    how many tokens it stores after this call (None: all).  `lead`: the position of query 0 minus that of the first key
-    of all, if no positions are given.  `first`: index of query 0 among the keys, for relative symbols.
+    `cache`: that of the keys.  `num_cached`: number of earlier tokens; `gone`: how many of them the cache has dropped;
+    `max_cached`: how many tokens it stores after this call (None: all).  `offset`: the position of query 0 minus that
+    of the first key of all, if no positions are given.  `first_query`: index of query 0 among the keys, for relative
+    symbols.  `positions` are those given for x, `key_positions` those of all keys.
     """
 
     x: Tensor
     context: Tensor | None
-    memory: LayerCache | None
-    past: int
-    lead: int
+    cache: LayerCache | None
+    num_cached: int
+    offset: int
     gone: int
-    span: int | None
+    max_cached: int | None
     s: int
-    first: int
+    first_query: int
     positions: Tensor | None
     key_positions: Tensor | None
     cu_seqlens: Tensor | None
@@ -47,39 +50,50 @@ class LayerCall:
         return self.x.shape[1]
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is neither a query nor a key, so that a tensor by offset would have -1 rows."""
         return self.t + self.s == 0
 
     @property
-    def source(self) -> Tensor:
+    def key_source(self) -> Tensor:
+        """The tokens from which new keys and values are computed."""
         return self.x if self.context is None else self.context
 
     @property
-    def new_senders(self) -> bool:
+    def computes_keys(self) -> bool:
         """Whether keys and values must be computed: those of a cached context are computed only once."""
-        return self.context is None or self.memory is None or self.past == 0
+        return self.context is None or self.cache is None or self.num_cached == 0
 
-    def remember(self, name: Hashable, new: Tensor) -> Tensor:
+    def append_to_cache(self, name: Hashable, new: Tensor) -> Tensor:
         """The cached tensors of earlier tokens followed by `new`, those of x."""
-        assert self.memory is not None
-        return _append(self.memory, name, new, self.x.shape[0], self.span)
+        assert self.cache is not None
+        return _append(self.cache, name, new, self.x.shape[0], self.max_cached)
 
-    def held(self, array: Tensor | None) -> Tensor | None:
+    def held(self, pairs: Tensor | None) -> Tensor | None:
         """A mask, bias or dropout mask over all keys so far, cut to the keys that the cache still holds."""
-        return array if array is None or not self.gone or array.shape[-1] == 1 else array[..., self.gone :]
+        if pairs is None or self.gone == 0 or pairs.shape[-1] == 1:
+            return pairs
+        return pairs[..., self.gone :]
 
-    def counted(self, *, queries: bool) -> Tensor:
-        """Default positions of queries (1 t) or keys (1 s), counted from 0 in each packed sequence."""
+    def query_positions(self) -> Tensor:
+        """The positions of the queries (b|1 t): given ones or, in each packed sequence, 0, 1, ..."""
+        if self.positions is not None:
+            return self.positions
         if self.cu_seqlens is not None:
             return places_in(self.cu_seqlens, self.t)
-        own = queries or self.context is None
-        start, rows = (self.lead, self.t) if own else (-self.lead, self.s)
-        return torch.arange(max(0, start), max(0, start) + rows, device=self.x.device)[None]
+        return self._count_from(self.offset, self.t)
 
-    def where_keys_are(self) -> Tensor:
-        """Positions of the keys (b|1 s), those of cached tokens included."""
-        return torch.arange(self.s, device=self.x.device)[None] if self.key_positions is None else self.key_positions
+    def new_key_positions(self) -> Tensor:
+        """The positions of the keys that this call computes (b|1 t), or of a context (1 s)."""
+        return self.query_positions() if self.context is None else self._count_from(-self.offset, self.s)
+
+    def all_key_positions(self) -> Tensor:
+        """The positions of the keys (b|1 s), those of cached tokens included."""
+        return self._count_from(0, self.s) if self.key_positions is None else self.key_positions
+
+    def _count_from(self, first: int, count: int) -> Tensor:
+        first = max(0, first)
+        return torch.arange(first, first + count, device=self.x.device)[None]
 
 
 def call_of(
@@ -101,109 +115,45 @@ def call_of(
     another layer.
     """
     if x.shape[-1] != dim:
-        raise ValueError(f"{WHO}: m = {dim} but x (b t m) = {tuple(x.shape)}")
+        raise ValueError(f"{LAYER}: m = {dim} but x (b t m) = {tuple(x.shape)}")
     _check_exclusions(x, context, causal, cu_seqlens, cache)
+    t = x.shape[1]
+    if context is not None:  # cross-attention; a causal one aligns the last query with the last key
+        keys_cache = None if cache is None else cache.cross
+        num_cached, s = 0, context.shape[1]
+        if keys_cache is not None:
+            keys_cache.claim(LAYER, layer)
+            num_cached, num_keys = keys_cache.length, keys_cache.senders(default=s)
+            if num_keys != s:
+                raise ValueError(f"{LAYER}: the cache is that of a context of {num_keys} tokens but one of {s} came")
+        aligned = s - t if causal else num_cached
+        offset = aligned if positions is None else num_cached
+        first = aligned if first is None else first
+        return LayerCall(x, context, keys_cache, num_cached, offset, 0, None, s, first, positions, None, None)
+
+    # Self-attention: the keys are the tokens that the cache still holds, then those of x.
+    num_cached, gone, max_cached, key_positions = 0, 0, None, positions
     if cache is not None:
-        (cache if context is None else cache.cross).claim(WHO, layer)
-    if context is not None:
-        return _to_context(x, context, causal=causal, positions=positions, first=first, cache=cache)
-    return _to_itself(
-        x, causal=causal, positions=positions, first=first, window=window, cu_seqlens=cu_seqlens, cache=cache
+        cache.claim(LAYER, layer)
+        num_cached, gone = cache.length, cache.gone
+        _check_cache(cache, x, positions)
+        # Padding has an index but no position, so a key may be inside the window by position though not by index.  A
+        # cache that was told of a mask keeps all tokens, whatever the mask says: its size depends on no values.
+        if window is not None and (positions is None or cache.real is None):
+            max_cached = window - 1
+        if positions is not None:
+            if "positions" not in cache and num_cached > gone:  # tokens of calls without positions are at their indices
+                cache.put("positions", torch.arange(gone, num_cached, dtype=positions.dtype, device=x.device)[None])
+            key_positions = _append(cache, "positions", positions, x.shape[0], max_cached)
+    s = num_cached - gone + t
+    if first is None:
+        first = s - t if causal else num_cached
+    return LayerCall(
+        x, None, cache, num_cached, num_cached, gone, max_cached, s, first, positions, key_positions, cu_seqlens
     )
 
 
-def _to_context(
-    x: Tensor,
-    context: Tensor,
-    *,
-    causal: bool,
-    positions: Tensor | None,
-    first: int | None,
-    cache: LayerCache | None,
-) -> LayerCall:
-    """Cross-attention.  A causal one aligns the last query with the last key, unless positions are given."""
-    t, s = x.shape[1], context.shape[1]
-    memory = None if cache is None else cache.cross
-    past = 0 if memory is None else memory.length
-    if memory is not None and (seen := memory.senders(s)) != s:
-        raise ValueError(f"{WHO}: the cache is that of a context of {seen} tokens but one of {s} came")
-    aligned = s - t if causal else past
-    return LayerCall(
-        x, context, memory, past=past, lead=aligned if positions is None else past, gone=0, span=None, s=s,
-        first=aligned if first is None else first, positions=positions, key_positions=None, cu_seqlens=None,
-    )  # fmt: skip
-
-
-def _to_itself(
-    x: Tensor,
-    *,
-    causal: bool,
-    positions: Tensor | None,
-    first: int | None,
-    window: int | None,
-    cu_seqlens: Tensor | None,
-    cache: LayerCache | None,
-) -> LayerCall:
-    """Self-attention: the keys are the tokens that the cache still holds, then those of x."""
-    t = x.shape[1]
-    past, gone, span, key_positions = 0, 0, None, positions
-    if cache is not None:
-        if cache.length and cache.batch != x.shape[0]:
-            raise ValueError(f"{WHO}: its cache holds {cache.batch} sequences but x (b t m) = {tuple(x.shape)}")
-        past, gone, span = cache.length, cache.gone, _span(cache, positions, window)
-        _check_announced(cache, past - gone + t, t)
-        if positions is not None:
-            if "positions" not in cache and past > gone:  # tokens of calls without positions are at their indices
-                cache.put("positions", torch.arange(gone, past, dtype=positions.dtype, device=x.device)[None])
-            key_positions = _append(cache, "positions", positions, x.shape[0], span)
-    s = past - gone + t
-    if first is None:
-        first = s - t if causal else past
-    return LayerCall(
-        x, None, cache, past=past, lead=past, gone=gone, span=span, s=s, first=first, positions=positions,
-        key_positions=key_positions, cu_seqlens=cu_seqlens,
-    )  # fmt: skip
-
-
-def _check_exclusions(
-    x: Tensor, context: Tensor | None, causal: bool, cu_seqlens: Tensor | None, cache: LayerCache | None
-) -> None:
-    """Raise ValueError if a cache or packed sequences exclude an argument."""
-    if cache is not None and causal != (context is None):
-        wanted = "be causal" if context is None else "not be causal, to another sequence"
-        raise ValueError(f"{WHO}: attention with a cache must {wanted}")
-    if cu_seqlens is not None and (context is not None or cache is not None or x.shape[0] != 1):
-        given = "no" if context is None and cache is None else "a cache" if context is None else "a context"
-        raise ValueError(
-            f"{WHO}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
-            f"but x (b t m) = {tuple(x.shape)} and {given} came"
-        )
-
-
-def _check_announced(cache: LayerCache, s: int, t: int) -> None:
-    """Raise ValueError if the cache knows the padding of some keys, but not of all `s`."""
-    if cache.real is not None and cache.real.shape[1] != s:
-        announced = cache.real.shape[1] - (s - t)
-        raise ValueError(
-            f"{WHO}: its cache has padding, so `expect` must announce the tokens of every call, but it announced "
-            f"{announced} and {t} came"
-        )
-
-
-def _span(cache: LayerCache, positions: Tensor | None, window: int | None) -> int | None:
-    """How many tokens a self-attention stores after this call (None: all).
-
-    Padding has an index but no position, so a key may be inside the window by position though not by index.  A cache
-    that was told of a mask therefore keeps all tokens, whatever the mask says: its size does not depend on values.
-    """
-    if cache.length and positions is None and "positions" in cache:
-        raise ValueError(f"{WHO}: an earlier call with this cache gave positions; give those of the new tokens, too")
-    if window is None or (positions is not None and cache.real is not None):
-        return None
-    return window - 1
-
-
-def _append(cache: LayerCache, name: Hashable, new: Tensor, batch: int, span: int | None) -> Tensor:
+def _append(cache: LayerCache, name: Hashable, new: Tensor, batch: int, max_cached: int | None) -> Tensor:
     """What is stored under `name` (b|1 s ...), followed by `new` (b|1 t ...).
 
     Positions, and the symbols of positions, may be shared by all sequences (1 ...) in one call and not in another.
@@ -212,33 +162,68 @@ def _append(cache: LayerCache, name: Hashable, new: Tensor, batch: int, span: in
     if cached is not None and cached.shape[0] != new.shape[0]:
         cache.put(name, cached.expand(batch, *cached.shape[1:]))
         new = new.expand(batch, *new.shape[1:])
-    return cache.last(name, new, span)
+    return cache.last(name, new, max_cached)
 
 
-def check(wanted: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None) -> None:
-    """Raise ValueError unless mask, bias and keep match (b h t s) = `wanted`."""
-    if mask is not None and not _broadcasts(mask.shape, wanted):
-        came = tuple(mask.shape)
-        hint = "; of keys it is mask[:, None, None]" if came == (wanted[0], wanted[3]) else ""
-        raise ValueError(f"{WHO}: mask must broadcast to (b h t s) = {wanted} but is {came}{hint}")
-    by_offset = (wanted[1], wanted[2] + wanted[3] - 1)
-    if bias is not None and not _is_dense(bias, wanted) and tuple(bias.shape) != by_offset:
-        shape = tuple(bias.shape)
-        raise ValueError(f"{WHO}: bias must be (b|1 h|1 t s), here {wanted}, or (h t+s-1) = {by_offset} but is {shape}")
-    if keep is not None and not _is_dense(keep, wanted):
-        raise ValueError(f"{WHO}: keep must be (b|1 h|1 t s), here {wanted}, but is {tuple(keep.shape)}")
+# ---------------------------------------------------------------------------------------------------- checks of a call
+def _check_exclusions(
+    x: Tensor, context: Tensor | None, causal: bool, cu_seqlens: Tensor | None, cache: LayerCache | None
+) -> None:
+    """Raise ValueError if a cache or packed sequences exclude an argument."""
+    if cache is not None and context is None and not causal:
+        raise ValueError(f"{LAYER}: attention with a cache must be causal")
+    if cache is not None and context is not None and causal:
+        raise ValueError(f"{LAYER}: attention with a cache must not be causal, to another sequence")
+    if cu_seqlens is not None and (context is not None or cache is not None or x.shape[0] != 1):
+        others = {"a context": context, "a cache": cache}
+        extra = next((name for name, value in others.items() if value is not None), "no")
+        raise ValueError(
+            f"{LAYER}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
+            f"but x (b t m) = {tuple(x.shape)} and {extra} came"
+        )
 
 
-def _is_dense(array: Tensor, wanted: tuple[int, int, int, int]) -> bool:
+def _check_cache(cache: LayerCache, x: Tensor, positions: Tensor | None) -> None:
+    """Raise ValueError for another number of sequences, unannounced tokens, and positions that are no longer given."""
+    if cache.length and cache.batch != x.shape[0]:
+        raise ValueError(f"{LAYER}: its cache holds {cache.batch} sequences but x (b t m) = {tuple(x.shape)}")
+    if cache.length and positions is None and "positions" in cache:
+        raise ValueError(f"{LAYER}: an earlier call with this cache gave positions; give those of the new tokens, too")
+    if cache.real is not None and cache.real.shape[1] != cache.length - cache.gone + x.shape[1]:
+        announced = cache.real.shape[1] - (cache.length - cache.gone)
+        raise ValueError(
+            f"{LAYER}: its cache has padding, so `expect` must announce the tokens of every call, but it announced "
+            f"{announced} and {x.shape[1]} came"
+        )
+
+
+def check_pairs(
+    shape: tuple[int, int, int, int], mask: Tensor | None, bias: Tensor | None, keep: Tensor | None
+) -> None:
+    """Raise ValueError unless mask, bias and keep match (b h t s) = `shape`."""
+    b, h, t, s = shape
+    if mask is not None and not _broadcasts(mask.shape, shape):
+        hint = "; of keys it is mask[:, None, None]" if mask.shape == (b, s) else ""
+        raise ValueError(f"{LAYER}: mask must broadcast to (b h t s) = {shape} but is {tuple(mask.shape)}{hint}")
+    by_offset = (h, t + s - 1)
+    if bias is not None and not _is_dense(bias, shape) and bias.shape != by_offset:
+        kinds = f"(b|1 h|1 t s), here {shape}, or (h t+s-1) = {by_offset}"
+        raise ValueError(f"{LAYER}: bias must be {kinds} but is {tuple(bias.shape)}")
+    if keep is not None and not _is_dense(keep, shape):
+        raise ValueError(f"{LAYER}: keep must be (b|1 h|1 t s), here {shape}, but is {tuple(keep.shape)}")
+
+
+def _is_dense(pairs: Tensor, shape: tuple[int, int, int, int]) -> bool:
     """Whether it is (b|1 h|1 t s): the ops need the dimensions of queries and keys in full."""
-    return array.ndim == 4 and array.shape[-2:] == wanted[2:] and _broadcasts(array.shape, wanted)
+    return pairs.ndim == 4 and pairs.shape[-2:] == shape[2:] and _broadcasts(pairs.shape, shape)
 
 
-def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    sizes = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(size in (1, want) for size, want in sizes)
+def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
+    sizes = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(size in (1, target_size) for size, target_size in sizes)
 
 
+# ---------------------------------------------------------------------------------------------------------------- masks
 @dataclass(frozen=True)
 class LayerLimits:
     """Masks, bias and dropout of one call, for all heads of a layer."""
@@ -250,13 +235,30 @@ class LayerLimits:
     window: int | None = None
     cu_seqlens: Tensor | None = None
 
-    def call(self, made: Mapping[str, Tensor], first: int, last: int) -> AttentionCall:
+    def call(self, tensors: Mapping[str, Tensor], first: int, last: int) -> AttentionCall:
         """The `AttentionCall` of the heads `first` to `last`, given their tensors."""
-        bias, mask, keep = (heads_of(array, first, last) for array in (self.bias, self.mask, self.keep))
         return AttentionCall(
-            made["q"], made["k"], made["v"], bias, mask, keep, self.causal, self.window, self.cu_seqlens,
-            q_rel=made.get("q_rel"), k_rel=made.get("k_rel"),
-        )  # fmt: skip
+            tensors["q"],
+            tensors["k"],
+            tensors["v"],
+            bias=pairs_of_heads(self.bias, first, last),
+            mask=pairs_of_heads(self.mask, first, last),
+            keep=pairs_of_heads(self.keep, first, last),
+            causal=self.causal,
+            window=self.window,
+            cu_seqlens=self.cu_seqlens,
+            q_rel=tensors.get("q_rel"),
+            k_rel=tensors.get("k_rel"),
+        )
+
+
+def pairs_of_heads(pairs: Tensor | None, first: int, last: int) -> Tensor | None:
+    """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
+    if pairs is None or pairs.ndim == 1:
+        return pairs
+    if pairs.ndim == 2:  # a bias by offset is floating; a (t s) mask is shared by all heads
+        return pairs[first:last] if pairs.is_floating_point() else pairs
+    return pairs if pairs.shape[-3] == 1 else pairs[..., first:last, :, :]
 
 
 def drawn_keep(
@@ -282,7 +284,8 @@ def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
     return array if array.shape[-3] == 1 else array[..., first:last, :, :]
 
 
-def symbols_of(
+# -------------------------------------------------------------------------------------------------------------- symbols
+def symbols_of_groups(
     symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], call: LayerCall
 ) -> Sequence[Tensor | None]:
     """The symbols of each group; `widths` has their widths (None for a group without symbols).
@@ -291,32 +294,31 @@ def symbols_of(
     """
     if not isinstance(symbols, (Tensor, list, tuple)):
         kind = type(symbols).__name__
-        raise ValueError(f"{WHO}: symbols must be a Tensor, or a list of one (or None) a group, but are a {kind}")
-    each: Sequence[Tensor | None] = [symbols] * len(widths) if isinstance(symbols, Tensor) else list(symbols)
-    if len(each) != len(widths):
-        raise ValueError(f"{WHO}: symbols must be one tensor or one (or None) a group: {len(widths)}, not {len(each)}")
-    for i, (given, width) in enumerate(zip(each, widths, strict=True)):
+        raise ValueError(f"{LAYER}: symbols must be a Tensor, or a list of one (or None) a group, but are a {kind}")
+    by_group = [symbols] * len(widths) if isinstance(symbols, Tensor) else list(symbols)
+    if len(by_group) != len(widths):
+        counts = f"{len(widths)}, not {len(by_group)}"
+        raise ValueError(f"{LAYER}: symbols must be one tensor or one (or None) a group: {counts}")
+    for i, (of_group, width) in enumerate(zip(by_group, widths, strict=True)):
         if width is None:
             continue
-        if given is None:
-            raise ValueError(f"{WHO}: group {i} takes symbols, of width {width}, but there are none for it")
-        if not isinstance(given, Tensor):
-            raise ValueError(f"{WHO}: symbols of group {i} must be a Tensor but are a {type(given).__name__}")
-        _check_symbols(given, width, call)
-    return each
+        if of_group is None:
+            raise ValueError(f"{LAYER}: group {i} takes symbols, of width {width}, but there are none for it")
+        if not isinstance(of_group, Tensor):
+            raise ValueError(f"{LAYER}: symbols of group {i} must be a Tensor but are a {type(of_group).__name__}")
+        _check_symbols(of_group, width, call)
+    return by_group
 
 
 def _check_symbols(symbols: Tensor, width: int, call: LayerCall) -> None:
-    shape, (b, s), dtype = tuple(symbols.shape), call.source.shape[:2], call.x.dtype
+    shape, dtype = tuple(symbols.shape), call.x.dtype
+    b, s = call.key_source.shape[:2]
     if symbols.dtype != dtype and not torch.is_autocast_enabled(call.x.device.type):
-        raise ValueError(f"{WHO}: symbols must have x's dtype, {dtype}, but are {symbols.dtype}")
-    if symbols.ndim == 2 and shape[1] == width:
-        if shape[0] % 2 == 0:
-            raise ValueError(
-                f"{WHO}: a table of relative symbols has 2 distance + 1 rows, an odd number, not {shape[0]}"
-            )
-    elif symbols.ndim != 3 or shape[0] not in (1, b) or shape[1:] != (s, width):
-        raise ValueError(
-            f"{WHO}: symbols must be (b|1 s m) = ({b}, {s}, {width}) or, if relative, a table (2 distance + 1, m) "
-            f"but are {shape}"
-        )
+        raise ValueError(f"{LAYER}: symbols must have x's dtype, {dtype}, but are {symbols.dtype}")
+    is_table = symbols.ndim == 2 and shape[1] == width
+    if is_table and shape[0] % 2 == 0:
+        raise ValueError(f"{LAYER}: a table of relative symbols has 2 distance + 1 rows, an odd number, not {shape[0]}")
+    is_by_key = symbols.ndim == 3 and shape[0] in (1, b) and shape[1:] == (s, width)
+    if not is_table and not is_by_key:
+        kinds = f"(b|1 s m) = ({b}, {s}, {width}) or, if relative, a table (2 distance + 1, m)"
+        raise ValueError(f"{LAYER}: symbols must be {kinds} but are {shape}")

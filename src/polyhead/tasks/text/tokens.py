@@ -25,7 +25,6 @@ FILE = "tokenizer.json"
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """Names of the separator of documents in other tokenizers; the first that a tokenizer has is used."""
 
-UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 FORMS = "'bytes', 'bpe:N', 'hub:OWNER/NAME' or a tokenizer.json"
 Result = TypeVar("Result")
 
@@ -83,7 +82,13 @@ class Bytes:
     def to_json(self) -> str:
         """A tokenizer.json of `tokenizers`: byte-level BPE without merges; token i is byte i."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        model = {"type": "BPE", "dropout": None, "unk_token": None, "vocab": _byte_by_character(), "merges": []}
+        model: dict[str, Any] = {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "vocab": _byte_by_character(),
+            "merges": [],
+        }
         parts = {"pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
         return json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, **parts})
 
@@ -137,10 +142,12 @@ class Subwords:
         pieces = []
         for token in tokens:
             name = self.tokenizer.id_to_token(token)
-            text = spelled(name) if self.is_byte_level and name is not None else name
-            pieces.append(
-                UNKNOWN if name is None else text if text != name else printable(name.replace("▁", " ").encode())
-            )
+            if name is None:
+                pieces.append("\N{REPLACEMENT CHARACTER}")
+            elif self.is_byte_level and spelled(name) != name:
+                pieces.append(spelled(name))
+            else:
+                pieces.append(printable(name.replace("▁", " ").encode()))
         return pieces
 
     def to_json(self) -> str:
