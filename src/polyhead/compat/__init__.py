@@ -1,6 +1,6 @@
-"""Formats and interfaces of others: `cs336` (the Stanford course), `haiku` (a tutorial's parameter tree),
-`dual_attention` (the package of that name); and models of others: `huggingface` (transformers), `torch_mha`
-(`nn.MultiheadAttention`; its `replace` takes timm's attention, too).
+"""Formats and interfaces of others: `cs336` (the Stanford course), `haiku` (a tutorial's module and parameters),
+`dual_attention` (models of that package); and models of others: `huggingface` (transformers), `torch_mha`
+(`nn.MultiheadAttention`).
 
 Each is imported when it is first used, because some need packages of others."""
 

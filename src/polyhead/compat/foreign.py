@@ -1,5 +1,4 @@
-"""Shared by the readers of foreign models: the check of a folder, keys, masks that are added to scores, and taps;
-and by the writers of foreign formats: the check of heads.
+"""Shared by the readers of foreign models: parameters, state dicts, masks that are added to scores, and taps.
 
 Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
 ours.
@@ -19,6 +18,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.heads.functions import compiled, is_own
 from polyhead.layers.taps import GroupTaps
 from polyhead.ops.dispatch import code_of
+from polyhead.ops.readable import is_readable
 from polyhead.ops.softmax.reference import softmax_attention
 
 
@@ -60,15 +60,10 @@ def check_functions(who: str, model: nn.Module) -> None:
                 raise ValueError(f"{who}: {name} must compute the op of their kind but compute a user's function")
 
 
-def unread(x: Tensor) -> bool:
-    """Whether numbers cannot be read: in compiled code and on the meta device."""
-    return torch.compiler.is_compiling() or x.is_meta
-
-
-def check_mask(what: str, mask: Tensor) -> None:
-    """Raise ValueError unless a foreign mask, `what`, is Boolean or floating."""
+def check_mask(name: str, mask: Tensor) -> None:
+    """Raise ValueError unless a foreign mask is Boolean or floating."""
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"{what} must be boolean or floating but is {mask.dtype}")
+        raise ValueError(f"{name} must be boolean or floating but is {mask.dtype}")
 
 
 def shown(mask: Tensor) -> Bool[Tensor, "..."]:
@@ -77,23 +72,27 @@ def shown(mask: Tensor) -> Bool[Tensor, "..."]:
 
 
 def limits(
-    given: Sequence[Tensor], t: int, s: int, dtype: torch.dtype
+    masks: Sequence[Tensor], t: int, s: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "#b #h t s"] | None, Bool[Tensor, "..."] | None]:
-    """Our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
+    """Return our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
 
     Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  A bias of zeros and a
-    mask of True are None, unless the numbers are `unread` or a mask is learned.
+    mask of True are None, where their numbers may be read and are not learned.
     """
     bias = mask = None
-    for array in given:
-        look = shown(array)
-        mask = look if mask is None else mask & look
+    for array in masks:
+        visible = shown(array)
+        mask = visible if mask is None else mask & visible
         if array.dtype != torch.bool:
-            added = array.masked_fill(~look, 0).to(dtype).expand(*array.shape[:2], t, s)
-            bias = added if bias is None else bias + added
-    if any(unread(array) or array.requires_grad for array in given):
+            finite = array.masked_fill(~visible, 0).to(dtype).expand(*array.shape[:2], t, s)
+            bias = finite if bias is None else bias + finite
+    if any(array.requires_grad or not is_readable(array) for array in masks):
         return bias, mask
-    return bias if bias is not None and bias.any() else None, mask if mask is not None and not mask.all() else None
+    if bias is not None and not bias.any():
+        bias = None
+    if mask is not None and mask.all():
+        mask = None
+    return bias, mask
 
 
 def softmax_group(
@@ -108,7 +107,7 @@ def softmax_group(
     b_value: Float[Tensor, "g e"] | None = None,
     w_out: Float[Tensor, "h m e"] | None = None,
 ) -> GroupTaps:
-    """The taps of a layer's softmax heads, with their output."""
+    """Return the taps of a layer's softmax heads, with their output."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     return GroupTaps(
         kind="softmax",

@@ -148,7 +148,9 @@ class Grid:
 
     def call(self, arrays: Arrays, dtypes: dict[str, Any], place: jax.Array) -> AttentionCall:
         """A tile as a call, which has one mask in place of all limits, and arrays of these dtypes."""
-        parts = {name: self.cut(name, array, place).astype(dtypes[name]) for name, array in arrays.items()}
+        parts: dict[str, Any] = {
+            name: self.cut(name, array, place).astype(dtypes[name]) for name, array in arrays.items()
+        }
         mask = self.mask(parts, place)
         for name in ("mask", "query_sequence", "key_sequence"):
             parts.pop(name, None)

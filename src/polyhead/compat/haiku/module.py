@@ -56,8 +56,8 @@ class MultiHeadAttention(hk.Module):
         v = self.lin_projs[2](v).reshape(split)
 
         # jit removes the attention where it is not used.
-        heads = jaxside.softmax_attention(q, k, v, mask=visible)
-        attention = jaxside.latent_code(q, k, normalise="softmax", mask=visible)
+        heads = jnp.asarray(jaxside.softmax_attention(q, k, v, mask=visible))
+        attention = jnp.asarray(jaxside.latent_code(q, k, normalise="softmax", mask=visible))
         out = self.lin_projs[3](heads.reshape(*batch, num_queries, self.d_model))
         return out, attention.reshape(*batch, *attention.shape[1:])
 

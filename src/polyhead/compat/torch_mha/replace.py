@@ -1,15 +1,15 @@
-"""Replace the attention modules of a model: `nn.MultiheadAttention`, and timm's; weights are kept."""
+"""Replace every `nn.MultiheadAttention` of a model by ours; weights are kept."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from polyhead.compat import timm
-from polyhead.compat.heads import Heads, OurHeads, plain
+from polyhead.compat.heads import Heads, is_plain
 from polyhead.compat.torch_mha.module import MultiheadAttention, projections
+from polyhead.layers.heads.groups import SymbolGroup
 
-_OUT = type(nn.MultiheadAttention(1, 1).out_proj)
-OTHERWISE = {
-    "timm": "of timm, replace takes Attention, AttentionRope and EvaAttention",
+OUTPUT_CLASS = type(nn.MultiheadAttention(1, 1).out_proj)
+ELSEWHERE = {
+    "timm": "docs/heads_elsewhere.md has a subclass of timm's Attention",
     "transformers": "use polyhead.compat.huggingface.swap_heads",
     "diffusers": "set an attention processor, as examples/diffusers_processor.py does",
     "x_transformers": "its layers have options that ours lack: build the model as polyhead.Transformer",
@@ -18,104 +18,121 @@ OTHERWISE = {
 
 
 def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> int:
-    """Replace every `nn.MultiheadAttention` in `model` by ours, with the same weights, and timm's attention modules;
-    returns how many.
+    """Replace every `nn.MultiheadAttention` in `model` by ours, with the same weights; return how many.
 
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, batch_first=True), 2)
     >>> replace(model, [Softmax(2), Hyla(2)])
     2
 
     Parameters are the same objects, so an optimiser still updates them.  Relational heads map their symbols by the rows
-    of values, which are no longer used: timm's joint matrix keeps them, PyTorch's is copied without them.  PyTorch's
-    encoders no longer nest padded tensors, which only their fused kernel supports.  Of timm, `Attention`,
-    `AttentionRope` and `EvaAttention` are replaced; its other modules stay.
+    of values, which are no longer used: the joint matrix is copied without them.  PyTorch's encoders no longer nest
+    padded tensors, which only their fused kernel supports.
 
     Raises ValueError, and replaces nothing, for heads of other widths or another number, add_bias_kv, add_zero_attn, a
     subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
     be lost), and a model without such a module.
     """
-    found = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention) or timm.is_attention(m)]
-    if not found or model in found:
-        what = "is one itself: use drop_in" if found else _without(model)
+    modules = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
+    if not modules or model in modules:
+        reason = "is one itself: use drop_in" if modules else _reason_for_none(model)
         raise ValueError(
-            f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {what}"
+            f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {reason}"
         )
     for parent in model.modules():
         if isinstance(getattr(parent, "base_layer", None), nn.MultiheadAttention):  # PEFT reads its weights by name
             raise ValueError(
                 f"replace: nn.MultiheadAttention was wanted but a {type(parent).__name__} of PEFT holds it"
             )
-    new: dict[nn.Module, OurHeads] = {old: drop_in(old, heads, max_length=max_length) for old in found}
+
+    # All are built before any is put in, so an error changes nothing.
+    replacements = {module: drop_in(module, heads, max_length=max_length) for module in modules}
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):
-            if child in new:
-                setattr(parent, name, new[child])
+        for name, child in list(parent.named_children()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
-    return len(found)
+    return len(modules)
 
 
-def _without(model: nn.Module) -> str:
+def _reason_for_none(model: nn.Module) -> str:
     """Why a model has no module that can be replaced, as the end of an error message."""
-    ours = sum(isinstance(m, OurHeads) for m in model.modules())
-    if ours:
-        return f"holds none: {ours} are replaced already"
+    replaced = sum(isinstance(module, MultiheadAttention) for module in model.modules())
+    if replaced:
+        return f"holds none: {replaced} are replaced already"
     for module in model.modules():
-        package, name = type(module).__module__.partition(".")[0], type(module).__name__
-        if package in OTHERWISE and ("Attention" in name or "Attn" in name) and "Block" not in name:
-            return f"holds {timm.name_of(module)}: {OTHERWISE[package]}"
+        kind = type(module)
+        package = kind.__module__.partition(".")[0]
+        is_attention = "Attention" in kind.__name__ or "Attn" in kind.__name__
+        if package in ELSEWHERE and is_attention and "Block" not in kind.__name__:
+            return f"holds {kind.__module__}.{kind.__qualname__}: {ELSEWHERE[package]}"
     return "holds none"
 
 
-def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> OurHeads:
-    """Our module with the weights of one of PyTorch's or of timm's; both share the parameters and can be used side by
-    side.
+@torch.no_grad()
+def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> MultiheadAttention:
+    """Return our module with the weights of PyTorch's; both share the parameters and can be used side by side.
 
     Raises ValueError as `replace` does.
     """
-    if isinstance(old, nn.MultiheadAttention):
-        return _mha(old, heads, max_length)
-    return timm.drop_in(old, heads, max_length=max_length)
-
-
-@torch.no_grad()
-def _mha(old: nn.MultiheadAttention, heads: Heads, max_length: int) -> MultiheadAttention:
     if type(old) is not nn.MultiheadAttention:
-        raise ValueError(f"replace: nn.MultiheadAttention was wanted but its subclass {type(old).__name__} came")
-    out = old.out_proj
-    if not plain(old) or type(out) is not _OUT or out._forward_pre_hooks:
-        what = type(out).__name__ + (" and hooks" if type(out) is _OUT else "")
-        raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one with a {what} came")
-    where, has_bias = out.weight, old.in_proj_bias is not None
+        kind = type(old).__name__
+        name = f"its subclass {kind}" if isinstance(old, nn.MultiheadAttention) else kind
+        raise ValueError(f"replace: nn.MultiheadAttention was wanted but {name} came")
+    output = old.out_proj
+    if not is_plain(old) or type(output) is not OUTPUT_CLASS or output._forward_pre_hooks:
+        found = type(output).__name__ + (" and hooks" if type(output) is OUTPUT_CLASS else "")
+        raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one with a {found} came")
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,
         dropout=old.dropout,
-        bias=has_bias,
+        bias=old.in_proj_bias is not None,
         add_bias_kv=old.bias_k is not None,
         add_zero_attn=old.add_zero_attn,
         kdim=old.kdim,
         vdim=old.vdim,
         batch_first=old.batch_first,
-        device=where.device,
-        dtype=where.dtype,
+        device=output.weight.device,
+        dtype=output.weight.dtype,
         heads=heads,
         max_length=max_length,
     ).train(old.training)
-    new.check_widths(old.head_dim)
-    _take_weights(new, old)
+    width = old.head_dim
+    for size in new.sizes:
+        if (size.dim, size.value_dim, size.kv_heads) != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
+            raise ValueError(
+                f"replace: heads must have dim, value_dim = {width} and keys of their own "
+                f"but {size.dim}, {size.value_dim} and kv_heads {size.kv_heads} came"
+            )
+    _share_weights(new, old)
     return new
 
 
-def _take_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
+def _share_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
+    """Give `new` the parameters of `old`, without the rows of values that relational heads do not read."""
     new.out_proj.weight, new.out_proj.bias = old.out_proj.weight, old.out_proj.bias
-    e, d = old.embed_dim, old.head_dim
-    own = torch.cat([torch.full((size.heads * d,), "v" in size.takes, device="cpu") for size in new.sizes])
+    is_read = [torch.ones(2 * old.embed_dim, dtype=torch.bool, device="cpu")]
+    for size in new.sizes:
+        is_read.append(torch.full((size.heads * old.head_dim,), "v" in size.takes, device="cpu"))
+    rows = torch.cat(is_read)
     for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        parameter: Tensor | None = getattr(old, name)
-        if parameter is not None and not own.all():  # the weights are joint
-            rows = torch.cat((torch.ones(2 * e, dtype=torch.bool, device="cpu"), own)).nonzero()[:, 0]
-            parameter = nn.Parameter(parameter[rows.to(parameter.device)], requires_grad=parameter.requires_grad)
+        parameter = getattr(old, name)
+        if parameter is not None and not rows.all():
+            indices = rows.nonzero()[:, 0].to(parameter.device)
+            parameter = nn.Parameter(parameter[indices], requires_grad=parameter.requires_grad)
         setattr(new, name, parameter)
-    weights, biases = projections(old, e)
-    new.map_symbols(weights[2], biases[2])
+
+    # Symbols are mapped by the rows that mapped the values of these heads.
+    weights, biases = projections(old, old.embed_dim)
+    value_weight, value_bias = weights[2], biases[2]
+    for group, (first, last) in zip(new.own_groups(), new.heads_of, strict=True):
+        if not isinstance(group, SymbolGroup):
+            continue
+        value_rows = slice(first * old.head_dim, last * old.head_dim)
+        if group.symbol_dim == value_weight.shape[1]:
+            group.value.weight.copy_(value_weight[value_rows])
+            if group.value.bias is not None and value_bias is not None:
+                group.value.bias.copy_(value_bias[value_rows])
+        if hasattr(group, "reset_parameters"):
+            group.reset_parameters()  # type: ignore[operator]
