@@ -278,7 +278,7 @@ def attend(
     `heads` is a module that is called like `Heads`, possibly wrapped.  Raises ValueError for options that the ops lack.
     """
     who = type(module).__name__
-    refuse(module, options, attention_mask)
+    check_options(module, options, attention_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if polyhead is not None and not polyhead.kept:
         v = polyhead.filled(v)
@@ -311,7 +311,7 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
     return heads
 
 
-def refuse(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
+def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
     """Raise ValueError for options of some models' attention that the ops do not have, and for packed sequences that
     no mask separates."""
     for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage

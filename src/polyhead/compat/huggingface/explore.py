@@ -15,18 +15,35 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
 
     Weights are read from safetensors only, and no code in the folder is run.
 
-    Raises ValueError if transformers is not installed, or if the folder has no such model or no tokenizer.
+    Raises ValueError if transformers is not installed, if the folder has no such model or no tokenizer, if weights are
+    missing, and if the model cannot run.
     """
     with optional(f"explore: {folder}", "polyhead[hf]"):
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # its tables of missing weights become our line
+    logging.disable_progress_bar()
+    options: Any = {"local_files_only": True, "trust_remote_code": False}
     try:
-        how: Any = {"local_files_only": True, "trust_remote_code": False}
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **how)
-        tokenizer = AutoTokenizer.from_pretrained(folder, **how)
+        model: Any
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 1, dtype=torch.long))
     except Exception as error:  # any error of the libraries that read a stranger's files
         reason = " ".join(str(error).split())
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
-    return model.to(device).eval(), tokenizer
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_progress:
+            logging.enable_progress_bar()
+    missing = sorted(info["missing_keys"])
+    if missing:  # transformers has filled them with random numbers
+        raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")
+    return model.to(device), tokenizer
 
 
 def reach(model: nn.Module) -> tuple[int | None, int | None]:
@@ -38,7 +55,10 @@ def reach(model: nn.Module) -> tuple[int | None, int | None]:
     heads = getattr(config, "_attn_implementation", None)
     if ours(heads):
         raise ValueError(f"explore: a model with its own softmax heads was wanted but {heads} are inside it")
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
     length = getattr(config, "max_position_embeddings", None)
-    known = getattr(config, "vocab_size", None)
-    return length if isinstance(length, int) and length > 0 else None, known if isinstance(known, int) else None
+    if not isinstance(length, int) or length < 1:
+        length = None
+    vocab_size = getattr(config, "vocab_size", None)
+    return length, vocab_size if isinstance(vocab_size, int) else None

@@ -28,12 +28,12 @@ from polyhead.compat.huggingface.attention import (
     LayerSizes,
     alone,
     attend,
+    check_options,
     fitted,
     quantised,
-    refuse,
     with_symbols,
 )
-from polyhead.compat.huggingface.calls import ELSEWHERE, OF_LAYERS, guard, mask, note, uses_interface, watch
+from polyhead.compat.huggingface.calls import ELSEWHERE, OF_LAYERS, check_model, guard, mask, note
 from polyhead.compat.huggingface.config import FindsItself
 from polyhead.compat.huggingface.taps import PREFIX
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
@@ -67,7 +67,7 @@ def register(*types: str) -> None:
     torch.Size([2, 7, 100])
 
     The names are also registered for masks; without that, transformers passes no mask and padding is attended to.  A
-    model that computes attention itself raises ValueError, at the latest in its first forward pass.
+    model that computes attention itself raises ValueError; `verify` shows what each layer computes.
     """
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
@@ -96,16 +96,17 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     model's widths and groups of keys, so sizes may be omitted.  Raises ValueError for other widths.
     """
     register()
-    place, count = _place("with_heads", config), config.num_hidden_layers
-    given = [heads] if isinstance(heads, Mechanism) else list(heads)
-    each = [given] * count if all(isinstance(group, Mechanism) for group in given) else given
-    if len(each) != count:
-        raise ValueError(f"with_heads: {count} layers were wanted but heads of {len(each)} came")
-    layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in each]
+    sizes, num_layers = layer_sizes("with_heads", config), config.num_hidden_layers
+    by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
+    if all(isinstance(group, Mechanism) for group in by_layer):
+        by_layer = [by_layer] * num_layers
+    if len(by_layer) != num_layers:
+        raise ValueError(f"with_heads: {num_layers} layers were wanted but heads of {len(by_layer)} came")
+    layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in by_layer]
     for groups in layers:
         if groups is not None:
-            fitted("with_heads", groups, place)
-    return _hold(copy.deepcopy(config), layers)
+            fitted("with_heads", groups, sizes)
+    return _with_layers(config, layers)
 
 
 def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism | Sequence[Mechanism]) -> nn.Module:
@@ -119,56 +120,67 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
 
     All weights stay, as the same parameter objects: the new heads read the model's queries, keys and values in order.
     Relational heads get new relations and symbols; symbols are mapped by a copy of their rows of v_proj, and the
-    original rows then have no effect.  The configuration has the heads, so the model can be saved and loaded.  A model
-    wrapped by PEFT keeps its adapters, and accepts only heads without parameters.
+    original rows then have no effect.  The model gets a copy of its configuration that has the heads, so it can be
+    saved and loaded.  A model wrapped by PEFT keeps its adapters, and accepts only heads without parameters.
 
     Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, for heads that do not match it, and for new
     parameters in a layer whose weights are offloaded; the model is then unchanged.
     """
     register()
     config: Any = getattr(model, "config", None)
-    groups, place = head_list("swap_heads", heads), _place("swap_heads", config)
+    groups, sizes = head_list("swap_heads", heads), layer_sizes("swap_heads", config)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        if any(True for _ in Heads(groups, place, device=torch.device("meta")).parameters()):
+        if any(True for _ in Heads(groups, sizes, device=torch.device("meta")).parameters()):
             raise ValueError(
                 "swap_heads: heads with parameters of their own must come before PEFT, whose "
                 f"modules_to_save=['polyhead'] then keeps them, but a {type(model).__name__} came"
             )
-        swap_heads(model.get_base_model(), layers, groups)  # type: ignore[operator]
+        base = swap_heads(model.get_base_model(), layers, groups)  # type: ignore[operator]
+        _set_config(model, config, base.config)
         return model
-    count = config.num_hidden_layers
-    chosen = range(count) if layers is None else [layer + count if layer < 0 else layer for layer in layers]
-    if any(not 0 <= layer < count for layer in chosen):
-        raise ValueError(f"swap_heads: layers must be below {count} but are {list(layers or ())}")
-    fitted("swap_heads", groups, place)
+
+    # Everything is checked before the first change, so that an error leaves the model as it was.
+    num_layers = config.num_hidden_layers
+    chosen = list(range(num_layers))
+    if layers is not None:
+        chosen = [layer + num_layers if layer < 0 else layer for layer in layers]
+    if any(not 0 <= layer < num_layers for layer in chosen):
+        raise ValueError(f"swap_heads: layers must be below {num_layers} but are {list(layers or ())}")
+    fitted("swap_heads", groups, sizes)
     holder, network = _classes(_base_type(config))
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: a {network.__mro__[2].__name__} was wanted but a {type(model).__name__} came")
     attentions = _attentions(model)
-    made = {layer: _made(attentions[layer], groups, config) for layer in chosen}  # an error changes no layer
-    for layer, new in made.items():
-        if hasattr(attentions[layer].v_proj, "_hf_hook") and any(parameter.is_meta for parameter in new.parameters()):
+    new_heads = {layer: _new_heads(attentions[layer], groups, config) for layer in chosen}
+    for layer, module in new_heads.items():
+        is_offloaded = hasattr(attentions[layer].v_proj, "_hf_hook")
+        if is_offloaded and any(parameter.is_meta for parameter in module.parameters()):
             raise ValueError(
                 f"swap_heads: weights in memory were wanted but accelerate has offloaded those of layer {layer}"
             )
-    for layer, new in made.items():
-        _put(attentions[layer], new)
-    before = layer_heads(config) if isinstance(config, holder) else [None] * count
-    _hold(config, [groups if layer in chosen else before[layer] for layer in range(count)])
+
+    for layer, module in new_heads.items():
+        _put(attentions[layer], module)
+    by_layer = layer_heads(config) if isinstance(config, holder) else [None] * num_layers
+    for layer in chosen:
+        by_layer[layer] = groups
+    _set_config(model, config, _with_layers(config, by_layer))
     model.__class__ = network
-    watch(model)
     return model
 
 
 def layer_heads(config: Any) -> Layers:
     """The heads of a configuration, read from its JSON values.  Raises ValueError unless they are of every layer."""
-    held, count = config.polyhead_heads or [], config.num_hidden_layers
-    if len(held) != count:
-        raise ValueError(f"polyhead_heads: {count} layers were wanted but heads of {len(held)} came")
-    return [
-        None if groups is None else tuple(ours.from_dict(group, where="polyhead_heads") for group in groups)
-        for groups in held
-    ]
+    stored, num_layers = config.polyhead_heads or [], config.num_hidden_layers
+    if len(stored) != num_layers:
+        raise ValueError(f"polyhead_heads: {num_layers} layers were wanted but heads of {len(stored)} came")
+    layers: Layers = []
+    for groups in stored:
+        if groups is None:
+            layers.append(None)
+        else:
+            layers.append(tuple(ours.from_dict(group, where="polyhead_heads") for group in groups))
+    return layers
 
 
 class HoldsHeads(FindsItself):
@@ -208,7 +220,7 @@ class _HasHeads:
         attentions = _attentions(self)  # type: ignore[arg-type]
         for attention, groups in zip(attentions, layer_heads(config), strict=True):
             if groups is not None:
-                _put(attention, _made(attention, groups, config))
+                _put(attention, _new_heads(attention, groups, config))
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, initialise the parameters that it did not have."""
@@ -240,21 +252,23 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
         note(module, _described(module, heads))
         return attend(heads, module, *tensors, **options)
     note(module, ELSEWHERE)
-    refuse(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
+    check_options(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
     return sdpa_attention_forward(module, *tensors, **options)
 
 
 def _heads_of(module: Any) -> nn.Module | None:
     """The heads of a layer, or their wrapper.  Raises ValueError unless they agree with the configuration."""
-    held, heads = module.config.polyhead_heads[module.layer_idx] is not None, getattr(module, "polyhead", None)
+    is_configured = module.config.polyhead_heads[module.layer_idx] is not None
+    heads = getattr(module, "polyhead", None)
     if heads is not None and not any(isinstance(part, Heads) for part in heads.modules()):
-        came = f"a {type(heads).__name__} without any"
-    elif held == (heads is not None):
+        problem = f"a {type(heads).__name__} without any"
+    elif is_configured == (heads is not None):
         return heads
     else:
-        came = "none" if held else "some"
-    wanted = "the heads that its configuration holds" if held else "none of its own, as its configuration says,"
-    raise ValueError(f"polyhead: layer {module.layer_idx} ({type(module).__name__}) must have {wanted} but has {came}")
+        problem = "none" if is_configured else "some"
+    expected = "the heads of its configuration" if is_configured else "no heads, as its configuration says,"
+    layer = f"layer {module.layer_idx} ({type(module).__name__})"
+    raise ValueError(f"polyhead: {layer} must have {expected} but has {problem}")
 
 
 def _described(module: Any, heads: nn.Module) -> str:
@@ -271,14 +285,14 @@ def _classes(model_type: str) -> tuple[type, type]:
         raise ValueError(f"polyhead: {model_type} must be a type of causal language model")
     base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
-    uses_interface(parent, OF_LAYERS)
-    what = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
-    holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), what)
+    check_model(parent, OF_LAYERS)
+    members = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
+    holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), members)
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})
     AutoConfig.register(f"{PREFIX}{model_type}", holder)
     AutoModelForCausalLM.register(holder, network)
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"{PREFIX}{model_type}"] = network.__name__  # the Trainer smooths shifted labels
-    globals().update({made.__name__: made for made in (holder, network)})
+    globals().update({holder.__name__: holder, network.__name__: network})
     return holder, network
 
 
@@ -295,19 +309,32 @@ def _base_type(config: Any) -> str:
     return config.model_type.removeprefix(PREFIX)
 
 
-def _hold(config: Any, layers: Layers) -> Any:
-    """Change the class of the configuration object itself, so that all references to it see the heads."""
+def _with_layers(config: Any, layers: Layers) -> Any:
+    """A copy of a configuration with the heads of each layer."""
+    config = copy.deepcopy(config)
     config.__class__ = _classes(_base_type(config))[0]
-    config.polyhead_heads = [None if groups is None else [ours.to_dict(group) for group in groups] for groups in layers]
+    config.polyhead_heads = []
+    for groups in layers:
+        config.polyhead_heads.append(None if groups is None else [ours.to_dict(group) for group in groups])
     vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
     return config
 
 
-def _place(who: str, config: Any, bias: bool = False) -> LayerSizes:
+def _set_config(model: nn.Module, before: Any, config: Any) -> None:
+    """Replace the configuration in all modules of a model; the object that the caller may hold does not change."""
+    for module in model.modules():
+        if vars(module).get("config") is before:
+            module.config = config
+
+
+def layer_sizes(caller: str, config: Any, bias: bool = False) -> LayerSizes:
+    """The sizes of the layers of a transformers configuration.  Raises ValueError for one of several models."""
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
-        if not hasattr(config, name):  # as in a configuration of several models
-            wanted = "the configuration of a causal language model was wanted"
-            raise ValueError(f"{who}: {wanted} but {type(config).__name__} has no {name}")
+        if not hasattr(config, name):
+            raise ValueError(
+                f"{caller}: the configuration of a causal language model was wanted but {type(config).__name__} "
+                f"has no {name}"
+            )
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -317,20 +344,20 @@ def _place(who: str, config: Any, bias: bool = False) -> LayerSizes:
 def _attentions(model: nn.Module) -> list[Any]:
     """The attention module of every layer, in order.  Raises ValueError unless each has separate projections."""
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "layer_idx")
-    found: list[Any] = [module for module in model.modules() if all(hasattr(module, part) for part in parts)]
+    attentions: list[Any] = [module for module in model.modules() if all(hasattr(module, part) for part in parts)]
     config: Any = model.config
-    if [module.layer_idx for module in found] != list(range(config.num_hidden_layers)):
-        who = type(model).__name__
-        raise ValueError(f"polyhead: {who} must have q_proj, k_proj, v_proj and o_proj in each of its layers")
-    return found
+    if [module.layer_idx for module in attentions] != list(range(config.num_hidden_layers)):
+        name = type(model).__name__
+        raise ValueError(f"polyhead: {name} must have q_proj, k_proj, v_proj and o_proj in each of its layers")
+    return attentions
 
 
-def _made(attention: Any, groups: Sequence[Mechanism], config: Any) -> Heads:
+def _new_heads(attention: Any, groups: Sequence[Mechanism], config: Any) -> Heads:
     """Heads for an attention module, initialised, on its device and in its dtype."""
     weight = attention.v_proj.weight
     dtype = None if quantised(weight) else weight.dtype  # a quantised weight does not show the dtype of values
-    place = _place("heads", config, attention.v_proj.bias is not None)
-    heads = Heads(groups, place, device=weight.device, dtype=dtype).train(attention.training)
+    sizes = layer_sizes("heads", config, attention.v_proj.bias is not None)
+    heads = Heads(groups, sizes, device=weight.device, dtype=dtype).train(attention.training)
     heads.begin(attention.v_proj)
     return heads
 
