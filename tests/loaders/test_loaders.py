@@ -15,7 +15,7 @@ LOADS = (
     r"json\.loads?\(|read_bytes\(|read_text\(|from_pretrained\(|Image\.open\(|JournalFileBackend\(|load_dataset\("
 )
 KNOWN = {
-    "own files": "cli/text.py pages/document.py pages/report/page.py papers/page.py analysis/canvas.py tasks/task.py",
+    "own files": "cli/text.py pages/document.py papers/page.py analysis/canvas.py tasks/task.py",
     "own files that have the digest noted for them": "ops/native/library.py train/store/shipped.py",
     "nothing: it writes, copies or explains": "cli/files.py compat/huggingface/attention.py compat/huggingface/card.py "
     "compat/huggingface/heads.py compat/huggingface/tokens.py train/checks.py train/store/files.py",

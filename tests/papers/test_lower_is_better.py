@@ -7,9 +7,10 @@ import torch
 
 import polyhead as ph
 from polyhead.analysis.ablate import zero_heads
-from polyhead.pages.report import figures as report_figures, headline as report_text
-from polyhead.pages.report.runs import Entry, SeedGroup, summary
+from polyhead.pages.report.results import Results, title, verdict_table
+from polyhead.pages.report.runs import Entry, SeedGroup
 from polyhead.tasks import Text
+from polyhead.tasks.task import Score
 from polyhead.train.store.folder import Result
 
 TEXT = Text()
@@ -28,35 +29,22 @@ def entry(name, seed, score):
 @pytest.fixture
 def groups():
     return [
-        SeedGroup(name, name.lower(), tuple(entry(name, seed, score) for seed, score in enumerate(scores)))
+        SeedGroup(name, tuple(entry(name, seed, score) for seed, score in enumerate(scores)))
         for name, scores in SCORES.items()
     ]
 
 
-def floors(**values):
-    return {name: {"iid": summary([value], 0.01)} for name, value in values.items()}
-
-
-def test_a_report_ranks_the_best_first(groups):
-    assert [group.label for group, _ in report_text.ranked(groups)] == ["HYLA", "Softmax", "Linear"]
-    assert report_text.title(groups).startswith("HYLA beats Softmax and Linear on fresh data")
-    told = " ".join(report_text.verdict(groups, {}))
-    assert "HYLA beats Softmax by 0.500 (Welch" in told
-    assert "falls by" not in told  # from fresh data to fresh data
-    figure = report_figures.results(groups, floors(one=1.0, two=4.0))
-    rows = list(figure.layout.yaxis.categoryarray)  # the last is on top
-    assert rows[::-1] == ["HYLA", "Softmax", "Linear", "One", "Two"]
-
-
-def test_the_floor_to_beat_is_the_best_one(groups):
-    lower = report_text.verdict(groups, floors(zlib=1.8, unigram=4.6))
-    assert "Without any network Zlib comes to 1.800: HYLA is below it; Softmax and Linear are above it." in lower
-
-
-def test_a_curve_is_shown_whole(groups):
-    figure = report_figures.scores(groups, "iid", floors(zlib=1.8))
-    low, high = figure.layout.yaxis.range
-    assert low < 1.8 < 8.0 < high
+def test_a_report_ranks_the_best_first_and_judges_it_against_the_best_baseline(groups):
+    baselines = {"zlib": {"iid": Score(1.8, 0.01, 9)}, "unigram": {"iid": Score(4.6, 0.01, 9)}}
+    results = Results(groups, ["iid"], baselines, [])
+    assert [group.label for group in results.ranked()] == ["HYLA", "Softmax", "Linear"]
+    assert title(results).startswith("Best on fresh data: HYLA")
+    _, rows = verdict_table(results)
+    assert [(row[0], row[2]) for row in rows[:3]] == [
+        ("HYLA over Softmax", "0.500"),
+        ("HYLA over Linear", "1.500"),
+        ("HYLA over Zlib", "0.250"),
+    ]
 
 
 def test_a_head_that_is_zeroed_costs_what_it_was_worth(tmp_path):

@@ -3,13 +3,10 @@
 import shutil
 
 import pytest
+from playwright import sync_api
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
-MARKS = [
-    pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
-]
+MARKS = [pytest.mark.browser]
 
 
 @pytest.fixture(name="browser", scope="module")

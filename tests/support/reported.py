@@ -13,13 +13,13 @@ import torch
 import polyhead as ph
 from polyhead.config import save
 from polyhead.models.build import build
-from polyhead.pages.report import codes, runs, trained as in_full, writer
+from polyhead.pages.report import codes, writer
 from polyhead.tasks import FuzzyLogic
 from polyhead.train.store.checkpoint import save_checkpoint
 
 TASK = FuzzyLogic(variables=3, terms=2, length=8)
 HEADS = {"softmax": ph.Softmax(4), "hyla": ph.Hyla(4), "linear": ph.Linear(4)}
-LOSSES = [{"kind": "train", "step": s, "loss": 1.0 / s, "lr": 1e-3} for s in (20, 40, 60)]
+LOSSES = [{"kind": "train", "step": step, "loss": 1.0 / step, "lr": 1e-3} for step in (20, 40, 60)]
 
 
 def run_of(name: str, seed: int = 0, task: Any = TASK, heads: Any = None, lr: float = 1e-3) -> ph.Run:
@@ -30,6 +30,7 @@ def run_of(name: str, seed: int = 0, task: Any = TASK, heads: Any = None, lr: fl
 
 
 def scored(step: int, metric: str = "r2", **by_split: float) -> list[dict[str, Any]]:
+    """Rows of metrics.jsonl."""
     return [{"kind": "eval", "step": step, "split": split, "loss": 0.1, metric: x} for split, x in by_split.items()]
 
 
@@ -48,91 +49,74 @@ def fabricate(
         rows = [*LOSSES, *scored(60, metric, **dict.fromkeys(scores or ("iid", "compositional"), 0.4))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if scores is not None:
-        found = {split: {"loss": 0.1, metric: mean, f"{metric}_se": error} for split, (mean, error) in scores.items()}
-        result = {"name": run.name, "digest": ph.digest(run), "steps": 100, "seconds": 60.0 + run.seed}
-        result |= {"parameters": 1234, "command": f"polyhead train {run.name} <fast>", "environment": {"torch": "2.0"}}
-        (folder / "result.json").write_text(json.dumps(result | {"scores": found}))
+        result = {
+            "name": run.name,
+            "digest": ph.digest(run),
+            "steps": 100,
+            "seconds": 60.0 + run.seed,
+            "parameters": 1234,
+            "command": f"polyhead train {run.name} <fast>",
+            "environment": {"torch": "2.0"},
+            "scores": {s: {"loss": 0.1, metric: mean, f"{metric}_se": error} for s, (mean, error) in scores.items()},
+        }
+        (folder / "result.json").write_text(json.dumps(result))
     if checkpoint:
         torch.manual_seed(run.seed)
-        keep(folder, run, build(run.model))
+        model = build(run.model)
+        about = {"digest": ph.digest(run), "step": 100, "seconds": 1.0, "scale": None}
+        save_checkpoint(folder, model, torch.optim.AdamW(model.parameters()), about)
     return folder
-
-
-def keep(folder: pathlib.Path, run: ph.Run, model: torch.nn.Module) -> None:
-    """Write the checkpoint of a finished run."""
-    about = {"digest": ph.digest(run), "step": 100, "seconds": 1.0, "scale": None}
-    save_checkpoint(folder, model, torch.optim.AdamW(model.parameters()), about)
 
 
 def folders(root: pathlib.Path, scores: dict[str, list[float]], checkpoint: bool = False) -> list[pathlib.Path]:
     """Finished runs with these scores on unseen combinations, by mechanism and seed."""
-    return [
-        fabricate(root, run_of(name, seed), {"iid": (0.9, 0.011), "compositional": (r2, 0.022)}, checkpoint=checkpoint)
-        for name, values in scores.items()
-        for seed, r2 in enumerate(values)
-    ]
-
-
-def grouped(made: list[pathlib.Path]) -> list[runs.SeedGroup]:
-    return runs.groups(runs.read(made))
+    made = []
+    for name, values in scores.items():
+        for seed, r2 in enumerate(values):
+            by_split = {"iid": (0.9, 0.011), "compositional": (r2, 0.022)}
+            made.append(fabricate(root, run_of(name, seed), by_split, checkpoint=checkpoint))
+    return made
 
 
 def trained(root: pathlib.Path, task: Any, name: str, heads: Any, seed: int = 0, **train: Any) -> pathlib.Path:
     """The folder of a run of a few steps."""
     few = {"steps": 3, "batch_size": 8, "warmup": 1, "eval_batches": 1, "eval_every": 2, "log_every": 1}
-    settings = ph.Train(**{**few, **train})
     folder = root / f"{name}-{seed}"
-    run = replace(run_of(name, seed, task, heads), train=settings, device="cpu", threads=1, folder=str(folder))
+    run = run_of(name, seed, task, heads)
+    run = replace(run, train=ph.Train(**{**few, **train}), device="cpu", threads=1, folder=str(folder))
     ph.train.run(run, progress=False)
     return folder
 
 
-def small(patch: pytest.MonkeyPatch, **numbers: int) -> None:
+def small(patch: pytest.MonkeyPatch) -> None:
     """Little of everything that a report computes."""
-    sizes = {"POINTS": 40, "PROBED": 200, "ZEROED": 30, "SEQUENCES": 300, "PAIRS": 20, **numbers}
-    for name, value in sizes.items():
-        for module in (codes, writer, in_full):
-            if hasattr(module, name):
-                patch.setattr(module, name, value)
+    for name, value in {"POINTS": 40, "PROBED": 200, "ZEROED": 30, "PAIRS": 20, "NEIGHBOURS": 5}.items():
+        patch.setattr(codes, name, value)
+    patch.setattr(writer, "SEQUENCES", 300)
 
 
 @dataclass
 class Written:
-    """A page: its whole text, its body, and the data of its scripts."""
+    """The page of a report as HTML."""
 
     content: str
-    body: str
-    held: dict[str, Any]
 
     @property
     def words(self) -> str:
-        return plain(self.body)
-
-    @property
-    def figures(self) -> list[dict[str, Any]]:
-        """All figures, with their captions."""
-        captions = dict(re.findall(r'id="(figure-\d+)".*?<figcaption>(.*?)</figcaption>', self.body))
-        return [{**figure, "caption": html.unescape(captions[figure["id"]])} for figure in self.held["figures"]]
-
-    def captioned(self, words: str) -> dict[str, Any]:
-        """The first figure whose caption begins so."""
-        return next(figure for figure in self.figures if figure["caption"].startswith(words))
-
-    def axis(self, words: str) -> dict[str, Any]:
-        """The first figure whose vertical axis says `words`."""
-        return next(figure for figure in self.figures if words in str(figure["layout"]["yaxis"]))
+        return plain(self.content[self.content.index("<body>") :])
 
     def cells(self, name: str) -> list[str]:
-        """The cells of the table row that starts with `name`."""
-        row = next(r for r in self.body.split("<tr")[1:] if name in plain("<" + r.split("</th>")[0]))
-        return [plain("<td" + cell) for cell in row.split("</tr>")[0].split("<td")[1:]]
+        """The cells of the first row of a table whose name is `name`."""
+        rows = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', self.content, flags=re.DOTALL)
+        row = next(cells for label, cells in rows if plain(label) == name)
+        return [plain(cell) for cell in re.findall(r"<td.*?</td>", row, flags=re.DOTALL)]
+
+    def figure(self, name: str) -> str:
+        return re.search(rf'<figure id="{name}">.*?</figure>', self.content, flags=re.DOTALL)[0]
 
 
 def written(made: list[pathlib.Path], path: pathlib.Path, **options: Any) -> Written:
-    content = writer.write(made, path, progress=False, **options).read_text(encoding="utf-8")
-    start = content.index('<script type="application/json" id="figures">') + 45
-    held = json.loads(content[start : content.index("</script>", start)])
-    return Written(content, content[content.index("<header>") : start], held)
+    return Written(writer.write(made, path, progress=False, **options).read_text(encoding="utf-8"))
 
 
 def plain(page: str) -> str:

@@ -103,7 +103,7 @@ def svg(figure: "Figure", name: str) -> str:
 def _themed_tag(tag: re.Match[str]) -> str:
     """A tag of an SVG in the form for a page: shorter, and with the theme's inks."""
     text = tag[0]
-    text = re.sub(r' id="[a-zA-Z_.0-9]+_\d+"', "", text)  # names of groups, to which nothing refers
+    text = re.sub(r' id="(image\w+|[a-zA-Z_.0-9]+_\d+)"', "", text)  # names to which nothing refers
     text = re.sub(r' xmlns(:xlink)?="[^"]*"| version="1.1"', "", text).replace("xlink:href", "href")
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)  # that of the page
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough
@@ -125,7 +125,8 @@ def _rendered(figure: "Figure", kind: str, *, salt: str, facecolor: str) -> byte
     elif kind == "pdf":
         metadata = {"CreationDate": None}
     buffer = io.BytesIO()
-    with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "font.family": "sans-serif"}):
+    settings = {"svg.hashsalt": salt, "svg.fonttype": "none", "image.composite_image": False}
+    with rc_context(settings):
         figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor=facecolor)
     return buffer.getvalue()
 

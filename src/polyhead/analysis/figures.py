@@ -340,6 +340,7 @@ def heat(
     columns: int = 3,
     numbers: bool = True,
     grouped: bool = True,
+    names_once: bool = False,
     picture: tuple[Float[Array, "height width 3"], int, int] | None = None,
 ) -> "Figure":
     """Matrices side by side on one colour scale: (title, values, row names, column names).
@@ -347,7 +348,8 @@ def heat(
     `grouped`: adjacent equal names form a group with one label, and a line separates groups.  NaN is an empty cell.
     `picture`: an image as the first panel, with its numbers of rows and columns of patches; patches are numbered.
     `limits`: default to the range of the values; with both signs, 0 is white and the limits are symmetric.
-    `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.
+    `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  `names_once`:
+    rows are named at the first matrix of each row of panels, columns at the lowest; for matrices of the same names.
 
     >>> classes, matrix = similarity(codes, labels)
     >>> names = [class_name(task, "rule", int(label)) for label in classes]
@@ -371,17 +373,22 @@ def heat(
         _draw_patches(grid.pop(0), *picture)
 
     colour_map = "RdBu_r" if low < 0 < high else "cividis"
-    for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
+    for i, (axes, (title, values, rows, names)) in enumerate(zip(grid, panels, strict=False)):
         image = axes.imshow(
             np.ma.masked_invalid(values),
             colour_map,
             aspect="auto",
-            interpolation="nearest",
+            interpolation="none",  # in an SVG one pixel a cell
             vmin=low,
             vmax=high,
         )
+        place = i + (picture is not None)
         _name_axis(axes.yaxis, axes.axhline, rows, grouped)
         _name_axis(axes.xaxis, axes.axvline, names, grouped)
+        if names_once and i > 0 and place % columns != 0:
+            axes.set_yticks([])
+        if names_once and place + columns < count:  # another panel is below
+            axes.set_xticks([])
         axes.spines[:].set_visible(False)
         axes.set_facecolor(EMPTY_CELL)  # white would mean 0
         axes.set_title(title, fontsize=9, color=INK)

@@ -1,10 +1,5 @@
-"""The HTML report of finished runs.  Start with writer.py; runs.py, codes.py and attention.py compute its contents."""
+"""The HTML report of finished runs.  Start with writer.py; runs.py reads runs, codes.py and attention.py analyse."""
 
-from polyhead.spec.optional import optional
+from polyhead.pages.report.writer import export, page, results_table, title, write
 
-with optional("report", "polyhead[report]"):
-    import plotly as _plotly  # noqa: F401
-
-from polyhead.pages.report.writer import export, results_table, title, write
-
-__all__ = ["export", "results_table", "title", "write"]
+__all__ = ["export", "page", "results_table", "title", "write"]

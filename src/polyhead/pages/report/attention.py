@@ -1,165 +1,127 @@
 """Single inputs in a report, with the attention, relations and symbols of every layer.
 
-They show one finished run of each mechanism, on a few sequences that neither training nor evaluation uses.  The page
-size is limited: for long sequences only the last tokens are shown, and for large models fewer examples.
+They show the first finished run of each mechanism, on sequences that neither training nor evaluation uses.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyhead.analysis.capture import as_array, looking
+from polyhead.analysis import figures
+from polyhead.analysis.capture import as_array
 from polyhead.analysis.probe import draws
-from polyhead.analysis.relations import LayerLook, Picture, look, picture
+from polyhead.analysis.relations import LayerLook, look, picture
 from polyhead.config import Batch, Task
-from polyhead.pages.report.runs import HEADLINE, Entry, OpenedCheckpoint, Progress, SeedGroup, in_order, reason
+from polyhead.layers.taps import looking
+from polyhead.pages.report.results import split_name
+from polyhead.pages.report.runs import Entry, Progress, SeedGroup, in_order
+from polyhead.pages.report.section import Gallery, Section, slug
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
-Array = np.ndarray
-EXAMPLES = 3
-TOKENS = 64  # most tokens of a sequence
-CELLS = 300_000  # most cells of all matrices of a run
+EXAMPLES = 2
+MAX_TOKENS = 32
+"""Of longer sequences the last tokens are shown."""
+MAX_MATRICES = 16
+"""In one figure."""
 KINDS = ("attention", "relations", "symbols")
+Panel = tuple[str, np.ndarray, Sequence[str], Sequence[str]]
 
 
-@dataclass(frozen=True)
-class Example:
-    """One input: its description, its image if it has one, and its attention in every layer.
-
-    `last`: the number of its last tokens that the layers show; None: all.
-    """
-
-    text: str
-    image: Picture | None
-    layers: tuple[LayerLook, ...]
-    last: int | None = None
-
-
-@dataclass(frozen=True)
-class Map:
-    """One matrix: a head's attention, a relation, or the assignment of symbols to tokens.
-
-    `columns`: their names; None for symbols, which are numbered.  `limit`: the largest absolute value among the
-    matrices of the same kind and group.
-    """
-
-    name: str
-    values: Array
-    rows: tuple[str, ...]
-    columns: tuple[str, ...] | None
-    limit: float
-    signed: bool
-
-
-@dataclass(frozen=True)
-class CheckpointExamples(OpenedCheckpoint):
-    """The examples of one checkpoint on a split."""
-
-    split: str = ""
-    examples: tuple[Example, ...] = ()
-
-    @property
-    def related(self) -> bool:
-        """Whether any layer has relations or symbols."""
-        return any(maps(layer)[kind] for layer in self.examples[0].layers for kind in KINDS[1:])
-
-
-def looks(found: Sequence[SeedGroup], progress: Progress) -> list[CheckpointExamples]:
-    """The examples of the first finished run of each mechanism, or the reason why there are none."""
-    results = []
-    for group in found:
+def attention_section(
+    groups: Sequence[SeedGroup],
+    gallery: Gallery,
+    progress: Progress,
+    notes: list[str],
+) -> Section | None:
+    """Figures of each mechanism; `notes` gets a line for each run of which none can be drawn."""
+    section = Section("attention", "What do the heads attend to?")
+    for group in groups:
         for entry in group.finished[:1]:
             progress(f"attention of {entry.folder.name}")
-            results.append(_one(entry, group))
-    return results
-
-
-def maps(layer: LayerLook) -> dict[str, list[Map]]:
-    """All matrices of a layer, by kind: "attention" of each head, "relations", "symbols" of each symbolic head."""
-    found: dict[str, list[Map]] = {kind: [] for kind in KINDS}
-    kinds = [group.kind for group in layer.groups]
-    for group in layer.groups:
-        beside = f" ({group.kind})" if len(set(kinds)) > 1 else ""
-        symbols = None if group.assignments is None else group.assignments.transpose(1, 0, 2)
-        for kind, values in zip(KINDS, (group.attention, group.relations, symbols), strict=True):
-            if values is None:
+            try:
+                drawings = _drawings(entry, group.label, gallery)
+            except (ValueError, OSError) as error:
+                notes.append(f"{entry.folder.name}: no attention maps ({' '.join(str(error).split())})")
                 continue
-            limit, signed = float(np.abs(values).max(initial=0)) or 1.0, bool(values.min(initial=0) < 0)
-            rows, columns = (layer.senders, None) if kind == "symbols" else (layer.receivers, layer.senders)
-            word = "relation" if kind == "relations" else "head"
-            for each in values:
-                name = f"{word} {len(found[kind]) + 1}{beside if kind == 'attention' else ''}"
-                found[kind].append(Map(name, each, rows, columns, limit, signed))
-    return found
+            section.details.append((f"{group.label}, seed {entry.run.seed}", drawings))
+            section.text = (
+                "A row is a token that attends, a column the token it attends to; attention is the latent code of the "
+                f"pair. Inputs: {split_name(group.task, _split(group.task))}. Of inputs longer than {MAX_TOKENS} "
+                "tokens the last ones are shown."
+            )
+    return section if section.details else None
 
 
-def _one(entry: Entry, group: SeedGroup) -> CheckpointExamples:
-    try:
-        run, model = load_model(entry.folder)
-        split = in_order(run.task.splits, HEADLINE)[0]
-        (batch,) = draws(run.task, split, EXAMPLES, seed=run.seed, purpose="look")
-        examples = tuple(_examples(model, run.task, batch))
-        if not all(np.isfinite(each.values).all() for example in examples for each in _every(example.layers)):
-            raise ValueError("its figures are not finite")
-    except (ValueError, OSError) as error:
-        return CheckpointExamples(entry, group, reason(entry, "attention maps", error))
-    return CheckpointExamples(entry, group, "", split, examples)
+def _split(task: Task) -> str:
+    """The most informative split, which need not be among those that were scored."""
+    return in_order(task.splits)[0]
 
 
-def _examples(model: nn.Module, task: Task, batch: Batch) -> Iterator[Example]:
-    left = CELLS
+def _drawings(entry: Entry, label: str, gallery: Gallery) -> list:
+    """The figures of the examples of one run: one for each layer and kind of matrix."""
+    run, model = load_model(entry.folder)
+    (batch,) = draws(run.task, _split(run.task), EXAMPLES, seed=run.seed, purpose="look")
     with looking(model):
-        outputs = predict(model, task, batch).float()
+        outputs = predict(model, run.task, batch).float()
+    drawings = []
     for i in range(EXAMPLES):
-        whole, most = look(model, batch, sample=i, task=task), TOKENS
-        layers = tuple(_cut(layer, most) for layer in whole)
-        if (cells := _cells(layers)) > left:
-            if i:
-                return
-            most = TOKENS // 2
-            layers = tuple(_cut(layer, most) for layer in whole)
-        left -= cells
-        longer = max(len(side) for layer in whole for side in (layer.receivers, layer.senders)) > most
-        words = describe(task, batch, outputs, i)
-        yield Example(words, picture(model, batch, sample=i), layers, most if longer else None)
+        sentence = describe(run.task, batch, outputs, i)
+        image = picture(model, batch, sample=i)
+        for layer in look(model, batch, sample=i, task=run.task):
+            for kind, panels in matrices(layer).items():
+                if not all(np.isfinite(values).all() for _, values, _, _ in panels):
+                    raise ValueError("its numbers are not finite")
+                shown = panels[:MAX_MATRICES]
+                figure = figures.heat(
+                    shown,
+                    label=kind,
+                    columns=4,
+                    grouped=False,
+                    numbers=False,
+                    names_once=True,
+                    picture=image,
+                )
+                name = slug(label, entry.run.seed, "example", i + 1, layer.name, kind)
+                more = f" The first {len(shown)} of {len(panels)}." if len(shown) < len(panels) else ""
+                caption = f"{sentence} {layer.name.capitalize()}, {kind}.{more}"
+                drawings.append(gallery.add(name, figure, caption))
+    return drawings
 
 
-def _every(layers: Sequence[LayerLook]) -> Iterator[Map]:
-    return (each for layer in layers for kind in maps(layer).values() for each in kind)
+def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
+    """All matrices of a layer by kind: attention of each head, relations, symbols of each symbolic head."""
+    panels: dict[str, list[Panel]] = {}
+    queries, keys = layer.receivers[-MAX_TOKENS:], layer.senders[-MAX_TOKENS:]
+    for group in layer.groups:
+        for values in group.attention:
+            title = f"head {len(panels.get('attention', [])) + 1} ({group.kind})"
+            panels.setdefault("attention", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
+        for values in () if group.relations is None else group.relations:
+            title = f"relation {len(panels.get('relations', [])) + 1}"
+            panels.setdefault("relations", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
+        if group.assignments is not None:
+            for values in group.assignments.transpose(1, 0, 2):
+                numbers = [str(i + 1) if (i + 1) % 8 == 0 or i == 0 else "" for i in range(values.shape[1])]
+                title = f"symbols, head {len(panels.get('symbols', [])) + 1}"
+                panels.setdefault("symbols", []).append((title, values[-MAX_TOKENS:], keys, numbers))
+    return panels
 
 
-def _cells(layers: Sequence[LayerLook]) -> int:
-    return sum(each.values.size for each in _every(layers))
-
-
-def _cut(layer: LayerLook, most: int) -> LayerLook:
-    """A layer with only the last `most` queries and keys."""
-    groups = tuple(
-        dataclasses.replace(
-            group,
-            attention=group.attention[:, -most:, -most:],
-            relations=None if group.relations is None else group.relations[:, -most:, -most:],
-            assignments=None if group.assignments is None else group.assignments[-most:],
-        )
-        for group in layer.groups
-    )
-    return LayerLook(layer.name, layer.receivers[-most:], layer.senders[-most:], groups)
-
-
-def describe(task: Task, batch: Batch, outputs: Tensor, i: int) -> str:
-    """The question of sample `i`, its answer, and the model's answer.
+def describe(task: Task, batch: Batch, outputs: Tensor, sample: int) -> str:
+    """The question of a sample, its answer, and the model's answer.
 
     `outputs`: of the model; a decoder reads the true answer so far (teacher forcing).
     """
-    scored = as_array(batch.scored[i]).astype(bool)
-    targets, given = as_array(batch.targets[i])[scored], as_array(outputs[i])[scored]
+    scored = as_array(batch.scored[sample]).astype(bool)
+    targets, guesses = as_array(batch.targets[sample])[scored], as_array(outputs[sample])[scored]
     if batch.targets.is_floating_point():
-        wanted, said = (f"{float(values.reshape(-1)[-1]):.3f}".replace("-", "−") for values in (targets, given))
+        texts = [f"{float(values.reshape(-1)[-1]):.3f}".replace("-", "−") for values in (targets, guesses)]
     else:
-        wanted, said = (task.written(values.reshape(-1).tolist()) for values in (targets, given.argmax(-1)))
-    asked = task.asked(batch, i)
-    return f"{asked} {wanted[:1].upper() + wanted[1:] if asked.endswith('?') else wanted}; the model says {said}."
+        texts = [task.written(values.reshape(-1).tolist()) for values in (targets, guesses.argmax(-1))]
+    answer, guess = texts
+    question = task.asked(batch, sample)
+    if question.endswith("?"):
+        answer = answer[:1].upper() + answer[1:]
+    return f"{question} {answer}; the model says {guess}."

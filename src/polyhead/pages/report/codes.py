@@ -1,150 +1,346 @@
-"""Analyses of a checkpoint for a report: maps of the code on unseen tasks, probes of every layer, zeroed heads."""
+"""The latent codes of a report's runs on unseen tasks: probes, clusters, zeroed heads, similar rules, maps."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from markupsafe import Markup
+from torch import nn
 
+from polyhead.analysis import figures
 from polyhead.analysis.ablate import zero_heads
-from polyhead.analysis.geometry import METHODS, embed, purity
+from polyhead.analysis.geometry import embed, means, purity, similarity
 from polyhead.analysis.labels import class_name, distinct, targets, unreadable, views, with_field
-from polyhead.analysis.probe import probe_model, query_codes
-from polyhead.config import Run, Task, TransformerConfig
-from polyhead.pages.report.runs import Entry, OpenedCheckpoint, Progress, SeedGroup, reason
+from polyhead.analysis.probe import Row, probe_model, query_codes
+from polyhead.analysis.swap import swap_codes
+from polyhead.analysis.verdicts import difference
+from polyhead.config import Task, TransformerConfig
+from polyhead.config.words import Parts
+from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
+from polyhead.pages.report.runs import Entry, Progress, SeedGroup, seed_score
+from polyhead.pages.report.section import Gallery, Section, Table, present, slug, with_error
 from polyhead.train import load_model
 
 Array = np.ndarray
-POINTS = 500  # points per map: enough to see clusters, few enough for the page's size
+POINTS = 500  # codes of a map: enough to see clusters
 PROBED = 2048  # sequences to fit a probe, and equally many to score it
 ZEROED = 512  # sequences per zeroed head
+PAIRS = 1000  # pairs of sequences whose codes are swapped
 NEIGHBOURS = 10
-SAMPLES = 12  # most single codes drawn per class
+CODE_NAMES = {
+    "own": "its own",
+    "donor": "the donor's",
+    "other": "a third sequence's",
+    "permuted": "the donor's, heads permuted",
+    "zero": "zero",
+}
+"""The latent code that the query gets in a swap."""
+PARTS = Parts("part", read="each part", maps="Each point is the code of one query attending to itself.")
+"""The words for tasks that do not name their parts."""
 
 
 @dataclass(frozen=True)
 class CodeMap:
-    """The codes (b n) of one layer in one view, and their coordinates (b 2) by method.
-
-    `number`: the target of each sequence, which colours the map.  `labels`: classes by name: "function" and "term 1",
-    ..., or "rule".  `purity`: of a code's neighbours and by chance, for each label and for integer targets.
-    """
+    """The codes (b n) of one layer in one view, their map (b 2), and the target and labels (b) of their sequences."""
 
     view: str
     layer: int
     codes: Array
-    points: dict[str, Array]
-    number: Array
+    points: Array
+    target: Array
     labels: dict[str, Array]
-    purity: dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class CheckpointAnalysis(OpenedCheckpoint):
-    """Analyses of a checkpoint: `rows` from `analysis.probe_run`, and `zeroed` from `analysis.zero_heads`."""
+class Analysis:
+    """What a checkpoint's codes say: rows of `probe_model`, of clusters, `zero_heads` and `swap_codes`, and maps."""
 
-    maps: tuple[CodeMap, ...] = ()
-    rows: tuple[dict[str, Any], ...] = ()
-    zeroed: tuple[dict[str, Any], ...] = ()
+    entry: Entry
+    group: SeedGroup
+    probes: list[Row] = field(default_factory=list)
+    clusters: list[Row] = field(default_factory=list)
+    zeroed: list[Row] = field(default_factory=list)
+    swaps: list[Row] = field(default_factory=list)
+    maps: list[CodeMap] = field(default_factory=list)
 
     @property
-    def views(self) -> list[str]:
-        return list(dict.fromkeys(found.view for found in self.maps))
-
-    def layers(self, view: str) -> list[CodeMap]:
-        """The maps of one view, from the first layer to the last."""
-        return [found for found in self.maps if found.view == view]
+    def name(self) -> str:
+        return f"{self.group.label}, seed {self.entry.run.seed}"
 
 
-def analyse(found: Sequence[SeedGroup], progress: Progress) -> list[CheckpointAnalysis]:
-    """Probe and map every finished run; a note gives the reason if a checkpoint cannot be used."""
-    results = []
-    for group in found:
+# ------------------------------------------------------------------------------------------------------------ analyses
+def analyse(groups: Sequence[SeedGroup], progress: Progress, notes: list[str]) -> list[Analysis]:
+    """Analyse every finished run; `notes` gets a line for each that cannot be analysed."""
+    analyses = []
+    for group in groups:
         for entry in group.finished:
             progress(f"codes of {entry.folder.name}: probes, maps, heads zeroed")
-            results.append(_one(entry, group))
-    return results
+            try:
+                analyses.append(_analyse_run(entry, group))
+            except (ValueError, OSError) as error:
+                notes.append(f"{entry.folder.name}: no code maps and probes ({' '.join(str(error).split())})")
+    return analyses
 
 
-def _one(entry: Entry, group: SeedGroup) -> CheckpointAnalysis:
+def _analyse_run(entry: Entry, group: SeedGroup) -> Analysis:
+    run, model = load_model(entry.folder)
+    reason = unreadable(run.task)
+    if reason or not isinstance(run.model, TransformerConfig):
+        raise ValueError(reason or f"{type(run.model).__name__} has no latent code")
+    probes = probe_model(model, run.task, sequences=PROBED, seed=run.seed)
+    if not probes:
+        raise ValueError("its batches have no labels: integer latents, or an integer target")
+    maps, clusters = code_maps(model, run.task, seed=run.seed)
+    zeroed = zero_heads(model, run.task, sequences=ZEROED, seed=run.seed)
     try:
-        run, model = load_model(entry.folder)
-        if why := _unfit(run):
-            return CheckpointAnalysis(entry, group, why)
-        rows = tuple(probe_model(model, run.task, sequences=PROBED, seed=run.seed))
-        if not rows:
-            raise ValueError("its batches have no labels: integer latents, or an integer target")
-        maps = tuple(code_maps(model, run.task, points=POINTS, seed=run.seed))
-        zeroed = tuple(zero_heads(model, run.task, sequences=ZEROED, seed=run.seed))
-    except (ValueError, OSError) as error:
-        return CheckpointAnalysis(entry, group, reason(entry, "code maps and probes", error))
-    return CheckpointAnalysis(entry, group, "", maps, rows, zeroed)
+        swaps = swap_codes(model, run.task, pairs=PAIRS)
+    except ValueError:  # the task has no such pairs, or the heads no code that sets their output
+        swaps = []
+    return Analysis(entry, group, probes, clusters, zeroed, swaps, maps)
 
 
-def _unfit(run: Run) -> str:
-    """Why the code of the last token is not informative for this task, or ""."""
-    if why := unreadable(run.task):
-        return f"No code maps and probes: {why}."
-    return "" if isinstance(run.model, TransformerConfig) else f"No code maps and probes of {type(run.model).__name__}."
+def code_maps(model: nn.Module, task: Task, *, seed: int) -> tuple[list[CodeMap], list[Row]]:
+    """Maps of the last token's codes on unseen tasks by view and layer, and the purity of their clusters.
 
-
-def code_maps(model: nn.Module, task: Task, *, points: int = POINTS, seed: int = 0, first: int = 0) -> list[CodeMap]:
-    """Maps of the last token's code on unseen tasks, one per view and layer (Schug et al., figures 5A, 5B, A2).
-
-    If the task offers `inputs="fixed_context"`, all sequences have the same context inputs, so points differ only by
-    function and query.
+    Schug et al., figures 5A, 5B, A2.  If the task offers `inputs="fixed_context"`, all sequences have the same context,
+    so points differ only by function and query.
     """
-    found = []
+    maps, rows = [], []
     for view, (drawn, pairs) in views(task).items():
         fixed = with_field(drawn, "inputs", "fixed_context")
-        layers, batch = query_codes(model, fixed, "compositional", points, pairs=pairs, seed=seed, purpose="maps")
+        layers, batch = query_codes(model, fixed, "compositional", POINTS, pairs=pairs, seed=seed, purpose="maps")
         labels = targets(batch)
-        terms = {name: values for name, values in labels.items() if name.startswith("term")}
+        first_of_each = distinct(batch)  # equal sequences are no further evidence
+        neighbours = min(NEIGHBOURS, len(first_of_each) - 1)
+        numbers = batch.targets[:, -1].reshape(POINTS, -1)[:, 0].double().cpu().numpy()
         shown = {name: values for name, values in labels.items() if name != "target value"}
-        shown = ({"function": _functions(terms)} if len(terms) > 1 else {}) | shown
-        kept = distinct(batch)
-        near = min(NEIGHBOURS, len(kept) - 1)
-        for layer, codes in [*enumerate(layers)][first:]:
-            some = labels.items() if near else ()  # a single input has no neighbours
-            pure = {name: purity(codes[kept], values[kept], neighbours=near) for name, values in some}
-            at = {method: embed(codes, method, seed) for method in METHODS}
-            found.append(CodeMap(view, layer, codes, at, _number(batch.targets[:, -1]), shown, pure))
-    return found
+        for layer, codes in enumerate(layers):
+            maps.append(CodeMap(view, layer, codes, embed(codes, "tsne", seed), numbers, shown))
+            for name, values in labels.items() if neighbours else ():  # a single input has no neighbours
+                share, chance = purity(codes[first_of_each], values[first_of_each], neighbours=neighbours)
+                rows.append({"pairs": view, "layer": layer, "target": name, "purity": share, "chance": chance})
+    return maps, rows
 
 
-def class_names(task: Task, layer: CodeMap, label: str) -> dict[int, str]:
-    """The labels of points: a term "¬x₁x₂x₃¬x₄", terms joined by "or" for a function, or the name of a rule."""
-    if label != "function":
-        return {int(i): class_name(task, label, int(i)) for i in np.unique(layer.labels[label])}
-    terms = {name: values.tolist() for name, values in layer.labels.items() if name != "function"}
-    rows = zip(layer.labels["function"].tolist(), *terms.values(), strict=True)
-    return {
-        row[0]: " or ".join(class_name(task, name, i) for name, i in zip(terms, row[1:], strict=True)) for row in rows
-    }
+# ------------------------------------------------------------------------------------------------------------ sections
+def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Section]:
+    """All sections on latent codes that the checkpoints allow."""
+    if not analyses:
+        return []
+    parts = analyses[0].group.task.words.parts or PARTS
+    firsts: dict[str, Analysis] = {}
+    for analysis in analyses:
+        firsts.setdefault(analysis.group.label, analysis)
+    probes = Section(
+        "probes",
+        f"Can the {parts.name}s be read off the latent code?",
+        f"A logistic regression reads {parts.read} off the latent code of the last token. It is fitted on {PROBED:,} "
+        f"sequences of training tasks and scored on {PROBED:,} of unseen combinations.",
+        note="fixed: all sequences share one query; alone: one context; varies: every sequence has its own. "
+        "Chance is the score of the same regression, fitted on permuted labels.",
+    )
+    clusters = Section(
+        "clusters",
+        "What do the clusters of codes follow?",
+        f"The share of each code's {NEIGHBOURS} nearest codes that have the same label. {parts.compare}",
+        note="Chance is the share among all pairs of sequences.",
+    )
+    sections = [
+        _over_layers(probes, [(one, one.probes) for one in analyses], "f1", "macro F1", gallery),
+        _over_layers(clusters, [(one, one.clusters) for one in analyses], "purity", "purity", gallery),
+        _heads_section(analyses, firsts, gallery),
+    ]
+    if any(analysis.swaps for analysis in analyses):
+        sections.append(_swaps_section(analyses, gallery))
+    if any("rule" in code_map.labels for analysis in firsts.values() for code_map in analysis.maps):
+        sections.append(_rules_section(firsts, gallery))
+    sections.append(Section("maps", "Maps of the latent code", parts.maps.format(count=POINTS)))
+    sections[-1].details = map_details(firsts.values(), gallery)
+    return sections
 
 
-def samples(layer: CodeMap, label: str) -> tuple[Array, Array]:
-    """Codes (b n) and labels (b) of at most `SAMPLES` sequences per class, class after class."""
-    values = layer.labels[label]
-    chosen = np.concatenate([np.flatnonzero(values == each)[:SAMPLES] for each in np.unique(values)])
-    return layer.codes[chosen], values[chosen]
+def _over_layers(
+    section: Section,
+    rows_of_runs: Sequence[tuple[Analysis, Sequence[Row]]],
+    column: str,
+    label: str,
+    gallery: Gallery,
+) -> Section:
+    """Fill the section with a number by layer and target: a panel for each target, and a table."""
+    # Panel -> mechanism -> layer -> seed -> number, and panel -> layer -> chance levels.
+    scores: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
+    chances: dict[str, dict[int, list[float]]] = {}
+    for analysis, rows in rows_of_runs:
+        for row in rows:
+            panel = ", ".join(present([row["target"], f"pairs {row['pairs']}", row.get("query")]))
+            layer = row["layer"] + 1
+            by_layer = scores.setdefault(panel, {}).setdefault(analysis.group.label, {})
+            by_layer.setdefault(layer, {})[analysis.entry.run.seed] = row[column]
+            chances.setdefault(panel, {}).setdefault(layer, []).append(row["chance"])
+    panels = []
+    mechanisms = list(dict.fromkeys(analysis.group.label for analysis, _ in rows_of_runs))
+    table: Table = ([label, *mechanisms, "chance"], [])
+    for panel, by_mechanism in scores.items():
+        chance = {layer: float(np.mean(values)) for layer, values in chances[panel].items()}
+        series = {}
+        for mechanism, by_layer in by_mechanism.items():
+            series[mechanism] = {layer: list(by_seed.values()) for layer, by_seed in by_layer.items()}
+        panels.append((panel, series, {"chance": chance}))
+        for layer, level in chance.items():
+            cells = []
+            for mechanism in mechanisms:
+                by_seed = by_mechanism.get(mechanism, {}).get(layer)
+                cells.append(with_error(seed_score(by_seed, None) if by_seed else None))
+            table[1].append([f"{panel}, layer {layer}", *cells, f"{level:.3f}"])
+    if panels:
+        figure = figures.lines(panels, x_label="layer", y_label=label, limits=(0.0, None))
+        section.figures.append(
+            gallery.add(section.anchor, figure, f"{label[0].upper()}{label[1:]} by layer, mean over networks.")
+        )
+        section.tables.append(table)
+    return section
 
 
-def head_names(entry: Entry, found: CodeMap) -> list[str]:
-    """Row names for a picture of codes: "head 3", or "key 27, head 3" with several pairs."""
-    pairs = entry.run.task.pairs[found.view]
-    heads = found.codes.shape[1] // len(pairs)
-    if len(pairs) == 1:
-        return [f"head {head + 1}" for head in range(heads)]
-    return [f"key {key}, head {head + 1}" for _, key in pairs for head in range(heads)]
+def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], gallery: Gallery) -> Section:
+    """The fall of the score without each head: a matrix per mechanism, and a table of the strongest heads."""
+    metric = metric_name(analyses[0].group.task)
+    section = Section(
+        "heads",
+        "How much does each head matter?",
+        f"The fall of {metric} when the latent code of a head is zeroed. The model is not retrained. "
+        f"{ZEROED:,} sequences of unseen combinations.",
+        note="The head that matters most is chosen by these numbers, so its fall is overstated.",
+    )
+
+    def cells(choose: Callable[[list[Row]], Row | None], column: str) -> list[str]:
+        """A number of the row that `choose` takes in each run, over the seeds of each mechanism."""
+        texts = []
+        for label in firsts:
+            by_seed: dict[int, float] = {}
+            error = None
+            for analysis in analyses:
+                row = choose(analysis.zeroed) if analysis.group.label == label else None
+                if row is not None:
+                    by_seed[analysis.entry.run.seed] = row[column]
+                    error = row["se" if column == "score" else "drop_se"]
+            texts.append(with_error(seed_score(by_seed, error) if by_seed else None))
+        return texts
+
+    rows = [[f"nothing zeroed: {metric}", *cells(lambda rows: rows[0], "score")]]
+    num_layers = 1 + max(row["layer"] for analysis in analyses for row in analysis.zeroed[1:])
+    for layer in range(num_layers):
+        rows.append([f"layer {layer + 1}, all heads: fall", *cells(lambda rows, i=layer: _layer_row(rows, i), "drop")])
+        rows.append([f"layer {layer + 1}, strongest head: fall", *cells(lambda rows, i=layer: _top(rows, i), "drop")])
+    section.tables.append((["zeroed", *firsts], rows))
+
+    panels = []
+    for analysis in firsts.values():
+        heads = [row for row in analysis.zeroed if row["head"] is not None]
+        shape = 1 + max(row["layer"] for row in heads), 1 + max(row["head"] for row in heads)
+        falls = np.full(shape, np.nan)  # NaN where a layer has fewer heads
+        for row in heads:
+            falls[row["layer"], row["head"]] = row["drop"]
+        layers, columns = ([str(i + 1) for i in range(size)] for size in shape)
+        panels.append((analysis.name, falls, layers, columns))
+    figure = figures.heat(panels, label=f"fall of {metric}", columns=2)
+    section.figures.append(gallery.add("heads", figure, f"Fall of {metric} without each head (column) by layer (row)."))
+    return section
 
 
-def _number(target: Tensor) -> Array:
-    return target.reshape(len(target), -1)[:, 0].double().cpu().numpy()
+def _layer_row(rows: Sequence[Row], layer: int) -> Row | None:
+    """The row of a layer with all heads zeroed."""
+    return next((row for row in rows if row["layer"] == layer and row["head"] is None), None)
 
 
-def _functions(terms: dict[str, Array]) -> Array:
-    """One label per combination of terms, numbered in sorted order."""
-    rows = np.stack(list(terms.values()), axis=1)
-    return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+def _top(rows: Sequence[Row], layer: int) -> Row | None:
+    """The row of the head that matters most in a layer."""
+    heads = [row for row in rows if row["layer"] == layer and row["head"] is not None]
+    return max(heads, key=lambda row: row["drop"], default=None)
+
+
+def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
+    """The scores against the donor's function by code, and the protocol's test of the swap.
+
+    The test: against the donor's function, the score with the donor's code is above that with a third sequence's;
+    one-sided t over networks.
+    """
+    metric = metric_name(analyses[0].group.task)
+    section = Section(
+        "swaps",
+        "Does the output follow the latent code?",
+        "Two sequences have the same inputs and different functions. In the last layer the latent code of the query is "
+        f"replaced; the output is scored against the donor's function. {PAIRS:,} pairs of unseen combinations.",
+        note=OPEN_TEST,
+    )
+    scores: dict[str, dict[str, dict[int, float]]] = {}  # mechanism -> code -> seed -> score
+    for analysis in analyses:
+        by_code = scores.setdefault(analysis.group.label, {}) if analysis.swaps else {}
+        for row in analysis.swaps:
+            by_code.setdefault(row["code"], {})[analysis.entry.run.seed] = row["donor"]
+    rows = []
+    for code, name in CODE_NAMES.items():
+        rows.append([name, *(with_error(seed_score(by_code[code], None)) for by_code in scores.values())])
+    section.tables.append((["latent code of the query", *scores], rows))
+    differences = [difference(by_code["donor"], by_code["other"]) for by_code in scores.values()]
+    columns = ["Does it follow the donor's code?", "verdict", "donor's less a third one's", *TEST_COLUMNS]
+    section.tables.append((columns, comparison_rows(list(scores), differences)))
+    measured = {}
+    for label, by_code in scores.items():
+        for code in ("donor", "other"):
+            measured[f"{label}, code: {CODE_NAMES[code]}"] = list(by_code[code].values())
+    figure = figures.results(measured, score=f"{metric} against the donor's function")
+    section.figures.append(gallery.add("swaps", figure, f"{metric} against the donor's function, by code."))
+    return section
+
+
+def _rules_section(firsts: dict[str, Analysis], gallery: Gallery) -> Section:
+    """The similarity of the mean codes of rules, and these codes (Schug et al., figures 5E, A8)."""
+    section = Section(
+        "rules",
+        "Which rules share a code?",
+        "The cosine similarity of the mean codes of two rules, on unseen combinations. Rules with the same code are "
+        "computed by the same value network. Centred: the mean code of all rules is subtracted first.",
+        note="Plain similarities are near 1 if the codes of all rules share a large component.",
+    )
+    for analysis in firsts.values():
+        similarities: list[Any] = []
+        codes: list[Any] = []
+        for code_map in analysis.maps:
+            place = f"layer {code_map.layer + 1}, {code_map.view}"
+            for centred in (False, True):
+                classes, matrix = similarity(code_map.codes, code_map.labels["rule"], centred=centred)
+                names = [class_name(analysis.group.task, "rule", int(label)) for label in classes]
+                similarities.append((f"{place}{', centred' if centred else ''}", matrix, names, names))
+            _, mean = means(code_map.codes, code_map.labels["rule"])
+            codes.append((place, mean, names, [str(i + 1) for i in range(mean.shape[1])]))
+        matrices = figures.heat(similarities, label="cosine similarity", limits=(-1, 1), columns=2)
+        averages = figures.heat(codes, label="latent code", columns=2)
+        drawings = [
+            gallery.add(slug("rules", analysis.name), matrices, f"{analysis.name}: similarity of mean codes."),
+            gallery.add(slug("rule-codes", analysis.name), averages, f"{analysis.name}: mean code (row) of each rule."),
+        ]
+        section.details.append((analysis.name, drawings))
+    return section
+
+
+def map_details(analyses: Iterable[Analysis], gallery: Gallery) -> list[tuple[str, list[Markup]]]:
+    """The t-SNE maps of each analysis: a panel for each layer and each label that colours it."""
+    details = []
+    for analysis in analyses:
+        panels: list[Any] = []
+        names: dict[str, dict[int, str]] = {}
+        for code_map in analysis.maps:
+            place = f"layer {code_map.layer + 1}, {code_map.view}"
+            panels.append((f"{place}: target", code_map.points, code_map.target))
+            for label, values in code_map.labels.items():
+                panels.append((f"{place}: {label}", code_map.points, values))
+                classes = np.unique(values).tolist()
+                if len(classes) <= 16:
+                    task = analysis.group.task
+                    names[panels[-1][0]] = {value: class_name(task, label, value) for value in classes}
+        columns = 1 + len(analysis.maps[0].labels)
+        figure = figures.code_maps(panels, columns=columns, names=names)
+        caption = f"{analysis.name}: t-SNE of codes, by layer (row) and by what colours it (column)."
+        details.append((analysis.name, [gallery.add(slug("map", analysis.name), figure, caption)]))
+    return details

@@ -1,0 +1,122 @@
+"""Is one mean above another?  Differences over trained networks, their intervals, and the four verdict words.
+
+    yes              the one-sided test "above 0" (Student's t over networks) has p < 0.05, corrected by Holm
+    no               the same test in the other direction passes
+    no difference    the interval lies within `EQUAL_WITHIN` of 0: two one-sided tests at 0.05
+    undecided        none of these, or fewer than `MIN_NETWORKS` networks
+
+The interval beside a verdict is that of its test: its ends are where the one-sided tests at 0.05 turn, so it holds the
+true difference with a probability of 90 %.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from polyhead.spec.numbers import holm
+from polyhead.spec.optional import optional
+
+YES, NO, NO_DIFFERENCE, UNDECIDED = "yes", "no", "no difference", "undecided"
+VERDICTS = (YES, NO, NO_DIFFERENCE, UNDECIDED)
+SIGNIFICANCE = 0.05
+MIN_NETWORKS = 5
+"""The least number of trained networks on each side of a test."""
+EQUAL_WITHIN = 0.02
+"""A smaller difference between scores (shares of 1) counts as none."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference with its interval, and the one-sided p-values of "above 0" and "below 0".
+
+    `num_networks`: of the side with fewer.  Without a second network on each side the interval is infinite, p is 1.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p_above: float
+    p_below: float
+    num_networks: int
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float] | float) -> Difference:
+    """The mean of `first` minus that of `second`, both by seed; `second` may be a number without an error.
+
+    Equal seeds share data and split: the test is paired if both sides have the same seeds, otherwise it is Welch's.
+    """
+    with optional("verdicts", "polyhead[report]"):
+        from scipy.stats import t as student
+
+    if isinstance(second, Mapping) and second.keys() != first.keys():
+        num_networks = min(len(first), len(second))
+        mean = _mean(first.values()) - _mean(second.values())
+        parts = [_variance_of_mean(values) for values in (first, second)]
+        degrees = [len(first) - 1, len(second) - 1]
+    else:
+        num_networks = len(first)
+        other = dict.fromkeys(first, second) if isinstance(second, float) else second
+        paired = {seed: value - other[seed] for seed, value in first.items()}
+        mean = _mean(paired.values())
+        parts = [_variance_of_mean(paired)]
+        degrees = [len(paired) - 1]
+    if min(degrees) < 1:
+        return Difference(mean, -math.inf, math.inf, 1.0, 1.0, num_networks)
+    variance = math.fsum(parts)
+    if variance == 0.0:  # all networks alike
+        return Difference(mean, mean, mean, float(mean <= 0), float(mean >= 0), num_networks)
+
+    # Welch-Satterthwaite; for a single part these are its own degrees of freedom.
+    freedom = variance**2 / math.fsum(part**2 / n for part, n in zip(parts, degrees, strict=True))
+    error = math.sqrt(variance)
+    half_width = float(student.ppf(1 - SIGNIFICANCE, freedom)) * error
+    p_above = float(student.sf(mean / error, freedom))
+    return Difference(mean, mean - half_width, mean + half_width, p_above, 1 - p_above, num_networks)
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    if len(set(numbers)) == 1:  # the mean of three times 0.4 would not be 0.4
+        return numbers[0]
+    return math.fsum(numbers) / len(numbers)
+
+
+def _variance_of_mean(values: Mapping[int, float]) -> float:
+    """The squared standard error; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    mean = _mean(values.values())
+    squares = math.fsum((value - mean) ** 2 for value in values.values())
+    return squares / (len(values) - 1) / len(values)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A difference with its p-value ("above 0", corrected by Holm) and verdict; p is None where nothing is tested."""
+
+    difference: Difference
+    p: float | None
+    verdict: str
+
+
+def judge(differences: Sequence[Difference]) -> list[Judged]:
+    """The verdicts on differences that belong together: their p-values are corrected for one another."""
+    tested = [one for one in differences if one.num_networks >= MIN_NETWORKS]
+    above = iter(holm([one.p_above for one in tested]))
+    below = iter(holm([one.p_below for one in tested]))
+    results = []
+    for one in differences:
+        if one.num_networks < MIN_NETWORKS:
+            results.append(Judged(one, None, UNDECIDED))
+            continue
+        p_above, p_below = next(above), next(below)
+        if p_above < SIGNIFICANCE:
+            verdict = YES
+        elif p_below < SIGNIFICANCE:
+            verdict = NO
+        elif max(-one.low, one.high) < EQUAL_WITHIN:
+            verdict = NO_DIFFERENCE
+        else:
+            verdict = UNDECIDED
+        results.append(Judged(one, p_above, verdict))
+    return results

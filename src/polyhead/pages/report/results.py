@@ -1,0 +1,213 @@
+"""The first sections of a report: scores beside baselines, verdicts on their order, curves of training."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyhead.analysis import figures
+from polyhead.analysis.verdicts import MIN_NETWORKS, Difference, difference, judge
+from polyhead.config import Task
+from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
+from polyhead.pages.report.section import Gallery, Section, Table, networks, number, with_error
+from polyhead.tasks.task import Score
+
+METRICS = {"r2": "R²", "mse": "mean squared error"}
+SPLITS = {
+    "compositional": "unseen combinations",
+    "novel": "what was never seen in training",
+    "validation": "validation data",
+}
+"""Names of splits for tasks that do not name them."""
+TEST_COLUMNS = ("90 % interval", "p (Holm)", "networks")
+OPEN_TEST = f"Fewer than {MIN_NETWORKS} networks on a side are no test: undecided."
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs of one task, and its baselines by name and split."""
+
+    groups: list[SeedGroup]
+    splits: list[str]
+    baselines: dict[str, dict[str, Score]]
+    notes: list[str]
+
+    @property
+    def task(self) -> Task:
+        return self.groups[0].task
+
+    @property
+    def headline(self) -> str:
+        return headline_split(self.groups)
+
+    def ranked(self) -> list[SeedGroup]:
+        """Groups with a score on the headline's split, best first."""
+        scored = [group for group in self.groups if group.score(self.headline)]
+        return sorted(scored, key=lambda group: -self.task.gain(group.score(self.headline).mean))
+
+    def table_order(self) -> list[SeedGroup]:
+        """All finished groups, best first."""
+        ranked = self.ranked()
+        return ranked + [group for group in self.groups if group.finished and group not in ranked]
+
+    def baseline_order(self) -> list[str]:
+        """Baselines and ceiling with a score on the headline's split, best first."""
+        names = [name for name, by_split in self.baselines.items() if self.headline in by_split]
+        return sorted(names, key=lambda name: -self.task.gain(self.baselines[name][self.headline].mean))
+
+
+# ------------------------------------------------------------------------------------------------------------- wording
+def metric_name(task: Task) -> str:
+    return METRICS.get(task.metric, task.metric.replace("_", " "))
+
+
+def split_name(task: Task, split: str) -> str:
+    """The task's name of a split: "unseen combinations"."""
+    if split in task.words.splits:
+        return task.words.splits[split]
+    if split == "iid":
+        return "known combinations" if "compositional" in task.splits else "fresh data"
+    return SPLITS.get(split, split.replace("_", " "))
+
+
+def baseline_label(task: Task, name: str) -> str:
+    words = task.words.floors.get(name)
+    return words.label if words else name.replace("_", " ").capitalize()
+
+
+def title(results: Results) -> str:
+    """The headline, in one line: "Best on unseen combinations: HYLA (R² 0.93)"."""
+    place = split_name(results.task, results.headline)
+    order = results.ranked()
+    if not order:
+        return f"No finished run with a score on {place} yet"
+    score = order[0].score(results.headline)
+    return f"Best on {place}: {order[0].label} ({metric_name(results.task)} {number(score.mean, 2)})"
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+def score_table(results: Results) -> Table:
+    """Mechanisms, best first, then baselines: scores by split, networks, parameters, seconds of training."""
+    task = results.task
+    head = ["", *(split_name(task, split) for split in results.splits), "trained", "parameters", "seconds"]
+    rows = []
+    for group in results.table_order():
+        cells = [with_error(group.score(split)) for split in results.splits]
+        sizes = [group.mean("parameters"), group.mean("seconds")]
+        whole = ["–" if size is None else f"{size:,.0f}" for size in sizes]
+        rows.append([group.label, *cells, networks(len(group.finished)), *whole])
+    for name in results.baseline_order():
+        cells = [with_error(results.baselines[name].get(split)) for split in results.splits]
+        label = baseline_label(task, name)
+        rows.append([label if name == "ceiling" else f"{label} (baseline)", *cells, "–", "–", "–"])
+    return head, rows
+
+
+def verdict_table(results: Results) -> Table | None:
+    """Is the best mechanism ahead of each other one, and is each mechanism ahead of the best baseline?"""
+    task, split = results.task, results.headline
+    sign = task.gain(1.0)
+    order = results.ranked()
+    names = []
+    differences = []
+    for rival in order[1:]:
+        names.append(f"{order[0].label} over {rival.label}")
+        differences.append(difference(_gains(order[0], split, sign), _gains(rival, split, sign)))
+    baselines = [name for name in results.baseline_order() if name != "ceiling"]
+    if baselines:
+        level = results.baselines[baselines[0]][split].mean
+        for group in order:
+            names.append(f"{group.label} over {baseline_label(task, baselines[0])}")
+            differences.append(difference(_gains(group, split, sign), float(sign * level)))
+    if not names:
+        return None
+    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(names, differences)
+
+
+def comparison_rows(names: Sequence[str], differences: Sequence[Difference]) -> list[list[str]]:
+    """Rows of differences that are judged together: name, verdict, difference, `TEST_COLUMNS`."""
+    rows = []
+    for name, judged in zip(names, judge(differences), strict=True):
+        one = judged.difference
+        interval = f"{number(one.low)} to {number(one.high)}" if math.isfinite(one.low) else "–"
+        rows.append([name, judged.verdict, number(one.mean), interval, number(judged.p), str(one.num_networks)])
+    return rows
+
+
+def _gains(group: SeedGroup, split: str, sign: float) -> dict[int, float]:
+    """Scores by seed, negated if lower is better."""
+    score = group.score(split)
+    return {seed: sign * value for seed, value in score.by_seed.items()} if score else {}
+
+
+# ------------------------------------------------------------------------------------------------------------ sections
+def results_section(results: Results, gallery: Gallery) -> Section:
+    """A figure and a table of the scores, the verdicts on them, and the settings that differ."""
+    section = Section("results", "Results")
+    task, split = results.task, results.headline
+    order = results.ranked()
+    metric = metric_name(task)
+    if order:
+        levels = {baseline_label(task, n): results.baselines[n][split].mean for n in results.baseline_order()}
+        scores = {group.label: group.score(split) for group in order}
+        figure = figures.results(
+            {label: list(score.by_seed.values()) for label, score in scores.items()},
+            errors={label: score.error or 0.0 for label, score in scores.items()},
+            baselines=levels,
+            score=f"{metric} on {split_name(task, split)}",
+        )
+        caption = f"{metric} on {split_name(task, split)}: a dot per network, the mean with its standard error."
+        section.figures.append(gallery.add("results", figure, caption))
+    section.tables.append(score_table(results))
+    verdicts = verdict_table(results)
+    if verdicts:
+        section.tables.append(verdicts)
+    rows = different_settings(results.groups)
+    if rows and len(results.groups) > 1:
+        section.tables.append((["Besides the heads, these differ", *(g.label for g in results.groups)], rows))
+    section.note = (
+        f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
+        f"A test takes a baseline as exact. {OPEN_TEST}"
+    )
+    return section
+
+
+def curves_section(results: Results, gallery: Gallery) -> Section | None:
+    """The loss and the scores during training; None if no run has rows."""
+    task = results.task
+    metric = metric_name(task)
+    section = Section("curves", "Learning curves")
+    columns = [("train", "loss", None, "training loss")]
+    for split in results.splits:
+        columns.append(("eval", task.metric, split, f"{metric} on {split_name(task, split)}"))
+    for kind, value, split, label in columns:
+        series = {}
+        for group in results.groups:
+            points = _curve(group.entries, kind, value, split)
+            if points:
+                series[group.label] = points
+        if not series:
+            continue
+        levels = {}
+        for name, by_split in results.baselines.items():
+            words = task.words.floors.get(name)
+            if split in by_split and (words is None or words.drawn):
+                levels[baseline_label(task, name)] = by_split[split].mean
+        positive = all(y > 0 for points in series.values() for ys in points.values() for y in ys)
+        figure = figures.lines(
+            [("" if split is None else split_name(task, split), series, levels)],
+            x_label="optimiser step",
+            y_label="training loss" if split is None else metric,
+            log_y=split is None and positive,
+        )
+        name = f"curves-{split or 'loss'}"
+        section.figures.append(gallery.add(name, figure, f"{label[0].upper()}{label[1:]} by step, mean over networks."))
+    return section if section.figures else None
+
+
+def _curve(entries: Sequence[Entry], kind: str, value: str, split: str | None) -> dict[int, list[float]]:
+    """The values of all seeds by step."""
+    points: dict[int, list[float]] = {}
+    for entry in entries:
+        for step, y in entry.curve(kind, value, split).items():
+            points.setdefault(step, []).append(y)
+    return points

@@ -1,0 +1,73 @@
+"""A section of a report: a heading with text, figures and tables, which the template lays out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from polyhead.pages.document import figure_as_svg
+from polyhead.pages.report.runs import SeedScore
+from polyhead.tasks.task import Score
+
+Table = tuple[list[str], list[list[str]]]
+"""The names of its columns, and its rows; the first cell of a row is its name."""
+
+
+@dataclass
+class Section:
+    """`details`: figures that a reader opens, by their summaries."""
+
+    anchor: str
+    heading: str
+    text: str = ""
+    figures: list[Markup] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    note: str = ""
+    details: list[tuple[str, list[Markup]]] = field(default_factory=list)
+
+
+class Gallery:
+    """The figures of a report by name: each is drawn once, for the page and for files."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, Any] = {}
+
+    def add(self, name: str, figure: Any, caption: str) -> Markup:
+        """Keep a figure; returns its element in the page."""
+        self.figures[name] = figure
+        return figure_as_svg(figure, caption, name)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number as text: with a true minus sign, and a dash for a number that is missing or not finite."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    return f"{value:.{digits}f}".replace("-", "−")
+
+
+def with_error(score: SeedScore | Score | None) -> str:
+    """A mean with its standard error, without a line break between them; a dash for None."""
+    if score is None:
+        return "–"
+    error = score.error if isinstance(score, SeedScore) else score.standard_error
+    if error is None or not math.isfinite(error):
+        return number(score.mean)
+    return f"{number(score.mean)}\u00a0±\u00a0{number(error)}"
+
+
+def networks(count: int) -> str:
+    return "1 network" if count == 1 else f"{count} networks"
+
+
+def slug(label: str, *more: object) -> str:
+    """A name for a file and an element: letters, digits and hyphens."""
+    text = "-".join(map(str, (label, *more))).lower()
+    letters = [character if character.isascii() and character.isalnum() else "-" for character in text]
+    return "-".join(part for part in "".join(letters).split("-") if part)
+
+
+def present(values: Sequence[Any]) -> list[Any]:
+    """The values that are not None."""
+    return [value for value in values if value is not None]

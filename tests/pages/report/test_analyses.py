@@ -1,0 +1,150 @@
+"""Latent codes, attention and figures of a report, on runs of a few steps: the numbers are those of the analysis."""
+
+import re
+import xml.dom.minidom
+
+import numpy as np
+import pytest
+from reported import TASK, plain, small, trained, written
+
+import polyhead as ph
+from polyhead.analysis import look, probe_model, swap_codes, zero_heads
+from polyhead.analysis.probe import draws
+from polyhead.analysis.relations import GroupLook, LayerLook
+from polyhead.pages.report import attention, codes, writer as report
+from polyhead.tasks import ObjectSorting, RelationalGames, Sraven
+from polyhead.train import load_model
+
+RAVEN = Sraven(features=2, values=5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small():
+    with pytest.MonkeyPatch.context() as patch:
+        small(patch)
+        embed = codes.embed
+        patch.setattr(codes, "embed", lambda points, method, seed: embed(points, "pca", seed))  # t-SNE takes its time
+        yield
+
+
+@pytest.fixture(scope="module")
+def raven(tmp_path_factory):
+    """Two seeds of HYLA on SRAVEN: their folders and models, the page and its figures as files."""
+    root = tmp_path_factory.mktemp("runs")
+    made = [trained(root, RAVEN, "hyla", (ph.Hyla(3, dim=4, value_dim=4),), seed) for seed in (0, 1)]
+    page = written(made, root / "r.html", static=root / "figures")
+    return made, [load_model(folder)[1] for folder in made], page, root / "figures"
+
+
+def over_seeds(values):
+    mean, error = np.mean(values), np.std(values, ddof=1) / len(values) ** 0.5
+    return f"{mean:.3f} ± {error:.3f}".replace("-", "−")
+
+
+def test_probes_are_those_of_the_analysis_over_seeds(raven):
+    _, models, page, _ = raven
+    scores, chances = [], []
+    for seed, model in enumerate(models):
+        for row in probe_model(model, RAVEN, sequences=200, seed=seed):
+            if (row["pairs"], row["layer"], row["target"]) == ("last_row", 1, "rule"):
+                scores.append(row["f1"])
+                chances.append(row["chance"])
+    cells = page.cells("rule, pairs last_row, fixed, layer 2")
+    assert cells == [over_seeds(scores), f"{np.mean(chances):.3f}"]
+
+
+def test_zeroed_heads_are_those_of_the_analysis(raven):
+    _, models, page, _ = raven
+    rows = [zero_heads(model, RAVEN, sequences=30, seed=seed) for seed, model in enumerate(models)]
+    assert page.cells("layer 2, all heads: fall") == [over_seeds([by_run[-1]["drop"] for by_run in rows])]
+    strongest = [max(row["drop"] for row in by_run[1:4]) for by_run in rows]
+    assert page.cells("layer 1, strongest head: fall") == [over_seeds(strongest)]
+
+
+def test_rules_and_maps_are_drawn(raven):
+    page = raven[2]
+    assert "Which rules share a code?" in page.words
+    assert "layer 2, last_row, centred</text>" in page.figure("rules-hyla-seed-0")
+    assert "distribute-three</text>" in page.figure("map-hyla-seed-0")
+
+
+def test_swapped_codes_have_the_test_of_the_protocol(tmp_path):
+    made = [trained(tmp_path, TASK, "hyla", (ph.Hyla(4),), seed) for seed in range(5)]
+    page = written(made, tmp_path / "r.html")
+    donor, other = [], []
+    for folder in made:
+        rows = {row["code"]: row for row in swap_codes(load_model(folder)[1], TASK, pairs=20)}
+        donor.append(rows["donor"]["donor"])
+        other.append(rows["other"]["donor"])
+    assert page.cells("the donor's") == [over_seeds(donor)]
+    (row,) = re.findall(r"Does it follow the donor.*?</tbody>", page.content, flags=re.DOTALL)
+    assert f"{np.mean(donor) - np.mean(other):.3f}".replace("-", "−") in plain("<" + row)
+
+
+def test_every_figure_is_a_file_with_the_same_name(raven):
+    _, _, page, figures = raven
+    names = set(re.findall(r'<figure id="([^"]+)"', page.content))
+    assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
+    assert {"results", "curves-loss", "probes", "clusters", "heads"} <= names
+
+
+def test_ids_of_a_page_are_unlike(raven):
+    ids = re.findall(r'\bid="([^"]+)"', raven[2].content)
+    assert len(ids) == len(set(ids))
+
+
+def test_figures_are_well_formed_and_follow_the_theme(raven):
+    for svg in re.findall(r"<svg.*?</svg>", raven[2].content, flags=re.DOTALL):
+        xml.dom.minidom.parseString(svg)
+        assert "var(--ink" in svg
+
+
+# ----------------------------------------------------------------------------------------------------------- attention
+def test_matrices_of_a_layer_are_those_of_look(tmp_path):
+    task = RelationalGames(examples=20)
+    heads = (ph.Softmax(1), ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3))
+    folder = trained(tmp_path, task, "dual", heads, evaluate=("iid", "novel"))
+    _, model = load_model(folder)
+    (batch,) = draws(task, "novel", 2, seed=0, purpose="look")
+    layer = look(model, batch, sample=1)[0]
+    panels = attention.matrices(layer)
+    assert [title for title, *_ in panels["attention"]] == ["head 1 (softmax)", "head 2 (relational)"]
+    np.testing.assert_array_equal(panels["relations"][2][1], layer.groups[1].relations[2])
+    np.testing.assert_array_equal(panels["symbols"][0][1], layer.groups[1].assignments[:, 0])
+    page = written([folder], tmp_path / "r.html")
+    guess = "yes" if int(model(batch.inputs[1:2]).argmax()) else "no"
+    assert f"the model says {guess}. Layer 1, relations." in page.words
+
+
+def test_of_long_inputs_the_end_is_shown():
+    names = tuple(map(str, range(100)))
+    group = GroupLook("softmax", np.arange(10_000.0).reshape(1, 100, 100), None, None)
+    ((_, values, rows, columns),) = attention.matrices(LayerLook("layer 1", names, names, (group,)))["attention"]
+    assert values[-1, -1] == 9999
+    assert rows == columns == names[-attention.MAX_TOKENS :]
+
+
+def test_a_run_without_codes_says_why(tmp_path):
+    task = RelationalGames(examples=20)
+    run = trained(tmp_path, task, "softmax", (ph.Softmax(2),), evaluate=("iid", "novel"))
+    words = written([run], tmp_path / "r.html").words
+    assert "softmax-0: no code maps and probes (relational games has no token that stands for what is asked)" in words
+
+
+def test_a_sorting_task_with_an_encoder_is_reported(tmp_path):
+    task = ObjectSorting(length=4, examples=50)
+    inputs, outputs = task.ends
+    settings = {"dim": 8, "layers": 1, "heads": (ph.Softmax(2),), "max_length": 8, "causal": True}
+    encoder = ph.TransformerConfig(task.source, outputs, **settings)
+    model = ph.TransformerConfig(inputs, outputs, **settings, encoder=encoder)
+    train = ph.Train(steps=2, batch_size=4, warmup=1, eval_batches=1, evaluate=("iid",))
+    run = ph.Run(name="sort", task=task, model=model, train=train, folder=str(tmp_path / "sort"), device="cpu")
+    ph.train.run(run, progress=False)
+    words = written([tmp_path / "sort"], tmp_path / "r.html").words
+    assert "Cross 1, attention." in words
+
+
+def test_export_draws_without_a_page(raven, tmp_path):
+    paths = report.export(raven[0][:1], tmp_path, formats=("pdf",), progress=False)
+    assert paths
+    assert all(path.suffix == ".pdf" and path.stat().st_size for path in paths)

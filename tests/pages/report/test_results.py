@@ -1,0 +1,209 @@
+"""The report on run folders made by hand: every number is known beforehand."""
+
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+
+import pytest
+from refusals import refusing
+from reported import TASK, fabricate, folders, run_of, scored, small, written
+
+import polyhead as ph
+from polyhead.pages.report import runs, writer as report
+from polyhead.tasks import RelationalGames
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    small(monkeypatch)
+
+
+# ------------------------------------------------------------------------------------------------------------- numbers
+@pytest.mark.parametrize(
+    ("values", "cells"),
+    [
+        ([0.7, 0.72, 0.77], ["0.730 ± 0.021", "0.900 ± 0.000", "3 networks", "1,234", "61"]),
+        ([0.7], ["0.700 ± 0.022", "0.900 ± 0.011", "1 network", "1,234", "60"]),  # over its test sequences
+        ([math.nan], ["–", "0.900 ± 0.011", "1 network", "1,234", "60"]),
+    ],
+)
+def test_a_row_has_the_means_and_errors_over_networks(tmp_path, values, cells):
+    page = written(folders(tmp_path, {"softmax": values, "hyla": [0.5]}), tmp_path / "r.html")
+    assert page.cells("Softmax") == cells
+    assert ("softmax-0: r2 on compositional is not finite" in page.words) == math.isnan(values[0])
+
+
+def test_baselines_and_the_ceiling_are_rows(tmp_path):
+    page = written(folders(tmp_path, {"softmax": [0.7, 0.71]}), tmp_path / "r.html")
+    scores = TASK.floors("compositional", sequences=300)
+    for name, label in {"ridge": "Ridge regression (baseline)", "ceiling": "Exact ceiling"}.items():
+        cell = f"{scores[name].mean:.3f} ± {scores[name].standard_error:.3f}".replace("-", "−")
+        assert page.cells(label)[0] == cell
+    assert "Ridge regression</text>" in page.figure("results")
+
+
+@pytest.mark.parametrize(
+    ("softmax", "verdict"),
+    [
+        ([0.5, 0.51, 0.49, 0.5, 0.52], "yes"),
+        ([0.9, 0.9, 0.9, 0.9, 0.9001], "no difference"),
+        ([0.5, 0.51, 0.49], "undecided"),
+    ],
+)
+def test_the_best_is_judged_against_each_rival(tmp_path, softmax, verdict):
+    hyla = [0.9, 0.9002, 0.9, 0.9, 0.9][: len(softmax)]
+    page = written(folders(tmp_path, {"softmax": softmax, "hyla": hyla}), tmp_path / "r.html")
+    assert "Best on unseen combinations: HYLA (R² 0.90)" in page.words
+    assert page.cells("HYLA over Softmax")[0] == verdict
+    assert page.cells("HYLA over Softmax")[-1] == str(len(softmax))
+
+
+def test_scores_on_validation_data_alone_are_in_the_table(tmp_path):
+    page = written([fabricate(tmp_path, run_of("softmax"), {"validation": (0.4, 0.1)})], tmp_path / "r.html")
+    assert "Best on validation data: Softmax (R² 0.40)" in page.words
+    assert page.cells("Softmax")[0] == "0.400 ± 0.100"
+
+
+def test_unfinished_runs_have_curves_and_a_note(tmp_path):
+    unfinished = fabricate(tmp_path, run_of("hyla"), None)
+    page = written([*folders(tmp_path, {"softmax": [0.7]}), unfinished], tmp_path / "r.html")
+    assert "hyla-0 is unfinished (60 of 100 steps): its curves alone are shown." in page.words
+    assert "HYLA</text>" in page.figure("curves-loss")
+    assert "HYLA (n" not in page.figure("results")
+    alone = written([unfinished], tmp_path / "r.html")
+    assert "No finished run with a score on unseen combinations yet" in alone.words
+    assert f"polyhead resume {unfinished}" in alone.words
+
+
+def test_numbers_that_are_not_finite_are_left_out_of_curves(tmp_path):
+    rows = [*scored(20, iid=math.nan), *scored(40, iid=math.inf), *scored(60, iid=0.5)]
+    folder = fabricate(tmp_path, run_of("hyla"), {"iid": (0.5, 0.1)}, rows)
+    (entry,) = runs.read([folder])
+    assert entry.curve("eval", "r2", "iid") == {60: 0.5}
+
+
+def test_labels_name_heads_and_what_tells_equal_heads_apart(tmp_path):
+    mixed = (ph.Softmax(2), ph.Linear(2, normalise="rms_heads"))
+    made = [
+        fabricate(tmp_path, run_of("hyla"), None),
+        fabricate(tmp_path, run_of("hyla", seed=1, lr=3e-3), None),
+        fabricate(tmp_path, run_of("linear", heads=mixed), None),
+    ]
+    labels = [group.label for group in runs.groups(runs.read(made))]
+    assert labels == ["HYLA · lr 0.001", "HYLA · lr 0.003", "Softmax 2 + Linear 2 (normalise rms_heads)"]
+
+
+def test_splits_have_the_names_of_the_task_and_the_most_telling_one_is_the_headline(tmp_path):
+    task = RelationalGames(examples=20)
+    run = ph.Run(name="games", task=task, model=ph.TransformerConfig(*task.ends, dim=8, heads=(ph.Softmax(2),)))
+    scores = {"iid": (0.9, 0.01), "novel_hexominoes": (0.6, 0.01), "novel_stripes": (0.7, 0.01)}
+    folder = fabricate(tmp_path, run, scores)
+    names = ["unseen shapes (hexominoes)", "unseen shapes (stripes)", "fresh data"]
+    assert report.results_table([folder])[0][1:4] == names
+    assert report.title([folder]) == "Best on unseen shapes (hexominoes): Softmax (accuracy 0.60)"
+    assert runs.in_order(["train", "own", "novel_x", "iid", "novel"]) == ["novel_x", "novel", "own", "iid", "train"]
+
+
+def test_settings_that_differ_beside_the_heads_are_named(tmp_path):
+    made = [fabricate(tmp_path, run, {"iid": (0.5, 0.1)}) for run in (run_of("hyla"), run_of("softmax", lr=3e-3))]
+    page = written(made, tmp_path / "r.html")
+    assert page.cells("train.lr") == ["0.001", "0.003"]
+
+
+# ------------------------------------------------------------------------------------------------------- damaged, odd
+def test_torn_rows_and_missing_checkpoints_are_noted(tmp_path):
+    (folder,) = folders(tmp_path, {"softmax": [0.7]})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "st')
+    page = written([folder], tmp_path / "r.html")
+    assert "softmax-0: 1 of 6 lines of metrics.jsonl are unreadable." in page.words
+    assert "softmax-0: no attention maps (" in page.words
+    assert "softmax-0: no code maps and probes (" in page.words
+
+
+@pytest.mark.parametrize("finished", [(True, True), (True, False), (False, True)])
+def test_the_same_run_twice_counts_once(tmp_path, finished):
+    made = [folders(tmp_path / place, {"hyla": [0.6]})[0] for place in "ab"]
+    for folder, is_finished in zip(made, finished, strict=True):
+        if not is_finished:
+            (folder / "result.json").unlink()
+    page = written(made, tmp_path / "r.html")
+    assert "hyla-0 is the same run as hyla-0 and counts once." in page.words
+    assert page.cells("HYLA")[2] == "1 network"
+
+
+def test_mistakes_are_one_line(tmp_path, monkeypatch):
+    made = folders(tmp_path, {"softmax": [0.7], "hyla": [0.6]})
+    other = fabricate(tmp_path, run_of("linear", task=replace(TASK, length=12)), {"iid": (0.5, 0.1)})
+    page = tmp_path / "r.html"
+    file = tmp_path / "file"
+    file.write_text("")
+    with refusing("report: no run folder was given; name at least one"):
+        report.write([], page, progress=False)
+    with refusing("nowhere is not a run folder"):
+        report.write([tmp_path / "nowhere"], page, progress=False)
+    with refusing("report: all runs must be on one task, but length is 8 in softmax-0 and 12 in linear-0"):
+        report.write([*made, other], page, progress=False)
+    with refusing("cannot be written ("):
+        report.write(made, file / "r.html", progress=False)
+    with refusing("cannot be written ("):
+        report.export(made, file, progress=False)
+    with refusing("export: unknown format 'gif' (choose from png, svg, pdf)"):
+        report.export(made, tmp_path, formats=("gif",))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with refusing("figures needs matplotlib: pip install 'polyhead[report]'"):
+        report.write(made, page, progress=False)
+    assert not page.exists()
+
+
+def test_a_score_that_is_no_number_is_refused(tmp_path):
+    (folder,) = folders(tmp_path, {"softmax": [0.7]})
+    result = json.loads((folder / "result.json").read_text())
+    result["scores"]["iid"]["r2"] = "high"
+    (folder / "result.json").write_text(json.dumps(result))
+    with refusing("result.json: "):
+        report.title([folder])
+
+
+# ---------------------------------------------------------------------------------------------------------------- page
+def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path):
+    (folder,) = folders(tmp_path, {"softmax": [0.5]})
+    folder = folder.rename(tmp_path / os.fsdecode(b"caf\xe9"))
+    assert "caf\\udce9: seed 0" in written([folder], tmp_path / "r.html").words
+
+
+def test_nothing_of_a_folder_reaches_the_page_unescaped(tmp_path):
+    (folder,) = folders(tmp_path, {"softmax": [0.7]})
+    hostile = "<script>alert(1)</script>"
+    folder = folder.rename(tmp_path / "<img src=x onerror=alert(2)>")
+    result = json.loads((folder / "result.json").read_text())
+    result |= {"command": hostile, "environment": {hostile: hostile}}
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "metrics.jsonl").write_text('{"kind": "<b>", "step": 1}\nnot JSON')
+    page = written([folder], tmp_path / "r.html", title=hostile).content
+    assert "<script" not in page
+    assert "<img" not in page
+    assert page.count("&lt;script&gt;alert(1)") == 5  # title, kicker, command, environment twice
+
+
+def test_one_file_without_scripts_that_asks_for_nothing(tmp_path, capsys):
+    made = folders(tmp_path, {"softmax": [0.7]})
+    content = written(made, tmp_path / "r.html").content
+    assert capsys.readouterr() == ("", "")
+    assert "default-src 'none'" in content
+    assert "<script" not in content
+    assert content.count("href=") == content.count('href="#') + content.count('href="data:')
+    report.write(made, tmp_path / "r.html")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"report: {tmp_path / 'r.html'} (" in printed.err
+
+
+def test_a_notebook_shows_the_page_in_a_frame(tmp_path):
+    page = report.page(folders(tmp_path, {"softmax": [0.7]}), progress=False)
+    frame = page._repr_html_()
+    assert frame.startswith('<iframe srcdoc="')
+    assert "<html" not in frame  # its markup is escaped
+    assert page.save(tmp_path / "new" / "r.html", "report").read_text() == page.text
