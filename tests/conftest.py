@@ -20,7 +20,7 @@ import jaxtyping._import_hook as hook
 import pytest
 import torch
 import torch.utils._device
-from agreement.measure import poisoned
+from poison import poisoned
 from thinned import spread
 
 gc.disable()  # until all is imported: the collector would walk over it again and again
@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():  # for every kind of device that is absent it writes down the whole stack: 1 ms
     torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
 torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported; benchmarks/on_card.py asks a card
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before a kernel is imported
 
 
 def _patched_once(plain):
@@ -159,7 +159,7 @@ LONGEST = (
 )  # fmt: skip
 """Begun with, so that no worker is left with one of them when the others have finished."""
 
-SLOW = ("test_campaign.py", "test_emulator.py", "test_triton.py")
+SLOW = ("test_campaign.py", "test_triton.py")
 """Among the folders of `make check`, what it leaves to `make test`."""
 
 

@@ -14,7 +14,7 @@ import torch
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.ops.dispatch import BACKENDS, PUBLIC
+from polyhead.ops.registry import IMPLS
 
 DOCS = pathlib.Path(__file__).parents[1]
 SIZES = {"m": 512, "h": 8, "d": 64, "e": 64, "s": 1024, "r": 8, "p": 64}
@@ -67,7 +67,7 @@ def facts(row: spec.MechanismRow) -> str:
         "multiply-adds": f"`{row.work}` a head, for a token that looks at s keys" + _example(row.work),
         "state dict of a layer with `bias=True`": ", ".join(f"`{name}` `[{axes}]`" for name, axes in row.layer.items()),
         "of its own": "; ".join(f"`{n}`: {axes.replace(';', ',')}" for n, axes in row.parameters.items()) or "nothing",
-        "`impl`": ", ".join(f"`{i}`" for i in ("auto", *BACKENDS[_op(row)])),
+        "`impl`": ", ".join(f"`{i}`" for i in ("auto", *IMPLS[row.folder])),
         "source": row.source,
     }
     equations = "\n\n".join(f"$$\n{line}\n$$" for line in tex(row.equation))
@@ -77,10 +77,6 @@ def facts(row: spec.MechanismRow) -> str:
 def _example(formula: str) -> str:
     letters = [letter for letter in SIZES if re.search(rf"\b{letter}\b", formula)]
     return f"; {spec.amount(formula, SIZES):,} at " + ", ".join(f"{letter} {SIZES[letter]:,}" for letter in letters)
-
-
-def _op(row: spec.MechanismRow) -> str:
-    return next(op for op, name in PUBLIC.items() if name == row.op)
 
 
 # ------------------------------------------------------------------------------------------------------------- pictures

@@ -20,9 +20,9 @@ jnp = jax.numpy
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
 from polyhead.jaxside.call import AttentionCall  # noqa: E402
-from polyhead.ops.dispatch import PUBLIC, TENSORS, resolve  # noqa: E402
+from polyhead.ops.registry import OPS as TORCH_OPS, TENSORS, resolve  # noqa: E402
 
-OPS = {name: op for op, name in PUBLIC.items()}
+OPS = {op.name: folder for folder, op in TORCH_OPS.items()}
 SIZES = [(7, 4), (5, 5), (1, 6), (4, 9)]
 BIASES, MASKS = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane")
 LIMITS = [(None, None), (2, None), (None, (0, 2, 2, 5)), (None, None), (3, (0, 1, 5))]

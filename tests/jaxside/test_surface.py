@@ -19,10 +19,10 @@ jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 jnp = jax.numpy
 
 from polyhead import jaxside, ops, spec  # noqa: E402
-from polyhead.ops.dispatch import PUBLIC  # noqa: E402
+from polyhead.ops.registry import OPS as TORCH_OPS  # noqa: E402
 
 ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
-OPS = {name: op for op, name in PUBLIC.items()}
+OPS = {op.name: folder for folder, op in TORCH_OPS.items()}
 
 
 def arrays(op, t=5, s=5, dtype=torch.float32, **how):

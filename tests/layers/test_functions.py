@@ -16,7 +16,7 @@ from polyhead.analysis import codes, value_network
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
-from polyhead.ops import dispatch
+from polyhead.ops import registry
 from polyhead.ops.call import AttentionCall
 from polyhead.pages.explore import writer as explore
 
@@ -95,7 +95,7 @@ def test_every_mechanism_takes_a_function_and_its_code(kind):
     _, taps = tapped(attention, x)
     refused(lambda: taps.groups[0].code(), "the code of turned is not known")
     assert not taps.groups[0].relates
-    group.use(turned, code=lambda q, k, **seen: dispatch.code_of(group.kind)(of_op(-q, k, k, **seen)))
+    group.use(turned, code=lambda q, k, **seen: registry.code_of(group.kind)(of_op(-q, k, k, **seen)))
     after = attention(x, return_code=True)[1]
     assert (after - before).abs().max() > 1e-6
     assert_close(tapped(attention, x)[1].groups[0].code(), after)

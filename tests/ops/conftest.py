@@ -19,7 +19,7 @@ def pytest_runtest_setup(item):
 @pytest.fixture(autouse=True)
 def _native_code_takes_float64(monkeypatch):
     """Of the same sources, compiled once more, so that it is held to what all other impls are held to."""
-    monkeypatch.setitem(library.NUMBERS, torch.float64, torch.float64)
+    monkeypatch.setitem(library.COMPUTE_DTYPES, torch.float64, torch.float64)
 
 
 @pytest.fixture

@@ -4,17 +4,17 @@ import shutil
 
 import pytest
 import torch
+from rules import EQUATIONS
 from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import packed
-from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, PUBLIC
+from polyhead.ops.registry import IMPLS, OPS
 
 pytestmark = pytest.mark.compile
-ELSEWHERE = (*IN_OP_FILE, "state", "triton", "chunked")  # compiled in their own tests, the last in that of its heads
-PAIRS = [("hyla", "auto")] + [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl not in ELSEWHERE]
+ELSEWHERE = (*EQUATIONS, "state", "triton", "chunked")  # compiled in their own tests, the last in that of its heads
+PAIRS = [("hyla", "auto")] + [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in ELSEWHERE]
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def check(run, make, backend):
 @pytest.mark.parametrize(("op", "impl"), PAIRS)
 def test_one_graph_for_all_lengths(problem, arguments, op, impl):
     """Our own operations with their derivatives traced, too; PyTorch's have theirs."""
-    function = getattr(ops, PUBLIC[op])
+    function = getattr(ops, OPS[op].name)
     check(
         lambda q, *rest: function(q * 1.5, *rest, causal=True, impl=impl).sin(),
         lambda t: arguments(op, problem(t, t, d=8, e=8)[0]),
@@ -82,9 +82,10 @@ def test_the_custom_ops_keep_the_rules(problem, arguments, full):
     (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
     limits = {"bias": options["bias"], "mask": options["mask"], "keep": options["keep"]} if full else {}
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True) if full else None
-    keywords = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    check = torch.library.opcheck
-    check(torch.ops.polyhead.hyla_blocked, packed(AttentionCall(q, k, v, value_weight=weight, **limits)), keywords)
-    q, k, q_rel, k_rel, symbols, _ = arguments("relational", (q, k, v), offset=full)
-    call = AttentionCall(q, k, symbols, q_rel=q_rel, k_rel=k_rel, **limits)
-    check(torch.ops.polyhead.relational_blocked, packed(call), keywords | {"normalise": "softmax", "act": "tanh"})
+    options = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
+    tensors, keywords = AttentionCall(q, k, v, value_weight=weight, **limits, **options).op_arguments()
+    torch.library.opcheck(torch.ops.polyhead.hyla_blocked, tuple(tensors), keywords)
+    q, k, q_rel, k_rel, symbols, relation_weight = arguments("relational", (q, k, v), offset=full)
+    relations = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": "tanh"}
+    tensors, keywords = AttentionCall(q, k, symbols, **limits, **relations, causal=True).op_arguments()
+    torch.library.opcheck(torch.ops.polyhead.relational_blocked, tuple(tensors), keywords)

@@ -3,22 +3,18 @@
 A custom op has no tangent, and PyTorch then takes it for 0; so whatever is asked must be right, or refused.
 """
 
-import functools
-
 import pytest
 import torch
 import torch.nn.functional as F
 from compilers import IMPLS
+from rules import EQUATIONS, KERNELS_RUN
 from some import some
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 
 from polyhead import ops
-from polyhead.ops.cards import INTERPRETED, TRITON
-from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, implementation, resolve
-from polyhead.ops.native import gelu
+from polyhead.ops.registry import OPS, resolve
 
 pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a fused kernel takes row after row
     pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
@@ -90,25 +86,23 @@ def same_in_all_ways(mine, theirs, x):
 @pytest.fixture
 def _worth_it(monkeypatch):
     """ "auto" treats small calls as it treats large ones."""
-    for op, impls in BACKENDS.items():
+    for op, impls in IMPLS.items():
         for impl in impls:
-            if impl not in IN_OP_FILE:
-                monkeypatch.setattr(implementation(op, impl), "preferred", lambda call: True)
+            if impl not in EQUATIONS:
+                monkeypatch.setattr(OPS[op].backends[impl], "preferred", lambda call: True)
 
 
 @pytest.mark.usefixtures("_worth_it")
-@pytest.mark.parametrize("op", BACKENDS)
+@pytest.mark.parametrize("op", IMPLS)
 def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, op):
     q, *rest = build(op, arguments, problem, 3)
     run, plain = (lambda q, impl=impl: resolve(op, impl)(q, *rest, causal=True) for impl in ("auto", "reference"))
     same_in_all_ways(run, plain, q)
 
 
-@pytest.mark.parametrize(
-    ("op", "impl"), [(op, impl) for op, impls in BACKENDS.items() for impl in impls if impl in OWN]
-)
+@pytest.mark.parametrize(("op", "impl"), [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl in OWN])
 def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
-    if impl == "triton" and not (TRITON and INTERPRETED):
+    if impl == "triton" and not (KERNELS_RUN):
         pytest.skip("needs triton's interpreter")
     q, *rest = build(op, arguments, problem, 2)
     told = f"impl '{impl}' takes no derivatives of torch.func or in forward mode; use impl='auto' or 'reference'$"
@@ -196,22 +190,6 @@ def test_a_backward_pass_in_forward_mode_is_refused(problem):
     for out, leaf, told in outs:
         with forward_ad.dual_level(), pytest.raises(RuntimeError, match=told):
             torch.autograd.grad(out, leaf, forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
-
-
-def test_gelu_has_all_derivatives(monkeypatch):
-    """With a bias that is made of the input, too."""
-    monkeypatch.setattr(gelu, "LEAST", 8)
-    torch.manual_seed(0)
-    x, plain = torch.randn(4, 3, dtype=torch.float64), functools.partial(F.gelu, approximate="tanh")
-    for mine, theirs in (
-        (gelu.gelu_tanh, plain),
-        (lambda x: gelu.gelu_tanh(x, 2 * x[0]), lambda x: plain(x + 2 * x[0])),
-    ):
-        same_in_all_ways(mine, theirs, x)
-        leaf = x.clone().requires_grad_()
-        assert_close(penalty(mine, [leaf]), penalty(theirs, [leaf]))
-        outs = checkpoint(mine, leaf, use_reentrant=False), theirs(leaf)
-        assert_close(*(torch.autograd.grad(out.sum(), leaf) for out in outs))
 
 
 def test_entropies_have_all_derivatives():

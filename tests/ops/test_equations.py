@@ -7,15 +7,15 @@ import pytest
 import torch
 from problems import VARIANTS, options_of, shape_of
 from refusals import refusing
+from rules import KERNELS_RUN
 from some import some
 from torch.testing import assert_close
 
 import polyhead as ph
 from loops import Loops, answer
-from polyhead.ops.cards import INTERPRETED, TRITON
-from polyhead.ops.dispatch import BACKENDS, PUBLIC, TENSORS, resolve
 from polyhead.ops.latent_code import latent_code, relations
-from polyhead.ops.linear.reference import linear_step
+from polyhead.ops.linear.op import linear_step
+from polyhead.ops.registry import IMPLS, OPS, TENSORS, resolve
 from polyhead.spec import MECHANISMS, NETWORKS, NORMALISE, RELATION_ACTS
 
 BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
@@ -52,7 +52,7 @@ def test_equals_the_loops(problem, arguments, op, number):
             assert (grads[0][0, t // 2] == 0).all()
 
 
-@pytest.mark.parametrize("op", BACKENDS)
+@pytest.mark.parametrize("op", IMPLS)
 def test_gradients_equal_finite_differences(problem, arguments, op):
     qkv, options = problem(3, 4, bias="offset", mask="rows", causal=True)
     variant = VARIANTS[op][-1]
@@ -163,7 +163,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("op", "wrong", "told"), MISTAKES)
 def test_mistakes_are_one_clear_line(problem, arguments, op, wrong, told):
     tensors = dict(zip(TENSORS[op], arguments(op, problem(3, 4)[0]), strict=True))
-    with refusing(f"{PUBLIC[op]}: {told}"):
+    with refusing(f"{OPS[op].name}: {told}"):
         resolve(op)(**tensors | wrong)
 
 
@@ -194,7 +194,7 @@ KERNELS = [
     ({"bias": "dense"}, {}, "takes biases by offset (h t+s-1) only, not (1, 4, 4, 4)"),
     MASKS,
 ]
-ROWS = "takes normalise='rms_heads', 'identity' or 'softmax' only, not 'softmax_heads'"
+ROWS = "takes normalise='rms_heads' or 'identity' only, not 'softmax'"
 REFUSED = [
     *(("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS),
     *(("hyla", "state", *each) for each in SUMS),
@@ -206,24 +206,20 @@ REFUSED = [
     ("relational", "sdpa", {}, {"relation_act": "tanh"}, "takes relation_act='identity' only, not 'tanh'"),
     ("relational", "native", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
     ("abstractor", "sdpa", {}, {"act": "relu"}, "takes act='softmax' only, not 'relu'"),
-    *((op, "triton", *each) for op in ("hyla", "relational") for each in KERNELS),
-    ("hyla", "triton", {}, {"normalise": "softmax_heads"}, ROWS),
+    *(("hyla", "triton", *each) for each in KERNELS),
+    ("hyla", "triton", {}, {"normalise": "softmax"}, ROWS),
     ("hyla", "triton", {}, {"act": "gelu"}, "takes act='relu' or 'identity' only, not 'gelu'"),
     ("hyla", "triton", {}, WEIGHT, "takes no value_weight"),
-    ("relational", "triton", {}, {"relation_act": "softmax"}, "takes no relation_act='softmax'"),
-    ("linear", "triton", {}, {}, "takes causal=True only"),
-    ("linear", "triton", {"causal": True, "window": 2}, {}, "takes no window"),
-    ("linear", "triton", {"causal": True}, {"normalise": "softmax"}, SUMS[-1][-1]),
 ]
 
 
 @pytest.mark.parametrize(("op", "impl", "limits", "options", "told"), REFUSED)
 def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, op, impl, limits, options, told):
-    if impl == "triton" and not (TRITON and INTERPRETED):
+    if impl == "triton" and not (KERNELS_RUN):
         pytest.skip("needs triton's interpreter")
     qkv, given = problem(4, 4, **limits)
     how = {**given, **(PLAIN if op in ("linear", "hyla") else {}), **options}
-    with refusing(f"{PUBLIC[op]}: impl '{impl}' {told}; use impl='auto' or 'reference'"):
+    with refusing(f"{OPS[op].name}: impl '{impl}' {told}; use impl='auto' or 'reference'"):
         resolve(op, impl)(*arguments(op, qkv), **how)
 
 

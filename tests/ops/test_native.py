@@ -16,15 +16,14 @@ from compilers import READY
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
-import polyhead.ops.native.gelu  # noqa: F401  # with its check
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import packed
-from polyhead.ops.dispatch import BACKENDS, choose
+from polyhead.ops.dispatch import choose
 from polyhead.ops.native import library as native
 from polyhead.ops.native.check import CHECKS
+from polyhead.ops.registry import IMPLS, OPS
 
-OPS = [op for op, impls in BACKENDS.items() if "native" in impls]
+OPS_WITH_NATIVE = [op for op, impls in IMPLS.items() if "native" in impls]
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
 COMPILER, COMPILERS = shutil.which("g++") or shutil.which("clang++"), os.environ["PATH"]
 
@@ -61,8 +60,8 @@ def library():
     """One that is built already."""
     if not READY:
         pytest.skip("no compiler")
-    assert native.missing("hyla") is None  # else it is there, and wrong
-    return native.cached("hyla")
+    assert native.load_error("hyla") is None  # else it is there, and wrong
+    return native.library_path("hyla")
 
 
 def test_it_is_compiled_and_checked_once_outside_the_modes_of_its_caller(place, monkeypatch, library, caplog):
@@ -72,7 +71,7 @@ def test_it_is_compiled_and_checked_once_outside_the_modes_of_its_caller(place, 
     assert native.status("hyla") == "not built yet: compiled on first use"
     for _ in range(2):
         with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), FakeTensorMode():
-            assert native.missing("hyla") is None
+            assert native.load_error("hyla") is None
         native._LIBRARIES.clear()  # as in the next process
     assert calls(place) == 1
     assert native.status("hyla") == "built"
@@ -86,7 +85,7 @@ def test_it_is_compiled_and_checked_once_outside_the_modes_of_its_caller(place, 
 def test_threads_and_processes_do_not_build_it_twice(place, library):
     copying(place, library)
     found = []
-    both = [threading.Thread(target=lambda: found.append(native._library("hyla", torch.float32))) for _ in "ab"]
+    both = [threading.Thread(target=lambda: found.append(native._load_or_build("hyla", torch.float32))) for _ in "ab"]
     for thread in both:
         thread.start()
     for thread in both:
@@ -98,7 +97,7 @@ def test_threads_and_processes_do_not_build_it_twice(place, library):
 def test_a_killed_build_leaves_nothing_in_the_way(place, library):
     """Its half a library has another name, and its lock died with it."""
     copying(place, library)
-    path = native.cached("hyla")
+    path = native.library_path("hyla")
     path.parent.mkdir()
     half = path.with_suffix(".4711.part")
     half.write_bytes(b"half")
@@ -106,25 +105,25 @@ def test_a_killed_build_leaves_nothing_in_the_way(place, library):
     command = [sys.executable, "-c", code, str(path.with_suffix(".lock"))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"1\n"
-        native.PATIENCE, patience = 0.0, native.PATIENCE
+        native.TIMEOUT, patience = 0.0, native.TIMEOUT
         try:
-            assert "another process holds" in native.missing("hyla")
+            assert "another process holds" in native.load_error("hyla")
         finally:
-            native.PATIENCE = patience
+            native.TIMEOUT = patience
             holder.kill()
     native._LIBRARIES.clear()
-    assert native.missing("hyla") is None
+    assert native.load_error("hyla") is None
     assert not half.exists()
 
 
 @pytest.mark.parametrize("damage", ["half of it", "a note that is no text"])
 def test_a_damaged_library_is_built_anew(place, library, damage):
     copying(place, library)
-    path, whole, note = native.cached("hyla"), library.read_bytes(), library.with_suffix(".sum").read_bytes()
+    path, whole, note = native.library_path("hyla"), library.read_bytes(), library.with_suffix(".sum").read_bytes()
     path.parent.mkdir()
     path.write_bytes(whole[:1000] if damage == "half of it" else whole)
     path.with_suffix(".sum").write_bytes(note if damage == "half of it" else b"\xff\xfe")
-    assert native.missing("hyla") is None
+    assert native.load_error("hyla") is None
     assert calls(place) == 1
 
 
@@ -136,7 +135,7 @@ def test_without_a_home_there_is_none(place, monkeypatch):
     monkeypatch.delenv("POLYHEAD_NATIVE_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     line = "cannot be built: this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)"
-    assert native.missing("hyla") == native.status("hyla") == line
+    assert native.load_error("hyla") == native.status("hyla") == line
 
 
 FAILURES = {
@@ -155,8 +154,8 @@ def test_what_cannot_be_built_is_one_line_and_tiles_go_on(place, caplog, what):
     if lines:
         compiler(place, *lines)
     q, k, v = torch.randn(3, 1, 600, 2, 4)
-    chosen = choose("hyla", "auto", AttentionCall(q, k, v, causal=True, normalise="rms_heads", act="relu"))
-    assert getattr(chosen, "func", chosen).__module__ == "polyhead.ops.hyla.blocked"
+    chosen = choose(OPS["hyla"], AttentionCall(q, k, v, causal=True, normalise="rms_heads", act="relu"))
+    assert chosen == OPS["hyla"].backends["blocked"].forward
     with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")
     assert told in str(error.value)
@@ -170,19 +169,19 @@ def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch
     compiler(place)
     ops.hyla(*torch.randn(3, 1, 8, 2, 4))
     monkeypatch.setenv("POLYHEAD_NATIVE", "0")
-    assert native.missing("hyla") == "is turned off by POLYHEAD_NATIVE=0"
+    assert native.load_error("hyla") == "is turned off by POLYHEAD_NATIVE=0"
     assert native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
     assert not caplog.records
     assert not calls(place)
-    exported = packed(AttentionCall(*torch.randn(3, 1, 8, 2, 4)))
+    tensors, options = AttentionCall(*torch.randn(3, 1, 8, 2, 4)).op_arguments()
     with pytest.raises(RuntimeError, match=r"^polyhead: native code for hyla is turned off by POLYHEAD_NATIVE=0$"):
-        torch.ops.polyhead.hyla_native(*exported, causal=True, scale=1.0, normalise="identity", act="relu")
+        torch.ops.polyhead.hyla_native(*tensors, **options)
 
 
 # ------------------------------------------------------------------------------------------------------- the self-check
 def test_every_op_is_checked():
-    assert sorted(op for its in CHECKS.values() for op, _ in its) == sorted([*OPS, "gelu"])
-    assert all(source == native.source(op) for source, its in CHECKS.items() for op, _ in its)
+    assert sorted(op for its in CHECKS.values() for op, _ in its) == sorted(OPS_WITH_NATIVE)
+    assert all(source == native.source_of(op) for source, its in CHECKS.items() for op, _ in its)
 
 
 def stub(place):
@@ -208,27 +207,27 @@ def test_wrong_numbers_are_found_before_the_first_use(place, caplog):
     assert all(told in x and "\n" not in x for x in warned)
 
 
-@pytest.mark.parametrize("came", [native.WRONG, float("nan")])
+@pytest.mark.parametrize("came", [native.TOLERANCE, float("nan")])
 def test_whatever_the_check_does_not_find_right_is_wrong(place, monkeypatch, library, came):
     copying(place, library)
     monkeypatch.setattr(native, "worst_error", lambda name, dtype: came)
-    assert "computes wrong numbers" in native.missing("hyla")
+    assert "computes wrong numbers" in native.load_error("hyla")
 
 
 def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(place, monkeypatch, library):
     copying(place, library)
     with monkeypatch.context() as patch:
         patch.setattr(native, "worst_error", lambda name, dtype: 1 / 0)
-        assert native.missing("hyla") == "cannot be checked: division by zero"
+        assert native.load_error("hyla") == "cannot be checked: division by zero"
     native._LIBRARIES.clear()
-    assert native.missing("hyla") is None
+    assert native.load_error("hyla") is None
 
 
 def test_a_check_that_cannot_be_noted_is_made_again(place, monkeypatch, library):
     copying(place, library)
-    assert native.missing("hyla") is None
-    note = native.cached("hyla").with_suffix(".sum")
+    assert native.load_error("hyla") is None
+    note = native.library_path("hyla").with_suffix(".sum")
     note.write_text(note.read_text().partition("\n")[0])  # as before the check was made
-    monkeypatch.setattr(native, "_note", lambda *a: (_ for _ in ()).throw(OSError("read-only")))
+    monkeypatch.setattr(native, "_write_record", lambda *a: (_ for _ in ()).throw(OSError("read-only")))
     native._LIBRARIES.clear()
-    assert native.missing("hyla") is None
+    assert native.load_error("hyla") is None

@@ -7,11 +7,12 @@ from problems import make_problem
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.dispatch import BACKENDS, resolve
+from polyhead.ops.call import Masks
 from polyhead.ops.native import library as native, structs
+from polyhead.ops.registry import IMPLS, resolve
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS
 
-OPS = [op for op, impls in BACKENDS.items() if "native" in impls]
+NATIVE_OPS = [op for op, impls in IMPLS.items() if "native" in impls]
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
 
 
@@ -26,7 +27,7 @@ def both(op, tensors, cotangent, **options):
 
 
 def test_float64_is_refused(monkeypatch):
-    monkeypatch.delitem(native.NUMBERS, torch.float64)
+    monkeypatch.delitem(native.COMPUTE_DTYPES, torch.float64)
     q, k, v = torch.zeros(3, 1, 2, 1, 1, dtype=torch.float64)
     told = "hyla: impl 'native' takes float32, bfloat16, float16 only, not torch.float64; use impl='auto'"
     with pytest.raises(ValueError, match=told):
@@ -57,7 +58,7 @@ def test_its_own_functions_are_those_of_float32(arguments, op, how, shape):
 
 
 @needs_compiler
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NATIVE_OPS)
 def test_scores_may_be_large(arguments, op):
     """e^200 is infinite in float32, and e^-200 is 0."""
     (q, k, v), _ = make_problem(18, 20, dtype=torch.float32, d=4)
@@ -71,7 +72,7 @@ def test_scores_may_be_large(arguments, op):
 
 @needs_compiler
 @pytest.mark.parametrize("t", [2, 18])
-@pytest.mark.parametrize("op", [op for op in OPS if op != "linear"])
+@pytest.mark.parametrize("op", NATIVE_OPS)
 def test_a_softmax_over_one_key_has_no_gradient(arguments, op, t):
     """Not even roundings, which would be all there is: both passes round a score alike, for few queries, too."""
     (q, k, v), _ = make_problem(t, t, dtype=torch.float32, d=64)
@@ -84,7 +85,7 @@ def test_a_softmax_over_one_key_has_no_gradient(arguments, op, t):
 
 @needs_compiler
 @pytest.mark.parametrize("t", [2, 18])
-@pytest.mark.parametrize("op", [op for op in OPS if op != "linear"])
+@pytest.mark.parametrize("op", NATIVE_OPS)
 def test_a_softmax_over_one_key_loses_no_nan(arguments, op, t):
     """A gradient that is NaN is no rounding."""
     (q, k, v), _ = make_problem(t, 1, dtype=torch.float32)
@@ -120,7 +121,7 @@ def beside_poison(*sizes):
 
 @pytest.mark.thinned(3)
 @needs_compiler
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NATIVE_OPS)
 @pytest.mark.parametrize("heads", [(1, 1), (2, 2), (8, 8), (8, 2), (16, 16), (5, 5)])
 def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
     """Neighbours of every argument are NaN, as is unwritten memory: sizes are no multiples of anything."""
@@ -134,19 +135,18 @@ def test_heads_and_widths_beside_poison(monkeypatch, op, heads):
             weight = torch.randn(h, e, d + 4).double()
             tensors += [*beside_poison((t, d + 4, 3), (s, d + 4, 3)), symbols, weight]
         limits = {"bias": torch.randn(h, t + s + 3).double()[:, 1:-3], "window": 15}
-        limits = {"causal": t < 70} if op == "linear" else limits
         for few in (0, 1000):
-            monkeypatch.setattr(structs, "FEW", few)
+            monkeypatch.setattr(structs, "FEW_QUERIES", few)
             mine, exact = both(op, tensors, torch.randn(2, t, h, e), **limits)
             for x, y in zip(mine, exact, strict=True):
                 assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
 @needs_compiler
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", NATIVE_OPS)
 @pytest.mark.parametrize(("b", "s"), [(0, 3), (2, 0)])
 def test_threads_share_nothing(monkeypatch, arguments, op, b, s):
-    monkeypatch.setattr(structs, "threads", lambda: 2)
+    monkeypatch.setattr(structs, "thread_count", lambda: 2)
     out = resolve(op, "native")(*arguments(op, make_problem(3, s, b=b)[0]))
     assert_close(out, out.new_zeros(b, 3, 4, 5))
 
@@ -154,7 +154,8 @@ def test_threads_share_nothing(monkeypatch, arguments, op, b, s):
 def test_wrong_edges_of_packed_sequences_lead_to_ranges_in_memory():
     """No op reads the entries of cu_seqlens, so any may come."""
     for edges in ([-1, 1, 3, -1], [0, 1, 2, 0], [0, 5, 1, 9]):
-        first, end, low, high = structs.sight(6, 6, False, None, torch.tensor(edges, dtype=torch.int32))
+        masks = Masks(cu_seqlens=torch.tensor(edges, dtype=torch.int32))
+        first, end, low, high = structs.ranges_of_both_sides(masks, 6, 6)
         for start, stop in ((first, end), (low, high)):
             assert all(0 <= i <= j <= 6 for i, j in zip(start, stop, strict=True))
             for ends in (start, stop):
@@ -162,7 +163,7 @@ def test_wrong_edges_of_packed_sequences_lead_to_ranges_in_memory():
 
 
 KINDS = (None, "offset", "dense", "per_sample")
-THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias is None or op != "linear"]
+THREADED = [(op, bias) for op in (*NATIVE_OPS, "by offset") for bias in KINDS]
 
 
 @pytest.mark.thinned(3)
@@ -170,8 +171,8 @@ THREADED = [(op, bias) for op in (*OPS, "by offset") for bias in KINDS if bias i
 @pytest.mark.parametrize(("op", "bias"), THREADED)
 def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bias):
     """The numbers of the reference, the same on two threads, and the same again."""
-    one_group = {"b": 1, "h": 2, "g": 1, "e": 40} if op == "linear" else {"b": 3}  # threads share its columns
-    qkv, options = make_problem(40, 150, bias=bias, causal=True, **one_group)
+    sizes = {"b": 3}
+    qkv, options = make_problem(40, 150, bias=bias, causal=True, **sizes)
     name = "relational" if op == "by offset" else op
     tensors = arguments(name, qkv, offset=op == "by offset")
     leaves = [*tensors, *([] if bias is None else [options["bias"]])]
@@ -179,9 +180,9 @@ def test_threads_share_the_work_and_nothing_else(monkeypatch, arguments, op, bia
     def grads(impl="native"):
         run = resolve(name, impl)
         out = run(*tensors, **options)
-        monkeypatch.setattr(structs, "FEW", 1000)  # keys in lanes
+        monkeypatch.setattr(structs, "FEW_QUERIES", 1000)  # keys in lanes
         few = run(*tensors, **options)
-        monkeypatch.setattr(structs, "FEW", 0)
+        monkeypatch.setattr(structs, "FEW_QUERIES", 0)
         return [few, out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     one = grads()

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.dispatch import resolve
+from polyhead.ops.registry import resolve
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 RELATIONAL = (

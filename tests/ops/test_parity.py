@@ -1,6 +1,6 @@
 """Every backend of the table against its reference: output and every gradient, over all options.
 
-Registering a backend in dispatch.BACKENDS is enough to be tested here.  What a backend does not take, it must refuse
+A backend of an op is tested here because it is in the table of that op.  What a backend does not take, it must refuse
 in one line.
 """
 
@@ -10,18 +10,19 @@ import pytest
 import torch
 from compilers import IMPLS
 from problems import VARIANTS, options_of, shape_of
-from rules import NEEDED
+from rules import EQUATIONS, REQUIRED_OPTIONS
 from some import some
 from torch.testing import assert_close
 
-from polyhead.ops import tiling
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.dispatch import BACKENDS, IN_OP_FILE, TENSORS, implementation, resolve
+from polyhead.ops.hyla import blocked, state
 from polyhead.ops.native import structs
+from polyhead.ops.registry import OPS, TENSORS, resolve
+from polyhead.ops.relational import sdpa
 
 SKIPPED = ("reference", "triton")
 """The specification; kernels, whose interpreter is too slow: they have own tests."""
-SUMS = {**NEEDED["state"], "deep": False}
+SUMS = {**REQUIRED_OPTIONS["state"], "deep": False}
 """The only variant of HYLA that a state takes."""
 PAIRS = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in SKIPPED]
 GRID = [(op, impl, variant) for op, impl in PAIRS for variant in VARIANTS[op] if impl != "state" or variant == SUMS]
@@ -47,7 +48,7 @@ def cases(op, impl, offset):
     """Options x cases is large: each variant of HYLA takes every 95th case, which together are 130 of 317.
 
     Tiles made of a reference are one code for all ops, which share the cases out."""
-    if isinstance(implementation(op, impl) if impl not in IN_OP_FILE else None, tiling.Blocked):
+    if impl == "blocked" and op != "hyla":
         step = 7 if op == "softmax" else 61
     else:
         step = 1 if impl == "state" else {"hyla": 95, "linear": 47, "relational": 95, "abstractor": 13}.get(op, 1)
@@ -57,19 +58,16 @@ def cases(op, impl, offset):
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch, small_tiles):
     """Sizes of the grid are several of these, and few are multiples."""
-    monkeypatch.setattr(implementation("relational", "sdpa"), "WIDTH", 4)
+    monkeypatch.setattr(sdpa, "WIDTH", 4)
     for constant, value in (("SMALL", 2), ("LARGE", 4)):  # g d = 3 lies between
-        monkeypatch.setattr(implementation("hyla", "state"), constant, value)
+        monkeypatch.setattr(state, constant, value)
 
 
 def chunks_of(monkeypatch, samples, t, s, variant):
-    """The number of samples in each chunk of a batch; relations of one sample come in pieces, too."""
-    hyla, relational = (implementation(op, "blocked") for op in ("hyla", "relational"))
-    tile_t, tile_s = hyla.sizes(1, 4, t, s, 5, variant.get("normalise", "").startswith("softmax"))[1:]
-    pairs = 20 if samples == 1 else samples * min(t, 3) * s * max(4, variant.get("r", 0))
-    monkeypatch.setattr(hyla, "PAIRS", samples * min(tile_t, t) * tile_s * 5)
-    monkeypatch.setattr(relational, "PAIRS", pairs)
-    monkeypatch.setattr(relational, "ROWS", 50 if samples == 1 else 400)
+    """The number of samples in each chunk of a batch; ."""
+    whole_rows = variant.get("normalise", "").startswith("softmax")
+    tile_t, tile_s = blocked.tile_sizes(1, 4, t, s, 5, whole_rows)[1:]
+    monkeypatch.setattr(blocked, "PAIRS", samples * min(tile_t, t) * tile_s * 5)
 
 
 def refusal(op, impl, tensors, options, variant, weight=None):
@@ -80,7 +78,7 @@ def refusal(op, impl, tensors, options, variant, weight=None):
     act = variant.get("relation_act", variant.get("act", "identity"))
     deep = weight if variant.get("deep") else None
     call = AttentionCall(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act, value_weight=deep)
-    return implementation(op, "chunked" if impl in IN_OP_FILE else impl).unsupported_reason(call)
+    return OPS[op].backends["chunked" if impl in EQUATIONS else impl].unsupported_reason(call)
 
 
 def run(op, impl, tensors, options, variant, weight, cotangent):
@@ -104,7 +102,7 @@ def test_backend_equals_reference(monkeypatch, problem, arguments, case):
         bias, mask, keep, causal = how
         together = (1, 2, 9)[n % 3]
         chunks_of(monkeypatch, together, t, s, variant)
-        monkeypatch.setattr(structs, "FEW", 100 * (n % 2))
+        monkeypatch.setattr(structs, "FEW_QUERIES", 100 * (n % 2))
         limits = {"window": window, "edges": edges}
         b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
         g, scale = (2, 1, 4)[n // 3 % 3], (None, -0.3)[n // 2 % 2]
@@ -225,7 +223,7 @@ HALVES = [
 @pytest.mark.parametrize(("op", "impl", "dtype", "causal"), HALVES)
 def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arguments, op, impl, dtype, causal):
     qkv, options = problem(33, 33, causal=causal, d=8, e=8, h=4, g=4, dtype=dtype)
-    variant = NEEDED.get(impl, {})
+    variant = REQUIRED_OPTIONS.get(impl, {})
     cotangent = torch.randn(2, 33, 4, 8, dtype=dtype)
     tensors = arguments(op, qkv, p=8)
     wide = [x.detach().double().requires_grad_() for x in tensors]
@@ -237,7 +235,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arg
         assert mine <= 2 * allowed
 
 
-@pytest.mark.parametrize("impl", [impl for impl in BACKENDS["softmax"] if impl not in SKIPPED[1:]])
+@pytest.mark.parametrize("impl", [impl for impl in IMPLS["softmax"] if impl not in SKIPPED[1:]])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_softmax_backends_at_enormous_logits(impl, dtype):
     q = torch.tensor([100.0, -100.0], dtype=dtype)[None, :, None, None]

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.cards import INTERPRETED, TRITON
 from polyhead.ops.hyla.state import preferred
 
 
@@ -88,14 +87,13 @@ def test_a_short_sequence_keeps_its_digits_after_a_long_one(problem, causal):
     assert_close(out[:, 14:], wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["chunked", "triton"] if TRITON and INTERPRETED else ["chunked"])
 @pytest.mark.parametrize("edges", [None, (0, 3, 9)])
-def test_vmap_is_a_call_for_each(problem, impl, edges):
+def test_vmap_is_a_call_for_each(problem, edges):
     each, options = zip(*(problem(9, 9, edges=edges, causal=True, b=1) for _ in range(2)), strict=True)
     whole = [torch.stack(x) for x in zip(*each, strict=True)]
 
     def run(*qkv):
-        return ops.linear_attention(*qkv, **options[0], impl=impl)
+        return ops.linear_attention(*qkv, **options[0], impl="chunked")
 
     assert_close(torch.vmap(run)(*whole), torch.stack([run(*qkv) for qkv in each]))
 

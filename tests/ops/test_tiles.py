@@ -9,9 +9,8 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.hyla import blocked as hyla_blocked
-from polyhead.ops.latent_code import visible
-from polyhead.ops.relational import blocked as relational_blocked
+from polyhead.ops.call import Masks
+from polyhead.ops.hyla import blocked as hyla_blocked, tiles as hyla_tiles
 
 T = 48
 LIMITS = [{}, {"causal": True}, {"window": 5}, {"causal": True, "window": 9}]
@@ -23,14 +22,14 @@ def computed(monkeypatch):
     """A function that runs a call forward and backward: the tiles of its scores, which are the same in both passes, how
     often each pair is in them, and the pairs that are visible."""
 
-    def run(blocked, call, leaf, options, chosen=lambda scores: True):
-        seen, compute = [], blocked.Scores.tile
+    def run(call, leaf, options):
+        seen, compute = [], hyla_tiles.Scores.tile
 
         def tile(scores, at):
-            seen.extend([at] if chosen(scores) else [])
+            seen.append(at)
             return compute(scores, at)
 
-        monkeypatch.setattr(blocked.Scores, "tile", tile)
+        monkeypatch.setattr(hyla_tiles.Scores, "tile", tile)
         out = call()
         forward = len(seen)
         torch.autograd.grad(out.sum(), leaf)
@@ -38,7 +37,7 @@ def computed(monkeypatch):
         covered, limits = torch.zeros(T, T), {name: options[name] for name in ("window", "cu_seqlens")}
         for at in some(seen[:forward]):
             covered[at.q, at.k] += 1
-        look = visible(None, options["causal"], T, T, leaf.device, **limits)
+        look = Masks(None, options["causal"], **limits).visible(T, T, leaf.device)
         return seen[:forward], covered, torch.ones(T, T, dtype=torch.bool) if look is None else look
 
     return run
@@ -51,29 +50,11 @@ def test_a_tile_without_a_visible_pair_is_never_computed(monkeypatch, problem, c
     monkeypatch.setattr(hyla_blocked, "KEYS", 4)
     qkv, options = problem(T, T, b=1, **limits)
     run = functools.partial(ops.hyla, *qkv, **options, normalise=normalise, impl="blocked")
-    tiles, covered, look = computed(hyla_blocked, run, qkv[0], options)
+    tiles, covered, look = computed(run, qkv[0], options)
     assert all(look[at.q, at.k].any(0).all() and look[at.q, at.k].any(1).all() for at in tiles)
     assert (covered[look] == 1).all()
     if normalise == "rms_heads":
         assert len(tiles) == sum(-(-int(look[q0 : q0 + 9].any(0).sum()) // 4) for q0 in range(0, T, 9))
-
-
-def of_relations(scores):
-    """A bias is on the scores of attention, relations have none."""
-    return scores.bias is None
-
-
-@pytest.mark.parametrize("limits", [LIMITS[2], LIMITS[3], LIMITS[4]], ids=str)
-def test_a_tile_of_relations_holds_visible_keys_only(monkeypatch, problem, arguments, computed, limits):
-    """One piece of the relations at a time."""
-    monkeypatch.setattr(relational_blocked, "QUERIES", 8)
-    monkeypatch.setattr(relational_blocked, "PAIRS", 8 * 3 * 4)
-    qkv, options = problem(T, T, b=1, bias="offset", **limits)
-    tensors = arguments("relational", qkv)
-    run = functools.partial(ops.relational_attention, *tensors, **options, impl="blocked")
-    _, covered, look = computed(relational_blocked, run, tensors[0], options, of_relations)
-    rows = [look[q0 : q0 + 8].any(0).expand(8, T) for q0 in range(0, T, 8)]
-    assert torch.equal(covered, torch.cat(rows).float())
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -107,7 +88,7 @@ def test_half_precision_survives_masked_pairs_and_large_scores(problem, impl):
 @pytest.mark.parametrize(("b", "t", "d"), [(128, 64, 4), (66, 64, 2)])
 def test_chunks_of_some_samples_keep_the_gradient_of_values(b, t, d):
     """At sizes that people use; the last chunk of the second is smaller than the others."""
-    step = hyla_blocked.sizes(b, d, t, t, d, whole_rows=False)[0]
+    step = hyla_blocked.tile_sizes(b, d, t, t, d, needs_whole_rows=False)[0]
     assert 1 < step < b
     leaves = [torch.randn(b, t, d, d, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     cotangent = torch.randn(b, t, d, d, dtype=torch.float64)

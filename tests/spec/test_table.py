@@ -13,7 +13,7 @@ from problems import make_arguments, make_problem
 
 import polyhead as ph
 from polyhead import spec
-from polyhead.ops.dispatch import PUBLIC, TENSORS, resolve
+from polyhead.ops.registry import TENSORS, resolve
 from polyhead.spec.shapes import LETTERS
 
 ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
@@ -35,7 +35,7 @@ def test_it_speaks_the_alphabet(row):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_its_arguments_are_those_of_the_op(row):
-    op = next(op for op, name in PUBLIC.items() if name == row.op)
+    op = row.folder
     signatures.check(getattr(ph.ops, row.op), row)
     assert tuple(row.tensors) == TENSORS[op]
     assert getattr(ph, row.config)(2).heads == 2
@@ -58,7 +58,7 @@ def test_its_parameters_are_those_of_the_layers(row):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_its_steps_give_what_the_op_gives(row):
-    op = next(op for op, name in PUBLIC.items() if name == row.op)
+    op = row.folder
     choices = [dict(zip(row.options, each, strict=True)) for each in itertools.product(*row.choices.values())]
     for n, ((t, s), mask, causal, bias) in enumerate(CASES):
         torch.manual_seed(n)

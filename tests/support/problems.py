@@ -4,13 +4,13 @@ import itertools
 
 import torch
 
-from polyhead.ops.dispatch import BACKENDS
+from polyhead.ops.registry import IMPLS
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
 RELATED = [{"offset": o, "r": r, "p": p, "symmetric": y} for o in (False, True) for r, p, y in RELATIONS]
 VARIANTS = {
-    **{op: [{}] for op in BACKENDS},
+    **{op: [{}] for op in IMPLS},
     "linear": [{"normalise": n, "act": a} for n, a in itertools.product(NORMALISE, ACTS)],
     "hyla": [
         {"normalise": n, "act": a, "deep": deep} for n, a, deep in itertools.product(NORMALISE, ACTS, (False, True))

@@ -243,12 +243,12 @@ def mechanisms(dim: int, heads: int, length: int) -> tuple[list[Row], str]:
 
 
 def impls() -> list[Row]:
-    from polyhead.ops.dispatch import BACKENDS
     from polyhead.ops.native import library
+    from polyhead.ops.registry import IMPLS
 
     told = "impls, in the order auto asks them"
-    state = {op: library.status(op) if "native" in names else "" for op, names in BACKENDS.items()}
-    return [{"op": op, told: ", ".join(names), "native": state[op]} for op, names in BACKENDS.items()]
+    state = {op: library.status(op) if "native" in names else "" for op, names in IMPLS.items()}
+    return [{"op": op, told: ", ".join(names), "native": state[op]} for op, names in IMPLS.items()]
 
 
 def models() -> list[Row]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.heads.functions import compiled, is_own
 from polyhead.layers.taps import GroupTaps
-from polyhead.ops.dispatch import code_of
 from polyhead.ops.readable import is_readable
-from polyhead.ops.softmax.reference import softmax_attention
+from polyhead.ops.registry import code_of
+from polyhead.ops.softmax.op import softmax_attention
 
 
 def holds_model(folder: pathlib.Path) -> bool:

@@ -28,7 +28,7 @@ from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weig
 from polyhead.layers.symbols import SymbolModule, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
-from polyhead.ops.latent_code import allowed, at_least_float32, dense
+from polyhead.ops.latent_code import at_least_float32, dense
 from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 
 Positions = config.Position | nn.ModuleDict | None
@@ -439,7 +439,7 @@ class MultiHeadAttention(nn.Module):
                 continue
             w_value, b_value = value_weights(self.qkv, self.sizes, i)
             group = tapped(
-                self.groups[i], op_call, output, mask=allowed(replace(op_call, causal=False)), causal=self.causal,
+                self.groups[i], op_call, output, mask=replace(op_call, causal=False).visible(), causal=self.causal,
                 scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,
                 w_out=out_weight(self.out, self.sizes, i),
             )  # fmt: skip

@@ -8,14 +8,11 @@ experts(x) = sum_{i in top k} p_i MLP_i(x),   p = softmax over the chosen k of W
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.layers.device import Device
 from polyhead.layers.own import OwnFeedForward
-from polyhead.layers.projection import plain
 from polyhead.ops.latent_code import act as activation, wide
-from polyhead.ops.native.gelu import gelu_tanh, takes
 from polyhead.ops.precision import autocast_dtype
 from polyhead.ops.textbook import silu
 from polyhead.spec.numbers import swiglu_width
@@ -42,22 +39,14 @@ class MlpLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.act, self._act = act, gelu_tanh if act == "gelu_tanh" else activation(act)
+        self.act, self._act = act, activation(act)
         hidden = 4 * dim if hidden is None else hidden
         self.up = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
         self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("MlpLayer", self.up.in_features, x)
-        return self.down(self._hidden(x))
-
-    def _hidden(self, x: Tensor) -> Tensor:
-        """`act(W_up x)`; where native code computes the activation, it adds the bias, too."""
-        up = self.up
-        own = self.act == "gelu_tanh" and plain(up) and up.bias is not None and not torch.is_autocast_enabled("cpu")
-        if own and takes(x, x.numel() // up.in_features * up.out_features, up.weight, up.bias):
-            return gelu_tanh(F.linear(x, up.weight), up.bias)
-        return self._act(up(x))
+        return self.down(self._act(self.up(x)))
 
     def extra_repr(self) -> str:
         return f"act={self.act!r}"

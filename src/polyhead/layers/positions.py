@@ -16,7 +16,8 @@ from polyhead import config
 from polyhead.layers.device import Device
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.projection import distances
-from polyhead.ops.latent_code import at_least_float32, sequence_of
+from polyhead.ops.call import sequence_of
+from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.rope import check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec import LAYOUTS
 from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
 from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import inner, relate, relations, share, visible
+from polyhead.ops.call import AttentionCall, Masks
+from polyhead.ops.latent_code import inner, relate, relations, share
 
 OWN = "own"
 """The value of `kind`, `normalise` and `act` for heads that compute a user's function."""
@@ -75,7 +75,7 @@ class GroupTaps:
         k_rel = share(self.k_rel, self.q_rel.shape[2])
         if self.kind == "relational":
             return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
-        look = visible(self.mask, self.causal, self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
+        look = Masks(self.mask, self.causal).visible(self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
         related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, look)
         return related.to(k_rel.dtype)
 

@@ -1,12 +1,13 @@
 """One call of an op as one value: its tensors, its masks and its options.
 
-A public function makes one `AttentionCall`.  The reference, every other impl and the function `code` of a mechanism
-take it as their only argument.
+A public function such as `hyla` makes one `AttentionCall`.  Every implementation takes it as its only argument, and so
+does the function `code` of a mechanism.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
@@ -20,12 +21,67 @@ Mask = Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#h #t #s"] | Bool[Tensor, "#t
 """True where a query may attend to a key."""
 
 Packed = Int32[Tensor, "_"]
-"""Sequences packed into one sample: sequence n has the rows from cu_seqlens[n] up to, not including, cu_seqlens[n +
-1].  The entries begin with 0 and do not decrease.  Only eager code on the CPU checks it.  Rows behind the last edge
-form one more sequence."""
+"""Cumulative lengths of sequences packed into one sample: sequence n has the rows cu_seqlens[n] to cu_seqlens[n + 1].
+
+The entries begin with 0 and do not decrease; only eager code on the CPU checks it.  Rows behind the last entry form one
+more sequence."""
 
 Keep = Float[Tensor, "#b #h t s"]
 """Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
+
+LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias")
+"""Tensor arguments that may require a gradient."""
+
+TENSORS = (*LEARNED, "mask", "keep", "cu_seqlens")
+"""All tensor arguments, in the order in which a custom op takes them (kernel.py)."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """What hides keys from queries: a mask, causality, a window and packed sequences, all at once.
+
+    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
+    """
+
+    mask: Tensor | None = None
+    causal: bool = False
+    window: int | None = None
+    cu_seqlens: Tensor | None = None
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether causality, a window or packed sequences limit each query to a range of keys."""
+        return self.causal or self.window is not None or self.cu_seqlens is not None
+
+    def visible(self, t: int, s: int, device: torch.device) -> Tensor | None:
+        """Where a query may attend to a key: 2 to 4 dimensions that broadcast to (b h t s); None means everywhere."""
+        limits = []
+        if self.causal:
+            limits.append(diagonal(t, s, device))
+        if self.window is not None:
+            query_places = torch.arange(s - t, s, device=device)[:, None]
+            limits.append((query_places - torch.arange(s, device=device)).abs() < self.window)
+        if self.cu_seqlens is not None:
+            sequence = sequence_of(self.cu_seqlens, t)
+            limits.append(sequence[:, None] == sequence)
+        if self.mask is not None:
+            limits.append(self.mask)
+        if not limits:
+            return None
+        visible = limits[0]
+        for limit in limits[1:]:
+            visible = visible & limit
+        return visible
+
+
+def diagonal(t: int, s: int, device: torch.device) -> Tensor:
+    """(t s), True where key j <= i + s - t: the last query is aligned with the last key."""
+    return torch.arange(s, device=device) <= torch.arange(s - t, s, device=device)[:, None]
+
+
+def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
+    """(rows,) index of the sequence of each row of a packed sample; rows behind the last edge form one more."""
+    return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
 
 
 @dataclass(frozen=True)
@@ -51,25 +107,28 @@ class AttentionCall:
     k_rel: Tensor | None = None
     relation_weight: Tensor | None = None
     act: str = "identity"  # of values or, in relational mechanisms, of relations
-    scale: float | Tensor | None = None  # a Tensor is refused
+    scale: float | Tensor | None = None  # a Tensor is refused (latent_code.check_scale)
     pool: str = ""  # in pooled heads: of keys
-    network: str = ""  # in pooled heads: whose value network it is
+    network: str = ""  # in pooled heads: "pair" or "query", which has a value network of its own
+    impl: str = "auto"  # the implementation that the caller asked for
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """(t, s)."""
+        """(t, s): the numbers of queries and keys."""
         return self.q.shape[1], self.k.shape[1]
 
     @property
-    def factor(self) -> float:
-        """The scale of the products of queries and keys, as a number."""
+    def score_scale(self) -> float:
+        """The factor of q . k, as a number."""
         assert not isinstance(self.scale, Tensor)
-        return self.q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        if self.scale is None:
+            return self.q.shape[-1] ** -0.5
+        return self.scale
 
     @property
-    def limited(self) -> bool:
-        """Whether the call has a mask, a window or packed sequences; causality does not count."""
-        return self.mask is not None or self.window is not None or self.cu_seqlens is not None
+    def masks(self) -> Masks:
+        """What hides keys from queries."""
+        return Masks(self.mask, self.causal, self.window, self.cu_seqlens)
 
     @property
     def symbols(self) -> Tensor:
@@ -77,22 +136,50 @@ class AttentionCall:
         return self.v
 
     @property
-    def related(self) -> tuple[Tensor, Tensor]:
-        """q_rel and k_rel; the mechanism must have them."""
+    def relation_qk(self) -> tuple[Tensor, Tensor]:
+        """q_rel and k_rel, for mechanisms that have relations."""
         assert self.q_rel is not None
         assert self.k_rel is not None
         return self.q_rel, self.k_rel
 
     @property
     def relation_map(self) -> Tensor:
-        """relation_weight; the mechanism must have one."""
+        """relation_weight, for mechanisms that have one."""
         assert self.relation_weight is not None
         return self.relation_weight
 
-    def masked(self, mask: Tensor | None) -> "AttentionCall":
+    def visible(self) -> Tensor | None:
+        """Where a query may attend to a key, as `Masks.visible`."""
+        return self.masks.visible(*self.lengths, self.q.device)
+
+    def with_mask(self, mask: Tensor | None) -> "AttentionCall":
         """The call with `mask` in place of its mask, causality, window and packed sequences."""
         return replace(self, mask=mask, causal=False, window=None, cu_seqlens=None)
 
-    def of(self, tensors: Mapping[str, Tensor]) -> "AttentionCall":
+    def with_tensors(self, tensors: Mapping[str, Tensor]) -> "AttentionCall":
         """The call with some tensors replaced, by name."""
         return replace(self, **tensors)  # type: ignore[arg-type]
+
+    def learned_tensors(self) -> dict[str, Tensor]:
+        """The tensors that may require a gradient, by name, without those that are absent."""
+        tensors = {}
+        for name in LEARNED:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                tensors[name] = tensor
+        return tensors
+
+    def op_arguments(self) -> tuple[list[Tensor | None], dict[str, object]]:
+        """The call as the arguments of a custom op: tensors in the order of TENSORS, and the options."""
+        tensors: list[Tensor | None] = [getattr(self, name) for name in TENSORS]
+        options: dict[str, object] = {
+            "causal": self.causal,
+            "window": self.window,
+            "scale": self.score_scale,
+            "normalise": self.normalise,
+            "act": self.act,
+            "pool": self.pool,
+            "network": self.network,
+            "impl": self.impl,
+        }
+        return tensors, options

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.ops.custom_op_rules import batched, by_reference, differentiated
+from polyhead.ops.kernel import gradients_by_autograd, is_grads_batched, needs_more_than_backward
 from polyhead.ops.latent_code import wide
 from polyhead.ops.precision import product_dtype
 from polyhead.spec.shapes import shaped
@@ -79,7 +79,7 @@ def _entropy(
     dtype = product_dtype(x)
     x, weight = x.to(dtype), weight.to(dtype)
     bias, targets = None if bias is None else bias.to(dtype), targets.long()
-    if differentiated():
+    if needs_more_than_backward():
         return _whole(_logits(x, weight, bias, factor), targets, guess=guess)
     return _forward(x, weight, bias, targets, factor=factor, chunk=chunk, guess=guess)
 
@@ -204,10 +204,10 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 
 
 def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
-    if differentiated():
+    if needs_more_than_backward():
         _refuse(ctx)
     wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
-    if batched([dloss]):
+    if is_grads_batched([dloss]):
         x, weight, bias, targets, _ = ctx.saved_tensors
         return *_all_at_once(dloss, (x, weight, bias), targets, ctx.factor), None
     grads = torch.ops.polyhead.chunked_cross_entropy_backward(
@@ -226,7 +226,7 @@ def _all_at_once(
         logits = _logits(own[0], own[1], None if bias is None else own[2], factor)
         return [_whole(logits, targets, guess=False)[0]]
 
-    grads = by_reference(losses, [x, weight] if bias is None else [x, weight, bias], [dloss])
+    grads = gradients_by_autograd(losses, [x, weight] if bias is None else [x, weight, bias], [dloss])
     return [*grads, None][:3]
 
 

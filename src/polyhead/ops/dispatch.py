@@ -1,164 +1,146 @@
-"""Which code computes an op: the table of backends, and the choice among them.
+"""Which implementation computes a call: an op's backends, and the choice among them.
 
 The op's name fixes the meaning; `impl` picks the code.  An explicit impl that cannot take the inputs is an error; there
-is no silent fallback.  "auto" takes the first impl of the table that supports the call and was measured to be no slower
-there.  The choice is a pure function of shapes, dtype, device and which arguments are None.  It imports nothing and
-reads no data, so `torch.compile` can trace it.
+is no silent fallback.  "auto" takes the first backend that supports the call and was measured to be no slower there.
+The choice is a pure function of shapes, dtype, device and which arguments are None.  It reads no data, so
+`torch.compile` can trace it.
 """
 
-import functools
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable
-from dataclasses import replace
-from types import ModuleType
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import PUBLIC, REFERENCES
-from polyhead.ops.latent_code import blank, check_alike, check_limits, check_scale
-from polyhead.ops.precision import casting
-from polyhead.ops.tiles import refuse
-from polyhead.ops.tiling import Blocked
-from polyhead.spec import MECHANISMS
+from polyhead.ops.latent_code import check_masks, check_same_kind, check_scale, code as latent_code_of, zero_masked
+from polyhead.ops.precision import cast_call, without_autocast
+from polyhead.spec import MechanismRow
 from polyhead.spec.shapes import check_window, one_of
 
-BACKENDS: dict[str, tuple[str, ...]] = {
-    "softmax": ("native", "sdpa", "blocked", "reference"),
-    "linear": ("triton", "native", "chunked", "blocked", "reference", "recurrent"),
-    "hyla": ("state", "triton", "native", "blocked", "reference"),
-    "relational": ("native", "sdpa", "triton", "blocked", "reference"),
-    "disentangled": ("blocked", "reference"),
-    "abstractor": ("sdpa", "blocked", "reference"),
-}
-"""Op (the name of its folder) -> impls, in the order in which "auto" tries them.  An op that is missing here has two
-impls: its reference, and "blocked", which is derived from the reference."""
-
-BACKENDS |= {row.folder: ("blocked", "reference") for row in MECHANISMS if row.folder not in BACKENDS}
-
-TENSORS = {row.folder: tuple(row.tensors) for row in MECHANISMS}
-"""Op -> names of its tensor arguments; they and those of OPTIONAL must have one dtype and one device."""
-
-OPTIONAL = {row.folder: tuple(row.optional) for row in MECHANISMS}
-"""Op -> names of the tensor arguments that may be absent."""
-
-CHOICES = {row.folder: row.choices for row in MECHANISMS}
-"""Op -> name of an option -> its allowed values."""
-
-IN_OP_FILE = ("reference", "recurrent")
-"""Impls that live beside the public function; any other is `forward` in ops/{op}/{impl}.py.  An op without a file
-blocked.py gets its "blocked" from the reference (tiling.py)."""
-
-PORTABLE = ("sdpa",)
-"""Impls that "auto" may choose in `torch.export`, beside the reference.  They consist of PyTorch's own operations, so
-the exported graph runs without this package.  The choice ignores sizes: otherwise the graph would be valid for some
+EXPORTABLE = ("sdpa",)
+"""Backends that "auto" may choose in `torch.export`, beside the reference.  They consist of PyTorch's own operations,
+so the exported graph runs without this package.  The choice ignores sizes: otherwise the graph would be valid for some
 lengths only."""
 
-TILES = ("blocked", "native", "triton")
-"""Impls whose `forward` takes `twice`.  "auto" sets it: then the reference computes second derivatives."""
-
-Impl = Callable[[AttentionCall], Tensor]
-
-_MODULES: dict[str, ModuleType] = {}
-_IMPLS: dict[tuple[str, str], ModuleType | Blocked] = {}
+Implementation = Callable[[AttentionCall], Tensor]
 
 
-def load(op: str) -> None:
-    """Import every impl of an op.  Each reference.py calls this last, because `torch.compile` cannot trace an
-    import."""
-    _MODULES[op] = sys.modules[f"polyhead.ops.{op}.reference"]
-    REFERENCES[op] = _MODULES[op].reference
-    for impl in BACKENDS[op]:
-        if impl not in IN_OP_FILE:
-            _IMPLS[op, impl] = _made(op, impl)
+class Backend(Protocol):
+    """A faster implementation of an op: a module with these three functions, or a `Kernel`."""
+
+    @property
+    def forward(self) -> Implementation:
+        """The output (b t h e)."""
+
+    @property
+    def unsupported_reason(self) -> Callable[[AttentionCall], str | None]:
+        """Why it cannot take a call, as a part of a sentence, or None.  It may compile native code."""
+
+    @property
+    def preferred(self) -> Callable[[AttentionCall], bool]:
+        """Whether it was measured to be no slower than what "auto" would take without it."""
 
 
-def _home(op: str) -> ModuleType:
-    """The module of the op's public function; its import loads the op."""
-    return _MODULES[op] if op in _MODULES else importlib.import_module(f"polyhead.ops.{op}.reference")
+@dataclass
+class Op:
+    """A mechanism as a function of tensors: its equation, and other implementations of the same equation.
 
-
-def _made(op: str, impl: str) -> ModuleType | Blocked:
-    name = f"polyhead.ops.{op}.{impl}"
-    if impl == "blocked" and importlib.util.find_spec(name) is None:
-        return Blocked(op)
-    return importlib.import_module(name)
-
-
-def implementation(op: str, impl: str) -> ModuleType | Blocked:
-    """The object with `forward`, `unsupported_reason` and `preferred` of an impl outside the op's own file."""
-    _home(op)
-    return _IMPLS[op, impl]
-
-
-def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
-    """The public function of the op with `impl` fixed; "auto" returns the function itself, which chooses at each call.
-
-    Raises ValueError for an unknown op or impl; the message suggests the nearest valid name.
+    `row`: its row in the table of mechanisms.  `backends`: impl -> backend, in the order in which "auto" tries them.
+    `code`: the latent code (b h t s) that the equation uses.  `equations`: further spellings of the equation, which
+    are taken only where they are asked for by name.
     """
-    one_of("polyhead.ops", "op", op, BACKENDS)
-    public = getattr(_home(op), PUBLIC[op])
-    if impl == "auto":
-        return public
-    one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-    return functools.partial(public, impl=impl)
+
+    row: MechanismRow
+    reference: Implementation
+    backends: dict[str, Backend]
+    code: Implementation = latent_code_of
+    equations: dict[str, Implementation] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.equations = {"reference": self.reference, **self.equations}
+        self.choices = self.row.choices  # option -> its allowed values
+        self.tensor_names = (*self.row.tensors, *self.row.optional)
+
+    @property
+    def name(self) -> str:
+        """The name of its public function, such as "softmax_attention"."""
+        return self.row.op
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        """Names of its implementations, in the order in which "auto" tries them."""
+        return (*self.backends, *self.equations)
 
 
-def code_of(op: str) -> Impl:
-    """The function that computes the op's code (b h t s) from a call; the reference calls the same one."""
-    one_of("polyhead.ops", "op", op, BACKENDS)
-    _home(op)
-    return functools.partial(_coded, op)
+def run(op: Op, call: AttentionCall) -> Tensor:
+    """The output (b t h e) of a call by the implementation `call.impl`.
 
-
-def _coded(op: str, x: AttentionCall) -> Tensor:
-    with casting(x.q, x.k) as (q, k):
-        return _MODULES[op].code(replace(x, q=q, k=blank(x.mask, k)[0]))
-
-
-def compute(op: str, impl: str, x: AttentionCall) -> Tensor:
-    """The output of a call by `impl`.  Keys and values that are masked for every query are set to 0 first.
-
-    Raises ValueError for an unknown option, and unless the op's tensors share one dtype and one device and the scale
-    is a number.
+    Keys and values that are masked for every query are set to 0 first.  Raises ValueError for an unknown option, unless
+    the op's tensors share one dtype and one device, and if an explicit impl does not support the call.
     """
-    for name, valid in CHOICES[op].items():
-        one_of(PUBLIC[op], name, x.act if name == "relation_act" else getattr(x, name), valid)
-    if x.window is not None:  # native code and kernels want Python's integer
-        x = replace(x, window=check_window(PUBLIC[op], x.window))
-    forward = choose(op, impl, x)
-    if x.mask is None:
-        return forward(x)
-    k, v = blank(x.mask, x.k, x.v)
-    return forward(replace(x, k=k, v=v, k_rel=None if x.k_rel is None else blank(x.mask, x.k_rel)[0]))
+    call = cast_call(call)
+    for option, choices in op.choices.items():
+        value = call.act if option == "relation_act" else getattr(call, option)
+        one_of(op.name, option, value, choices)
+    if call.window is not None:  # native code and kernels want Python's integer
+        call = replace(call, window=check_window(op.name, call.window))
+    forward = choose(op, call)
+    with without_autocast(call.q):
+        return forward(zero_masked_keys(call))
 
 
-def choose(op: str, impl: str, x: AttentionCall) -> Impl:
-    """The function that computes the call by `impl`; "auto" is the first one that supports the call and is preferred.
+def choose(op: Op, call: AttentionCall) -> Implementation:
+    """The function that computes a call; "auto" is the first backend that supports the call and is preferred."""
+    check_tensors(op, call)
+    if call.impl in op.equations:
+        return op.equations[call.impl]
+    if call.impl != "auto":
+        one_of(op.name, "impl", call.impl, ("auto", *op.impls))
+        backend = op.backends[call.impl]
+        reason = backend.unsupported_reason(call)
+        if reason is not None:
+            raise ValueError(f"{op.name}: impl {call.impl!r} {reason}; use impl='auto' or 'reference'")
+        return backend.forward
 
-    Keys that are masked for every query must be 0.  Raises ValueError if an explicit impl does not support the call.
-    """
-    tensors = {name: getattr(x, name) for name in (*TENSORS[op], *OPTIONAL[op])}
-    check_alike(PUBLIC[op], {name: a for name, a in tensors.items() if a is not None})
-    check_limits(PUBLIC[op], x.q.shape[0], *x.lengths, x.window, x.cu_seqlens)
-    check_scale(PUBLIC[op], x.scale)
-    if impl != "auto":
-        one_of(PUBLIC[op], "impl", impl, ("auto", *BACKENDS[op]))
-        if impl in IN_OP_FILE:
-            return getattr(_MODULES[op], impl)
-        refuse(PUBLIC[op], impl, _IMPLS[op, impl].unsupported_reason(x))
-        return _IMPLS[op, impl].forward
-    for name in BACKENDS[op]:
-        if name not in IN_OP_FILE and _taken(name, _IMPLS[op, name], x):
-            forward = _IMPLS[op, name].forward
-            return functools.partial(forward, twice=True) if name in TILES else forward
-    return _MODULES[op].reference
+    for impl, backend in op.backends.items():
+        if torch.compiler.is_exporting():
+            is_eligible = impl in EXPORTABLE
+        else:
+            is_eligible = backend.preferred(call)
+        # `unsupported_reason` comes second, because it may compile native code.
+        if is_eligible and backend.unsupported_reason(call) is None:
+            return backend.forward
+    return op.reference
 
 
-def _taken(name: str, module: ModuleType | Blocked, x: AttentionCall) -> bool:
-    wanted = name in PORTABLE if torch.compiler.is_exporting() else module.preferred(x)
-    # Asked second, because unsupported_reason may compile native code.
-    return wanted and module.unsupported_reason(x) is None
+def check_tensors(op: Op, call: AttentionCall) -> None:
+    """Raise ValueError unless the op's tensors share one dtype and one device, and the masks fit them."""
+    tensors = {}
+    for name in op.tensor_names:
+        tensor = call.symbols if name == "symbols" else getattr(call, name)
+        if tensor is not None:
+            tensors[name] = tensor
+    check_same_kind(op.name, tensors)
+    check_masks(op.name, call.masks, call.q.shape[0], *call.lengths)
+    check_scale(op.name, call.scale)
+
+
+def zero_masked_keys(call: AttentionCall) -> AttentionCall:
+    """The call with zeros for keys and values that its mask hides from every query: there NaN would spread."""
+    if call.mask is None:
+        return call
+    k, v = zero_masked(call.mask, call.k, call.v)
+    if call.k_rel is None:
+        return replace(call, k=k, v=v)
+    (k_rel,) = zero_masked(call.mask, call.k_rel)
+    return replace(call, k=k, v=v, k_rel=k_rel)
+
+
+def compute_code(op: Op, call: AttentionCall) -> Tensor:
+    """The latent code (b h t s) of a call; the reference computes the same one."""
+    call = cast_call(call)
+    with without_autocast(call.q):
+        (k,) = zero_masked(call.mask, call.k)
+        return op.code(replace(call, k=k))

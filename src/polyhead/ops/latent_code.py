@@ -19,22 +19,23 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Mask, Packed
-from polyhead.ops.precision import autocasting
+from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed
+from polyhead.ops.precision import casting
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.shapes import check_heads, check_packed, check_window, one_of, shaped
 
-for _like in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
-    einsum(_like, "one -> one")  # at a later first use einops would make torch.compile recompile
+for _example in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
+    einsum(_example, "one -> one")  # at a later first use einops would make torch.compile recompile
 
 
-def _same(x: Tensor) -> Tensor:
+# -------------------------------------------------------------------------------------------------- activations, dtypes
+def _identity(x: Tensor) -> Tensor:
     return x
 
 
 _ACTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": _same,
+    "identity": _identity,
     "relu": torch.relu,
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
@@ -49,10 +50,14 @@ def act(name: str) -> Callable[[Tensor], Tensor]:
     return _ACTS[one_of("polyhead.ops", "act", name, ACTS)]
 
 
-def relate(scores: Tensor, act: str, look: Tensor | None) -> Tensor:
-    """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) inner products; softmax runs over visible
-    keys."""
-    return softmax_visible(wide(scores), look, 3).to(scores.dtype) if act == "softmax" else _ACTS[act](scores)
+def relate(scores: Tensor, act: str, visible: Tensor | None) -> Tensor:
+    """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) inner products.
+
+    A softmax runs over the visible keys.
+    """
+    if act == "softmax":
+        return softmax_visible(wide(scores), visible, 3).to(scores.dtype)
+    return _ACTS[act](scores)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -65,18 +70,23 @@ def wide(x: Tensor) -> Tensor:
     return x.to(at_least_float32(x.dtype))
 
 
+# ----------------------------------------------------------------------------------------------- keys, masks and biases
 def share(x: Tensor, heads: int) -> Tensor:
     """Grouped keys or values (b s g d), repeated for h query heads: head i reads group i // (h / g)."""
     groups = x.shape[2]
-    return x if groups == heads else x.repeat_interleave(heads // groups, dim=2, output_size=heads)
+    if groups == heads:
+        return x
+    return x.repeat_interleave(heads // groups, dim=2, output_size=heads)
 
 
 def dense(bias: Tensor, t: int, s: int) -> Tensor:
     """A bias by offset (h t+s-1), expanded to (h t s); a dense bias is returned unchanged."""
     if bias.ndim != 2:
         return bias
-    if t < 2:
-        return bias.unsqueeze(1) if t == 1 else bias[:, :0].reshape(len(bias), 0, s)
+    if t == 0:
+        return bias[:, :0].reshape(len(bias), 0, s)
+    if t == 1:
+        return bias.unsqueeze(1)
     if torch.compiler.is_exporting():  # rows of one number more: for 2 queries they would be no longer than s
         bias = F.pad(bias, (0, 1))
     h, n = bias.shape
@@ -86,92 +96,68 @@ def dense(bias: Tensor, t: int, s: int) -> Tensor:
     return rows[:, t - 1 : t * n - 1].unflatten(1, (t, n - 1))[:, :, :s]
 
 
-def diagonal(t: int, s: int, device: torch.device) -> Tensor:
-    """(t s), True where key j <= i + s - t: the last query is aligned with the last key."""
-    return torch.arange(s, device=device) <= torch.arange(s - t, s, device=device)[:, None]
-
-
-def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
-    """(rows,) index of the sequence of each row of a packed sample; rows behind the last edge form one more
-    sequence."""
-    return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
-
-
-def same_sequence(cu_seqlens: Tensor, t: int) -> Tensor:
-    """(t t), True where both tokens of a packed sample belong to the same sequence."""
-    number = sequence_of(cu_seqlens, t)
-    return number[:, None] == number
-
-
-def visible(
-    mask: Tensor | None,
-    causal: bool,
-    t: int,
-    s: int,
-    device: torch.device,
-    *,
-    window: int | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> Tensor | None:
-    """Where a query may attend to a key: 2 to 4 dimensions that broadcast to (b h t s), or None for everywhere.
-
-    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
-    """
-    limits = [diagonal(t, s, device)] if causal else []
-    if window is not None:
-        place, key = torch.arange(s - t, s, device=device)[:, None], torch.arange(s, device=device)
-        limits.append((place - key).abs() < window)
-    if cu_seqlens is not None:
-        limits.append(same_sequence(cu_seqlens, t))
-    return functools.reduce(torch.logical_and, limits + ([] if mask is None else [mask])) if limits else mask
-
-
-def allowed(x: AttentionCall) -> Tensor | None:
-    """`visible` for an `AttentionCall`."""
-    t, s = x.lengths
-    return visible(x.mask, x.causal, t, s, x.q.device, window=x.window, cu_seqlens=x.cu_seqlens)
-
-
 def of_pairs(x: Tensor) -> Tensor:
     """A mask or a keep of at most four dimensions as (b|1 h|1 t|1 s|1)."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def blank(mask: Tensor | None, *senders: Tensor) -> tuple[Tensor, ...]:
+def is_key_mask(mask: Tensor) -> bool:
+    """Whether a mask is the same for every head and query: (b|1, 1, 1, s) or fewer dimensions."""
+    return all(size == 1 for size in mask.shape[-3:-1])
+
+
+def zero_masked(mask: Tensor | None, *key_tensors: Tensor) -> tuple[Tensor, ...]:
     """Keys and values (b s g _) without NaN or inf at keys that `mask` hides from every query in all heads.
 
     Symbols by offset belong to no key and stay unchanged.  Finite tensors stay unchanged where data may be read: the
     code 0 removes them anyway, and copying them would cost a training step of small models 7 %.
     """
     if mask is None:
-        return senders
-    return tuple(x if x.ndim != 4 or seen_finite(x) else emptied(mask, x) for x in senders)
+        return key_tensors
+    results = []
+    for tensor in key_tensors:
+        is_unchanged = tensor.ndim != 4 or is_known_finite(tensor)
+        results.append(tensor if is_unchanged else zero_hidden_keys(mask, tensor))
+    return tuple(results)
 
 
-def seen_finite(x: Tensor) -> bool:
-    """Are all numbers seen to be finite?  False where data may not be read."""
+def is_known_finite(x: Tensor) -> bool:
+    """Whether all numbers are seen to be finite; False where data may not be read."""
     return is_cheap_to_read(x) and bool(x.detach().sum().isfinite())
 
 
-def emptied(mask: Tensor | None, x: Tensor) -> Tensor:
+def zero_hidden_keys(mask: Tensor | None, x: Tensor) -> Tensor:
     """Keys or values (b s g _), set to 0 at keys that `mask` hides from every query in all heads."""
     if mask is None:
         return x
     return x.masked_fill(~of_pairs(mask).any(2).any(1)[:, :, None, None], 0)
 
 
-def shown(x: AttentionCall) -> Tensor | None:
-    """`allowed` without the pairs whose bias is -inf."""
-    look, hidden = allowed(x), None if x.bias is None else hides(x.bias)
+def hidden_by(bias: Tensor) -> Tensor | None:
+    """Where a bias is -inf.  None if data may be read and no entry is -inf.
+
+    The mask costs a training step of 128 x 32 tokens 7 to 19 % on a CPU; the check has no measurable cost.
+    """
+    hidden = bias == -torch.inf
+    if is_cheap_to_read(bias) and not hidden.any():
+        return None
+    return hidden
+
+
+def visible_pairs(call: AttentionCall) -> Tensor | None:
+    """`call.visible()` without the pairs whose bias is -inf."""
+    visible = call.visible()
+    hidden = None if call.bias is None else hidden_by(call.bias)
     if hidden is None:
-        return look
-    finite = dense(~hidden, *x.lengths)
-    return finite if look is None else look & finite
+        return visible
+    finite = dense(~hidden, *call.lengths)
+    return finite if visible is None else visible & finite
 
 
-def products(x: AttentionCall) -> Tensor:
+# -------------------------------------------------------------------------------------------------- scores and the code
+def products(call: AttentionCall) -> Tensor:
     """(b h t s) scores without the bias, in at least float32."""
-    return inner(x.q, share(x.k, x.q.shape[2]), x.factor)
+    return inner(call.q, share(call.k, call.q.shape[2]), call.score_scale)
 
 
 def inner(q: Tensor, k: Tensor, factor: float | Tensor) -> Tensor:
@@ -181,36 +167,76 @@ def inner(q: Tensor, k: Tensor, factor: float | Tensor) -> Tensor:
         q, k = wide(q), wide(k)
     # Queries of bfloat16 times a factor would be rounded again, and rms over few heads amplifies that where all scores
     # are near 0.  In float16 products without the factor may overflow.
-    late = q.dtype == torch.bfloat16
-    scores = wide(einsum(q if late else q * factor, k, "b t h d, b s h d -> b h t s"))
-    return scores * factor if late else scores
+    if q.dtype == torch.bfloat16:
+        return wide(einsum(q, k, "b t h d, b s h d -> b h t s")) * factor
+    return wide(einsum(q * factor, k, "b t h d, b s h d -> b h t s"))
 
 
-def hides(bias: Tensor) -> Tensor | None:
-    """Where a bias is -inf.  None if data may be read and no entry is -inf.
-
-    The mask costs a training step of 128 x 32 tokens 7 to 19 % on a CPU; the check has no measurable cost.
-    """
-    hidden = bias == -torch.inf
-    return hidden if not is_cheap_to_read(bias) or hidden.any() else None
-
-
-def with_bias(scores: Tensor, bias: Tensor | None, look: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def with_bias(scores: Tensor, bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """(b h t s) scores plus bias in at least float32, and the mask; -inf in the bias masks the pair."""
     if bias is None:
-        return wide(scores), look
+        return wide(scores), visible
     t, s = scores.shape[2:]
-    if (hidden := hides(bias)) is not None:
-        bias, shown = bias.masked_fill(hidden, 0), dense(~hidden, t, s)
-        look = shown if look is None else look & shown
-    return wide(scores) + dense(bias, t, s), look
+    hidden = hidden_by(bias)
+    if hidden is not None:
+        bias, finite = bias.masked_fill(hidden, 0), dense(~hidden, t, s)
+        visible = finite if visible is None else visible & finite
+    return wide(scores) + dense(bias, t, s), visible
+
+
+def softmax_dim(normalise: str) -> int | None:
+    """The dimension of (b h t s) scores that the softmax runs along, or None without a softmax."""
+    axis = SOFTMAX_AXIS.get(normalise)
+    return None if axis is None else "bhts".index(axis)
+
+
+def softmax_visible(scores: Tensor, visible: Tensor | None, dim: int) -> Tensor:
+    """Softmax of (b h t s) scores over the visible keys (or over heads).
+
+    A row in which nothing is visible gets zeros and no gradient.
+    """
+    if visible is None:
+        return scores.softmax(dim)
+    # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
+    fill = torch.where(of_pairs(visible).any(dim, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
+    return torch.where(visible, scores, fill).softmax(dim).masked_fill(~visible, 0)
+
+
+def rms_heads(scores: Tensor) -> Tensor:
+    """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero.
+
+    Tiles compute it by hand, with its gradient: hyla/tiles.py, hyla/triton/tiles.py (`rms_root`; gradient in
+    hyla/triton/code.py), native/pairs.h (`normalise`, `through_heads`).  For JAX: jaxside/latent_code.py.
+    """
+    return scores * torch.rsqrt(scores.square().mean(1, keepdim=True) + RMS_HEADS_EPS)
+
+
+def normalised(scores: Tensor, normalise: str, visible: Tensor | None) -> Tensor:
+    """The code of (b h t s) scores.  Masked pairs are -inf before a softmax and 0 otherwise."""
+    dim = softmax_dim(normalise)
+    if dim is not None:
+        code = softmax_visible(scores, visible, dim)
+    elif visible is not None:
+        code = scores.masked_fill(~visible, 0)
+    else:
+        code = scores
+    return rms_heads(code) if normalise in ("rms_heads", "softmax_rms_heads") else code
+
+
+def code(call: AttentionCall) -> Tensor:
+    """The code (b h t s) of a call: its scores, normalised by `call.normalise`."""
+    scores, visible = with_bias(products(call), call.bias, call.visible())
+    return normalised(scores, call.normalise, visible).to(call.q.dtype)
 
 
 def drop(code: Tensor, keep: Tensor | None) -> Tensor:
     """Apply dropout to the normalised code; bfloat16 would round 1 / (1 - 0.1) by 0.16 %, for all pairs alike."""
-    return code if keep is None else (wide(code) * keep.to(at_least_float32(code.dtype))).to(code.dtype)
+    if keep is None:
+        return code
+    return (wide(code) * keep.to(at_least_float32(code.dtype))).to(code.dtype)
 
 
+# ------------------------------------------------------------------------------------------------ symbols and relations
 def by_offset(code: Tensor) -> Tensor:
     """(b h t s) codes as (b h t t+s-1): the code of query i and key j in column j - i + t - 1, elsewhere 0."""
     t, s = code.shape[2:]
@@ -227,88 +253,55 @@ def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
     return einsum(by_offset(code), share(symbols[None], code.shape[1])[0], "b h t n, n h e -> b t h e")
 
 
-def softmax_dim(normalise: str) -> int | None:
-    """The dimension of (b h t s) scores that the softmax runs along, or None without a softmax."""
-    axis = SOFTMAX_AXIS.get(normalise)
-    return None if axis is None else "bhts".index(axis)
+def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
+    """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
+    call = call.with_mask(call.visible())
+    q_rel, k_rel = call.relation_qk
+    a = drop(code(call), call.keep)
+    rel = relations(q_rel, k_rel, relation_act=call.act, mask=call.mask)
+    return [retrieve(a, call.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]
 
 
-def softmax_visible(scores: Tensor, look: Tensor | None, dim: int) -> Tensor:
-    """Softmax of (b h t s) scores over the visible keys (or over heads).
-
-    A row in which nothing is visible gets zeros and no gradient.
-    """
-    if look is None:
-        return scores.softmax(dim)
-    # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
-    hidden = torch.where(of_pairs(look).any(dim, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
-    return torch.where(look, scores, hidden).softmax(dim).masked_fill(~look, 0)
-
-
-def rms_heads(scores: Tensor) -> Tensor:
-    """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero.
-
-    Tiles compute it by hand, with its gradient: hyla/tiles.py, triton_tiles.py (`rms_root`; gradient in
-    hyla/triton/code.py), native/pairs.h (`normalise`, `through_heads`).  For JAX: jaxside/latent_code.py.
-    """
-    return scores * torch.rsqrt(scores.square().mean(1, keepdim=True) + RMS_HEADS_EPS)
-
-
-def normalised(scores: Tensor, normalise: str, look: Tensor | None) -> Tensor:
-    """The code of (b h t s) scores.  Masked pairs are -inf before a softmax and 0 otherwise."""
-    dim = softmax_dim(normalise)
-    if dim is not None:
-        code = softmax_visible(scores, look, dim)
-    else:
-        code = scores if look is None else scores.masked_fill(~look, 0)
-    return rms_heads(code) if normalise in ("rms_heads", "softmax_rms_heads") else code
-
-
-def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Tensor | None) -> None:
+# --------------------------------------------------------------------------------------------------------------- checks
+def check_masks(function: str, masks: Masks, b: int, t: int, s: int) -> None:
     """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read in eager code on the CPU alone: a GPU
     would have to be waited for."""
-    check_window(who, window)
-    if cu_seqlens is None:
+    check_window(function, masks.window)
+    if masks.cu_seqlens is None:
         return
     if b != 1 or t != s:
-        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
-    if is_cheap_to_read(cu_seqlens):
-        check_packed(who, cu_seqlens.tolist(), t)
+        raise ValueError(f"{function}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    if is_cheap_to_read(masks.cu_seqlens):
+        check_packed(function, masks.cu_seqlens.tolist(), t)
 
 
-def check_scale(who: str, scale: object) -> None:
+def check_scale(function: str, scale: object) -> None:
     """Raise ValueError for a Tensor: native code and kernels take a number."""
     if isinstance(scale, Tensor):
-        raise ValueError(f"{who}: scale must be a number but is a Tensor; multiply q by it")
+        raise ValueError(f"{function}: scale must be a number but is a Tensor; multiply q by it")
 
 
-def check_alike(who: str, tensors: Mapping[str, Tensor]) -> None:
+def check_same_kind(function: str, tensors: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless all tensors have one dtype and one device, and heads of some width."""
-    for what in ("dtype", "device"):
-        kinds = [getattr(x, what) for x in tensors.values()]
+    for attribute in ("dtype", "device"):
+        kinds = [getattr(x, attribute) for x in tensors.values()]
         if any(kind != kinds[0] for kind in kinds):
             *names, last = tensors
-            came = ", ".join(map(str, kinds))
-            raise ValueError(f"{who}: {', '.join(names)} and {last} must have one {what} but have {came}")
-    check_heads(who, {name: x.shape for name, x in tensors.items()})
+            values = ", ".join(map(str, kinds))
+            raise ValueError(f"{function}: {', '.join(names)} and {last} must have one {attribute} but have {values}")
+    check_heads(function, {name: x.shape for name, x in tensors.items()})
 
 
-def check_step(who: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
+def check_step(function: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
     """Raise ValueError unless the tensors of a step have one dtype and one device, and the state that of sums over
     such tokens."""
-    check_alike(who, {"q": q, "k": k, "v": v})
+    check_same_kind(function, {"q": q, "k": k, "v": v})
     if state is not None and state.dtype != wide(q).dtype:
-        raise ValueError(f"{who}: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
+        raise ValueError(f"{function}: the state of {q.dtype} tokens must be {wide(q).dtype} but is {state.dtype}")
 
 
-def code(x: AttentionCall) -> Tensor:
-    """The code (b h t s) of a call: its scores, normalised by `x.normalise`."""
-    biased, look = with_bias(products(x), x.bias, allowed(x))
-    return normalised(biased, x.normalise, look).to(x.q.dtype)
-
-
+# ----------------------------------------------------------------------------------------------------- public functions
 @shaped
-@autocasting
 def latent_code(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -330,17 +323,17 @@ def latent_code(
 
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
     """
-    one_of("latent_code", "normalise", normalise, NORMALISE)
-    check_alike("latent_code", {"q": q, "k": k})
-    check_scale("latent_code", scale)
-    (b, t), s = q.shape[:2], k.shape[1]
-    check_limits("latent_code", b, t, s, window, cu_seqlens)
-    (k,) = blank(mask, k)
-    return code(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, normalise, scale=scale))
+    with casting(q, k) as (q, k):
+        one_of("latent_code", "normalise", normalise, NORMALISE)
+        check_same_kind("latent_code", {"q": q, "k": k})
+        check_scale("latent_code", scale)
+        (k,) = zero_masked(mask, k)
+        call = AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, normalise, scale=scale)
+        check_masks("latent_code", call.masks, q.shape[0], *call.lengths)
+        return code(call)
 
 
 @shaped
-@autocasting
 def relations(
     q_rel: Float[Tensor, "b t r p"],
     k_rel: Float[Tensor, "b s r p"],
@@ -358,19 +351,15 @@ def relations(
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
     """
-    one_of("relations", "relation_act", relation_act, RELATION_ACTS)
-    check_alike("relations", {"q_rel": q_rel, "k_rel": k_rel})
-    (b, t), s = q_rel.shape[:2], k_rel.shape[1]
-    check_limits("relations", b, t, s, window, cu_seqlens)
-    (k_rel,) = blank(mask if relation_act == "softmax" else None, k_rel)
-    look = visible(mask, causal, t, s, q_rel.device, window=window, cu_seqlens=cu_seqlens)
-    if look is not None and look.ndim > 2 and look.shape[-3] != 1:
-        look = look.any(-3, keepdim=True)
-    return relate(inner(q_rel, k_rel, q_rel.shape[-1] ** -0.5), relation_act, look).to(q_rel.dtype)
-
-
-def retrieved_and_related(x: AttentionCall) -> list[Tensor]:
-    """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
-    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
-    a, rel = drop(code(x), x.keep), relations(q_rel, k_rel, relation_act=x.act, mask=x.mask)
-    return [retrieve(a, x.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]
+    with casting(q_rel, k_rel) as (q_rel, k_rel):
+        one_of("relations", "relation_act", relation_act, RELATION_ACTS)
+        check_same_kind("relations", {"q_rel": q_rel, "k_rel": k_rel})
+        masks = Masks(mask, causal, window, cu_seqlens)
+        t, s = q_rel.shape[1], k_rel.shape[1]
+        check_masks("relations", masks, q_rel.shape[0], t, s)
+        if relation_act == "softmax":
+            (k_rel,) = zero_masked(mask, k_rel)
+        visible = masks.visible(t, s, q_rel.device)
+        if visible is not None and visible.ndim > 2 and visible.shape[-3] != 1:
+            visible = visible.any(-3, keepdim=True)
+        return relate(inner(q_rel, k_rel, q_rel.shape[-1] ** -0.5), relation_act, visible).to(q_rel.dtype)

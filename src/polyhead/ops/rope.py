@@ -102,7 +102,7 @@ def convert_layout(weight: Tensor, dim: int, *, source: str, target: str) -> Ten
     return weight.unflatten(0, (-1, dim))[:, index].flatten(0, 1)
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
+# --------------------------------------------------------------------------------------------------------------- checks
 def check_even(who: str, dim: int) -> None:
     """Raise ValueError unless the width is even: components are rotated in pairs."""
     if dim % 2:

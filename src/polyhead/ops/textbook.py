@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyhead.ops.custom_op_rules import differentiated_further
-from polyhead.ops.latent_code import seen_finite, wide
-from polyhead.ops.precision import autocasting
+from polyhead.ops.kernel import needs_more_than_one_backward
+from polyhead.ops.latent_code import is_known_finite, wide
+from polyhead.ops.precision import casting
 from polyhead.ops.torch_kernels import torch_attention
 from polyhead.spec.shapes import shaped
 
@@ -47,7 +47,6 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 @shaped
-@autocasting
 def scaled_dot_product_attention(
     q: Float[Tensor, "... t d"],
     k: Float[Tensor, "... s d"],
@@ -64,16 +63,18 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(q, k, v, torch.tensor([[True, True, False]]))
     tensor([[1.5000]])
     """
-    batch = _batch(q, k, v, mask)
-    t, s = q.shape[-2], k.shape[-2]
-    if mask is None:
-        return _fused(q, k, v, None, batch)
-    mask = mask.expand(*mask.shape[:-2], t, s)
-    read = mask.any(-2)[..., None]  # by some query: NaN in any other key would be multiplied by 0
-    k, v = (x if seen_finite(x) else torch.where(read, x, 0) for x in (k, v))
-    somewhere = mask.any(-1, keepdim=True)
-    # A row without a key is unmasked before the softmax and zeroed after it, so no kernel computes 0 / 0.
-    return _fused(q, k, v, mask | ~somewhere, batch).masked_fill(~somewhere, 0.0)
+    with casting(q, k, v) as (q, k, v):
+        batch = _batch(q, k, v, mask)
+        if mask is None:
+            return _fused(q, k, v, None, batch)
+        mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])
+        # NaN in a key that no query reads would be multiplied by 0.
+        is_read = mask.any(-2)[..., None]
+        k = k if is_known_finite(k) else torch.where(is_read, k, 0)
+        v = v if is_known_finite(v) else torch.where(is_read, v, 0)
+        # A row without a key is unmasked before the softmax and zeroed after it, so no kernel computes 0 / 0.
+        is_empty_row = ~mask.any(-1, keepdim=True)
+        return _fused(q, k, v, mask | is_empty_row, batch).masked_fill(is_empty_row, 0.0)
 
 
 def _batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[int, ...]:
@@ -89,7 +90,7 @@ def _batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[int, .
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, batch: tuple[int, ...]) -> Tensor:
     """PyTorch's fast path takes exactly two batch dimensions, so ours are folded into the first."""
-    if differentiated_further():
+    if needs_more_than_one_backward():
         scores = wide(q @ k.mT) * q.shape[-1] ** -0.5
         scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
         return scores.softmax(-1).to(v.dtype) @ v

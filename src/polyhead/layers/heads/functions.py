@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from polyhead.config.sizes import Sizes
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.dispatch import code_of, resolve
+from polyhead.ops.registry import code_of, resolve
 
 HERE = __name__.rpartition(".")[0]
 
@@ -243,7 +243,7 @@ def _heed(group: Any, x: AttentionCall, keep: Tensor) -> None:
         raise ValueError(f"{who}: call the layer once before torch.compile, which checks that {name} applies keep")
     tried = replace(x, q=_drawn(x.q), k=_drawn(x.k), v=_drawn(x.v), bias=None, mask=None, keep=torch.zeros_like(keep))
     if x.q_rel is not None:
-        tried = replace(tried, q_rel=_drawn(x.related[0]), k_rel=_drawn(x.related[1]))
+        tried = replace(tried, q_rel=_drawn(x.relation_qk[0]), k_rel=_drawn(x.relation_qk[1]))
     with torch.no_grad():
         y = _run(group, tried)
     if y.ne(0).any():  # NaN as well

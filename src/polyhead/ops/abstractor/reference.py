@@ -6,60 +6,19 @@ With the softmax as `act`, the inner products select a symbol; with a pointwise 
 Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
-from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
-from polyhead.ops.dispatch import compute, load
-from polyhead.ops.latent_code import allowed, drop, products, relate, retrieve, with_bias
-from polyhead.ops.precision import autocasting
-from polyhead.spec.shapes import shaped
+from polyhead.ops.call import AttentionCall
+from polyhead.ops.latent_code import drop, products, relate, retrieve, with_bias
 
 
-def code(x: AttentionCall) -> Tensor:
+def code(call: AttentionCall) -> Tensor:
     """act(s) of all pairs (b h t s); 0 for masked pairs."""
-    biased, look = with_bias(products(x), x.bias, allowed(x))
-    a = relate(biased, x.act, look).to(x.q.dtype)
-    return a if look is None else a.masked_fill(~look, 0)
+    scores, visible = with_bias(products(call), call.bias, call.visible())
+    a = relate(scores, call.act, visible).to(call.q.dtype)
+    return a if visible is None else a.masked_fill(~visible, 0)
 
 
-def reference(x: AttentionCall) -> Tensor:
+def reference(call: AttentionCall) -> Tensor:
     """The equation, literally."""
-    return retrieve(drop(code(x), x.keep), x.symbols)
-
-
-@shaped
-@autocasting
-def abstractor_attention(
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    symbols: Symbols,
-    *,
-    bias: Bias | None = None,
-    mask: Mask | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    cu_seqlens: Packed | None = None,
-    scale: float | None = None,
-    keep: Keep | None = None,
-    impl: str = "auto",
-    act: str = "softmax",
-) -> Float[Tensor, "b t h e"]:
-    """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
-
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); act: spec.RELATION_ACTS, applied to
-    the scores with their bias; only softmax normalises. A masked pair counts 0; a query without a visible key gets
-    exactly 0. `window`: only keys less than `window` positions away; the last query is aligned with the last key.
-    `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises ValueError if an
-    explicit impl cannot take the inputs. Altabaa et al. 2024.
-
-    >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
-    """
-    x = AttentionCall(
-        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
-        normalise="softmax" if act == "softmax" else "identity", act=act,
-    )  # fmt: skip
-    return compute("abstractor", impl, x)
-
-
-load("abstractor")
+    return retrieve(drop(code(call), call.keep), call.symbols)

@@ -1,29 +1,21 @@
 """Relational cross-attention with a softmax through PyTorch's fused kernels: it is softmax attention to symbols."""
 
-from torch import Tensor
-
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import backward_once
-from polyhead.ops.tiles import BIASED, fused
+from polyhead.ops.kernel import unsupported_by_fused_attention
+from polyhead.ops.torch_kernels import MIN_BIASED_PAIRS, fused_attention
+
+forward = fused_attention
 
 
-def unsupported_reason(x: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the kernels cannot take the inputs, or None."""
-    if x.act != "softmax":
-        return f"takes act='softmax' only, not {x.act!r}"
-    return "takes symbols by key only" if x.symbols.ndim == 3 else backward_once(x)
+    if call.act != "softmax":
+        return f"takes act='softmax' only, not {call.act!r}"
+    if call.symbols.ndim == 3:
+        return "takes symbols by key only"
+    return unsupported_by_fused_attention(call)
 
 
-def preferred(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the reference?
-
-    Forward and backward, CPU seconds of the reference over those of the kernel (one core, float32, b 8, 8 heads of
-    width 8), median of seven.  Full: 1.1 at t = 32, 1.4 at t = 128, 1.1 at t = 256; causal: 1.7, 2.0, 2.6.  With a
-    bias, the kernel and so the limit are those of softmax attention.
-    """
-    return x.bias is None or x.q.shape[1] * x.k.shape[1] >= BIASED
-
-
-def forward(x: AttentionCall) -> Tensor:
-    """Relational cross-attention as one call of `scaled_dot_product_attention`."""
-    return fused(x)
+def preferred(call: AttentionCall) -> bool:
+    """Whether they were measured to be no slower than the reference: as for softmax attention."""
+    return call.bias is None or call.q.shape[1] * call.k.shape[1] >= MIN_BIASED_PAIRS

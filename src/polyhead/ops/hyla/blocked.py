@@ -9,8 +9,8 @@ A tile has some queries i and keys j of all heads; a is its code, with dropout.
     softmax    ds = a (da - sum a da) over keys j (a tile of codes has whole rows, read in parts) or heads h
 
 Only the arguments are saved.  The scores are normalised before they are multiplied by values, with statistics in at
-least float32.  Taking the normaliser out of relu would save one product per pair, but at masked pairs it is infinite in
-half precision.  tiles.py computes one tile.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6 and 10.
+least float32.  These tiles are twice as fast as those that tiling.py derives from the reference; a deep value network
+goes through those.  tiles.py computes one tile.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6 and 10.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.hyla.tiles import HylaChunk, HylaGradients, backward_chunk, forward_chunk
+from polyhead.ops.hyla.reference import reference
+from polyhead.ops.hyla.tiles import Buffers, HylaChunk, HylaGradients, Scores, backward_chunk, forward_chunk
+from polyhead.ops.kernel import Gradients, Outputs, empty_output
 from polyhead.ops.latent_code import share, wide
-from polyhead.ops.tiles import Buffers, Scores, VisibleTiles
+from polyhead.ops.tiles import VisibleTiles
+from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 from polyhead.spec import SOFTMAX_AXIS
 
 QUERIES, KEYS = 191, 48
@@ -37,58 +39,59 @@ PAIRS = 1 << 17
 ROWS = 1 << 20
 """The most numbers in one tile of whole rows of codes; a tile has at least one row."""
 
-
-def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why tiles cannot take a call, or None.  They take all calls but those that need derivatives custom ops lack."""
-    return backward_only(x)
+MIN_PAIRS = 1 << 18
+"""Pairs b t s from which on tiles are no slower than the reference."""
 
 
-def preferred(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the reference?
-
-    Whole training steps of the fuzzy-logic model (`benchmarks/speed/training.py` with the impl named), one core: the
-    reference takes 26 ms and tiles 31 at 2^16 pairs b t s (d = 8), 56 and 67 at 2^17 (d = 2).  Forward and backward
-    of the op alone at 2^18 pairs, reference over tiles: 2.4 with rms over heads (causal), 1.0 with softmax.
-    """
-    t, s = x.lengths
-    return x.q.shape[0] * t * s >= 1 << 18
+def recompute(call: AttentionCall) -> Outputs:
+    """The output by PyTorch's own operations."""
+    return [reference(call)]
 
 
-def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """HYLA in tiles, with gradients of q, k, v, bias and value_weight.
-
-    If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError.
-    """
-    return _op(x, twice)[0]
+def is_preferred(call: AttentionCall) -> bool:
+    """Whether tiles were measured to be no slower than the reference."""
+    t, s = call.lengths
+    return call.q.shape[0] * t * s >= MIN_PAIRS
 
 
-# ---------------------------------------------------------------------------------------------------- chunks of a call
-def sizes(b: int, h: int, t: int, s: int, e: int, whole_rows: bool) -> tuple[int, int, int]:
+def tile_sizes(b: int, h: int, t: int, s: int, e: int, needs_whole_rows: bool) -> tuple[int, int, int]:
     """(samples per chunk, queries per tile, keys per tile of values)."""
-    most = max(1, min(QUERIES, ROWS // max(1, h * s)) if whole_rows else QUERIES)
-    tile_t = -(-t // max(1, -(-t // most))) | 1
+    max_queries = QUERIES
+    if needs_whole_rows:
+        max_queries = max(1, min(QUERIES, ROWS // max(1, h * s)))
+    num_tiles = max(1, -(-t // max_queries))
+    tile_t = -(-t // num_tiles) | 1  # odd
     tile_s = max(1, min(KEYS, s))
-    return max(1, min(b, PAIRS // max(1, min(tile_t, t) * tile_s * max(h, e)))), tile_t, tile_s
+    samples = max(1, min(b, PAIRS // max(1, min(tile_t, t) * tile_s * max(h, e))))
+    return samples, tile_t, tile_s
 
 
-def chunks(x: AttentionCall) -> Iterator[tuple[slice, HylaChunk]]:
+def chunks(call: AttentionCall) -> Iterator[tuple[slice, HylaChunk]]:
     """Yield the batch in chunks whose tiles fit into the cache, each in the layout of its matrix products."""
-    (b, t, h, _), s, e = x.q.shape, x.k.shape[1], x.v.shape[-1]
-    stats = wide(x.q).dtype
+    (b, t, h, _), s, e = call.q.shape, call.k.shape[1], call.v.shape[-1]
+    wide_dtype = wide(call.q).dtype
     # CPUs multiply half precision no faster than float32, so they compute in the wider dtype.
-    work = stats if x.q.device.type == "cpu" else x.q.dtype
-    q, k, v = x.q.to(work), share(x.k.to(work), h), share(x.v.to(work), h)
-    weight = None if x.value_weight is None else x.value_weight.to(work)
-    reach = VisibleTiles(t, s, q.device, causal=x.causal, window=x.window, cu_seqlens=x.cu_seqlens)
-    samples, tile_t, tile_s = sizes(b, h, t, s, e, SOFTMAX_AXIS.get(x.normalise) == "s")
+    dtype = wide_dtype if call.q.device.type == "cpu" else call.q.dtype
+    q, k, v = call.q.to(dtype), share(call.k.to(dtype), h), share(call.v.to(dtype), h)
+    ranges = VisibleTiles(call.masks, t, s, q.device)
+    num_samples, tile_t, tile_s = tile_sizes(b, h, t, s, e, SOFTMAX_AXIS.get(call.normalise) == "s")
     buffers = Buffers(q.device)
-    for first in range(0, b, samples):
-        part = slice(first, min(first + samples, b))
-        bias, mask, keep = (_of_pairs(a, part, (b, h, t, s)) for a in (x.bias, x.mask, x.keep))
-        queries, keys = _by_sample_and_head(q[part]), _by_sample_and_head(k[part])
-        scores = Scores(queries, keys, h, x.factor, reach, bias, mask, keep, stats, buffers)
-        values = v[part].transpose(0, 1).contiguous()
-        yield part, HylaChunk(scores, values, weight, x.normalise, x.act, tile_t, tile_s)
+    for first in range(0, b, num_samples):
+        samples = slice(first, min(first + num_samples, b))
+        scores = Scores(
+            q=_by_sample_and_head(q[samples]),
+            k=_by_sample_and_head(k[samples]),
+            heads=h,
+            scale=call.score_scale,
+            ranges=ranges,
+            bias=_of_samples(call.bias, samples, (b, h, t, s)),
+            mask=_of_samples(call.mask, samples, (b, h, t, s)),
+            keep=_of_samples(call.keep, samples, (b, h, t, s)),
+            wide_dtype=wide_dtype,
+            buffers=buffers,
+        )
+        values = v[samples].transpose(0, 1).contiguous()
+        yield samples, HylaChunk(scores, values, call.normalise, call.act, tile_t, tile_s)
 
 
 def _by_sample_and_head(x: Tensor) -> Tensor:
@@ -96,33 +99,53 @@ def _by_sample_and_head(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(0, 1)
 
 
-def _of_pairs(x: Tensor | None, part: slice, shape: tuple[int, int, int, int]) -> Tensor | None:
+def _of_samples(x: Tensor | None, samples: slice, shape: tuple[int, int, int, int]) -> Tensor | None:
     """A bias, mask or keep of some samples, expanded without a copy; a bias by offset stays unchanged."""
-    by_offset = x is None or (x.ndim == 2 and x.is_floating_point())
-    return x if x is None or by_offset else x.expand(shape)[part]
+    if x is None or (x.ndim == 2 and x.is_floating_point()):
+        return x
+    return x.expand(shape)[samples]
 
 
-def _forward(x: AttentionCall) -> list[Tensor]:
-    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[-1])
-    for part, chunk in chunks(x):
-        forward_chunk(chunk, out[part])
+def forward_pass(call: AttentionCall) -> Outputs:
+    """The output (b t h e)."""
+    (out,) = empty_output(call)
+    if call.value_weight is not None:
+        return outputs_by_tiles(recompute, call, [out])
+    for samples, chunk in chunks(call):
+        forward_chunk(chunk, out[samples])
     return [out]
 
 
-def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
-    (b, t, h, d), (s, groups), e = x.q.shape, x.k.shape[1:3], x.v.shape[-1]
-    (dout,), wider = douts, wide(x.q).dtype
-    dq, dk, dv = (x.q.new_zeros(size, dtype=wider) for size in ((b, h, t, d), (b, h, s, d), (b, s, h, e)))
-    dbias, dweight = (None if a is None else torch.zeros_like(a, dtype=wider) for a in (x.bias, x.value_weight))
-    for part, chunk in chunks(x):
-        own = dbias if dbias is None or dbias.ndim == 2 or len(dbias) == 1 else dbias[part]
-        rows = dq[part].view(chunk.scores.q.shape), dk[part].view(chunk.scores.k.shape)
-        grads = HylaGradients(*rows, dq.new_zeros(chunk.v.shape), own, dweight)
-        backward_chunk(chunk, dout[part].to(chunk.v.dtype), grads)
-        dv[part] = grads.v.transpose(0, 1)
-    dk, dv = (a.unflatten(2, (groups, -1)).sum(3) for a in (dk.transpose(1, 2), dv))
-    found = {"q": dq.transpose(1, 2), "k": dk, "v": dv, "bias": dbias, "value_weight": dweight}
-    return {name: grad for name, grad in found.items() if grad is not None}
+def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+    """The gradients of q, k, v and, if given, bias and value_weight, from that of the output."""
+    if call.value_weight is not None:
+        return gradients_by_tiles(recompute, call, grad_outputs)
+    (b, t, h, d), (s, groups), e = call.q.shape, call.k.shape[1:3], call.v.shape[-1]
+    (dout,), wide_dtype = grad_outputs, wide(call.q).dtype
+    dq = call.q.new_zeros((b, h, t, d), dtype=wide_dtype)
+    dk = call.q.new_zeros((b, h, s, d), dtype=wide_dtype)
+    dv = call.q.new_zeros((b, s, h, e), dtype=wide_dtype)
+    dbias = None if call.bias is None else torch.zeros_like(call.bias, dtype=wide_dtype)
 
+    for samples, chunk in chunks(call):
+        dbias_part = dbias
+        if dbias is not None and dbias.ndim == 4 and len(dbias) > 1:
+            dbias_part = dbias[samples]
+        grads = HylaGradients(
+            q=dq[samples].view(chunk.scores.q.shape),
+            k=dk[samples].view(chunk.scores.k.shape),
+            v=dq.new_zeros(chunk.v.shape),
+            bias=dbias_part,
+        )
+        backward_chunk(chunk, dout[samples].to(chunk.v.dtype), grads)
+        dv[samples] = grads.v.transpose(0, 1)
 
-_op = custom_op(Kernel("hyla", "blocked", _forward, _backward))
+    # Query heads that share a group of keys add up.
+    gradients = {
+        "q": dq.transpose(1, 2),
+        "k": dk.transpose(1, 2).unflatten(2, (groups, -1)).sum(3),
+        "v": dv.unflatten(2, (groups, -1)).sum(3),
+    }
+    if dbias is not None:
+        gradients["bias"] = dbias
+    return gradients

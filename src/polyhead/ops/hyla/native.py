@@ -5,129 +5,178 @@ number of threads.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
 """
 
 import ctypes
-import functools
 
 import torch
 from torch import Tensor
 
-import polyhead.ops.native.library as native
-import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.native.check import check
-from polyhead.ops.native.threads import pool, threads
+from polyhead.ops.kernel import Gradients, Outputs, unsupported_by_kernels
+from polyhead.ops.native import library
+from polyhead.ops.native.structs import (
+    BACKWARD,
+    BiasGradientStruct,
+    MasksStruct,
+    RowsStruct,
+    backward_parts,
+    bias_gradient,
+    forward_parts,
+    has_few_queries,
+    masks_struct,
+    rows_struct,
+    sum_key_parts,
+    to_compute_dtype,
+)
+from polyhead.ops.native.threads import openmp_entry, thread_count
 from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
 
+MIN_PAIRS = 1 << 12
+"""Pairs b t s from which on native code is no slower than the reference and tiles."""
 
-def unsupported_reason(x: AttentionCall) -> str | None:
+MIN_PAIRS_FEW_QUERIES = 1 << 8
+"""The same for calls of fewer than FEW_QUERIES queries."""
+
+
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why native code does not take a call, or None.  The first call that it could take starts the compilation."""
-    if x.value_weight is not None:
+    if call.value_weight is not None:
         return "takes no value_weight"
-    return backward_only(x) or native.unready("hyla", x.q)
+    return unsupported_by_kernels(call) or library.unsupported_tensor("hyla", call.q)
 
 
-def preferred(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the reference and tiles?
+def is_preferred(call: AttentionCall) -> bool:
+    """Whether native code was measured to be no slower than the reference and tiles.
 
-    Forward and backward, 8 heads, bidirectional with a bias by offset, one core with AVX2, CPU time of the reference
-    over that of native code: 1.8 at 2^12 pairs b t s (d = 8), at 2^17 8.0 (d = 2), 3.4 (d = 8), 3.6 (d = 16), 2.3 with
-    a softmax over keys (d = 2).  SIMD lanes hold 16 queries, or 16 keys for calls of fewer than 8 queries.  Forward of
-    one query: 1.1 to 3.7 at 2^8 pairs, 1.4 to 6.3 at 2^10.
+    On one core with AVX2 it is 1.8 times as fast as the reference at MIN_PAIRS, and 3.4 times at 2^17 pairs (8 heads of
+    width 8, forward and backward).  A single query takes no longer from MIN_PAIRS_FEW_QUERIES on.
     """
-    t, s = x.lengths
-    return x.q.device.type == "cpu" and x.q.shape[0] * t * s >= (1 << 12 if t >= structs.FEW else 1 << 8)
-
-
-def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """HYLA by native code, with gradients of q, k, v and bias.
-
-    If `twice`, the reference computes second derivatives; otherwise they raise RuntimeError."""
-    return _op(x, twice)[0]
+    if call.q.device.type != "cpu":
+        return False
+    b = call.q.shape[0]
+    t, s = call.lengths
+    return b * t * s >= (MIN_PAIRS_FEW_QUERIES if has_few_queries(call) else MIN_PAIRS)
 
 
 class HylaCallStruct(ctypes.Structure):
-    """The struct HylaCall of native/hyla.cpp."""
+    """The struct HylaCall of native/hyla.cpp, with the fields in the same order."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in "btshgde"),
-        *((name, structs.RowsStruct) for name in ("q", "k", "v", "dout")),
-        *((name, ctypes.c_void_p) for name in ("out", "dq", "dk", "dv")),
-        ("limits", structs.LimitsStruct),
-        ("dbias", structs.BiasGradStruct),
-        *((name, ctypes.c_int64) for name in ("slots", "strips")),
-        *((name, ctypes.c_double) for name in ("scale", "eps")),
-        *((name, ctypes.c_int32) for name in ("normalise", "act")),
-        ("pool", ctypes.c_void_p),
+        ("b", ctypes.c_int64),
+        ("t", ctypes.c_int64),
+        ("s", ctypes.c_int64),
+        ("h", ctypes.c_int64),
+        ("g", ctypes.c_int64),
+        ("d", ctypes.c_int64),
+        ("e", ctypes.c_int64),
+        ("q", RowsStruct),
+        ("k", RowsStruct),
+        ("v", RowsStruct),
+        ("dout", RowsStruct),
+        ("out", ctypes.c_void_p),
+        ("dq", ctypes.c_void_p),
+        ("dk", ctypes.c_void_p),
+        ("dv", ctypes.c_void_p),
+        ("masks", MasksStruct),
+        ("dbias", BiasGradientStruct),
+        ("sample_parts", ctypes.c_int64),
+        ("key_parts", ctypes.c_int64),
+        ("scale", ctypes.c_double),
+        ("eps", ctypes.c_double),
+        ("normalise", ctypes.c_int32),
+        ("act", ctypes.c_int32),
+        ("openmp_entry", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
     ]
+    owners: list[Tensor]
+    """The tensors whose memory the struct points into: they must live as long as it does."""
 
 
-def _call(x: AttentionCall) -> tuple[HylaCallStruct, list[Tensor | None]]:
-    """The struct for both passes, and the tensors that own its memory."""
-    dtype = native.NUMBERS[x.q.dtype]
-    q, k, v = (structs.numbers(a, dtype) for a in (x.q, x.k, x.v))
-    (b, t, h, d), (s, g, e) = q.shape, v.shape[1:]
-    limits, kept = structs.limits(x, dtype)
-    call = HylaCallStruct(
-        b, t, s, h, g, d, e, structs.rows(q), structs.rows(k), structs.rows(v),
-        limits=limits, scale=x.factor, eps=RMS_HEADS_EPS,
-        normalise=NORMALISE.index(x.normalise), act=RELATION_ACTS.index(x.act),
-        pool=pool(), threads=threads(),
-    )  # fmt: skip
-    return call, [q, k, v, *kept]
+def call_struct(call: AttentionCall, dtype: torch.dtype) -> HylaCallStruct:
+    """The inputs of both passes."""
+    q = to_compute_dtype(call.q, dtype)
+    k = to_compute_dtype(call.k, dtype)
+    v = to_compute_dtype(call.v, dtype)
+    masks = masks_struct(call, dtype)
+    b, t, h, d = q.shape
+    s, g, e = v.shape[1:]
+    struct = HylaCallStruct(b=b, t=t, s=s, h=h, g=g, d=d, e=e)
+    struct.q, struct.k, struct.v = rows_struct(q), rows_struct(k), rows_struct(v)
+    struct.masks = masks
+    struct.scale = call.score_scale
+    struct.eps = RMS_HEADS_EPS
+    struct.normalise = NORMALISE.index(call.normalise)
+    struct.act = RELATION_ACTS.index(call.act)
+    struct.openmp_entry = openmp_entry()
+    struct.threads = thread_count()
+    struct.owners = [q, k, v, *masks.owners]
+    return struct
 
 
-def _forward(x: AttentionCall) -> list[Tensor]:
-    dtype = native.NUMBERS[x.q.dtype]
-    slots, strips, what = structs.forward_shares(x)
-    outs = torch.empty(strips, *x.q.shape[:3], x.v.shape[-1], dtype=dtype)
-    if not x.v.numel():
-        outs.zero_()
-    elif outs.numel():
-        call, _kept = _call(x)
-        call.out, call.slots, call.strips = outs.data_ptr(), slots, strips
-        native.call("hyla", dtype, call, what)
-    return [structs.added(outs).to(x.q.dtype)]
+def forward_pass(call: AttentionCall) -> Outputs:
+    """The output (b t h e)."""
+    dtype = library.COMPUTE_DTYPES[call.q.dtype]
+    sample_parts, key_parts, pass_ = forward_parts(call)
+    out = torch.empty(key_parts, *call.q.shape[:3], call.v.shape[-1], dtype=dtype)
+    if call.v.numel() == 0:
+        out.zero_()  # no keys
+    elif out.numel() > 0:
+        struct = call_struct(call, dtype)
+        struct.out = out.data_ptr()
+        struct.sample_parts, struct.key_parts = sample_parts, key_parts
+        library.call("hyla", dtype, struct, pass_)
+    return [sum_key_parts(out).to(call.q.dtype)]
 
 
-def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
-    if not douts[0].numel() or not x.k.numel():
+def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+    """The gradients of q, k, v and bias from that of the output; {} if there is no pair of query and key."""
+    if grad_outputs[0].numel() == 0 or call.k.numel() == 0:
         return {}
-    call, _kept = _call(x)
-    dtype = native.NUMBERS[x.q.dtype]
-    dout = structs.numbers(douts[0], dtype)
-    call.dout = structs.rows(dout)
-    call.slots, call.strips = structs.shares(call.b, call.s, x.bias)
-    dq = torch.zeros(call.strips, *x.q.shape, dtype=dtype)
-    dk, dv = (torch.empty(a.shape, dtype=dtype) for a in (x.k, x.v))
-    call.dq, call.dk, call.dv = (a.data_ptr() for a in (dq, dk, dv))
-    parts, call.dbias = structs.bias_grad(x.bias, call.slots, call.strips, call.t)
-    native.call("hyla", dtype, call, structs.BACKWARD)
-    grads = {"q": structs.added(dq), "k": dk, "v": dv}
-    return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
+    dtype = library.COMPUTE_DTYPES[call.q.dtype]
+    struct = call_struct(call, dtype)
+    dout = to_compute_dtype(grad_outputs[0], dtype)
+    struct.dout = rows_struct(dout)
+    struct.sample_parts, struct.key_parts = backward_parts(struct.b, struct.s, call.bias)
 
+    dq = torch.zeros(struct.key_parts, *call.q.shape, dtype=dtype)
+    dk = torch.empty(call.k.shape, dtype=dtype)
+    dv = torch.empty(call.v.shape, dtype=dtype)
+    struct.dq, struct.dk, struct.dv = dq.data_ptr(), dk.data_ptr(), dv.data_ptr()
+    dbias, struct.dbias = bias_gradient(call.bias, struct.sample_parts, struct.key_parts, struct.t)
+    library.call("hyla", dtype, struct, BACKWARD)
 
-_op = custom_op(Kernel("hyla", "native", _forward, _backward, device_types="cpu"))
+    gradients = {"q": sum_key_parts(dq), "k": dk, "v": dv}
+    if dbias is not None:
+        gradients["bias"] = dbias.sum((0, 1))
+    return gradients
 
 
 def examples() -> list[AttentionCall]:
-    """Calls for the check of native code: specialised and other numbers of heads, partial tiles, all kinds of
-    limits."""
-    draw = functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    q, k, v = draw(3, 1, 37, 8, 5)
-    few, keys, values = draw(2, 18, 6, 3), draw(2, 33, 3, 3), draw(2, 33, 3, 17)
-    hidden = draw(1, 6, 18, 33).masked_fill(draw(1, 6, 18, 33) > 1, -torch.inf)
-    mask, keep = draw(2, 6, 18, 33) < 1, (draw(1, 1, 18, 33) < 1).double() / 0.8
-    edges = torch.tensor([0, 9, 9, 30], dtype=torch.int32)
+    """Calls for the check of native code (native/check.py), in float64."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    # 8 heads have specialised code, 6 heads in 3 groups have not; 37, 18 and 33 rows fill no tile.
+    q8, k8, v8 = randn(3, 1, 37, 8, 5)
+    q6, k6, v6 = randn(2, 18, 6, 3), randn(2, 33, 3, 3), randn(2, 33, 3, 17)
+    bias = randn(1, 6, 18, 33).masked_fill(randn(1, 6, 18, 33) > 1, -torch.inf)
+    mask = randn(2, 6, 18, 33) < 1
+    keep = (randn(1, 1, 18, 33) < 1).double() / 0.8
+    cu_seqlens = torch.tensor([0, 9, 9, 30], dtype=torch.int32)
+    bias_by_offset = randn(8, 73)
+    few_queries = slice(5)  # fewer than FEW_QUERIES
     return [
-        AttentionCall(q, k, v, draw(8, 73), causal=True, normalise="rms_heads", act="relu"),
-        AttentionCall(few, keys, values, hidden, window=9, normalise="softmax_rms_heads", act="gelu"),
-        AttentionCall(9 * few, keys, values, None, mask, keep, normalise="softmax_heads", act="silu"),
-        AttentionCall(q, q, v, cu_seqlens=edges, normalise="softmax", act="gelu_tanh"),
+        AttentionCall(q8, k8, v8, bias_by_offset, causal=True, normalise="rms_heads", act="relu"),
+        AttentionCall(q6, k6, v6, bias, window=9, normalise="softmax_rms_heads", act="gelu"),
+        AttentionCall(9 * q6, k6, v6, None, mask, keep, normalise="softmax_heads", act="silu"),
+        AttentionCall(q8, q8, v8, cu_seqlens=cu_seqlens, normalise="softmax", act="gelu_tanh"),
         AttentionCall(
-            few[:, :5], keys, values, None, mask[:, :, :5], keep[:, :, :5], window=9, normalise="softmax_rms_heads"
+            q6[:, few_queries],
+            k6,
+            v6,
+            mask=mask[:, :, few_queries],
+            keep=keep[:, :, few_queries],
+            window=9,
+            normalise="softmax_rms_heads",
         ),
     ]
-
-
-check("hyla", "hyla", forward, examples)

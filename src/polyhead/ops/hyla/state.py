@@ -16,46 +16,45 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import check_step, emptied, wide
-from polyhead.ops.precision import autocasting
-from polyhead.ops.tiles import stateless
+from polyhead.ops.latent_code import check_step, wide, zero_hidden_keys
+from polyhead.ops.precision import casting
+from polyhead.ops.tiles import unsupported_by_states
 from polyhead.spec.shapes import shaped
 
 SMALL, LARGE = 16, 128
 """The smallest and largest chunk, in queries.  Between them it is g d, where its pairs cost as much as its state."""
 
 
-def unsupported_reason(x: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why there is no state to carry, or None."""
-    if (reason := stateless(x)) is not None:
+    reason = unsupported_by_states(call)
+    if reason is not None:
         return reason
-    if x.act != "identity":
-        return f"takes act='identity' only, not {x.act!r}"
-    if x.value_weight is not None:
+    if call.act != "identity":
+        return f"takes act='identity' only, not {call.act!r}"
+    if call.value_weight is not None:
         return "takes no value_weight"
-    return None if x.cu_seqlens is None else "takes no cu_seqlens"
+    return None if call.cu_seqlens is None else "takes no cu_seqlens"
 
 
-def preferred(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the others?
+def preferred(call: AttentionCall) -> bool:
+    """Whether a state was measured to be no slower than the reference and tiles.
 
-    Forward and backward, CPU seconds of the quicker of reference and tiles over those of the state (one core,
-    float32, b 1, e = d, h x d).  Causal: 0.7 at t = 32, 2.6 at t = 128 and 11 at t = 512 (8 x 2); 1.2 and 3.3 at t =
-    128 and 512 (16 x 4); 1.0 and 2.7 (8 x 8); 0.6 and 1.9 (4 x 16).  Full: 1.1 to 1.5 at t = 32 up to 16 x 4; 0.7 at
-    t = 32 and 2.2 at t = 128 (8 x 8), 0.9 at t = 128 and 3.8 at t = 512 (4 x 16).  Wider states would take too much
-    memory.  Nothing was measured on a GPU, where kernels go first.
+    It gains with long sequences and narrow heads, above about t = (g d)^2 / 4 h in causal attention.  Wider states
+    would take too much memory.  Nothing was measured on a GPU, where kernels go first.
     """
-    t, h, (g, d) = min(x.q.shape[1], x.k.shape[1]), x.q.shape[2], x.k.shape[2:]
-    pays = (g * d) ** 2 // h  # in proportion: one token of a state over one pair
-    enough = max(128, pays // 4) if x.causal else max(32, pays // 6)
-    return not x.q.is_cuda and g * d <= LARGE and t >= enough
+    t = min(call.q.shape[1], call.k.shape[1])
+    h, (g, d) = call.q.shape[2], call.k.shape[2:]
+    tokens_per_pair = (g * d) ** 2 // h  # the cost of one token of a state over that of one pair, in proportion
+    min_length = max(128, tokens_per_pair // 4) if call.causal else max(32, tokens_per_pair // 6)
+    return not call.q.is_cuda and g * d <= LARGE and t >= min_length
 
 
-def forward(x: AttentionCall) -> Tensor:
+def forward(call: AttentionCall) -> Tensor:
     """HYLA by a state; heads of a group share the part of their keys."""
-    (t, s), dtype = x.lengths, x.q.dtype
-    q, k, v = wide(x.q) * x.factor, emptied(x.mask, wide(x.k)), wide(x.v)
-    if not x.causal or t == 1:
+    (t, s), dtype = call.lengths, call.q.dtype
+    q, k, v = wide(call.q) * call.score_scale, zero_hidden_keys(call.mask, wide(call.k)), wide(call.v)
+    if not call.causal or t == 1:
         out = _read(rearrange(q, "b t (g r) d -> b 1 t g r d", g=k.shape[2]), _states(k[:, None], v[:, None]))
         return rearrange(out, "b 1 t g r e -> b t (g r) e").to(dtype)
     if s >= t:
@@ -66,7 +65,6 @@ def forward(x: AttentionCall) -> Tensor:
 
 
 @shaped
-@autocasting
 def hyla_step(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b t g d"],
@@ -88,12 +86,13 @@ def hyla_step(
     >>> torch.allclose(torch.cat((out, last), 1), wanted)
     True
     """
-    check_step("hyla_step", q, k, v, state)
-    g, d, e = *k.shape[2:], v.shape[-1]
-    before = _nothing(k, v) if state is None else rearrange(state, "b f c e g d -> b 1 (f c) (e g d)")
-    scaled = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    out, after = _causal(scaled, wide(k), wide(v), before)
-    return out.to(q.dtype), rearrange(after, "b 1 (f c) (e g d) -> b f c e g d", f=g, c=d, e=e, g=g)
+    with casting(q, k, v) as (q, k, v):
+        check_step("hyla_step", q, k, v, state)
+        g, d, e = *k.shape[2:], v.shape[-1]
+        before = _nothing(k, v) if state is None else rearrange(state, "b f c e g d -> b 1 (f c) (e g d)")
+        scaled = wide(q) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        out, after = _causal(scaled, wide(k), wide(v), before)
+        return out.to(q.dtype), rearrange(after, "b 1 (f c) (e g d) -> b f c e g d", f=g, c=d, e=e, g=g)
 
 
 def _states(k: Tensor, v: Tensor) -> Tensor:

@@ -1,2 +1,2 @@
-"""Linear attention: the equation, parallel and recurrent (reference.py), chunks in PyTorch (chunked.py), C++
-(native.py), Triton kernels."""
+"""Linear attention: the equation, parallel and recurrent (reference.py), chunks in PyTorch
+(chunked.py)."""

@@ -16,38 +16,36 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import backward_only, check_backward, vmapped
-from polyhead.ops.latent_code import act as activation, emptied, sequence_of, wide
-from polyhead.ops.tiles import stateless
+from polyhead.ops.call import AttentionCall, sequence_of
+from polyhead.ops.kernel import batching_rule, check_backward, unsupported_by_kernels
+from polyhead.ops.latent_code import act as activation, wide, zero_hidden_keys
+from polyhead.ops.tiles import unsupported_by_states
 
 CHUNK = 64
 """Queries per chunk."""
 
 
-def unsupported_reason(x: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     """Why there is no state to carry, or None.  For packed sequences a custom op sums the states."""
-    return stateless(x) or (None if x.cu_seqlens is None else backward_only(x))
+    reason = unsupported_by_states(call)
+    if reason is None and call.cu_seqlens is not None:
+        return unsupported_by_kernels(call)
+    return reason
 
 
-def preferred(x: AttentionCall) -> bool:
-    """Is it measured to be no slower than the reference?
-
-    Forward and backward, CPU seconds of the reference over those of chunks (one core, float32, 8 heads).  Full: 5.4
-    at t = 32, d = 2; 1.3 to 3.0 at t = 32 to 256, d = 8 to 64.  Causal: 0.6 to 0.8 at t <= 64 and at t = 128, d = 64;
-    1.9 at t = 128, d = 16; 1.4 at t = 256, d = 64; 2.8 at t = 256, d = 8.
-    """
-    t, d = x.q.shape[1], x.q.shape[-1]
-    return not x.causal or t == 1 or t >= max(128, 4 * d)
+def preferred(call: AttentionCall) -> bool:
+    """Whether chunks were measured to be no slower than the reference: in causal attention from some length on."""
+    t, d = call.q.shape[1], call.q.shape[-1]
+    return not call.causal or t == 1 or t >= max(128, 4 * d)
 
 
-def forward(x: AttentionCall) -> Tensor:
+def forward(call: AttentionCall) -> Tensor:
     """Linear attention in chunks; grouped heads read the state of their group."""
-    t, s = x.lengths
-    q, k, v = x.q * x.factor, emptied(x.mask, x.k), activation(x.act)(x.v)
-    if x.cu_seqlens is not None:
-        return _packed(q, k, v, x.cu_seqlens, causal=x.causal)
-    if not x.causal or t == 1:
+    t, s = call.lengths
+    q, k, v = call.q * call.score_scale, zero_hidden_keys(call.mask, call.k), activation(call.act)(call.v)
+    if call.cu_seqlens is not None:
+        return _packed(q, k, v, call.cu_seqlens, causal=call.causal)
+    if not call.causal or t == 1:
         return _full(q, _state(k, v))
     if s >= t:
         return _square(q, k[:, s - t :], v[:, s - t :], _state(k[:, : s - t], v[:, : s - t]))[0]
@@ -113,7 +111,7 @@ def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     return _rows(out, chunk, t), states[:, :, -1]
 
 
-# ---------------------------------------------------------------------------------------------------- packed sequences
+# ----------------------------------------------------------------------------------------------------- packed sequences
 def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool) -> Tensor:
     t, g = q.shape[1], k.shape[2]
     chunk = max(1, min(CHUNK, t))
@@ -169,4 +167,4 @@ def _grad(ctx, dout):  # type: ignore[no-untyped-def]
 
 
 _sums_before.register_autograd(_grad, setup_context=_setup)
-_sums_before.register_vmap(vmapped(_sums_before))
+_sums_before.register_vmap(batching_rule(_sums_before))

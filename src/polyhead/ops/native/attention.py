@@ -1,7 +1,8 @@
 """The passes of softmax and relational attention by native code; attention.cpp has the equations.
 
 Memory is O(t).  The arguments and the outputs are saved, and of each query and head what normalises its scores: the
-largest, and one over the sum.  The logarithm of both in one number would lose the sum if all scores are -1e9.
+largest score, and one over the sum of exponentials relative to it.  The logarithm of both in one number would lose the
+sum if all scores are -1e9.
 """
 
 import ctypes
@@ -10,117 +11,191 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import polyhead.ops.native.library as native
-import polyhead.ops.native.structs as structs
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import Gradients
-from polyhead.ops.native.threads import pool, threads
+from polyhead.ops.kernel import Gradients, Outputs
+from polyhead.ops.native import library
+from polyhead.ops.native.structs import (
+    BACKWARD,
+    FORWARD,
+    FORWARD_FEW_QUERIES,
+    LANES,
+    BiasGradientStruct,
+    MasksStruct,
+    RowsStruct,
+    backward_parts,
+    bias_gradient,
+    forward_parts,
+    has_few_queries,
+    masks_struct,
+    rows_struct,
+    sum_key_parts,
+    to_compute_dtype,
+)
+from polyhead.ops.native.threads import openmp_entry, thread_count
 from polyhead.spec import RELATION_ACTS
 
 
 class AttentionCallStruct(ctypes.Structure):
-    """The struct AttentionCall of native/attention.cpp."""
+    """The struct AttentionCall of native/attention.cpp, with the fields in the same order."""
 
     _fields_ = [
-        *((name, ctypes.c_int64) for name in "btshgderp"),
-        *((name, structs.RowsStruct) for name in ("q", "k", "q_rel", "k_rel", "symbols", "dretrieved", "drelated")),
-        *((name, ctypes.c_void_p) for name in ("retrieved", "related", "stats", "delta")),
-        *((name, ctypes.c_void_p) for name in ("dq", "dk", "dq_rel", "dk_rel", "dsymbols")),
-        ("limits", structs.LimitsStruct),
-        ("dbias", structs.BiasGradStruct),
-        ("turned", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("columns", "dsymbols_part", "slots", "strips")),
-        *((name, ctypes.c_double) for name in ("scale", "factor")),
+        ("b", ctypes.c_int64),
+        ("t", ctypes.c_int64),
+        ("s", ctypes.c_int64),
+        ("h", ctypes.c_int64),
+        ("g", ctypes.c_int64),
+        ("d", ctypes.c_int64),
+        ("e", ctypes.c_int64),
+        ("r", ctypes.c_int64),
+        ("p", ctypes.c_int64),
+        ("q", RowsStruct),
+        ("k", RowsStruct),
+        ("q_rel", RowsStruct),
+        ("k_rel", RowsStruct),
+        ("symbols", RowsStruct),
+        ("dretrieved", RowsStruct),
+        ("drelated", RowsStruct),
+        ("retrieved", ctypes.c_void_p),
+        ("related", ctypes.c_void_p),
+        ("stats", ctypes.c_void_p),
+        ("delta", ctypes.c_void_p),
+        ("dq", ctypes.c_void_p),
+        ("dk", ctypes.c_void_p),
+        ("dq_rel", ctypes.c_void_p),
+        ("dk_rel", ctypes.c_void_p),
+        ("dsymbols", ctypes.c_void_p),
+        ("masks", MasksStruct),
+        ("dbias", BiasGradientStruct),
+        ("symbol_columns", ctypes.c_void_p),
+        ("num_columns", ctypes.c_int64),
+        ("dsymbols_part", ctypes.c_int64),
+        ("sample_parts", ctypes.c_int64),
+        ("key_parts", ctypes.c_int64),
+        ("scale", ctypes.c_double),
+        ("relation_scale", ctypes.c_double),
         ("act", ctypes.c_int32),
-        ("pool", ctypes.c_void_p),
+        ("openmp_entry", ctypes.c_void_p),
         ("threads", ctypes.c_int64),
     ]
+    owners: list[Tensor]
+    """The tensors whose memory the struct points into: they must live as long as it does."""
 
 
-def _call(x: AttentionCall, what: int) -> tuple[AttentionCallStruct, list[Tensor | None]]:
-    """The struct for all passes, and the tensors that own its memory."""
-    dtype = native.NUMBERS[x.q.dtype]
-    q, k = (structs.numbers(a, dtype) for a in (x.q, x.k))
-    q_rel, k_rel = (None if a is None else structs.numbers(a, dtype) for a in (x.q_rel, x.k_rel))
-    (b, t, h, d), (s, g), e = q.shape, k.shape[1:3], x.v.shape[-1]
-    r, p = (0, 1) if q_rel is None else q_rel.shape[2:]
-    symbols, turned, columns = None, None, 0
-    if x.v.ndim == 4:
-        symbols = structs.numbers(x.v, dtype)
-    elif what == structs.FEW_QUERIES:
-        symbols, columns = structs.numbers(x.v.expand(1, -1, -1, -1), dtype), len(x.v)
+def call_struct(call: AttentionCall, pass_: int) -> AttentionCallStruct:
+    """The inputs of a pass."""
+    dtype = library.COMPUTE_DTYPES[call.q.dtype]
+    q, k = to_compute_dtype(call.q, dtype), to_compute_dtype(call.k, dtype)
+    (b, t, h, d), (s, g), e = q.shape, k.shape[1:3], call.v.shape[-1]
+    masks = masks_struct(call, dtype)
+    struct = AttentionCallStruct(b=b, t=t, s=s, h=h, g=g, d=d, e=e, r=0, p=1)
+    struct.q, struct.k, struct.masks = rows_struct(q), rows_struct(k), masks
+    struct.owners = [q, k, *masks.owners]
+
+    if call.q_rel is not None and call.k_rel is not None:
+        q_rel, k_rel = to_compute_dtype(call.q_rel, dtype), to_compute_dtype(call.k_rel, dtype)
+        struct.r, struct.p = q_rel.shape[2:]
+        struct.q_rel, struct.k_rel = rows_struct(q_rel), rows_struct(k_rel)
+        struct.owners += [q_rel, k_rel]
+
+    if call.v.ndim == 4:
+        symbols = to_compute_dtype(call.v, dtype)
+        struct.symbols = rows_struct(symbols)
+    elif pass_ == FORWARD_FEW_QUERIES:
+        symbols = to_compute_dtype(call.v.expand(1, -1, -1, -1), dtype)
+        struct.symbols, struct.num_columns = rows_struct(symbols), len(call.v)
     else:
-        turned = x.v.to(dtype).permute(1, 2, 0)
-        turned = F.pad(turned.flip(-1) if what == structs.FORWARD else turned, (0, structs.LANES)).contiguous()
-        columns = turned.shape[-1]
-    limits, kept = structs.limits(x, dtype)
-    call = AttentionCallStruct(
-        b, t, s, h, g, d, e, r, p, *(structs.rows(a) for a in (q, k, q_rel, k_rel, symbols)), limits=limits,
-        turned=None if turned is None else turned.data_ptr(), columns=columns, scale=x.factor, factor=p**-0.5,
-        act=RELATION_ACTS.index(x.act), pool=pool(), threads=threads(),
-    )  # fmt: skip
-    return call, [q, k, q_rel, k_rel, symbols, turned, *kept]
+        # Symbols by offset as (g e columns), so that lanes read one column after the other; the forward pass, with
+        # queries in the lanes, reads them backwards.
+        symbols = call.v.to(dtype).permute(1, 2, 0)
+        if pass_ == FORWARD:
+            symbols = symbols.flip(-1)
+        symbols = F.pad(symbols, (0, LANES)).contiguous()
+        struct.symbol_columns, struct.num_columns = symbols.data_ptr(), symbols.shape[-1]
+    struct.owners.append(symbols)
+
+    struct.scale, struct.relation_scale = call.score_scale, struct.p**-0.5
+    struct.act = RELATION_ACTS.index(call.act)
+    struct.openmp_entry, struct.threads = openmp_entry(), thread_count()
+    return struct
 
 
-def forward(x: AttentionCall, *, tiles: bool = False) -> list[Tensor]:
-    """The sums over symbols (b t h e) and over relations (b t h r); the largest score, and one over the sum of
-    exponentials relative to it (b h t 2).
-
-    `tiles`: take the kernel for many queries even for few, because it rounds scores as the backward pass does."""
-    slots, strips, what = (1, 1, structs.FORWARD) if tiles else structs.forward_shares(x)
-    *outs, stats = (torch.empty_like(a) for a in like(x))
-    parts = [torch.empty(strips, *a.shape, dtype=a.dtype) for a in outs]
-    if not x.k.numel():
-        return [a.zero_() for a in (*outs, stats)]
-    if x.q.numel():
-        call, _kept = _call(x, what)
-        call.slots, call.strips = slots, strips
-        call.retrieved, call.related, call.stats = (a.data_ptr() for a in (*parts, stats))
-        native.call("attention", stats.dtype, call, what)
-    return [*map(structs.added, parts), stats]
+def empty_outputs(call: AttentionCall) -> Outputs:
+    """Empty tensors like the outputs of `forward_pass`."""
+    b, t, h, _ = call.q.shape
+    num_relations = 0 if call.q_rel is None else call.q_rel.shape[2]
+    dtype = library.COMPUTE_DTYPES.get(call.q.dtype, torch.float32)
+    shapes = (b, t, h, call.v.shape[-1]), (b, t, h, num_relations), (b, h, t, 2)
+    return [call.q.new_empty(shape, dtype=dtype) for shape in shapes]
 
 
-def backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
-    """The gradients by name.  `douts`: the gradients of the outputs, then the outputs themselves."""
-    if not x.q.numel() or not x.k.numel():
+def forward_pass(call: AttentionCall) -> Outputs:
+    """The sums over symbols (b t h e) and over relations (b t h r), and the statistics of the scores (b h t 2).
+
+    The statistics are the largest score, and one over the sum of exponentials relative to it.
+    """
+    return _forward(call, *forward_parts(call))
+
+
+def _forward(call: AttentionCall, sample_parts: int, key_parts: int, pass_: int) -> Outputs:
+    retrieved, related, stats = (torch.empty_like(output) for output in empty_outputs(call))
+    if call.k.numel() == 0:
+        return [retrieved.zero_(), related.zero_(), stats.zero_()]
+    retrieved = retrieved.new_empty(key_parts, *retrieved.shape)
+    related = related.new_empty(key_parts, *related.shape)
+    if call.q.numel() > 0:
+        struct = call_struct(call, pass_)
+        struct.sample_parts, struct.key_parts = sample_parts, key_parts
+        struct.retrieved, struct.related, struct.stats = retrieved.data_ptr(), related.data_ptr(), stats.data_ptr()
+        library.call("attention", stats.dtype, struct, pass_)
+    return [sum_key_parts(retrieved), sum_key_parts(related), stats]
+
+
+def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+    """The gradients by name.  `grad_outputs`: the gradients of the outputs, then the outputs themselves."""
+    if call.q.numel() == 0 or call.k.numel() == 0:
         return {}
-    dtype = native.NUMBERS[x.q.dtype]
-    call, _kept = _call(x, structs.BACKWARD)
-    dretrieved, drelated = (structs.numbers(a, dtype) for a in douts[:2])
-    # A score that is rounded in two ways is off by so much of itself, and the sum over keys of ds is no longer 0.
-    few = x.q.shape[1] < structs.FEW
-    retrieved, related, stats = forward(x, tiles=True) if few else douts[3:]
+    dtype = library.COMPUTE_DTYPES[call.q.dtype]
+    dretrieved, drelated = to_compute_dtype(grad_outputs[0], dtype), to_compute_dtype(grad_outputs[1], dtype)
+    retrieved, related, stats = grad_outputs[3:]
+    if has_few_queries(call):
+        # The forward pass for few queries rounds scores in another way.  A score that is rounded in two ways is off by
+        # so much of itself, and the sum over keys of its gradients is no longer 0.
+        retrieved, related, stats = _forward(call, 1, 1, FORWARD)
+
+    struct = call_struct(call, BACKWARD)
     stats = stats.contiguous()  # vmap may expand it
     delta = (dretrieved * retrieved).sum(-1)
-    if call.r:
+    if struct.r:
         delta += (drelated * related).sum(-1)
-        call.drelated = structs.rows(drelated)
+        struct.drelated = rows_struct(drelated)
     delta = delta.transpose(1, 2).contiguous()
-    call.dretrieved = structs.rows(dretrieved)
-    call.stats, call.delta = stats.data_ptr(), delta.data_ptr()
-    call.slots, call.strips = structs.shares(call.b, call.s, x.bias)
-    grads = {"q": torch.zeros(call.strips, *x.q.shape, dtype=dtype), "k": torch.empty(x.k.shape, dtype=dtype)}
-    if x.q_rel is not None and x.k_rel is not None:
-        grads["q_rel"] = torch.zeros(call.strips, *x.q_rel.shape, dtype=dtype)
-        grads["k_rel"] = torch.empty(x.k_rel.shape, dtype=dtype)
-    if call.turned is None:
-        dsymbols = torch.empty(x.v.shape, dtype=dtype)
+    struct.dretrieved = rows_struct(dretrieved)
+    struct.stats, struct.delta = stats.data_ptr(), delta.data_ptr()
+    struct.sample_parts, struct.key_parts = backward_parts(struct.b, struct.s, call.bias)
+
+    dq = torch.zeros(struct.key_parts, *call.q.shape, dtype=dtype)
+    dk = torch.empty(call.k.shape, dtype=dtype)
+    struct.dq, struct.dk = dq.data_ptr(), dk.data_ptr()
+    if call.q_rel is not None and call.k_rel is not None:
+        dq_rel = torch.zeros(struct.key_parts, *call.q_rel.shape, dtype=dtype)
+        dk_rel = torch.empty(call.k_rel.shape, dtype=dtype)
+        struct.dq_rel, struct.dk_rel = dq_rel.data_ptr(), dk_rel.data_ptr()
+    is_by_offset = call.v.ndim == 3
+    if is_by_offset:
+        parts = struct.sample_parts, struct.key_parts
+        dsymbols = torch.zeros(*parts, struct.g, struct.e, struct.num_columns, dtype=dtype)
+        struct.dsymbols_part = dsymbols[0, 0].numel()
     else:
-        dsymbols = torch.zeros(call.slots, call.strips, call.g, call.e, call.columns, dtype=dtype)
-        call.dsymbols_part = dsymbols[0, 0].numel()
-    for name, grad in (*grads.items(), ("symbols", dsymbols)):
-        setattr(call, f"d{name}", grad.data_ptr())
-    parts, call.dbias = structs.bias_grad(x.bias, call.slots, call.strips, call.t)
-    native.call("attention", dtype, call, structs.BACKWARD)
-    if call.turned is not None:
-        dsymbols = dsymbols.sum((0, 1))[..., : call.columns - structs.LANES].permute(2, 0, 1)
-    grads = {name: structs.added(a) if name in ("q", "q_rel") else a for name, a in grads.items()} | {"v": dsymbols}
-    return grads if parts is None else grads | {"bias": parts.sum((0, 1))}
+        dsymbols = torch.empty(call.v.shape, dtype=dtype)
+    struct.dsymbols = dsymbols.data_ptr()
+    dbias, struct.dbias = bias_gradient(call.bias, struct.sample_parts, struct.key_parts, struct.t)
+    library.call("attention", dtype, struct, BACKWARD)
 
-
-def like(x: AttentionCall) -> list[Tensor]:
-    """Empty tensors like the outputs."""
-    (b, t, h, _), dtype = x.q.shape, native.NUMBERS.get(x.q.dtype, torch.float32)
-    relations = 0 if x.q_rel is None else x.q_rel.shape[2]
-    sizes = (b, t, h, x.v.shape[-1]), (b, t, h, relations), (b, h, t, 2)
-    return [x.q.new_empty(size, dtype=dtype) for size in sizes]
+    if is_by_offset:
+        dsymbols = dsymbols.sum((0, 1))[..., : struct.num_columns - LANES].permute(2, 0, 1)
+    gradients = {"q": sum_key_parts(dq), "k": dk, "v": dsymbols}
+    if call.q_rel is not None:
+        gradients |= {"q_rel": sum_key_parts(dq_rel), "k_rel": dk_rel}
+    if dbias is not None:
+        gradients["bias"] = dbias.sum((0, 1))
+    return gradients

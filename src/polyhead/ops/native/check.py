@@ -2,57 +2,73 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.custom_op_rules import REFERENCES, learned
 
-Run = Callable[[AttentionCall], Tensor]
+Attention = Callable[[AttentionCall], Tensor]
 Function = Callable[..., Tensor]
 """A function of tensors."""
 
-Case = tuple[Function, Function, list[Tensor]]
-"""Native code and the reference as functions of the same float64 tensors."""
-
-CHECKS: dict[str, list[tuple[str, Callable[[], list[Case]]]]] = {}
-"""Name of a source -> for each op of it: name, and a function that makes its cases."""
+TOLERANCE = 3e-5
+"""The relative error from which on a library is wrong."""
 
 
-def check(name: str, op: str, run: Run, calls: Callable[[], list[AttentionCall]]) -> None:
-    """Add an op to CHECKS, with a function that makes small float64 calls."""
+@dataclass(frozen=True)
+class CheckCase:
+    """Native code and its reference as functions of the same float64 tensors."""
 
-    def case(x: AttentionCall) -> Case:
-        tensors = learned(x)
-
-        def of(impl: Run) -> Function:
-            return lambda *own: impl(x.of(dict(zip(tensors, own, strict=True))))
-
-        return of(run), of(REFERENCES[op]), [*tensors.values()]
-
-    CHECKS.setdefault(name, []).append((op, lambda: [case(x) for x in calls()]))
+    native: Function
+    reference: Function
+    tensors: list[Tensor]
 
 
-def check_function(name: str, run: Function, reference: Function, examples: Callable[[], list[list[Tensor]]]) -> None:
-    """Add a function of tensors to CHECKS."""
-    CHECKS.setdefault(name, []).append((name, lambda: [(run, reference, x) for x in examples()]))
+CHECKS: dict[str, list[tuple[str, Callable[[], list[CheckCase]]]]] = {}
+"""Name of a C++ source -> for each op that it computes: name, and a function that makes its cases."""
 
 
-WRONG, RIGHT = 3e-5, "right"
-"""The relative error from which a library is wrong, and the verdict that is stored for a correct one."""
+def register_op_check(
+    source: str, op: str, native: Attention, reference: Attention, examples: Callable[[], list[AttentionCall]]
+) -> None:
+    """Add an op of attention to CHECKS; `examples` makes small float64 calls."""
+
+    def cases() -> list[CheckCase]:
+        return [_case_of_call(call, native, reference) for call in examples()]
+
+    CHECKS.setdefault(source, []).append((op, cases))
 
 
-def worst_error(name: str, dtype: torch.dtype) -> float:
-    """The largest relative error (in norm) of outputs and gradients over the cases of CHECKS."""
+def _case_of_call(call: AttentionCall, native: Attention, reference: Attention) -> CheckCase:
+    names = list(call.learned_tensors())
+
+    def as_function_of_tensors(attention: Attention) -> Function:
+        return lambda *tensors: attention(call.with_tensors(dict(zip(names, tensors, strict=True))))
+
+    tensors = list(call.learned_tensors().values())
+    return CheckCase(as_function_of_tensors(native), as_function_of_tensors(reference), tensors)
+
+
+def worst_error(source: str, dtype: torch.dtype) -> float:
+    """The largest relative error (in norm) of outputs and gradients over the cases of a source."""
     worst = 0.0
-    for native, reference, tensors in [case for _, cases in CHECKS[name] for case in cases()]:
-        came = []
-        for impl, kind in ((native, dtype), (reference, torch.float64)):
-            leaves = [a.to(dtype).to(kind).requires_grad_() for a in tensors]
-            out = impl(*leaves)
-            cotangent = torch.linspace(-1, 1, out.numel(), dtype=kind).view_as(out)
-            came.append([out, *torch.autograd.grad(out, leaves, cotangent)])
-        errors = [((a - b).norm() / b.norm()).item() for a, b in zip(*came, strict=True)]
-        worst = max(worst, *(math.inf if math.isnan(error) else error for error in errors))
+    for _, make_cases in CHECKS[source]:
+        for case in make_cases():
+            native = _output_and_gradients(case.native, case.tensors, dtype, dtype)
+            exact = _output_and_gradients(case.reference, case.tensors, dtype, torch.float64)
+            for result, expected in zip(native, exact, strict=True):
+                error = ((result - expected).norm() / expected.norm()).item()
+                worst = max(worst, math.inf if math.isnan(error) else error)
     return worst
+
+
+def _output_and_gradients(
+    function: Function, tensors: list[Tensor], rounded_to: torch.dtype, dtype: torch.dtype
+) -> list[Tensor]:
+    """The output and all gradients, computed in `dtype` from tensors that were rounded first."""
+    leaves = [tensor.to(rounded_to).to(dtype).requires_grad_() for tensor in tensors]
+    out = function(*leaves)
+    cotangent = torch.linspace(-1, 1, out.numel(), dtype=dtype).view_as(out)
+    return [out, *torch.autograd.grad(out, leaves, cotangent)]

@@ -1,10 +1,15 @@
 """Native code: the C++ sources in ops/native, compiled at first use, cached per user, called with pointers.
 
 A library has a plain C interface and includes no header of PyTorch, so it compiles in half a minute and depends on no
-ABI. Its file name in the cache is a digest of sources, flags, versions and processor. One process builds it under a
-file lock, which the system releases if the process dies; the finished file is then renamed. Before its first use small
-calls are compared with the reference. Any failure becomes the reason, in one line, why there is no native code; then
-other impls compute the op.
+ABI.  Its file name in the cache is a digest of sources, flags, versions and processor.  One process builds it under a
+file lock, which the system releases if the process dies; the finished file is then renamed.  Before its first use small
+calls are compared with the reference (check.py).  Any failure becomes the reason, in one line, why there is no native
+code; then other implementations compute the op.
+
+    load_error(source, dtype)           memory: _LIBRARIES
+      _load_and_check                   verdict of the check, in a file beside the library
+        _load_or_build                  cache folder, lock, compiler
+          _build, _open
 
 POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder; POLYHEAD_NATIVE_FLAGS sets the flags.
 """
@@ -26,81 +31,94 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.ops.native.check import RIGHT, WRONG, worst_error
+from polyhead.ops.native.check import TOLERANCE, worst_error
 from polyhead.spec.home import cache
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
-FLAGS = "-O3 -march=native" + (" -mprefer-vector-width=512" if platform.machine() in ("x86_64", "AMD64") else "")
-"""Even with AVX-512, compilers prefer vectors of 256 bits.  A whole vector that was written as two halves is slow to
-read."""
-ALWAYS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
-PATIENCE = 600.0
+
+# Even with AVX-512, compilers prefer vectors of 256 bits.  A vector that was written as two halves is slow to read.
+VECTOR_FLAG = " -mprefer-vector-width=512" if platform.machine() in ("x86_64", "AMD64") else ""
+OPTIMISATION_FLAGS = "-O3 -march=native" + VECTOR_FLAG
+"""Replaced by POLYHEAD_NATIVE_FLAGS."""
+REQUIRED_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
+
+TIMEOUT = 600.0
 """Limit in seconds for a build, and for waiting until another process has built."""
 
-NUMBERS = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32)
+COMPUTE_DTYPES = {
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+}
 """Dtype of the tensors -> dtype of the computation.  Tests add float64, which needs a build of its own."""
 
-SHARED = dict.fromkeys(("softmax", "relational"), "attention")
+SHARED_SOURCES = {"softmax": "attention", "relational": "attention"}
 """Op -> the C++ source that it shares with other ops.  Any other op has a source of its own name."""
 
-SYMBOL = "polyhead_{}"
-"""The name of a library's only function, from the name of its source."""
+PASSED = "right"
+"""The verdict of the check of a correct library, as it is stored."""
 
-Function = Callable[..., int]
-_LIBRARIES: dict[tuple[str, torch.dtype], Function | str] = {}
-"""(Name of a source, dtype of the computation) -> its function, or the reason why there is none."""
+NativeFunction = Callable[..., int]
+LoadedLibraries = dict[tuple[str, torch.dtype], NativeFunction | str]
+"""(Name of a source, dtype of the computation) -> the library's function, or the reason why there is none."""
 
-_TRIAL = threading.local()
-"""`.functions`: the same table in the thread that checks a library."""
+_LIBRARIES: LoadedLibraries = {}
+_THREAD = threading.local()
+"""`.libraries` takes the place of _LIBRARIES in the thread that checks a library."""
 
 _log = logging.getLogger("polyhead")
 
 
-def unready(name: str, x: Tensor) -> str | None:
+# ------------------------------------------------------------------------------------------------- asking for a library
+def unsupported_tensor(source: str, x: Tensor) -> str | None:
     """Why there is no native code of that name for these tensors, or None.  The first call builds it."""
     if x.device.type != "cpu":
         return "takes CPU tensors only"
-    if x.dtype not in NUMBERS:
-        return f"takes {', '.join(str(d).removeprefix('torch.') for d in NUMBERS)} only, not {x.dtype}"
-    return missing(name, NUMBERS[x.dtype])
+    if x.dtype not in COMPUTE_DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in COMPUTE_DTYPES)
+        return f"takes {names} only, not {x.dtype}"
+    return load_error(source, COMPUTE_DTYPES[x.dtype])
 
 
-def missing(name: str, dtype: torch.dtype = torch.float32) -> str | None:
-    """Why there is no native code of that name that computes in that dtype, or None."""
-    key, functions = (name, dtype), _functions()
-    if key not in functions:
+def load_error(source: str, dtype: torch.dtype = torch.float32) -> str | None:
+    """Why there is no native code of that name that computes in that dtype, or None.  The first call builds it."""
+    libraries = _current_libraries()
+    if (source, dtype) not in libraries:
         try:
-            _LIBRARIES[key] = _trusted(name, dtype, _library(name, dtype))
+            library = _load_and_check(source, dtype)
         except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
-            _LIBRARIES[key] = _short(error)
-        if isinstance(_LIBRARIES[key], str) and enabled():
-            _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", name, _LIBRARIES[key])
-    found = functions[key]
-    return found if isinstance(found, str) else None
+            library = _build_failure(error)
+        _LIBRARIES[source, dtype] = library
+        if isinstance(library, str) and enabled():
+            _log.warning("polyhead: no native code for %s: it %s; slower code takes its place", source, library)
+    library = libraries[source, dtype]
+    return library if isinstance(library, str) else None
 
 
-missing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it once, untraced
+load_error._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compile calls it once, untraced
+
+
+def call(source: str, dtype: torch.dtype, struct: ctypes.Structure, *options: int) -> None:
+    """Run native code.  Raises RuntimeError if there is none, and MemoryError if it cannot allocate its memory."""
+    reason = load_error(source, dtype)
+    if reason is not None:  # in an exported graph, which was made where there was native code
+        raise RuntimeError(f"polyhead: native code for {source} {reason}")
+    function = _current_libraries()[source, dtype]
+    assert callable(function)
+    out_of_memory = function(ctypes.byref(struct), *options)
+    if out_of_memory:
+        raise MemoryError(f"polyhead: native code for {source} found too little memory")
 
 
 def enabled() -> bool:
-    """Is native code wanted?"""
+    """Whether the user wants native code."""
     return os.environ.get("POLYHEAD_NATIVE", "1") != "0"
 
 
-def call(name: str, dtype: torch.dtype, struct: ctypes.Structure, *more: int) -> None:
-    """Run native code.  Raises RuntimeError if there is none, and MemoryError if it cannot allocate its memory."""
-    if (reason := missing(name, dtype)) is not None:  # of an exported graph with this impl, which was made elsewhere
-        raise RuntimeError(f"polyhead: native code for {name} {reason}")
-    function = _functions()[name, dtype]
-    assert callable(function)
-    if function(ctypes.byref(struct), *more):
-        raise MemoryError(f"polyhead: native code for {name} found too little memory")
-
-
-def source(op: str) -> str:
+def source_of(op: str) -> str:
     """The name of the C++ source of an op."""
-    return SHARED.get(op, op)
+    return SHARED_SOURCES.get(op, op)
 
 
 def status(op: str) -> str:
@@ -108,169 +126,216 @@ def status(op: str) -> str:
     if not enabled():
         return "turned off by POLYHEAD_NATIVE=0"
     try:
-        built = cached(source(op)).exists()
+        is_built = library_path(source_of(op)).exists()
     except RuntimeError as error:  # no home
-        return _short(error)
-    if built or _compiler():
-        return "built" if built else "not built yet: compiled on first use"
+        return _build_failure(error)
+    if is_built:
+        return "built"
+    if _find_compiler():
+        return "not built yet: compiled on first use"
     return "cannot be built: neither g++ nor clang++ is there"
 
 
+def _current_libraries() -> LoadedLibraries:
+    return getattr(_THREAD, "libraries", _LIBRARIES)
+
+
+def _build_failure(error: Exception) -> str:
+    return f"cannot be built: {_one_line(error)}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
 # ------------------------------------------------------------------------------------------------------------- building
-def cached(name: str, dtype: torch.dtype = torch.float32) -> Path:
+def library_path(source: str, dtype: torch.dtype = torch.float32) -> Path:
     """The path of the library, whether or not it is built."""
-    parts = *flags(dtype), torch.__version__, platform.platform(terse=True), platform.machine(), _processor()
-    made = hashlib.sha256("\n".join(parts).encode())
-    for path in [SOURCES / f"{name}.cpp", *sorted(SOURCES.glob("*.h"))]:
-        made.update(path.read_bytes())
-    return folder() / f"{name}-{made.hexdigest()[:20]}.so"
+    machine = platform.platform(terse=True), platform.machine(), _processor()
+    digest = hashlib.sha256("\n".join((*compiler_flags(dtype), torch.__version__, *machine)).encode())
+    for path in (SOURCES / f"{source}.cpp", *sorted(SOURCES.glob("*.h"))):
+        digest.update(path.read_bytes())
+    return cache_folder() / f"{source}-{digest.hexdigest()[:20]}.so"
 
 
-def flags(dtype: torch.dtype) -> list[str]:
-    """The compiler's flags."""
-    more = ["-DPOLYHEAD_NUMBER=double", "-O1"] if dtype == torch.float64 else []  # for tests only
-    return [*os.environ.get("POLYHEAD_NATIVE_FLAGS", FLAGS).split(), *ALWAYS, *more]
+def compiler_flags(dtype: torch.dtype) -> list[str]:
+    flags = os.environ.get("POLYHEAD_NATIVE_FLAGS", OPTIMISATION_FLAGS).split()
+    flags.extend(REQUIRED_FLAGS)
+    if dtype == torch.float64:  # for tests only
+        flags.extend(["-DPOLYHEAD_NUMBER=double", "-O1"])
+    return flags
 
 
-def folder() -> Path:
-    """The folder of the cache.  Raises RuntimeError for a user without a home folder."""
+def cache_folder() -> Path:
+    """The folder of the libraries.  Raises RuntimeError for a user without a home folder."""
     return Path(os.environ.get("POLYHEAD_NATIVE_CACHE") or cache("native", "POLYHEAD_NATIVE_CACHE"))
 
 
 def _processor() -> str:
     """The processor's name and features, on which -march=native depends."""
-    with contextlib.suppress(OSError):
+    try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return "\n".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features", "CPU part"))}))
-    return platform.processor()
+    except OSError:
+        return platform.processor()
+    features = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join(sorted(features))
 
 
-def _compiler() -> str | None:
-    return next((path for name in COMPILERS if (path := shutil.which(name))), None)
+def _find_compiler() -> str | None:
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    return None
 
 
-def _library(name: str, dtype: torch.dtype) -> Function | str:
+def _load_or_build(source: str, dtype: torch.dtype) -> NativeFunction | str:
     """The function of a library, built if necessary, or the reason why there is none."""
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
-    path = cached(name, dtype)
-    with contextlib.suppress(OSError, AttributeError, UnicodeError):
-        return _load(path, name)
-    if (compiler := _compiler()) is None:
+    path = library_path(source, dtype)
+    function = _open_if_intact(path, source)
+    if function is not None:
+        return function
+    compiler = _find_compiler()
+    if compiler is None:
         return "needs a compiler, g++ or clang++, and neither is there"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path.with_suffix(".lock")):
-        with contextlib.suppress(OSError, AttributeError, UnicodeError):
-            return _load(path, name)  # another process may have built it meanwhile
-        if (reason := _build([compiler, *flags(dtype)], name, path)) is not None:
+    with _build_lock(path.with_suffix(".lock")):
+        function = _open_if_intact(path, source)  # another process may have built it meanwhile
+        if function is not None:
+            return function
+        reason = _build([compiler, *compiler_flags(dtype)], source, path)
+        if reason is not None:
             return reason
-    return _load(path, name)
+    return _open(path, source)
 
 
-def _load(path: Path, name: str) -> Any:
+def _open_if_intact(path: Path, source: str) -> NativeFunction | None:
+    try:
+        return _open(path, source)
+    except (OSError, AttributeError, UnicodeError):
+        return None
+
+
+def _open(path: Path, source: str) -> NativeFunction:
+    """Load a library.  Raises OSError if its file is missing or damaged."""
     # Loading a truncated library could crash the process, so its digest is checked first.
-    if _digest(path) != _noted(path)[0]:
+    digest, _ = _read_record(path)
+    if _file_digest(path) != digest:
         raise OSError(f"{path} is damaged")
-    function = getattr(ctypes.CDLL(str(path)), SYMBOL.format(name))
+    function: Any = getattr(ctypes.CDLL(str(path)), f"polyhead_{source}")
     function.restype = ctypes.c_int
     return function
 
 
-def _build(command: list[str], name: str, path: Path) -> str | None:
+def _build(command: list[str], source: str, path: Path) -> str | None:
     """Compile to a temporary file and rename it; returns the reason of a failure, or None."""
-    for left in path.parent.glob(f"{path.stem}.*.part"):
-        left.unlink(missing_ok=True)  # left by a killed process
-    part = path.with_suffix(f".{os.getpid()}.part")
-    _log.warning("polyhead: compiling native code for %s, once (%s)", name, path.parent)
+    for partial in path.parent.glob(f"{path.stem}.*.part"):
+        partial.unlink(missing_ok=True)  # of a killed process
+    partial = path.with_suffix(f".{os.getpid()}.part")
+    _log.warning("polyhead: compiling native code for %s, once (%s)", source, path.parent)
     try:
-        done = subprocess.run(
-            [*command, str(SOURCES / f"{name}.cpp"), "-o", str(part)],
-            capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False, encoding="utf-8",
-        )  # fmt: skip
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
-            return f"cannot be compiled: {lines[0].strip() if lines else f'exit code {done.returncode}'}"
-        _note(path, _digest(part), "")
-        part.replace(path)
+        compilation = subprocess.run(
+            [*command, str(SOURCES / f"{source}.cpp"), "-o", str(partial)],
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+        if compilation.returncode:
+            return f"cannot be compiled: {_first_error(compilation)}"
+        _write_record(path, _file_digest(partial), verdict="")
+        partial.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
     return None
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _note(path: Path, digest: str, verdict: str) -> None:
-    """Write a library's digest and the verdict of its check to a file beside it."""
-    part = path.with_suffix(f".{os.getpid()}.note")
-    part.write_text(f"{digest}\n{verdict}", encoding="utf-8")
-    part.replace(path.with_suffix(".sum"))
-
-
-def _noted(path: Path) -> tuple[str, str]:
-    digest, _, verdict = path.with_suffix(".sum").read_text(encoding="utf-8").partition("\n")
-    return digest, verdict
+def _first_error(compilation: subprocess.CompletedProcess[str]) -> str:
+    lines = compilation.stderr.splitlines()
+    for line in lines:
+        if "error" in line:
+            return line.strip()
+    if lines:
+        return lines[0].strip()
+    return f"exit code {compilation.returncode}"
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _build_lock(path: Path) -> Iterator[None]:
     """A lock between processes; the system releases it if the process dies."""
     import fcntl
 
     with path.open("w", encoding="utf-8") as file:
-        end = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise OSError(f"another process holds {path}") from None
                 time.sleep(0.05)
         yield
 
 
-def _short(error: Exception) -> str:
-    return f"cannot be built: {' '.join(str(error).split())[:200]}"
+# The record of a library is a text file beside it: its digest, and the verdict of its check ("" before the check).
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _write_record(path: Path, digest: str, verdict: str) -> None:
+    partial = path.with_suffix(f".{os.getpid()}.note")
+    partial.write_text(f"{digest}\n{verdict}", encoding="utf-8")
+    partial.replace(path.with_suffix(".sum"))
+
+
+def _read_record(path: Path) -> tuple[str, str]:
+    digest, _, verdict = path.with_suffix(".sum").read_text(encoding="utf-8").partition("\n")
+    return digest, verdict
 
 
 # ------------------------------------------------------------------------------------------------------------- checking
-def _trusted(name: str, dtype: torch.dtype, found: Function | str) -> Function | str:
-    """The function if its numbers are right, otherwise what is wrong.  Each build is checked once."""
-    if isinstance(found, str):
-        return found
-    path = cached(name, dtype)
-    digest, verdict = _noted(path)
+def _load_and_check(source: str, dtype: torch.dtype) -> NativeFunction | str:
+    """The function if its numbers are right, otherwise why there is none.  Each build is checked once."""
+    function = _load_or_build(source, dtype)
+    if isinstance(function, str):
+        return function
+    path = library_path(source, dtype)
+    digest, verdict = _read_record(path)
     if not verdict:
         try:
-            verdict = _verdict(name, dtype, found)
+            verdict = _check(source, dtype, function)
         except Exception as error:  # for example for lack of memory; the next process checks again
-            return f"cannot be checked: {' '.join(str(error).split())[:200]}"
+            return f"cannot be checked: {_one_line(error)}"
         with contextlib.suppress(OSError):  # without a writable cache the next process checks again
-            _note(path, digest, verdict)
-    return found if verdict == RIGHT else verdict
+            _write_record(path, digest, verdict)
+    return function if verdict == PASSED else verdict
 
 
-def _verdict(name: str, dtype: torch.dtype, function: Function) -> str:
-    """RIGHT, or what is wrong, in words.  It runs in a new thread, without the caller's modes such as autocast or
-    vmap.  Raises the error that ended the check."""
-    found: list[float | Exception] = []
+def _check(source: str, dtype: torch.dtype, function: NativeFunction) -> str:
+    """PASSED, or what is wrong, in words.  Raises the error that ended the check.
 
-    def look() -> None:
-        _TRIAL.functions = {(name, dtype): function}
+    It runs in a new thread, without the caller's modes such as autocast or vmap.
+    """
+    errors: list[float] = []
+    exceptions: list[Exception] = []
+
+    def check_in_thread() -> None:
+        _THREAD.libraries = {(source, dtype): function}
         try:
-            found.append(worst_error(name, dtype))
-        except Exception as error:
-            found.append(error)
+            errors.append(worst_error(source, dtype))
+        except Exception as exception:
+            exceptions.append(exception)
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=check_in_thread)
     thread.start()
     thread.join()
-    if isinstance(error := found[0], Exception):
-        raise error
-    return RIGHT if error < WRONG else f"computes wrong numbers on this processor (relative error {error:.0e})"
-
-
-def _functions() -> dict[tuple[str, torch.dtype], Function | str]:
-    return getattr(_TRIAL, "functions", _LIBRARIES)
+    if exceptions:
+        raise exceptions[0]
+    if errors[0] < TOLERANCE:
+        return PASSED
+    return f"computes wrong numbers on this processor (relative error {errors[0]:.0e})"

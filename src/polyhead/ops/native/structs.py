@@ -1,145 +1,207 @@
-"""A call of native code in the structs of native/pairs.h: tensors as pointers and strides, what a query sees, and how
-threads share the work."""
+"""A call of native code in the structs of native/pairs.h.
+
+Tensors become pointers and strides, masks become ranges of visible keys, and the work is cut into parts for threads.
+Queries or keys are processed in the lanes of SIMD registers; "own" is the side in the lanes, "other" the other side.
+"""
 
 import ctypes
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import of_pairs
-from polyhead.ops.native.threads import threads
-from polyhead.ops.tiles import reach
+from polyhead.ops.native.threads import thread_count
+from polyhead.ops.tiles import visible_ranges
 
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
 
-FORWARD, BACKWARD, FEW_QUERIES = range(3)
+FORWARD, BACKWARD, FORWARD_FEW_QUERIES = range(3)
 """The pass to compute; the same numbers as in native/pairs.h."""
 
-FEW = 8
+FEW_QUERIES = 8
 """Calls with fewer queries hold keys in the SIMD lanes."""
 
+LARGE_BIAS = 1 << 20
+"""A bias with more numbers is not searched for -inf: reading it would take as long as it saves."""
 
+
+# The fields below are those of the structs in native/pairs.h, in the same order.
 class RowsStruct(ctypes.Structure):
-    """A tensor (b n h width): pointer and strides in numbers; see native/pairs.h."""
+    """A tensor (b n h width): pointer and strides in numbers."""
 
-    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "n", "h"))]
+    _fields_ = [
+        ("pointer", ctypes.c_void_p),
+        ("b", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+        ("h", ctypes.c_int64),
+    ]
 
 
 class PairsStruct(ctypes.Structure):
     """A tensor (b h t s): pointer and strides in numbers."""
 
-    _fields_ = [("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("b", "h", "own", "other"))]
-
-
-class BiasGradStruct(ctypes.Structure):
-    """The gradient of a bias: pointer and strides in numbers; see native/pairs.h."""
-
     _fields_ = [
-        ("at", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("b", "h", "query", "key", "slot", "strip")),
+        ("pointer", ctypes.c_void_p),
+        ("b", ctypes.c_int64),
+        ("h", ctypes.c_int64),
+        ("own", ctypes.c_int64),
+        ("other", ctypes.c_int64),
     ]
 
 
-class LimitsStruct(ctypes.Structure):
-    """Ranges of visible keys and queries, bias, dropout and mask; "own" is the side in the lanes."""
+class BiasGradientStruct(ctypes.Structure):
+    """The partial gradients of a bias: pointer and strides in numbers."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("first", "end", "low", "high")),
-        *((name, PairsStruct) for name in ("bias", "keep", "mask")),
-        *((name, ctypes.c_int64) for name in ("owns", "others", "hides")),
+        ("pointer", ctypes.c_void_p),
+        ("b", ctypes.c_int64),
+        ("h", ctypes.c_int64),
+        ("query", ctypes.c_int64),
+        ("key", ctypes.c_int64),
+        ("sample_part", ctypes.c_int64),
+        ("key_part", ctypes.c_int64),
     ]
 
 
-def rows(x: Tensor | None) -> RowsStruct:
+class MasksStruct(ctypes.Structure):
+    """Ranges of visible keys and queries, bias, dropout and mask."""
+
+    _fields_ = [
+        ("first_key", ctypes.c_void_p),
+        ("end_key", ctypes.c_void_p),
+        ("first_query", ctypes.c_void_p),
+        ("end_query", ctypes.c_void_p),
+        ("bias", PairsStruct),
+        ("keep", PairsStruct),
+        ("mask", PairsStruct),
+        ("owns", ctypes.c_int64),
+        ("others", ctypes.c_int64),
+        ("bias_hides", ctypes.c_int64),
+    ]
+    owners: list[Tensor]
+    """The tensors whose memory the struct points into: they must live as long as it does."""
+
+
+# -------------------------------------------------------------------------------------------------------------- tensors
+def to_compute_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` in that dtype with a contiguous last dimension."""
+    x = x.to(dtype)
+    if x.stride(-1) == 1 or x.shape[-1] == 1:
+        return x
+    return x.contiguous()
+
+
+def rows_struct(x: Tensor | None) -> RowsStruct:
     """The struct of a tensor (b n h width) whose width is contiguous."""
-    return RowsStruct() if x is None else RowsStruct(x.data_ptr(), *x.stride()[:3])
+    if x is None:
+        return RowsStruct()
+    return RowsStruct(x.data_ptr(), *x.stride()[:3])
 
 
-def pairs(x: Tensor | None, t: int) -> PairsStruct:
+def pairs_struct(x: Tensor | None, t: int) -> PairsStruct:
     """The struct of a tensor of 4 dimensions that broadcasts to (b h t s), or by offset (h t+s-1)."""
     if x is None:
         return PairsStruct()
     if x.ndim == 2:
         head, step = x.stride()
-        return PairsStruct(x.data_ptr() + (t - 1) * step * x.itemsize, 0, head, -step, step)
-    return PairsStruct(x.data_ptr(), *(0 if n == 1 else step for n, step in zip(x.shape, x.stride(), strict=True)))
+        query_0 = x.data_ptr() + (t - 1) * step * x.itemsize  # query i and key j are in column j - i + t - 1
+        return PairsStruct(query_0, 0, head, -step, step)
+    return PairsStruct(x.data_ptr(), *_broadcast_strides(x.shape, x.stride()))
 
 
-def sight(
-    t: int, s: int, causal: bool, window: int | None, cu_seqlens: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
+def _broadcast_strides(shape: torch.Size, strides: tuple[int, ...]) -> list[int]:
+    """Strides with 0 for dimensions of size 1, which are shared."""
+    return [0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True)]
+
+
+# ---------------------------------------------------------------------------------------------------------------- masks
+def ranges_of_both_sides(masks: Masks, t: int, s: int) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
     """For each query the first visible key and one past the last; for each key the same of queries.
 
     None if every pair is visible.
     """
-    if not (causal and t > 1) and window is None and cu_seqlens is None:
-        return None  # a single causal query sees all keys
-    edges = None if cu_seqlens is None else cu_seqlens.cummax(0).values  # wrong ones must not lead out of memory
-    first, end = reach(t, s, torch.device("cpu"), causal=causal, window=window, cu_seqlens=edges)
+    is_limited_by_causality = masks.causal and t > 1  # a single query is the last one, so it sees all keys
+    if not is_limited_by_causality and masks.window is None and masks.cu_seqlens is None:
+        return None
+    if masks.cu_seqlens is not None:
+        # Decreasing edges must not lead out of memory.
+        masks = replace(masks, cu_seqlens=masks.cu_seqlens.cummax(0).values)
+    first_key, end_key = visible_ranges(masks, t, s, torch.device("cpu"))
     keys = torch.arange(s, dtype=torch.int32)
-    low, high = torch.searchsorted(end, keys, right=True), torch.searchsorted(first, keys, right=True)
-    return first, end, low.to(torch.int32), high.to(torch.int32)
+    first_query = torch.searchsorted(end_key, keys, right=True).to(torch.int32)
+    end_query = torch.searchsorted(first_key, keys, right=True).to(torch.int32)
+    return first_key, end_key, first_query, end_query
 
 
-def limits(x: AttentionCall, dtype: torch.dtype) -> tuple[LimitsStruct, list[Tensor | None]]:
-    """The struct of a call's masks and biases, and the tensors that own its memory."""
-    t, s = x.lengths
-    bias, keep = (None if a is None else a.to(dtype) for a in (x.bias, x.keep))
-    mask, keep = (a if a is None else of_pairs(a) for a in (x.mask, keep))
-    look = sight(t, s, x.causal, x.window, x.cu_seqlens)
-    ends = [None] * 4 if look is None else [a.data_ptr() for a in look]
-    # Reading a large bias takes as long as it saves; reading an expanded one takes much longer.
-    hides = bias is not None and (bias.numel() > 1 << 20 or bool((bias == -math.inf).any()))
-    return LimitsStruct(*ends, pairs(bias, t), pairs(keep, t), pairs(mask, t), t, s, hides), [
-        bias,
-        keep,
-        mask,
-        *(look or ()),
-    ]
+def masks_struct(call: AttentionCall, dtype: torch.dtype) -> MasksStruct:
+    """The struct of a call's masks and biases."""
+    t, s = call.lengths
+    bias = None if call.bias is None else call.bias.to(dtype)
+    keep = None if call.keep is None else of_pairs(call.keep.to(dtype))
+    mask = None if call.mask is None else of_pairs(call.mask)
+    ranges = ranges_of_both_sides(call.masks, t, s)
+    range_pointers = [None] * 4 if ranges is None else [x.data_ptr() for x in ranges]
+
+    # Native code hides the pairs of a large bias without a search, as if it held -inf.
+    bias_hides = bias is not None and (bias.numel() > LARGE_BIAS or bool((bias == -math.inf).any()))
+
+    struct = MasksStruct(
+        *range_pointers, pairs_struct(bias, t), pairs_struct(keep, t), pairs_struct(mask, t), t, s, bias_hides
+    )
+    struct.owners = [x for x in (bias, keep, mask, *(ranges or ())) if x is not None]
+    return struct
 
 
-def shares(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
+# ------------------------------------------------------------------------------------------------------ work of threads
+def backward_parts(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     """Into how many parts a backward pass cuts the samples and the keys, for the threads.
 
     Each part of the keys needs its own dq, and each part of either needs its own gradient of a bias by offset; so the
     parts are few.  Samples that share a dense bias are not cut.
     """
-    n, tiles = threads(), max(1, -(-s // LANES))
-    if n == 1:
+    threads = thread_count()
+    if threads == 1:
         return 1, 1
-    shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
-    slots = 1 if shared else max(1, min(b, 4 * n))
-    return slots, min(tiles, -(-2 * n // slots))
+    bias_is_shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
+    sample_parts = 1 if bias_is_shared else max(1, min(b, 4 * threads))
+    lane_tiles = max(1, math.ceil(s / LANES))
+    return sample_parts, min(lane_tiles, math.ceil(2 * threads / sample_parts))
 
 
-def forward_shares(x: AttentionCall) -> tuple[int, int, int]:
-    """The same for a forward pass, and the pass: FEW_QUERIES, or FORWARD, which divides its queries itself."""
-    t, s = x.lengths
-    return (*shares(len(x.q), s, None), FEW_QUERIES) if t < FEW else (1, 1, FORWARD)
+def has_few_queries(call: AttentionCall) -> bool:
+    """Whether native code holds keys in its SIMD lanes, because the queries of a call would not fill them."""
+    return call.q.shape[1] < FEW_QUERIES
 
 
-def added(parts: Tensor) -> Tensor:
+def forward_parts(call: AttentionCall) -> tuple[int, int, int]:
+    """The same for a forward pass, and the pass: with few queries threads share the keys, otherwise the queries."""
+    if has_few_queries(call):
+        return *backward_parts(call.q.shape[0], call.k.shape[1], None), FORWARD_FEW_QUERIES
+    return 1, 1, FORWARD
+
+
+def sum_key_parts(parts: Tensor) -> Tensor:
     """The sum over the parts of the keys.  Not a view: autograd forbids writing to a view that a custom op returns."""
-    return parts.sum(0) if len(parts) > 1 else parts.squeeze_(0)
+    if len(parts) == 1:
+        return parts.squeeze_(0)
+    return parts.sum(0)
 
 
-def bias_grad(bias: Tensor | None, slots: int, strips: int, t: int) -> tuple[Tensor | None, BiasGradStruct]:
-    """Zeros (slots strips ...), whose sum will be the gradient of a bias; float64, as in native/pairs.h."""
+def bias_gradient(
+    bias: Tensor | None, sample_parts: int, key_parts: int, t: int
+) -> tuple[Tensor | None, BiasGradientStruct]:
+    """Zeros (sample parts, key parts, ...), whose sum will be the gradient of a bias; float64, as in native/pairs.h."""
     if bias is None:
-        return None, BiasGradStruct()
+        return None, BiasGradientStruct()
     if bias.ndim == 2:
-        grad = torch.zeros(slots, strips, *bias.shape, dtype=torch.float64)
-        slot, strip, head, _ = grad.stride()
-        return grad, BiasGradStruct(grad.data_ptr() + (t - 1) * grad.itemsize, 0, head, -1, 1, slot, strip)
-    grad = torch.zeros(1, 1, *bias.shape, dtype=torch.float64)
-    steps = (0 if n == 1 else step for n, step in zip(bias.shape, grad.stride()[2:], strict=True))
-    return grad, BiasGradStruct(grad.data_ptr(), *steps)
-
-
-def numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` in that dtype with a contiguous last dimension."""
-    x = x.to(dtype)
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+        gradient = torch.zeros(sample_parts, key_parts, *bias.shape, dtype=torch.float64)
+        sample_stride, key_stride, head_stride, _ = gradient.stride()
+        query_0 = gradient.data_ptr() + (t - 1) * gradient.itemsize
+        return gradient, BiasGradientStruct(query_0, 0, head_stride, -1, 1, sample_stride, key_stride)
+    gradient = torch.zeros(1, 1, *bias.shape, dtype=torch.float64)
+    strides = _broadcast_strides(bias.shape, gradient.stride()[2:])
+    return gradient, BiasGradientStruct(gradient.data_ptr(), *strides)

@@ -1,2 +1,1 @@
-"""Relational attention: equation (reference.py), PyTorch's kernels (sdpa.py), tiles (blocked.py), C++, Triton
-kernels."""
+"""Relational attention: equation (reference.py), PyTorch's kernels (sdpa.py), C++ (native.py)."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polyhead.analysis.capture import as_array
 from polyhead.layers.taps import OWN, GroupTaps, Taps
-from polyhead.ops.latent_code import visible
+from polyhead.ops.call import Masks
 
 Array = np.ndarray
 TOKENS = 512
@@ -100,7 +100,7 @@ def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
 def _visible(group: GroupTaps) -> Array:
     """True where a query may attend to a key (1|h t t)."""
     t = group.q.shape[1]
-    look = visible(group.mask, group.causal, t, t, group.q.device)
+    look = Masks(group.mask, group.causal).visible(t, t, group.q.device)
     look = torch.ones(t, t, dtype=torch.bool) if look is None else look
     return as_array(look.expand(*look.shape[:-2], t, t)).reshape(-1, t, t)
 

@@ -4,98 +4,150 @@ One kernel computes the output, one the gradients of queries and bias, one those
 the codes, so only the arguments are saved.  There are no atomic additions: gradients are deterministic.  Schug et al.
 2024, "Attention as a hypernetwork", eq. 6.
 
-kernels.py is imported when a kernel runs, because polyhead must be importable without triton.
+    POLYHEAD_TRITON=check   (default) each configuration is checked at its first use (first_use.py)
+    POLYHEAD_TRITON=1       no checks
+    POLYHEAD_TRITON=0       no kernels
+
+The files that import triton are imported when a kernel runs, because polyhead must be importable without triton.
 """
 
+import importlib.util
+import os
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.cards import faster, shared_memory, tf32, without_triton
-from polyhead.ops.custom_op_rules import Gradients, Kernel, backward_only, custom_op
-from polyhead.ops.first_use import FirstUse
-from polyhead.ops.tiles import dense_limits
+from polyhead.ops.hyla.triton import first_use
+from polyhead.ops.kernel import Gradients, Outputs, unsupported_by_kernels
+from polyhead.ops.tiles import unsupported_mask
+from polyhead.spec.shapes import one_of
+
+_SPEC = importlib.util.find_spec("triton")
+IS_INSTALLED = _SPEC is not None and _SPEC.origin is not None  # a mere folder of that name has no origin
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton's interpreter runs the kernels.  Read once, because compiled code cannot query it."""
+
+MODE = one_of("polyhead.ops", "POLYHEAD_TRITON", os.environ.get("POLYHEAD_TRITON", "check"), ("check", "1", "0"))
 
 LARGEST_HEADS = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
 """Bytes of a number -> the most heads, and the most heads x width of queries; both are padded to powers of two >=
 16."""
 
-ROW, MEMORY = 1024, 160 << 10
+SMALL_ROW, LARGE_MEMORY = 1024, 160 << 10
 """Bytes of a padded row of queries that fit on every GPU, and the bytes of shared memory that longer rows need."""
 
-TF32 = {1024: 112 << 10, 2048: 180 << 10, 4096: 208 << 10}
+TF32_MEMORY = {1024: 112 << 10, 2048: 180 << 10, 4096: 208 << 10}
 """Largest bytes of a padded row of queries in tf32 -> the bytes of shared memory that it needs."""
 
 
-def unsupported_reason(x: AttentionCall) -> str | None:
-    """Why the kernels do not take a call, as a part of a sentence, or None if they do."""
-    return without_triton(x) or unsupported_anywhere(x) or too_large_for(x.q, shared_memory(x.q.device))
+def unsupported_reason(call: AttentionCall) -> str | None:
+    """Why the kernels do not take a call, as a part of a sentence, or None."""
+    for reason in (unsupported_device(call), unsupported_options(call), unsupported_by_kernels(call)):
+        if reason is not None:
+            return reason
+    return unsupported_size(call.q, shared_memory(call.q.device))
 
 
-def unsupported_anywhere(x: AttentionCall) -> str | None:
-    """Why the kernels take a call on no GPU, or None."""
-    if x.normalise not in ("rms_heads", "identity", "softmax"):
-        return f"takes normalise='rms_heads', 'identity' or 'softmax' only, not {x.normalise!r}"
-    if x.act not in ("relu", "identity"):
-        return f"takes act='relu' or 'identity' only, not {x.act!r}"
-    if x.value_weight is not None:
-        return "takes no value_weight"
-    return backward_only(x) or dense_limits(x) or _too_large(x.q)
+def is_preferred(call: AttentionCall) -> bool:
+    """On a GPU, where the alternative is tiles in PyTorch, which launch thousands of kernels."""
+    return call.q.is_cuda
 
 
-def _row(q: Tensor) -> tuple[int, int]:
-    """Heads and width of queries, padded as in a program."""
-    h, d = (max(16, 1 << (n - 1).bit_length()) for n in q.shape[2:])
-    return h, d
-
-
-def _too_large(q: Tensor) -> str | None:
-    (heads, width), (most_heads, most) = _row(q), LARGEST_HEADS[q.itemsize]
-    if heads <= most_heads and heads * width <= most:
+def unsupported_device(call: AttentionCall) -> str | None:
+    """Why Triton kernels cannot or must not run on these tensors, or None."""
+    if not IS_INSTALLED:
+        return "needs triton, which is not installed"
+    if MODE == "0":
+        return "is turned off by POLYHEAD_TRITON=0"
+    if IS_INTERPRETED:
         return None
-    came = f"{q.shape[2]} x {q.shape[3]}"
-    return f"takes at most {most_heads} heads and heads x width up to {most} (padded, {q.dtype}), not {came}"
+    if not call.q.is_cuda:
+        return "takes CUDA tensors only"
+    if call.q.dtype == torch.float64:
+        return "takes no torch.float64 on a card"
+    return None
 
 
-def too_large_for(q: Tensor, shared: int) -> str | None:
+def unsupported_options(call: AttentionCall) -> str | None:
+    """Why the kernels take such a call on no GPU, or None."""
+    if call.normalise not in ("rms_heads", "identity"):
+        return f"takes normalise='rms_heads' or 'identity' only, not {call.normalise!r}"
+    if call.act not in ("relu", "identity"):
+        return f"takes act='relu' or 'identity' only, not {call.act!r}"
+    for name in ("value_weight", "keep"):
+        if getattr(call, name) is not None:
+            return f"takes no {name}"
+    if call.bias is not None and call.bias.ndim != 2:
+        return f"takes biases by offset (h t+s-1) only, not {tuple(call.bias.shape)}"
+    return unsupported_mask(call)
+
+
+def unsupported_size(q: torch.Tensor, shared: int) -> str | None:
     """Why queries do not fit on a GPU with `shared` bytes of shared memory per program, or None."""
-    heads, width = _row(q)
-    if q.dtype == torch.float32 and tf32():
-        most = min(room for row, room in TF32.items() if heads * width * q.itemsize <= row)
-        came = f"{q.shape[2]} x {q.shape[3]} in tf32 on a card with {shared >> 10} KB of shared memory"
-        return f"takes no {came}" if shared < most else None
-    if heads * width * q.itemsize <= ROW or shared >= MEMORY:
-        return None
-    came = f"not {q.shape[2]} x {q.shape[3]} (padded, {q.dtype})"
-    return f"takes heads x width up to {ROW // q.itemsize} on a card with {shared >> 10} KB of shared memory, {came}"
+    heads, width = (max(16, 1 << (size - 1).bit_length()) for size in q.shape[2:])  # padded, as in a program
+    max_heads, max_numbers = LARGEST_HEADS[q.itemsize]
+    size = f"{q.shape[2]} x {q.shape[3]}"
+    if heads > max_heads or heads * width > max_numbers:
+        return f"takes at most {max_heads} heads and heads x width up to {max_numbers} (padded, {q.dtype}), not {size}"
+    row = heads * width * q.itemsize
+    card = f"on a card with {shared >> 10} KB of shared memory"
+    if q.dtype == torch.float32 and is_tf32():
+        needed = min(memory for limit, memory in TF32_MEMORY.items() if row <= limit)
+        return f"takes no {size} in tf32 {card}" if shared < needed else None
+    if row > SMALL_ROW and shared < LARGE_MEMORY:
+        return f"takes heads x width up to {SMALL_ROW // q.itemsize} {card}, not {size} (padded, {q.dtype})"
+    return None
 
 
-def preferred(x: AttentionCall) -> bool:
-    """On a GPU, unless they were measured to be slower there.  The alternative is tiles in PyTorch.
+def is_tf32() -> bool:
+    """Whether products of float32 may round to tf32.  Not read from `allow_tf32`, which raises once `fp32_precision`
+    was set."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
-    Not timed yet.  The choice rests on counts: tiles launch thousands of kernels at t = 2048.
+
+is_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory per program of a kernel: 99 KB on most consumer GPUs, 227 on an H100 and in the
+    interpreter.
+
+    It reads a property of the device and no data, so compiled code may call it.
     """
-    return x.q.is_cuda and faster("hyla", x)
+    if device.type != "cuda":
+        return 227 << 10
+    card: Any = torch.cuda.get_device_properties(device)
+    return getattr(card, "shared_memory_per_block_optin", 64 << 10)
 
 
-def forward(x: AttentionCall, twice: bool = False) -> Tensor:
-    """HYLA by Triton kernels, with gradients of q, k, v and bias; if `twice`, second derivatives by the reference."""
-    return _op(x, twice)[0]
+def forward_pass(call: AttentionCall) -> Outputs:
+    """The output (b t h e)."""
+    if MODE == "check" and not IS_INTERPRETED:
+        return first_use.checked_forward(launch_forward, call)
+    return launch_forward(call)
 
 
-def _forward(x: AttentionCall) -> list[Tensor]:
+def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+    """The gradients of q, k, v and, if given, bias."""
+    if MODE == "check" and not IS_INTERPRETED:
+        return first_use.checked_backward(launch_backward, call, grad_outputs)
+    return launch_backward(call, grad_outputs)
+
+
+def launch_forward(call: AttentionCall) -> Outputs:
+    """The output by the kernels, unchecked."""
     from polyhead.ops.hyla.triton import kernels
 
-    with torch.cuda.device_of(x.q):
-        return [kernels.forward(kernels.prepare(x), kernels.Launch.__call__)]
+    with torch.cuda.device_of(call.q):
+        return [kernels.forward(kernels.prepare(call, shared_memory(call.q.device), is_tf32()))]
 
 
-def _backward(x: AttentionCall, douts: list[Tensor]) -> Gradients:
+def launch_backward(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+    """The gradients by the kernels, unchecked."""
     from polyhead.ops.hyla.triton import kernels
 
-    with torch.cuda.device_of(x.q):
-        grads = kernels.backward(kernels.prepare(x), douts[0], kernels.Launch.__call__)
-    return dict(zip(("q", "k", "v", "bias"), grads, strict=False))
-
-
-_op = custom_op(Kernel("hyla", "triton", _forward, _backward, guard=FirstUse()))
+    with torch.cuda.device_of(call.q):
+        problem = kernels.prepare(call, shared_memory(call.q.device), is_tf32())
+        gradients = kernels.backward(problem, grad_outputs[0])
+    return dict(zip(("q", "k", "v", "bias"), gradients, strict=False))

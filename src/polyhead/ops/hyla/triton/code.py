@@ -1,21 +1,14 @@
 # mypy: disallow-untyped-defs=False
-"""Kernels of HYLA: the code of a tile of pairs and its gradient, and the sums that a softmax over keys needs first.
+"""Parts of HYLA's kernels: the code of a tile of pairs, its gradient, and the value networks.
 
-    rms, identity   a = root s                          ds = root (da - a mean_h(a da)); the mean only for rms
-    softmax         a = exp(s - top) share              ds = a (da - delta)
-                    top = max_keys s                    delta = sum_keys a da
-                    share = 1 / sum_keys exp(s - top)
-
-`top` and `share` are the two rows of `softmax` (b t 2 h); `delta` is (b t 1 h).  Separate kernels compute them, because
-they are sums over keys.  One number in place of two, the log-sum-exp, would be rounded, and weights with it by as much
-as the rounding of a score.
+rms, identity   a = root s                          ds = root (da - a mean_h(a da)); the mean only for rms
 """
 
 from dataclasses import dataclass
 
 import triton.language as tl
 
-from polyhead.ops.triton_tiles import (
+from polyhead.ops.hyla.triton.tiles import (
     Block,
     CompiledIn,
     Dots,
@@ -23,10 +16,7 @@ from polyhead.ops.triton_tiles import (
     by_offset,
     dot,
     jit,
-    keys_of,
-    load_by_head,
     load_by_row,
-    number,
     positive,
     rms_root,
     visible,
@@ -66,8 +56,7 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
     A bias of -inf masks a pair of its head.
     """
     b, q0, k0 = at
-    scale, lengths, limits, _softmax = call
-    # Not a product alone: a compiler would round it in some kernels, and in others only its difference to `top`.
+    scale, lengths, limits = call
     added = 0.0
     if bias is not None:
         added = by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
@@ -81,15 +70,8 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
 @jit
 def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
     """[head, query, key] code of a tile, and its factor `root` [head or 1, query, key], 0 at masked pairs."""
-    b, q0, _k0 = at
-    _scale, lengths, _limits, softmax = call
     scores, seen = score_tile(queries, keys, bias, at, call, C)
     root = seen.to(C.dots.total)
-    if C.normalise == "softmax":
-        top = load_sums(softmax, (b, q0, 0), 2, lengths[0], C)[:, :, None]
-        share = load_sums(softmax, (b, q0, 1), 2, lengths[0], C)[:, :, None]
-        scores = tl.exp(tl.where(seen, scores - top, 0.0))
-        root = tl.where(seen, share, 0.0)
     if C.normalise == "rms_heads":
         root = rms_root(scores, seen, C.q.heads, C.eps)
     return scores * root, root
@@ -185,80 +167,8 @@ def width_backward(a, values, grads, C: tl.constexpr):
 
 
 @jit
-def score_grads(code, root, da, delta, C: tl.constexpr):
-    """The gradient of a tile of scores, given that of its code; `delta` is [head, query]."""
-    if C.normalise == "softmax":
-        da -= delta[:, :, None]
-        da *= code
-    else:
-        if C.normalise == "rms_heads":
-            da -= code * (tl.sum(code * da, 0) / C.q.heads)[None, :, :]
-        da *= root
-    return da
-
-
-@jit
-def load_sums(start, at, N: tl.constexpr, t, C: tl.constexpr):
-    """[head, query] of a tensor (b t N h), in which `at` names sample, first query and row."""
-    b, q0, row = at
-    h = tl.arange(0, C.q.heads_padded)[:, None]
-    i = q0 + tl.arange(0, C.q.rows)[None, :]
-    return tl.load(start + ((b * t + i) * N + row) * C.q.heads + h, mask=(h < C.q.heads) & (i < t), other=0.0)
-
-
-@jit
-def store_sums(start, at, N: tl.constexpr, t, x, C: tl.constexpr):
-    """The inverse of `load_sums`."""
-    b, q0, row = at
-    h = tl.arange(0, C.q.heads_padded)[:, None]
-    i = q0 + tl.arange(0, C.q.rows)[None, :]
-    tl.store(start + ((b * t + i) * N + row) * C.q.heads + h, x, mask=(h < C.q.heads) & (i < t))
-
-
-@jit
-def hyla_softmax(tensors, strides, t, s, settings, C: tl.constexpr):
-    """The largest score of a query, and 1 / sum exp(score - that); both are 0 for a query without keys."""
-    q, k, _v, bias = tensors
-    scale, limits, softmax, _delta = settings
-    tiles = tl.cdiv(t, C.sight.queries)
-    q0 = tl.program_id(0) % tiles * C.sight.queries
-    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, softmax)
-    queries = load_by_head(q + b * strides[0][0], q0, t, strides[0], C.q)
-    top = tl.full([C.q.heads_padded, C.q.rows], float("-inf"), C.dots.total)
-    total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
-    low, high = keys_of(q0, (t, s), limits, C.sight)
-    for k0 in range(low, high, C.sight.keys):
-        keys = load_by_head(k + b * strides[1][0], k0, s, strides[1], C.k)
-        scores, seen = score_tile(queries, keys, bias, (b, q0, k0), call, C)
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 2))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(top - finite) + tl.sum(tl.exp(scores - finite[:, :, None]), 2)
-        top = higher
-    nowhere = total == 0
-    store_sums(softmax, (b, q0, 0), 2, t, tl.where(top == float("-inf"), 0.0, top), C)
-    store_sums(softmax, (b, q0, 1), 2, t, tl.where(nowhere, 0.0, 1 / tl.where(nowhere, 1.0, total)), C)
-
-
-@jit
-def hyla_delta(tensors, strides, t, s, settings, C: tl.constexpr):
-    """The sums over keys of the code times its gradient."""
-    q, k, v, bias, dout = tensors
-    to_q, to_k, to_v, to_out = strides
-    scale, limits, softmax, delta = settings
-    tiles = tl.cdiv(t, C.sight.queries)
-    q0 = tl.program_id(0) % tiles * C.sight.queries
-    b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, softmax)
-    queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
-    grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
-    total = tl.full([C.q.heads_padded, C.q.rows], 0.0, C.dots.total)
-    low, high = keys_of(q0, (t, s), limits, C.sight)
-    for k0 in range(low, high, C.sight.keys):
-        keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
-        values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
-        code, _ = code_tile(queries, keys, bias, (b, q0, k0), call, C)
-        da, _ = width_backward(code.to(keys.dtype), values, grads, C)
-        total += tl.sum(code * da, 2)
-    store_sums(delta, (b, q0, 0), 1, t, total, C)
+def score_grads(code, root, da, C: tl.constexpr):
+    """The gradient of a tile of scores, given that of its code."""
+    if C.normalise == "rms_heads":
+        da -= code * (tl.sum(code * da, 0) / C.q.heads)[None, :, :]
+    return da * root

@@ -9,13 +9,12 @@ from polyhead.ops.hyla.triton.code import (
     from_queries,
     hidden_backward,
     load_rows,
-    load_sums,
     score_grads,
     through_hidden,
     through_output,
     width_backward,
 )
-from polyhead.ops.triton_tiles import (
+from polyhead.ops.hyla.triton.tiles import (
     diagonals,
     dot,
     jit,
@@ -33,17 +32,14 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradient of a tile of queries, and its part of the gradient of the bias, in its own row of partial sums."""
     q, k, v, bias, dout, dq = tensors
     to_q, to_k, to_v, to_out, to_dq = strides
-    scale, limits, softmax, delta, first, rows, partial = settings
+    scale, limits, first, rows, partial = settings
     tiles = rows // C.sight.queries
     q0 = first + (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, softmax)
+    call = (number(scale, C.dots.total), (t, s), limits)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     grads = load_rows(dout + b * to_out[0], q0, t, to_out, C.out)
     total = tl.full([C.q.heads_padded, C.q.rows, C.q.width_padded], 0.0, C.dots.total)
-    own = total
-    if C.normalise == "softmax":
-        own = load_sums(delta, (b, q0, 0), 1, t, C)
     low, high = keys_of(q0, (t, s), limits, C.sight)
     # Columns of the bias: neighbouring tiles of keys overlap.  A tile stores its finished columns and carries the rest.
     carry = tl.full([C.q.heads_padded, C.sight.keys], 0.0, C.dots.total)
@@ -57,7 +53,7 @@ def hyla_queries(tensors, strides, t, s, settings, C: tl.constexpr):
         values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
         code, root = code_tile(queries, keys, bias, (b, q0, k0), call, C)
         da, _ = width_backward(code.to(keys.dtype), values, grads, C)
-        ds = score_grads(code, root, da, own, C)
+        ds = score_grads(code, root, da, C)
         total += dot(ds.to(keys.dtype), keys, C.dots)
         if bias is not None:
             at = column + (k0 - low)
@@ -74,11 +70,11 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
     """The gradients of a tile of keys and of its values, for every query head."""
     q, k, v, bias, dout, dk, dv = tensors
     to_q, to_k, to_v, to_out, to_dk, to_dv = strides
-    scale, limits, softmax, delta = settings
+    scale, limits = settings
     tiles = tl.cdiv(s, C.sight.keys)
     k0 = tl.program_id(0) % tiles * C.sight.keys
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, softmax)
+    call = (number(scale, C.dots.total), (t, s), limits)
     keys = load_by_head(k + b * to_k[0], k0, s, to_k, C.k)
     values = load_rows(v + b * to_v[0], k0, s, to_v, C.v)
     total_k = tl.full([C.k.heads_padded, C.k.rows, C.k.width_padded], 0.0, C.dots.total)
@@ -108,10 +104,7 @@ def hyla_keys(tensors, strides, t, s, settings, C: tl.constexpr):
         else:
             da, dz = width_backward(a, values, grads, C)
             total_v += dot(tl.permute(dz, (0, 2, 1)), tl.permute(a, (2, 1, 0)), C.dots)
-        own = da
-        if C.normalise == "softmax":
-            own = load_sums(delta, (b, q0, 0), 1, t, C)
-        ds = score_grads(code, root, da, own, C)
+        ds = score_grads(code, root, da, C)
         total_k += dot(tl.permute(ds.to(queries.dtype), (0, 2, 1)), queries, C.dots)
     store_by_head(dk + b * to_dk[0], k0, s, to_dk, total_k * call[0], C.k)
     store_by_row(dv + b * to_dv[0], k0, s, to_dv, tl.permute(total_v, (0, 2, 1)), C.v.tile)

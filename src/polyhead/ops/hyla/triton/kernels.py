@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""The kernels of HYLA and their launches: blocked.py has the equations, triton_tiles.py the conventions.
+"""The kernels of HYLA and their launches: blocked.py has the equations, tiles.py the conventions.
 
 One program holds a tile of queries with all heads (of keys, for the gradients of keys and values) and loops over the
 tiles of the other side.  Sums over heads and sums over keys are batched products of small matrices: the first has one
@@ -16,7 +16,7 @@ Wide values are cut into parts: each part gives a part of the output, and the gr
 parts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,19 +26,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.cards import shared_memory
-from polyhead.ops.hyla.triton.code import (
-    Config,
-    Rows,
-    code_tile,
-    hidden_layer,
-    hyla_delta,
-    hyla_softmax,
-)
+from polyhead.ops.hyla.triton.code import Config, Rows, code_tile, hidden_layer
 from polyhead.ops.hyla.triton.gradients import hyla_keys, hyla_queries
-from polyhead.ops.latent_code import wide
-from polyhead.ops.tiles import mask_of_keys
-from polyhead.ops.triton_tiles import (
+from polyhead.ops.hyla.triton.tiles import (
     SMALLEST,
     Block,
     Launch,
@@ -60,6 +50,8 @@ from polyhead.ops.triton_tiles import (
     store_by_row,
     strides,
 )
+from polyhead.ops.latent_code import wide
+from polyhead.ops.tiles import mask_of_keys
 from polyhead.spec import RMS_HEADS_EPS
 
 NARROW = 64
@@ -81,11 +73,11 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
     """The output of a tile of queries, from all keys or, divided over grid axis 1, from `share` keys."""
     q, k, v, bias, out = tensors
     to_q, to_k, to_v, to_out = strides
-    scale, limits, softmax, _delta, share = settings
+    scale, limits, share = settings
     tiles = tl.cdiv(t, C.sight.queries)
     q0 = (tiles - 1 - tl.program_id(0) % tiles) * C.sight.queries
     b = tl.cast(tl.program_id(0) // tiles, tl.int64)
-    call = (number(scale, C.dots.total), (t, s), limits, softmax)
+    call = (number(scale, C.dots.total), (t, s), limits)
     queries = load_by_head(q + b * to_q[0], q0, t, to_q, C.q)
     total = tl.full([C.out.tile.rows, C.out.tile.width_padded, C.out.tile.heads_padded], 0.0, C.dots.total)
     low, high = keys_of(q0, (t, s), limits, C.sight)
@@ -108,9 +100,6 @@ def hyla_forward(tensors, strides, t, s, settings, C: tl.constexpr):
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
-Run = Callable[[Launch], None]
-
-
 @dataclass(frozen=True)
 class TileSettings:
     """Queries and keys of a tile, and Triton's num_warps and num_stages."""
@@ -132,7 +121,10 @@ def row(q: Tensor) -> tuple[int, bool]:
 
 
 def few(x: Block) -> Block:
-    """A tile without further padding of heads, but with at least two: see `plan` in relational/triton/launches.py."""
+    """A tile without further padding of heads, but with at least two.
+
+    Triton compiles products with a single column wrongly.
+    """
     return replace(x, heads_padded=max(2, triton.next_power_of_2(x.heads)))
 
 
@@ -164,9 +156,8 @@ class HylaKernelCall:
     causal: bool
     normalise: str
     relu: bool
-    softmax: Tensor | None = None  # (b t 2 h), see code.py
-    delta: Tensor | None = None  # (b t 1 h)
-    shared: int = 227 << 10  # bytes of shared memory per program
+    shared: int  # bytes of shared memory per program
+    tf32: bool  # may products of float32 round to tf32?
 
     def config(self, size: TileSettings) -> Config:
         h = self.q.shape[2]
@@ -182,7 +173,7 @@ class HylaKernelCall:
             more_out=outputs[1],
             halves=halves,
             sight=Sight(size.queries, size.keys, self.causal),
-            dots=dots(self.v.dtype),
+            dots=dots(self.v.dtype, self.tf32),
             normalise=self.normalise,
             relu=self.relu,
             eps=RMS_HEADS_EPS,
@@ -199,7 +190,7 @@ class HylaKernelCall:
         """A launch of a kernel that takes `more` tensors, with strides, and more `settings`."""
         tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
         first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
-        args = *first, (pair(self.scale), self.limits, self.softmax, self.delta, *settings), self.config(size)
+        args = *first, (pair(self.scale), self.limits, *settings), self.config(size)
         return Launch(kernel, grid, args, size.warps, size.stages)
 
     def pieces(self) -> Iterator[slice]:
@@ -232,40 +223,16 @@ def tile(kernel: str, problem: HylaKernelCall) -> TileSettings:
     return TileSettings(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
-def prepare(x: AttentionCall) -> HylaKernelCall:
+def prepare(x: AttentionCall, shared: int, tf32: bool) -> HylaKernelCall:
     """The call, prepared for the kernels."""
     q, k, v = rowwise(x.q), rowwise(x.k), rowwise(x.v)
     bias = None if x.bias is None else x.bias.contiguous()
-    sight, shared = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1]), shared_memory(q.device)
-    return HylaKernelCall(q, k, v, bias, sight, x.factor, x.causal, x.normalise, x.act == "relu", shared=shared)
+    sight = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1])
+    return HylaKernelCall(q, k, v, bias, sight, x.score_scale, x.causal, x.normalise, x.act == "relu", shared, tf32)
 
 
-def with_softmax(problem: HylaKernelCall, run: Run) -> HylaKernelCall:
-    """The problem with `softmax`, which a softmax over keys needs."""
-    if problem.normalise != "softmax":
-        return problem
-    size, (b, t, h, _) = tile("forward", problem), problem.q.shape
-    problem = replace(problem, softmax=torch.empty(b, t, 2, h, dtype=wide(problem.q).dtype, device=problem.q.device))
-    run(problem.launch(hyla_softmax, (triton.cdiv(t, size.queries) * b,), size, (), ()))
-    return problem
-
-
-def with_delta(problem: HylaKernelCall, dout: Tensor, run: Run) -> HylaKernelCall:
-    """The problem with `delta`, which the gradient of a softmax needs.
-
-    It may be the delta of a part of the width: the gradients are linear in it.
-    """
-    if problem.softmax is None:
-        return problem
-    size, (b, t) = tile("queries", problem), problem.q.shape[:2]
-    problem = replace(problem, delta=torch.empty_like(problem.softmax[:, :, :1]))
-    run(problem.launch(hyla_delta, (triton.cdiv(t, size.queries) * b,), size, (dout,), ()))
-    return problem
-
-
-def forward(problem: HylaKernelCall, run: Run) -> Tensor:
-    """The output (b t h e); `run` executes each launch."""
-    problem = with_softmax(problem, run)
+def forward(problem: HylaKernelCall) -> Tensor:
+    """The output (b t h e)."""
     q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
     programs = b * triton.cdiv(t, size.queries)
@@ -274,16 +241,16 @@ def forward(problem: HylaKernelCall, run: Run) -> Tensor:
     parts = torch.empty(shares, b, t, h, e, dtype=q.dtype if shares == 1 else wide(q).dtype, device=q.device)
     for piece in problem.pieces():
         part, out = replace(problem, v=v[..., piece]), parts.flatten(0, 1)[..., piece]
-        run(part.launch(hyla_forward, (programs, shares), size, (out,), (share if shares > 1 else None,)))
+        part.launch(hyla_forward, (programs, shares), size, (out,), (share if shares > 1 else None,))()
     return parts.squeeze_(0) if shares == 1 else parts.sum(0).to(q.dtype)  # no view: autograd forbids to write to one
 
 
-def backward(problem: HylaKernelCall, dout: Tensor, run: Run) -> tuple[Tensor, ...]:
+def backward(problem: HylaKernelCall, dout: Tensor) -> tuple[Tensor, ...]:
     """The gradients of q, k, v and, if given, the bias, from that of the output.
 
     The width of the values is cut into pieces: each gives its part of dv, and a term of dq, dk and dbias.
     """
-    problem, dout = with_softmax(problem, run), rowwise(dout)
+    dout = rowwise(dout)
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     h, g, (first, *others) = q.shape[2], k.shape[2], problem.pieces()
     # What is summed, over pieces or over the query heads that share a key, is summed in the wider dtype.
@@ -295,9 +262,9 @@ def backward(problem: HylaKernelCall, dout: Tensor, run: Run) -> tuple[Tensor, .
     def terms(piece: slice) -> tuple[Tensor, Tensor]:
         """The terms of dq and dk; writes its piece of dv, and adds its term to dbias."""
         dq, dk, grad = _empty(q, h, of_q), _empty(k, h, of_k), dout[..., piece]
-        part = with_delta(replace(problem, v=v[..., piece]), grad, run)
-        query_grads(part, grad, (dq, dbias), run)
-        key_grads(part, grad, (dk, dv[..., piece]), run)
+        part = replace(problem, v=v[..., piece])
+        query_grads(part, grad, (dq, dbias))
+        key_grads(part, grad, (dk, dv[..., piece]))
         return dq, dk
 
     dq, dk = terms(first)
@@ -315,7 +282,7 @@ def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(*like.shape[:2], heads, like.shape[3], dtype=dtype, device=like.device)
 
 
-def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor | None], run: Run) -> None:
+def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor | None]) -> None:
     """Write the gradient of q and add that of the bias, in groups of query tiles to bound the partial sums."""
     size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
@@ -324,19 +291,12 @@ def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tens
         count = min(each, tiles - first)
         partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
         settings = first * size.queries, count * size.queries, partial
-        run(problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings))
+        problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings)()
         if dbias is not None and partial is not None:
             dbias += partial.sum(0)
 
 
-def key_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor], run: Run) -> None:
+def key_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor]) -> None:
     """Write the gradients of k and v, for every query head."""
     size, (b, s) = tile("keys", problem), problem.k.shape[:2]
-    run(problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ()))
-
-
-def launches(problem: HylaKernelCall) -> list[Launch]:
-    """All launches of a call and its gradients, without executing them; works on meta tensors."""
-    found: list[Launch] = []
-    backward(problem, forward(problem, found.append), found.append)
-    return found
+    problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ())()

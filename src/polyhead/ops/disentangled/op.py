@@ -12,21 +12,30 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
-from polyhead.ops.dispatch import compute, load
-from polyhead.ops.latent_code import allowed, code, drop, inner, relate, retrieve, share
-from polyhead.ops.precision import autocasting
+from polyhead.ops.dispatch import Op, run
+from polyhead.ops.latent_code import code, drop, inner, relate, retrieve, share
+from polyhead.ops.tiling import tiled
+from polyhead.spec import mechanism
 from polyhead.spec.shapes import shaped
 
 
-def reference(x: AttentionCall) -> Tensor:
+def reference(call: AttentionCall) -> Tensor:
     """The equation, literally."""
-    x, (q_rel, k_rel) = x.masked(allowed(x)), x.related
-    rel = relate(inner(q_rel, share(k_rel, x.q.shape[2]), q_rel.shape[-1] ** -0.5), x.act, x.mask)
-    return retrieve(drop((code(x) * rel).to(x.q.dtype), x.keep), x.symbols)
+    call = call.with_mask(call.visible())
+    q_rel, k_rel = call.relation_qk
+    products = inner(q_rel, share(k_rel, call.q.shape[2]), q_rel.shape[-1] ** -0.5)
+    related_code = code(call) * relate(products, call.act, call.mask)
+    return retrieve(drop(related_code.to(call.q.dtype), call.keep), call.symbols)
+
+
+DISENTANGLED = Op(
+    row=mechanism("disentangled_attention"),
+    reference=reference,
+    backends={"blocked": tiled("disentangled_attention", reference)},
+)
 
 
 @shaped
-@autocasting
 def disentangled_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -54,11 +63,8 @@ def disentangled_attention(
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """
-    x = AttentionCall(
-        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
+    call = AttentionCall(
+        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl,
         q_rel=q_rel, k_rel=k_rel, act=relation_act,
     )  # fmt: skip
-    return compute("disentangled", impl, x)
-
-
-load("disentangled")
+    return run(DISENTANGLED, call)

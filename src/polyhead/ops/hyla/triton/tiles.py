@@ -17,7 +17,7 @@ Offsets of samples and of first rows have 64 bits; offsets within a tile have 32
 
 import ctypes
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyhead.ops.cards import tf32
-from polyhead.ops.latent_code import at_least_float32, sequence_of
+from polyhead.ops.call import sequence_of
+from polyhead.ops.latent_code import at_least_float32
 
 SMALLEST = 16
 """The fewest rows, columns and terms of the 16-bit tiles that tensor cores multiply."""
@@ -39,10 +39,9 @@ STEEPEST = 1 << 24
 """The largest stride of rows: offsets within a tile have 32 bits.  The last head is at most FARTHEST away."""
 
 TYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32, torch.float64: tl.float64}
-POINTERS = {dtype: f"*{kind.name}" for dtype, kind in TYPES.items()} | {torch.int32: "*i32", torch.uint8: "*u8"}
 
 
-# ------------------------------------------------------------------------------------------------ what is compiled in
+# -------------------------------------------------------------------------------------------------- what is compiled in
 def jit(f: Callable[..., Any]) -> Any:
     """triton.jit for our convention.  It unwraps `f`: a wrapper that checks annotations has no source to compile."""
     f = inspect.unwrap(f)
@@ -116,12 +115,11 @@ def block(x: Tensor, rows: int, heads: int) -> Block:
     return Block(rows, heads, x.shape[-1], padded(heads), padded(x.shape[-1]), heads // x.shape[2])
 
 
-def dots(dtype: torch.dtype) -> Dots:
+def dots(dtype: torch.dtype, tf32: bool) -> Dots:
     """How products of that dtype are computed; float32 uses tf32 where PyTorch's own products may."""
-    fast = dtype == torch.float32 and tf32()
     # The interpreter multiplies the bit patterns of bfloat16.
     upcast = triton.knobs.runtime.interpret and dtype.itemsize == 2
-    return Dots(TYPES[at_least_float32(dtype)], "tf32" if fast else "ieee", upcast)
+    return Dots(TYPES[at_least_float32(dtype)], "tf32" if tf32 and dtype == torch.float32 else "ieee", upcast)
 
 
 def pair(x: float) -> tuple[float, float]:
@@ -155,10 +153,10 @@ def rowwise(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 and row <= STEEPEST and head <= FARTHEST else x.contiguous()
 
 
-# ---------------------------------------------------------------------------------------------------------- launches
+# ------------------------------------------------------------------------------------------------------------- launches
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with all its launch arguments; `source` gives the inputs of ahead-of-time compilation."""
+    """A kernel with all its launch arguments."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -170,42 +168,8 @@ class Launch:
         if all(self.grid):
             self.kernel[self.grid](*self.args, num_warps=self.warps, num_stages=self.stages)
 
-    def source(self) -> Any:
-        """The source for triton.compile, specialised as at launch: for arguments that are 1 or multiples of 16."""
-        signature: dict[str, Any] = {}
-        constants: dict[tuple[int, ...], Any] = {(len(self.args) - 1,): self.args[-1]}
-        attributes = {}
-        for n, (name, x) in enumerate(zip(self.kernel.arg_names, self.args[:-1], strict=False)):
-            special = name not in self.kernel.do_not_specialize
-            signature[name] = _kind(x, special)
-            for path, leaf in _leaves(x, (n,)):
-                if _kind(leaf, special) == "constexpr":
-                    constants[path] = leaf
-                elif special and (isinstance(leaf, Tensor) or (isinstance(leaf, int) and leaf % 16 == 0)):
-                    attributes[path] = [["tt.divisibility", 16]]
-        signature[self.kernel.arg_names[-1]] = "constexpr"
-        return triton.compiler.ASTSource(self.kernel, signature, constants, attributes)
 
-
-def _kind(x: Any, special: bool) -> Any:
-    if isinstance(x, tuple):
-        return tuple(_kind(y, special) for y in x)
-    if isinstance(x, Tensor):
-        return POINTERS[x.dtype]
-    if x is None or (special and isinstance(x, int) and x == 1):
-        return "constexpr"
-    return "i32" if isinstance(x, int) and -(2**31) <= x < 2**31 else "i64" if isinstance(x, int) else "fp32"
-
-
-def _leaves(x: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
-    if isinstance(x, tuple):
-        for n, y in enumerate(x):
-            yield from _leaves(y, (*path, n))
-    else:
-        yield path, x
-
-
-# ------------------------------------------------------------------------------------------------------ inside kernels
+# ------------------------------------------------------------------------------------------------------- inside kernels
 @jit
 def load_by_head(start, row, end, strides, B: tl.constexpr):
     """[head, row, width] of the rows from `row` on, zeros from `end` on; `start` points to the sample."""

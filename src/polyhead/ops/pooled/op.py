@@ -14,43 +14,63 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
-from polyhead.ops.dispatch import compute, load
-from polyhead.ops.latent_code import act as activation, at_least_float32, code, drop, rms_heads, share, shown, wide
-from polyhead.ops.precision import autocasting
+from polyhead.ops.dispatch import Op, run
+from polyhead.ops.latent_code import (
+    act as activation,
+    at_least_float32,
+    code,
+    drop,
+    rms_heads,
+    share,
+    visible_pairs,
+    wide,
+)
+from polyhead.ops.tiling import tiled
+from polyhead.spec import mechanism
 from polyhead.spec.shapes import shaped
 
 
-def reference(x: AttentionCall) -> Tensor:
-    """The equation of `x.network`, literally; h is 1 in u and e is 1 in a."""
-    look, a = shown(x), drop(code(x), x.keep)
-    u = einsum(a, share(x.v, x.q.shape[2]), "b h t s, b s h e -> b t s e")
+def reference(call: AttentionCall) -> Tensor:
+    """The equation of `call.network`, literally; h is 1 in u and e is 1 in a."""
+    visible, a = visible_pairs(call), drop(code(call), call.keep)
+    u = einsum(a, share(call.v, call.q.shape[2]), "b h t s, b s h e -> b t s e")
     u, a = rearrange(u, "b t s e -> b 1 t s e"), rearrange(a, "b h t s -> b h t s 1")
-    if x.network == "query":
-        u, a = pooled(u, x.pool, by_any(look)), rms_heads(wide(pooled(a, x.pool, look))).to(a.dtype)
-        look = None
-    return rearrange(pooled(a * activation(x.act)(u), x.pool, look), "b h t 1 e -> b t h e")
+    if call.network == "query":
+        u = pooled(u, call.pool, any_head(visible))
+        a = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
+        visible = None
+    return rearrange(pooled(a * activation(call.act)(u), call.pool, visible), "b h t 1 e -> b t h e")
 
 
-def pooled(x: Tensor, pool: str, look: Tensor | None) -> Tensor:
+def pooled(x: Tensor, pool: str, visible: Tensor | None) -> Tensor:
     """(b h t s e), 0 at invisible keys, as (b h t 1 e): pooled over the visible keys, 0 without any."""
     if pool == "sum" or x.shape[3] == 0:
         return x.sum(3, keepdim=True)
-    if look is None:
+    if visible is None:
         return x.amax(3, keepdim=True) if pool == "max" else x.mean(3, keepdim=True)
-    look = look.expand(torch.broadcast_shapes(look.shape, x.shape[2:4]))[..., None]
+    visible = visible.expand(torch.broadcast_shapes(visible.shape, x.shape[2:4]))[..., None]
     if pool == "max":
-        return x.masked_fill(~look, -torch.inf).amax(3, keepdim=True).masked_fill(~look.any(-2, keepdim=True), 0)
+        highest = x.masked_fill(~visible, -torch.inf).amax(3, keepdim=True)
+        return highest.masked_fill(~visible.any(-2, keepdim=True), 0)
     total = x.sum(3, keepdim=True, dtype=at_least_float32(x.dtype))  # may be more than float16 holds
-    return (total / look.sum(-2, keepdim=True).clamp(min=1)).to(x.dtype)
+    return (total / visible.sum(-2, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
-def by_any(look: Tensor | None) -> Tensor | None:
+def any_head(visible: Tensor | None) -> Tensor | None:
     """The mask of what heads share: True where it is True for any head."""
-    return look if look is None or look.ndim < 3 else look.any(-3, keepdim=True)
+    if visible is None or visible.ndim < 3:
+        return visible
+    return visible.any(-3, keepdim=True)
+
+
+POOLED = Op(
+    row=mechanism("pooled_attention"),
+    reference=reference,
+    backends={"blocked": tiled("pooled_attention", reference)},
+)
 
 
 @shaped
-@autocasting
 def pooled_attention(
     q: Float[Tensor, "b t h d"],
     k: Float[Tensor, "b s g d"],
@@ -82,11 +102,8 @@ def pooled_attention(
 
     >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
     """
-    x = AttentionCall(
-        q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale,
-        normalise=normalise, act=act, pool=pool, network=network,
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise,
+        act=act, scale=scale, pool=pool, network=network, impl=impl,
     )  # fmt: skip
-    return compute("pooled", impl, x)
-
-
-load("pooled")
+    return run(POOLED, call)

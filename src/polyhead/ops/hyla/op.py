@@ -1,0 +1,85 @@
+"""The op `hyla`: its signature and its implementations."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.dispatch import Op, run
+from polyhead.ops.hyla import blocked, native, state, triton
+from polyhead.ops.hyla.reference import reference
+from polyhead.ops.kernel import Kernel, unsupported_by_kernels
+from polyhead.ops.native.check import register_op_check
+from polyhead.spec import mechanism
+from polyhead.spec.shapes import shaped
+
+TRITON = Kernel(
+    op="hyla",
+    impl="triton",
+    forward_pass=triton.forward_pass,
+    backward_pass=triton.backward_pass,
+    recompute=blocked.recompute,
+    unsupported_reason=triton.unsupported_reason,
+    preferred=triton.is_preferred,
+)
+NATIVE = Kernel(
+    op="hyla",
+    impl="native",
+    forward_pass=native.forward_pass,
+    backward_pass=native.backward_pass,
+    recompute=blocked.recompute,
+    unsupported_reason=native.unsupported_reason,
+    preferred=native.is_preferred,
+    device_types="cpu",
+)
+BLOCKED = Kernel(
+    op="hyla",
+    impl="blocked",
+    forward_pass=blocked.forward_pass,
+    backward_pass=blocked.backward_pass,
+    recompute=blocked.recompute,
+    unsupported_reason=unsupported_by_kernels,
+    preferred=blocked.is_preferred,
+)
+
+HYLA = Op(
+    row=mechanism("hyla"),
+    reference=reference,
+    backends={"state": state, "triton": TRITON, "native": NATIVE, "blocked": BLOCKED},
+)
+
+
+@shaped
+def hyla(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "rms_heads",
+    act: str = "relu",
+    value_weight: Float[Tensor, "h e e"] | None = None,
+) -> Float[Tensor, "b t h e"]:
+    """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair configures the value network of the pair.
+
+    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
+    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A
+    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Schug et al., eq. 6; eq. 10 with value_weight.
+
+    >>> hyla(q, k, v, causal=True)      # (b t h e)
+    """
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise, value_weight, act=act, scale=scale, impl=impl
+    )
+    return run(HYLA, call)
+
+
+register_op_check("hyla", "hyla", NATIVE.forward, reference, native.examples)

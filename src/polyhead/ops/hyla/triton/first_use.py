@@ -1,0 +1,184 @@
+"""Check of the Triton kernels at their first use: do they agree with the reference on this GPU?
+
+A configuration is everything that is compiled into a kernel, and whether a call is longer than a check.  At its first
+call at most ROWS queries of two samples are computed three times: by the kernels, and by PyTorch's own operations in
+the same dtype and in float64.  The first backward pass is checked in the same way.  A kernel that is wrong, does not
+compile or does not fit on the GPU is reported once.  Then impl="auto" computes that configuration in tiles of the
+reference, and impl="triton" raises RuntimeError.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from polyhead.ops.call import TENSORS, AttentionCall
+from polyhead.ops.hyla import blocked
+from polyhead.ops.kernel import Gradients, Outputs
+from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
+
+Result = TypeVar("Result")
+Forward = Callable[[AttentionCall], Outputs]
+Backward = Callable[[AttentionCall, Outputs], Gradients]
+
+ROWS, KEYS = 128, 256
+"""The most queries and keys in a check: with more than 128 keys, several programs divide the keys of few queries."""
+
+SLACK = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10, torch.float32: 2.0**-8}
+"""Relative error allowed in addition to twice the error of PyTorch's own operations in the same dtype.  float32 may be
+computed in tf32."""
+
+VERDICTS: dict[Hashable, str | None] = {}
+"""Configuration -> what is wrong with it, as a part of a sentence, or None."""
+
+
+def checked_forward(launch: Forward, call: AttentionCall) -> Outputs:
+    """The output by `launch`, or by tiles of the reference if the kernel is wrong."""
+
+    def check() -> str | None:
+        part = first_rows(call)
+        output = {"the output": launch(part)[0]}
+        plain = {"the output": blocked.recompute(part)[0]}
+        exact = {"the output": blocked.recompute(in_float64(part))[0]}
+        return worst_difference(output, plain, exact, call.q.dtype)
+
+    reason = verdict("forward", call, check)
+    if reason is None:
+        outputs = _attempt(lambda: launch(call))
+        if not isinstance(outputs, str):
+            return outputs
+        reason = _report("forward", call, outputs)
+    _raise_if_explicit(call, reason)
+    return outputs_by_tiles(blocked.recompute, call, [call.q.new_empty(*call.q.shape[:3], call.v.shape[-1])])
+
+
+def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+    """The gradients by `launch`, or by tiles of the reference if a kernel is wrong."""
+
+    def check() -> str | None:
+        part = first_rows(call)
+        cotangent = waves(part.q.new_empty(*part.q.shape[:3], part.v.shape[-1]))
+        gradients = launch(part, [cotangent])
+        plain = gradients_by_tiles(blocked.recompute, part, [cotangent])
+        exact = gradients_by_tiles(blocked.recompute, in_float64(part), [cotangent.double()])
+        return worst_difference(gradients, plain, exact, call.q.dtype)
+
+    reason = VERDICTS.get(configuration("forward", call))
+    if reason is None:
+        reason = verdict("backward", call, check)
+    if reason is None:
+        gradients = _attempt(lambda: launch(call, grad_outputs))
+        if not isinstance(gradients, str):
+            return gradients
+        reason = _report("backward", call, gradients)
+    _raise_if_explicit(call, reason)
+    return gradients_by_tiles(blocked.recompute, call, grad_outputs)
+
+
+def verdict(pass_: str, call: AttentionCall, check: Callable[[], str | None]) -> str | None:
+    """What is wrong with the configuration of a call, or None; its first call runs the check."""
+    key = configuration(pass_, call)
+    # While a CUDA graph is captured, after its warm-up, the device must not be waited for.
+    is_capturing = call.q.is_cuda and torch.cuda.is_current_stream_capturing()
+    if key not in VERDICTS and call.q.numel() * call.k.numel() > 0 and not is_capturing:
+        VERDICTS[key] = None
+        reason = _attempt(check)
+        if reason is not None:
+            _report(pass_, call, reason)
+    return VERDICTS.get(key)
+
+
+def _report(pass_: str, call: AttentionCall, reason: str) -> str:
+    """Keep the reason why a configuration is not used, and warn the caller of "auto"."""
+    VERDICTS[configuration(pass_, call)] = reason
+    if call.impl == "auto":
+        warning = f"hyla: impl 'triton' {reason}; tiles of the reference compute it instead"
+        warnings.warn(warning, RuntimeWarning, stacklevel=2)
+    return reason
+
+
+def _raise_if_explicit(call: AttentionCall, reason: str) -> None:
+    if call.impl != "auto":
+        raise RuntimeError(f"hyla: impl 'triton' {reason}; use impl='auto' or 'reference'")
+
+
+def worst_difference(
+    results: dict[str, Tensor], plain: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
+) -> str | None:
+    """Which result is further from the exact one than allowed, in words, or None."""
+    for name, result in results.items():
+        norm = exact[name].norm().item() or 1.0
+        error = (result.double() - exact[name]).norm().item() / norm
+        plain_error = (plain[name].double() - exact[name]).norm().item() / norm
+        limit = 2 * plain_error + SLACK.get(dtype, 1e-9)
+        if not error <= limit:  # NaN as well
+            return f"is wrong on this card: {name} is {error:.1e} off, {limit:.1e} are allowed ({dtype})"
+    return None
+
+
+def configuration(pass_: str, call: AttentionCall) -> Hashable:
+    """Everything that is compiled in, the layout of the tensors, and how the lengths compare with those of a check."""
+    layouts = []
+    for name in TENSORS:
+        tensor = getattr(call, name)
+        if tensor is None:
+            layouts.append(None)
+            continue
+        # Triton specialises on contiguous rows and on strides that are multiples of 16.
+        strides = tensor.stride(-1) == 1, all(stride % 16 == 0 for stride in tensor.stride()[:-1])
+        layouts.append((tensor.ndim, tensor.shape[2:], tensor.is_contiguous(), strides))
+        if name in ("bias", "mask", "cu_seqlens"):
+            layouts[-1] = (tensor.ndim, tensor.is_contiguous(), strides)
+    t, s = call.lengths
+    lengths = t == 1, t >= ROWS, s > ROWS
+    precision = torch.backends.cuda.matmul.fp32_precision
+    options = call.causal, call.window is None, call.normalise, call.act, precision
+    return pass_, call.q.device, call.q.dtype, tuple(layouts), lengths, options
+
+
+def first_rows(call: AttentionCall) -> AttentionCall:
+    """A smaller call of the first rows in the same layout; numbers that test little are replaced."""
+    t, s = call.lengths
+    num_queries = min(t, ROWS)
+    num_keys = min(s, KEYS if t < ROWS else ROWS)
+    tensors = {
+        "q": call.q[:2, :num_queries],
+        "k": call.k[:2, :num_keys],
+        "v": call.v[:2, :num_keys],
+    }
+    if call.bias is not None:
+        tensors["bias"] = call.bias[:, t - num_queries : t + num_keys - 1]
+    for name, tensor in tensors.items():
+        is_telling = tensor.isfinite().all() & tensor.any()
+        tensors[name] = tensor if is_telling else waves(tensor)
+    mask = call.mask
+    if mask is not None:
+        mask = mask[:2] if mask.ndim == 4 else mask
+        mask = mask[..., :num_keys]
+    cu_seqlens = None if call.cu_seqlens is None else call.cu_seqlens.clamp(max=num_queries)
+    return replace(call.with_tensors(tensors), mask=mask, cu_seqlens=cu_seqlens)
+
+
+def waves(like: Tensor) -> Tensor:
+    """Numbers between -1 and 1 without repetition and without a random generator, in the layout of `like`."""
+    numbers = torch.arange(like.numel(), device=like.device).double().mul(0.7).sin().view(like.shape)
+    return torch.empty_like(like).copy_(numbers)
+
+
+def in_float64(call: AttentionCall) -> AttentionCall:
+    """The call with its learned tensors in float64."""
+    return call.with_tensors({name: tensor.double() for name, tensor in call.learned_tensors().items()})
+
+
+def _attempt(run: Callable[[], Result]) -> Result | str:
+    """The result of `run`, or Triton's error as a part of a sentence."""
+    try:
+        return run()
+    except Exception as error:
+        if not type(error).__module__.startswith("triton") and "PassManager" not in str(error):
+            raise
+        first_line = str(error).strip().splitlines()[0][:120]
+        return f"cannot be launched on this card ({type(error).__name__}: {first_line})"

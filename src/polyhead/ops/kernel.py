@@ -1,0 +1,307 @@
+"""Kernels: pairs of functions, forward and backward, registered as custom ops with autograd and vmap.
+
+PyTorch knows only the backward pass of a custom op; in forward mode it silently takes the tangent as 0.  So kernels
+refuse every other kind of differentiation, and "auto" then takes an implementation made of PyTorch's own operations.
+Double backward (create_graph=True) shows only when the backward pass runs.  Then a kernel that "auto" chose lets the
+reference compute the gradients from the same tensors; a kernel chosen by name raises RuntimeError.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from polyhead.ops.call import LEARNED, TENSORS, AttentionCall
+
+Outputs = list[Tensor]
+Gradients = dict[str, Tensor]
+"""Name among LEARNED -> gradient."""
+
+ARGUMENTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? q_rel, Tensor? k_rel, Tensor? relation_weight, Tensor? value_weight, "
+    "Tensor? bias, Tensor? mask, Tensor? keep, Tensor? cu_seqlens, *, bool causal, SymInt? window=None, float scale, "
+    'str normalise, str act, str pool="", str network="", str impl="auto"'
+)
+"""The arguments of every kernel, in the order of TENSORS, for torch.library."""
+
+
+# --------------------------------------------------------------------------------------- which derivatives are required
+def _active_transforms() -> tuple[int, int, int]:
+    """How many transforms of torch.func are active: reverse mode, forward mode, vmap."""
+    interpreters = torch._C._functorch.get_interpreter_stack() or ()
+    names = [interpreter.key().name for interpreter in interpreters]
+    return names.count("Grad"), names.count("Jvp"), names.count("Vmap")
+
+
+# torch.compile calls it once, untraced, and makes a new graph where the transforms change.
+_active_transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _is_forward_mode() -> bool:
+    """Whether torch.autograd.forward_ad computes tangents."""
+    return forward_ad._current_level >= 0
+
+
+def needs_more_than_backward() -> bool:
+    """Whether a derivative may be required in another way than by a backward pass."""
+    reverse, forward, _ = _active_transforms()
+    return bool(reverse or forward or _is_forward_mode())
+
+
+def needs_more_than_one_backward() -> bool:
+    """Whether a derivative may be required that PyTorch's fused kernels do not support."""
+    reverse, forward, vmap = _active_transforms()
+    return bool(forward or reverse > 1 or (reverse and vmap) or _is_forward_mode())
+
+
+def unsupported_by_kernels(call: AttentionCall) -> str | None:
+    """Why custom ops cannot give the required derivatives, or None."""
+    if call.keep is not None and call.keep.requires_grad:
+        return "takes no keep that requires a gradient"
+    if needs_more_than_backward():
+        return "takes no derivatives of torch.func or in forward mode"
+    return None
+
+
+def unsupported_by_fused_attention(call: AttentionCall) -> str | None:
+    """Why PyTorch's fused kernels cannot take a call, or None: they support one backward pass, and no vmap."""
+    if call.keep is not None:
+        return "takes no keep"
+    if needs_more_than_one_backward():
+        return "takes no derivatives in forward mode, of derivatives or under vmap"
+    return None
+
+
+def check_backward(name: str, impl: str) -> None:
+    """Call in a backward pass: raises RuntimeError if the pass is itself differentiated in forward mode."""
+    if needs_more_than_backward():
+        raise RuntimeError(f"{name}: impl {impl!r} has no derivative of its gradient; use impl='reference'")
+
+
+def is_grads_batched(grad_outputs: Outputs) -> bool:
+    """Whether many gradients come as one (is_grads_batched): an older vmap, without rules for custom ops."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(torch._C._functorch.is_legacy_batchedtensor(grad) for grad in grad_outputs)
+
+
+def gradients_by_autograd(
+    function: Callable[[list[Tensor]], Sequence[Tensor]], tensors: list[Tensor], grad_outputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradients of `tensors`, recomputed by PyTorch's own operations, which can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+        # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
+        aliases = [tensor.view_as(tensor) for tensor in tensors]
+        outputs = list(function(aliases))
+        cotangents = list(grad_outputs[: len(outputs)])
+        leaves = [alias for alias in aliases if alias.requires_grad]
+        leaf_gradients = iter(
+            torch.autograd.grad(outputs, leaves, cotangents, create_graph=create_graph, materialize_grads=True)
+        )
+    gradients = []
+    for alias in aliases:
+        gradients.append(next(leaf_gradients) if alias.requires_grad else torch.zeros_like(alias))
+    return gradients
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+def empty_output(call: AttentionCall) -> Outputs:
+    """An empty tensor for the output (b t h e)."""
+    return [call.q.new_empty(*call.q.shape[:3], call.v.shape[-1])]
+
+
+def first_output(call: AttentionCall, outputs: Outputs) -> Tensor:
+    """The only output of most kernels."""
+    return outputs[0]
+
+
+@dataclass
+class Kernel:
+    """A pair of functions as the custom op `torch.ops.polyhead.OP_IMPL`.
+
+    `forward_pass` computes the outputs of a call, `backward_pass` its gradients from those of the outputs.  With
+    `saves_outputs`, `backward_pass` gets the outputs, too, after their gradients.  `empty_outputs` allocates tensors
+    with the shapes of the outputs.  `recompute` computes the outputs that have gradients by
+    PyTorch's own operations.  Autograd
+    differentiates `combine`, which turns the outputs into (b t h e).  A kernel is opaque to `torch.compile`; it has a
+    rule for vmap, and its backward pass is a custom op.
+    """
+
+    op: str  # the name of its public function
+    impl: str
+    forward_pass: Callable[[AttentionCall], Outputs]
+    backward_pass: Callable[[AttentionCall, Outputs], Gradients]
+    recompute: Callable[[AttentionCall], Outputs]
+    unsupported_reason: Callable[[AttentionCall], str | None]
+    preferred: Callable[[AttentionCall], bool]
+    combine: Callable[[AttentionCall, Outputs], Tensor] = first_output
+    empty_outputs: Callable[[AttentionCall], Outputs] = empty_output
+    saves_outputs: bool = False
+    device_types: str | None = None
+
+    def __post_init__(self) -> None:
+        self.custom_op = _register(self)
+
+    @property
+    def op_name(self) -> str:
+        """The name of the custom op."""
+        return f"polyhead::{self.op.removesuffix('_attention')}_{self.impl}"
+
+    def forward(self, call: AttentionCall) -> Tensor:
+        """The output (b t h e), differentiable once; twice if "auto" chose this kernel."""
+        tensors, options = call.op_arguments()
+        return self.combine(call, self.custom_op(*tensors, **options))
+
+
+def _call_from_arguments(tensors: Sequence[Tensor | None], options: dict[str, Any]) -> AttentionCall:
+    """The inverse of `AttentionCall.op_arguments`."""
+    arguments: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
+    return AttentionCall(**arguments, **options)
+
+
+def _register(kernel: Kernel) -> Callable[..., Outputs]:
+    """Register the forward pass, with the backward pass as its derivative."""
+
+    def forward(*tensors: Tensor | None, **options: Any) -> list[Tensor]:
+        call = _call_from_arguments(tensors, options)
+        with torch.autocast(call.q.device.type, enabled=False):
+            return kernel.forward_pass(call)
+
+    def fake_forward(*tensors: Tensor | None, **options: Any) -> list[Tensor]:
+        return kernel.empty_outputs(_call_from_arguments(tensors, options))
+
+    backward_op = _register_backward(kernel)
+
+    def setup_context(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
+        ctx.options = dict(keyword_only_inputs)
+        saved_outputs = output if kernel.saves_outputs else ()
+        ctx.save_for_backward(*inputs, *saved_outputs)
+
+    def gradient(ctx: Any, grad_outputs: Outputs) -> tuple[Tensor | None, ...]:
+        check_backward(kernel.op, kernel.impl)
+        saved = list(ctx.saved_tensors)  # read once: activation checkpointing unpacks them only once
+        tensors, outputs = saved[: len(TENSORS)], saved[len(TENSORS) :]
+        call = _call_from_arguments(tensors, ctx.options)
+        is_batched = is_grads_batched(grad_outputs)
+        if is_batched and call.impl != "auto":
+            raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
+        if call.impl == "auto" and (is_batched or torch.is_grad_enabled()):
+            gradients = _gradients_by_reference(kernel, call, grad_outputs)
+        else:
+            gradients = backward_op([*grad_outputs, *outputs], *tensors, **ctx.options)
+        by_name = dict(zip(call.learned_tensors(), gradients, strict=True))
+        return tuple(by_name.get(name) for name in TENSORS)
+
+    forward_op = torch.library.custom_op(
+        kernel.op_name,
+        forward,
+        mutates_args=(),
+        device_types=kernel.device_types,
+        schema=f"({ARGUMENTS}) -> Tensor[]",
+    )
+    forward_op.register_fake(fake_forward)
+    forward_op.register_autograd(gradient, setup_context=setup_context)
+    forward_op.register_vmap(batching_rule(forward_op))
+    return forward_op
+
+
+def _gradients_by_reference(kernel: Kernel, call: AttentionCall, grad_outputs: Outputs) -> list[Tensor]:
+    """Gradients of the learned tensors, in their order, by PyTorch's own operations."""
+    learned = call.learned_tensors()
+
+    def recompute(tensors: list[Tensor]) -> Outputs:
+        outputs = kernel.recompute(call.with_tensors(dict(zip(learned, tensors, strict=True))))
+        return [output.to(grad.dtype) for output, grad in zip(outputs, grad_outputs, strict=False)]
+
+    return gradients_by_autograd(recompute, list(learned.values()), grad_outputs)
+
+
+def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
+    """Register the backward pass: gradients of the learned tensors that are present, in the order of LEARNED.
+
+    Its argument `grad_outputs` holds the gradients of the outputs, then the saved outputs.
+    """
+
+    def backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
+        call = _call_from_arguments(tensors, options)
+        with torch.autocast(call.q.device.type, enabled=False):
+            gradients = kernel.backward_pass(call, grad_outputs)
+        learned = call.learned_tensors()
+        return [_gradient_like(tensor, gradients.get(name)) for name, tensor in learned.items()]
+
+    def fake_backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
+        learned = tensors[: len(LEARNED)]
+        return [
+            torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in learned if tensor is not None
+        ]
+
+    def no_second_derivative(ctx: Any, *grads: Any) -> None:
+        raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} has no second derivative; use impl='reference'")
+
+    backward_op = torch.library.custom_op(
+        f"{kernel.op_name}_backward",
+        backward,
+        mutates_args=(),
+        device_types=kernel.device_types,
+        schema=f"(Tensor[] grad_outputs, {ARGUMENTS}) -> Tensor[]",
+    )
+    backward_op.register_fake(fake_backward)
+    backward_op.register_autograd(no_second_derivative)
+    backward_op.register_vmap(batching_rule(backward_op))
+    return backward_op
+
+
+def _gradient_like(tensor: Tensor, gradient: Tensor | None) -> Tensor:
+    """A gradient in the dtype of its tensor; zeros if it is None."""
+    if gradient is None:
+        return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    return gradient.to(tensor.dtype).contiguous()
+
+
+# ----------------------------------------------------------------------------------------------------------------- vmap
+def batching_rule(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The vmap rule of an op whose first tensor and results are (b ...); None stands for an absent tensor.
+
+    The new dimension is folded into b.  If a tensor has no dimension b, such as a bias by offset, the op is called once
+    per entry of the new dimension.
+    """
+
+    def rule(info: Any, in_dims: Any, *arguments: Any, **options: object) -> tuple[Any, Any]:
+        call = functools.partial(op, **options)
+        tensors, structure = tree_flatten(arguments)
+        dims, _ = tree_flatten(in_dims, is_leaf=_is_absent)
+        stacked = [_with_leading_dim(x, dim, info.batch_size) for x, dim in zip(tensors, dims, strict=True)]
+        b = stacked[0].shape[1]
+
+        if all(x is None or (x.ndim == 5 and x.shape[1] == b) for x in stacked):
+            folded = [None if x is None else x.flatten(0, 1) for x in stacked]
+            outputs = call(*tree_unflatten(folded, structure))
+            batched = tree_map(lambda x: x.unflatten(0, (info.batch_size, b)), outputs)
+        else:
+            per_entry = []
+            for i in range(info.batch_size):
+                entry = [None if x is None else x[i] for x in stacked]
+                per_entry.append(call(*tree_unflatten(entry, structure)))
+            batched = tree_map(lambda *entries: torch.stack(entries), *per_entry)
+        return batched, tree_map(lambda _: 0, batched)
+
+    return rule
+
+
+def _is_absent(x: Any) -> bool:
+    return x is None
+
+
+def _with_leading_dim(x: Tensor | None, dim: int | None, size: int) -> Any:
+    """A tensor with the dimension of vmap in front."""
+    if x is None:
+        return None
+    if dim is None:
+        return x.expand(size, *x.shape)
+    return x.movedim(dim, 0)

@@ -1,0 +1,87 @@
+"""The op `linear_attention` and its step: their signatures and implementations."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.dispatch import Op, run
+from polyhead.ops.latent_code import act as activation, check_step, is_key_mask, zero_hidden_keys, zero_masked
+from polyhead.ops.linear import chunked
+from polyhead.ops.linear.reference import recurrent, reference
+from polyhead.ops.precision import casting
+from polyhead.ops.tiling import tiled
+from polyhead.spec import ACTS, mechanism
+from polyhead.spec.shapes import one_of, shaped
+
+LINEAR = Op(
+    row=mechanism("linear_attention"),
+    reference=reference,
+    backends={"chunked": chunked, "blocked": tiled("linear_attention", reference)},
+    equations={"recurrent": recurrent},
+)
+
+
+@shaped
+def linear_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    v: Float[Tensor, "b s g e"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    normalise: str = "identity",
+    act: str = "identity",
+) -> Float[Tensor, "b t h e"]:
+    """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
+
+    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). Time and memory
+    are O(t) if the scores have at most a key mask. A query without a visible key gets exactly 0. `window`: only keys
+    less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is
+    several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs.
+    Schug et al., eq. 3 without the softmax.
+
+    >>> linear_attention(q, k, v, causal=True)      # (b t h e)
+    """
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise, act=act, scale=scale, impl=impl
+    )
+    return run(LINEAR, call)
+
+
+@shaped
+def linear_step(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b t g d"],
+    v: Float[Tensor, "b t g e"],
+    state: Float[Tensor, "b g d e"] | None = None,
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    act: str = "identity",
+) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
+    """Causal linear attention of t new tokens, given the state of all earlier tokens: outputs and the next state.
+
+    `state` None means that there are no earlier tokens.  The cost of a step does not depend on the number of earlier
+    tokens.  Steps of any sizes give the same result as one causal call.  The state is in at least float32.  `mask` is a
+    mask of the new keys, (b|1, 1, 1, t).  Raises ValueError for any other mask, and for dtypes that do not match.
+
+    >>> torch.manual_seed(0)
+    >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
+    >>> out, state = linear_step(q[:, :3], k[:, :3], v[:, :3])
+    >>> last, state = linear_step(q[:, 3:], k[:, 3:], v[:, 3:], state)
+    >>> torch.allclose(torch.cat((out, last), 1), linear_attention(q, k, v, causal=True))
+    True
+    """
+    with casting(q, k, v) as (q, k, v):
+        one_of("linear_step", "act", act, ACTS)
+        check_step("linear_step", q, k, v, state)
+        if mask is not None and not is_key_mask(mask):
+            raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
+        k, v = zero_masked(mask, zero_hidden_keys(mask, k), v)
+        return chunked.step(q, k, activation(act)(v), state, scale)

@@ -1,0 +1,75 @@
+"""The op `relational_attention`: its signature and its implementations."""
+
+from jaxtyping import Float
+from torch import Tensor
+
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.dispatch import Op, run
+from polyhead.ops.kernel import Kernel
+from polyhead.ops.latent_code import retrieved_and_related
+from polyhead.ops.native import attention
+from polyhead.ops.native.check import register_op_check
+from polyhead.ops.relational import native, sdpa
+from polyhead.ops.relational.reference import reference
+from polyhead.ops.tiling import tiled
+from polyhead.spec import mechanism
+from polyhead.spec.shapes import shaped
+
+NATIVE = Kernel(
+    op="relational_attention",
+    impl="native",
+    forward_pass=attention.forward_pass,
+    backward_pass=attention.backward_pass,
+    recompute=retrieved_and_related,
+    unsupported_reason=native.unsupported_reason,
+    preferred=native.is_preferred,
+    combine=native.combine,
+    empty_outputs=attention.empty_outputs,
+    saves_outputs=True,
+    device_types="cpu",
+)
+
+RELATIONAL = Op(
+    row=mechanism("relational_attention"),
+    reference=reference,
+    backends={"native": NATIVE, "sdpa": sdpa, "blocked": tiled("relational_attention", reference)},
+)
+
+
+@shaped
+def relational_attention(
+    q: Float[Tensor, "b t h d"],
+    k: Float[Tensor, "b s g d"],
+    q_rel: Float[Tensor, "b t r p"],
+    k_rel: Float[Tensor, "b s r p"],
+    symbols: Symbols,
+    relation_weight: Float[Tensor, "h e r"],
+    *,
+    bias: Bias | None = None,
+    mask: Mask | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    cu_seqlens: Packed | None = None,
+    scale: float | None = None,
+    keep: Keep | None = None,
+    impl: str = "auto",
+    relation_act: str = "identity",
+) -> Float[Tensor, "b t h e"]:
+    """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
+
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
+    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the code at both uses. A
+    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
+    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
+    Raises ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024.
+
+    >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
+    """
+    call = AttentionCall(
+        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl,
+        q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act,
+    )  # fmt: skip
+    return run(RELATIONAL, call)
+
+
+register_op_check("attention", "relational", NATIVE.forward, reference, native.examples)

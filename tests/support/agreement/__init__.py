@@ -1,1 +1,0 @@
-"""The parity campaign: cases, their arrays, oracles beside every code, and bounds."""
