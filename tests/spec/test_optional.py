@@ -14,7 +14,7 @@ from polyhead.spec.optional import MissingPackage, optional
 FEATURES = """
 import importlib.machinery, json, pathlib, sys
 
-missing = set("sklearn plotly matplotlib scipy PIL optuna tokenizers datasets transformers ray "
+missing = set("sklearn matplotlib scipy PIL optuna tokenizers datasets transformers ray "
               "tensorboard".split())
 
 
@@ -79,8 +79,8 @@ print(json.dumps(said))
 """
 REPORT, TEXT = "pip install 'polyhead[report]'", "pip install 'polyhead[text]'"
 LINES = {
-    "report": f"report needs plotly: {REPORT}",
-    "reproduce": f"report needs plotly: {REPORT}",
+    "report": f"figures needs matplotlib: {REPORT}",
+    "reproduce": f"claims needs scipy: {REPORT}",
     "figures": f"figures needs matplotlib: {REPORT}",
     "embed": f"embed needs scikit-learn: {REPORT}",
     "probe": f"probe needs scikit-learn: {REPORT}",

@@ -5,7 +5,6 @@ codes(layers[-1], -1, -1)                          the latent code of the last t
 value_network(layers[-1], -1, -1)                  the matrices that this code makes
 probe(codes, labels, train=..., test=...)          how well a linear probe predicts labels from the code
 probe_layers(taps, labels, -1, -1)                 the same for any label, in every layer of any model
-probe_text(look, fit, held, pieces, places=...)    kinds of characters and places in words, in any language model
 embed(codes)                                       a two-dimensional map of codes
 zero_heads(model, task)                            the drop of the score without a head
 swap_codes(model, task)                            the output with the code of another sequence
@@ -20,7 +19,6 @@ from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.capture import capture, codes
 from polyhead.analysis.geometry import embed, means, purity, similarity
 from polyhead.analysis.labels import class_name, targets, views
-from polyhead.analysis.language import probe_text, text_labels
 from polyhead.analysis.layers import probe_layers
 from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
 from polyhead.analysis.relations import look
@@ -42,13 +40,11 @@ __all__ = [
     "probe_layers",
     "probe_model",
     "probe_run",
-    "probe_text",
     "purity",
     "query_codes",
     "similarity",
     "swap_codes",
     "targets",
-    "text_labels",
     "value_network",
     "views",
     "zero_heads",
