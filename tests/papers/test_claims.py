@@ -5,9 +5,8 @@ import math
 import pytest
 import scipy.stats
 
-from polyhead.papers import estimates
-from polyhead.papers.claims import EQUAL, FAILS, HOLDS, NO_TEST, OPEN, above, all_of, holm
-from polyhead.papers.estimates import Estimate
+from polyhead.papers import claims as estimates
+from polyhead.papers.claims import NO, NO_DIFFERENCE, UNDECIDED, YES, Estimate, above, all_of, holm
 from polyhead.papers.hyla import counts, fuzzy, probes, scaling, tables
 from polyhead.papers.outcome import FigureOutcome
 
@@ -51,19 +50,19 @@ def outcome(estimate, margin=0.0, **options):
 def test_fewer_than_five_seeds_are_not_a_test():
     one = Estimate.of({0: 0.9})
     for other in (Estimate.of({0: 0.1}), Estimate.of(A), Estimate.printed(0.1, 0.01)):
-        assert outcome(one - other) == NO_TEST
+        assert outcome(one - other) == UNDECIDED
     assert "±" not in str(one)
     four = Estimate.of({seed: 0.9 + 0.001 * seed for seed in range(4)})
-    assert outcome(four) == outcome(four - estimates.constant(0.1)) == NO_TEST
-    assert outcome(five(0.9) - four) == NO_TEST
-    assert outcome(five(0.9)) == HOLDS
-    assert outcome(Estimate.printed(0.9, 0.01, 5)) == HOLDS
-    assert outcome(estimates.constant(0.5) - estimates.constant(0.4)) == HOLDS  # nothing was trained
+    assert outcome(four) == outcome(four - estimates.constant(0.1)) == UNDECIDED
+    assert outcome(five(0.9) - four) == UNDECIDED
+    assert outcome(five(0.9)) == YES
+    assert outcome(Estimate.printed(0.9, 0.01, 5)) == YES
+    assert outcome(estimates.constant(0.5) - estimates.constant(0.4)) == YES  # nothing was trained
 
 
-@pytest.mark.parametrize(("value", "came"), [(0.1, HOLDS), (-0.1, FAILS), (0.02, OPEN), (0.0, EQUAL)])
+@pytest.mark.parametrize(("value", "came"), [(0.1, YES), (-0.1, NO), (0.02, UNDECIDED), (0.0, NO_DIFFERENCE)])
 def test_the_outcomes(value, came):
-    spread = 0.03 if came == OPEN else 0.01
+    spread = 0.03 if came == UNDECIDED else 0.01
     assert outcome(five(value, spread)) == came
     assert outcome(five(value + 1, spread), 1.0, within=0.02) == came
 
@@ -71,30 +70,30 @@ def test_the_outcomes(value, came):
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 def test_a_run_without_a_finite_score_is_named(score):
     verdict = above("a claim", {"HYLA over Softmax": Estimate.of(A | {3: score, 4: 0.7})})
-    assert verdict.outcome == NO_TEST
+    assert verdict.outcome == UNDECIDED
     assert verdict.evidence == "HYLA over Softmax, a run without a finite score"
 
 
 def test_no_difference_is_the_two_one_sided_tests():
     _, high = five(0.005).interval(0.9)
-    assert outcome(five(0.005), within=high + 1e-6) == EQUAL
-    assert outcome(five(0.005), within=high - 1e-6) == OPEN
-    assert outcome(five(-0.005), within=high - 1e-6) == OPEN
-    assert outcome(five(1.0), 1.0) == OPEN  # with a margin, `within` is 0 by default
+    assert outcome(five(0.005), within=high + 1e-6) == NO_DIFFERENCE
+    assert outcome(five(0.005), within=high - 1e-6) == UNDECIDED
+    assert outcome(five(-0.005), within=high - 1e-6) == UNDECIDED
+    assert outcome(five(1.0), 1.0) == UNDECIDED  # with a margin, `within` is 0 by default
 
 
 def test_equal_values_leave_no_doubt():
-    assert outcome(five(0.5, 0.0), 0.4) == HOLDS
-    assert outcome(five(0.5, 0.0), 0.6) == FAILS
+    assert outcome(five(0.5, 0.0), 0.4) == YES
+    assert outcome(five(0.5, 0.0), 0.6) == NO
 
 
 def test_a_claim_in_parts_falls_with_any():
-    assert all_of([HOLDS, HOLDS]) == HOLDS
-    assert all_of([HOLDS, OPEN]) == all_of([HOLDS, EQUAL]) == OPEN
-    assert all_of([EQUAL, EQUAL]) == EQUAL
-    assert all_of([HOLDS, OPEN, FAILS, NO_TEST]) == FAILS
-    assert all_of([HOLDS, NO_TEST]) == NO_TEST
-    assert all_of([]) == OPEN
+    assert all_of([YES, YES]) == YES
+    assert all_of([YES, UNDECIDED]) == all_of([YES, NO_DIFFERENCE]) == UNDECIDED
+    assert all_of([NO_DIFFERENCE, NO_DIFFERENCE]) == NO_DIFFERENCE
+    assert all_of([YES, UNDECIDED, NO, UNDECIDED]) == NO
+    assert all_of([YES, UNDECIDED]) == UNDECIDED
+    assert all_of([]) == UNDECIDED
 
 
 def test_p_values_are_corrected_by_holm():
@@ -108,11 +107,14 @@ def test_a_page_is_judged_as_a_whole():
     weak = five(0.024, 0.03)
     assert weak.above(0.0) == pytest.approx(0.0432, abs=1e-3)
     alone = above("one", {"p": weak})
-    assert alone.outcome == HOLDS
+    assert alone.outcome == YES
     noise = above("two", {"p": five(0.0)})
-    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, noise)).verdicts] == [OPEN, EQUAL]
+    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, noise)).verdicts] == [
+        UNDECIDED,
+        NO_DIFFERENCE,
+    ]
     few = above("two", {"p": Estimate.of(A)})
-    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, few)).verdicts] == [HOLDS, NO_TEST]
+    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, few)).verdicts] == [YES, UNDECIDED]
 
 
 ALIKE = {name: five(0.9) for name in ("hyla", "softmax", "linear")}
@@ -127,20 +129,20 @@ CODE, TEXT = "the code's definition", "the text's definition"
 @pytest.mark.parametrize(
     ("verdicts", "came"),
     [
-        (lambda: fuzzy.small_gaps(ALIKE, APART), HOLDS),
-        (lambda: fuzzy.small_gaps(APART, ALIKE), FAILS),
-        (lambda: fuzzy.small_gaps(ALIKE, BEHIND), HOLDS),  # a gap has no sign
-        (lambda: fuzzy.small_gaps(BEHIND, ALIKE), FAILS),
-        (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.7)), HOLDS),
-        (lambda: fuzzy.unknown_terms("N 16", NOVEL | {"linear": five(0.9, 0.02)}, five(0.7)), FAILS),
-        (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.21, 0.1)), OPEN),  # the floor has an error, too
-        (lambda: probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.1, 0.011)}), EQUAL),
+        (lambda: fuzzy.small_gaps(ALIKE, APART), YES),
+        (lambda: fuzzy.small_gaps(APART, ALIKE), NO),
+        (lambda: fuzzy.small_gaps(ALIKE, BEHIND), YES),  # a gap has no sign
+        (lambda: fuzzy.small_gaps(BEHIND, ALIKE), NO),
+        (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.7)), YES),
+        (lambda: fuzzy.unknown_terms("N 16", NOVEL | {"linear": five(0.9, 0.02)}, five(0.7)), NO),
+        (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.21, 0.1)), UNDECIDED),  # the floor has an error, too
+        (lambda: probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.1, 0.011)}), NO_DIFFERENCE),
         # scores far apart, but each is as much above the chance level of its seed
-        (lambda: probes.decodable("rule", {"HYLA": SEEDS}, {"HYLA": CHANCE}), HOLDS),
-        (lambda: [counts.rarely_ambiguous(CODE, 9 / 4096, 4096)], HOLDS),
-        (lambda: [counts.rarely_ambiguous(TEXT, 0.26, 4096)], FAILS),
-        (lambda: [counts.rarely_ambiguous(CODE, 20 / 4096, 4096)], OPEN),
-        (lambda: [counts.rarely_ambiguous(CODE, 0.0, 64)], OPEN),  # 0 of 64 is weak evidence
+        (lambda: probes.decodable("rule", {"HYLA": SEEDS}, {"HYLA": CHANCE}), YES),
+        (lambda: [counts.rarely_ambiguous(CODE, 9 / 4096, 4096)], YES),
+        (lambda: [counts.rarely_ambiguous(TEXT, 0.26, 4096)], NO),
+        (lambda: [counts.rarely_ambiguous(CODE, 20 / 4096, 4096)], UNDECIDED),
+        (lambda: [counts.rarely_ambiguous(CODE, 0.0, 64)], UNDECIDED),  # 0 of 64 is weak evidence
     ],
 )
 def test_claims_that_docs_results_cannot_redraw(verdicts, came):

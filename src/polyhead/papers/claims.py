@@ -1,74 +1,245 @@
-"""Claims of papers as statistical tests on measured scores.
+"""Claims of papers as statistical tests on measured scores, and the estimates that the tests read.
 
 A claim is written before any result is known, as "each of these numbers is above its margin".  A number has one value
 per seed; over several settings, the mean is taken for each seed.  Each number is a *part* with a verdict:
 
-    holds                 its one-sided p-value (Student's t over seeds), corrected by Holm over all parts of the page,
-                          is below 0.05
-    does not hold         the same test in the other direction passes
-    no difference         its two-sided 90 % interval lies within `within` of the margin: two one-sided tests at 0.05
-    not enough evidence   none of these
-    not a test            fewer than five seeds, or a run without a finite score
+    yes             its one-sided p-value (Student's t over seeds), corrected by Holm over the family, is below 0.05
+    no              the same test in the other direction passes
+    no difference   its two-sided 90 % interval lies within `within` of the margin: two one-sided tests at 0.05
+    undecided       none of these, fewer than five seeds, or a run without a finite score
 
-The claim holds if all its parts hold.  It does not hold if one part does not hold.
+The claim has "yes" if all its parts have it, and "no" if one part has it.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from polyhead.papers.estimates import LEVEL, Estimate
 from polyhead.spec.numbers import holm
+from polyhead.spec.optional import optional
 
-HOLDS, FAILS, EQUAL, OPEN = "holds", "does not hold", "no difference", "not enough evidence"
-NO_TEST = "not a test"
+YES, NO, NO_DIFFERENCE, UNDECIDED = "yes", "no", "no difference", "undecided"
 SEEDS = 5
 """The least number of seeds for a test."""
+ALPHA = 0.05
+"""The level of every one-sided test."""
 WITHIN = 0.02
 """A smaller difference between scores (fractions) counts as none.  For logarithms this is two per cent."""
 
 
 @dataclass(frozen=True)
+class Estimate:
+    """A mean, its standard error and degrees of freedom; `values`: by seed, if known.
+
+    `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
+    error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
+    Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
+    of both.  Sums and differences are paired by seed if both sides have the same seeds (equal seeds share data and
+    split); otherwise by Welch-Satterthwaite, where the sampling errors of both sides count.
+    """
+
+    mean: float
+    error: float
+    freedom: float
+    values: Mapping[int, float] = field(default_factory=dict, compare=False)
+    runs: float = math.inf
+    sampling: float = 0.0
+    finite: bool = False
+    test: str = ""
+
+    @classmethod
+    def of(
+        cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False, test: str = ""
+    ) -> "Estimate":
+        """Return the estimate from one value per seed.
+
+        `sampling`: the standard error of the mean from finite test sets.  If every seed has its own test sequences, the
+        spread over seeds includes it.  If the test sets are parts of one `finite` set, the spread includes only a part
+        of it, so it is added; so it is if all seeds have one test set, called `test`.
+        """
+        if not values:
+            raise ValueError("Estimate: give at least one value")
+        count = len(values)
+        mean = math.fsum(values.values()) / count
+        if count == 1:
+            return cls(mean, math.nan, 0.0, dict(values), 1.0, sampling, finite, test)
+        squares = math.fsum((value - mean) ** 2 for value in values.values())
+        variance_of_seeds = squares / (count - 1) / count
+        variance_of_test_set = sampling**2 if finite else 0.0
+        # Welch-Satterthwaite: the error of the test set is known, so it has infinitely many degrees of freedom.
+        if variance_of_seeds > 0:
+            freedom = (count - 1) * (1 + variance_of_test_set / variance_of_seeds) ** 2
+        elif variance_of_test_set:
+            freedom = math.inf
+        else:
+            freedom = count - 1.0
+        error = math.sqrt(variance_of_seeds + variance_of_test_set)
+        return cls(mean, error, freedom, dict(values), float(count), sampling, finite, test)
+
+    @classmethod
+    def printed(cls, mean: float, error: float, seeds: int = 3) -> "Estimate":
+        """Return a mean and standard error as a paper prints them."""
+        return cls(mean, error, float(seeds - 1), runs=float(seeds))
+
+    def __neg__(self) -> "Estimate":
+        return self.scaled(-1.0)
+
+    def __abs__(self) -> "Estimate":
+        """Return the absolute value: all seeds get the sign of the mean."""
+        return self if self.mean >= 0 else -self
+
+    def __add__(self, other: "Estimate") -> "Estimate":
+        if self.values and self.values.keys() == other.values.keys():
+            values = {seed: value + other.values[seed] for seed, value in self.values.items()}
+            test, sampling = "", math.hypot(self.sampling, other.sampling)
+            if self.test and self.test == other.test:
+                test, sampling = self.test, self.sampling + other.sampling
+            return Estimate.of(values, sampling, finite=self.finite or other.finite, test=test)
+        mean = self.mean + other.mean
+        runs = min(self.runs, other.runs)
+        sampling = math.hypot(self.sampling, other.sampling)
+        variance = self.error**2 + other.error**2
+        if math.isnan(variance) or variance == 0:  # a single seed on either side, or two constants
+            return Estimate(mean, math.sqrt(variance), self.freedom, runs=runs, sampling=sampling)
+        weights = self.error**4 / max(self.freedom, 1e-9) + other.error**4 / max(other.freedom, 1e-9)
+        freedom = variance**2 / weights if weights else math.inf
+        return Estimate(mean, math.sqrt(variance), freedom, runs=runs, sampling=sampling)
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        return self + -other
+
+    def scaled(self, factor: float) -> "Estimate":
+        """Return the estimate times `factor`."""
+        return replace(
+            self,
+            mean=factor * self.mean,
+            error=abs(factor) * self.error,
+            values={seed: factor * value for seed, value in self.values.items()},
+            sampling=factor * self.sampling,
+        )
+
+    def above(self, margin: float) -> float:
+        """Return the one-sided p-value of a mean above `margin`; 1 with a single seed."""
+        if math.isnan(self.error) or self.freedom <= 0:
+            return 1.0
+        if self.error == 0:
+            return float(self.mean <= margin)
+        return float(student(self.freedom).sf((self.mean - margin) / self.error))
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the two-sided interval by Student's t; infinite with a single seed."""
+        if math.isnan(self.error) or self.freedom <= 0:
+            return -math.inf, math.inf
+        half = float(student(self.freedom).ppf((1 + confidence) / 2)) * self.error
+        return self.mean - half, self.mean + half
+
+    def as_json(self) -> dict[str, Any]:
+        """Return mean, standard error (None for one seed) and values by seed as JSON values."""
+        error = None if math.isnan(self.error) else self.error
+        by_seed = {str(seed): value for seed, value in self.values.items()}
+        return {"mean": self.mean, "standard_error": error, "by_seed": by_seed}
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" if math.isnan(self.error) else f"{self.mean:.3f} ± {self.error:.3f}"
+
+
+Scores = Mapping[str, Estimate]
+"""Model (a name of a paper's rows) -> its score."""
+
+
+def student(freedom: float) -> Any:
+    """Return Student's t-distribution; the normal one for infinitely many degrees of freedom."""
+    with optional("claims", "polyhead[report]"):
+        from scipy import stats
+    return stats.norm() if math.isinf(freedom) else stats.t(freedom)
+
+
+def constant(value: float) -> Estimate:
+    """Return a number without error."""
+    return Estimate(value, 0.0, math.inf)
+
+
+def mean(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of estimates."""
+    total = estimates[0]
+    for estimate in estimates[1:]:
+        total = total + estimate
+    return total.scaled(1 / len(estimates))
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
+@dataclass(frozen=True)
 class Part:
     """One number of a claim: `estimate` is above `margin`.
 
-    `up`, `down`: the corrected p-values of "above" and of "below".  `within`: a smaller difference from the margin
-    counts as none; 0 turns this test off.  `falls`: whether a number below the margin refutes the claim; False for a
-    number whose true value cannot be below the margin.
+    `within`: a smaller difference from the margin counts as none; 0 turns this test off.  `can_refute`: whether a
+    number below the margin refutes the claim; False for a number whose true value cannot be below the margin.
+    `p_above`, `p_below`: p-values corrected by Holm.  `level_above`, `level_below`: the levels of these tests by Holm.
     """
 
     name: str
     estimate: Estimate
     margin: float = 0.0
     within: float = 0.0
-    falls: bool = True
-    up: float = math.nan
-    down: float = math.nan
+    can_refute: bool = True
+    p_above: float = math.nan
+    p_below: float = math.nan
+    level_above: float = ALPHA
+    level_below: float = ALPHA
 
     @property
-    def tested(self) -> bool:
+    def is_tested(self) -> bool:
         """Whether there are enough seeds and a standard error."""
         return self.estimate.runs >= SEEDS and not math.isnan(self.estimate.error)
 
     @property
-    def outcome(self) -> str:
-        """The verdict, in the words at the top of this file."""
-        if not self.tested:
-            return NO_TEST
-        if self.up < 1 - LEVEL:
-            return HOLDS
-        if self.down < 1 - LEVEL:
-            return FAILS if self.falls else OPEN
-        low, high = self.estimate.interval(1 - 2 * (1 - LEVEL))
-        return EQUAL if self.margin - self.within < low and high < self.margin + self.within else OPEN
+    def verdict(self) -> str:
+        """One of the words at the top of this file."""
+        if not self.is_tested:
+            return UNDECIDED
+        if self.p_above < ALPHA:
+            return YES
+        if self.p_below < ALPHA:
+            return NO if self.can_refute else UNDECIDED
+        low, high = self.estimate.interval(1 - 2 * ALPHA)
+        if self.margin - self.within < low and high < self.margin + self.within:
+            return NO_DIFFERENCE
+        return UNDECIDED
+
+    @property
+    def confidence(self) -> float:
+        """The confidence of the interval of the test that gave the verdict."""
+        if self.verdict == NO_DIFFERENCE:
+            return 1 - 2 * ALPHA
+        return 1 - 2 * (self.level_below if self.verdict == NO else self.level_above)
 
     def __str__(self) -> str:
         if not math.isfinite(self.estimate.mean):
             return f"{self.name}, a run without a finite score"
         sign = "+" if self.estimate.mean >= 0 else "−"
-        low, high = (f"{'+' if end >= 0 else '−'}{abs(end):.3f}" for end in self.estimate.interval())
-        interval = "" if math.isnan(self.estimate.error) else f", 95 % interval {low} to {high}"
-        return f"{self.name} {sign}{str(self.estimate).lstrip('-')}{interval}"
+        text = f"{self.name} {sign}{str(self.estimate).lstrip('-')}"
+        if not self.is_tested:
+            return text
+        low, high = (f"{end:+.3f}".replace("-", "−") for end in self.estimate.interval(self.confidence))
+        return f"{text}, {100 * self.confidence:.4g} % interval {low} to {high}"
+
+    def as_json(self) -> dict[str, object]:
+        """Return the numbers of the test as JSON values."""
+        has_error = not math.isnan(self.estimate.error)
+        return {
+            "name": self.name,
+            "outcome": self.verdict,
+            "mean": self.estimate.mean,
+            "margin": self.margin,
+            "standard_error": self.estimate.error if has_error else None,
+            "sampling_error": abs(self.estimate.sampling),
+            "interval": list(self.estimate.interval(self.confidence)) if has_error else None,
+            "confidence": self.confidence,
+            "p": self.estimate.above(self.margin) if has_error else None,
+            "corrected_p": None if math.isnan(self.p_above) else self.p_above,
+            "runs": None if math.isinf(self.estimate.runs) else self.estimate.runs,
+        }
 
 
 @dataclass(frozen=True)
@@ -85,44 +256,28 @@ class Verdict:
 
     @property
     def outcome(self) -> str:
-        """The outcome of the whole claim: see `all_of`."""
-        return all_of(part.outcome for part in self.parts)
+        """The verdict on the whole claim: see `all_of`."""
+        return all_of(part.verdict for part in self.parts)
 
     @property
     def evidence(self) -> str:
-        """Its numbers in one line, with the outcome of each part if they differ."""
-        if len({part.outcome for part in self.parts}) == 1:
+        """The numbers in one line, with the verdict of each part if they differ."""
+        if len({part.verdict for part in self.parts}) == 1:
             return "; ".join(map(str, self.parts))
-        return "; ".join(f"{part}: {part.outcome}" for part in self.parts)
+        return "; ".join(f"{part}: {part.verdict}" for part in self.parts)
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.claim} ({self.evidence})"
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON values for results.json."""
+        """Return the claim as JSON values for results.json."""
         return {
             "claim": self.claim,
             "outcome": self.outcome,
             "evidence": self.evidence,
             "printed": self.printed,
-            "parts": [_row(part) for part in self.parts],
+            "parts": [part.as_json() for part in self.parts],
         }
-
-
-def _row(part: Part) -> dict[str, object]:
-    known = not math.isnan(part.estimate.error)
-    return {
-        "name": part.name,
-        "outcome": part.outcome,
-        "mean": part.estimate.mean,
-        "margin": part.margin,
-        "standard_error": part.estimate.error if known else None,
-        "sampling_error": abs(part.estimate.sampling),
-        "interval": list(part.estimate.interval()) if known else None,
-        "p": part.estimate.above(part.margin) if known else None,
-        "corrected_p": None if math.isnan(part.up) else part.up,
-        "runs": None if math.isinf(part.estimate.runs) else part.estimate.runs,
-    }
 
 
 def above(
@@ -131,40 +286,64 @@ def above(
     margin: float = 0.0,
     printed: Mapping[str, Estimate] | None = None,
     within: float | None = None,
-    falls: bool = True,
+    can_refute: bool = True,
     *,
     family: str = "",
 ) -> Verdict:
-    """The claim that all of `parts` are above `margin`.
+    """Return the claim that all of `parts` are above `margin`, judged alone.
 
     `printed`: the same numbers as printed in the paper.  `within`: for "no difference"; by default `WITHIN` if the
-    margin is 0.  `falls`: see `Part`; `family`: see `Verdict`.
+    margin is 0.  `can_refute`: see `Part`.  `family`: see `Verdict`.
     """
-    small = (0.0 if margin else WITHIN) if within is None else within
-    own = "; ".join(str(Part(name, part, margin)) for name, part in printed.items()) if printed else None
-    verdict = Verdict(claim, tuple(Part(name, part, margin, small, falls) for name, part in parts.items()), own, family)
-    return judged([verdict])[0]
+    if within is None:
+        within = 0.0 if margin else WITHIN
+    printed_text = None
+    if printed:
+        printed_text = "; ".join(str(Part(name, part, margin)) for name, part in printed.items())
+    tested = tuple(Part(name, part, margin, within, can_refute) for name, part in parts.items())
+    return judge([Verdict(claim, tested, printed_text, family)])[0]
 
 
-def judged(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """The same claims with the p-values of their parts corrected by Holm, together with those of their family."""
-    parts = [list(verdict.parts) for verdict in verdicts]
+def judge(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+    """Return the same claims, their p-values corrected by Holm together with those of their family."""
+    part_lists = [list(verdict.parts) for verdict in verdicts]
     families: dict[str, list[tuple[int, int]]] = {}
     for i, verdict in enumerate(verdicts):
-        families.setdefault(verdict.family, []).extend((i, j) for j, part in enumerate(verdict.parts) if part.tested)
-    for places in families.values():
-        tested = [parts[i][j] for i, j in places]
-        up = holm([part.estimate.above(part.margin) for part in tested])
-        down = holm([(-part.estimate).above(-part.margin) for part in tested])
-        for n, (i, j) in enumerate(places):
-            parts[i][j] = replace(parts[i][j], up=up[n], down=down[n])
-    return tuple(replace(verdict, parts=tuple(own)) for verdict, own in zip(verdicts, parts, strict=True))
+        for j, part in enumerate(verdict.parts):
+            if part.is_tested:
+                families.setdefault(verdict.family, []).append((i, j))
+    for indices in families.values():
+        parts = [part_lists[i][j] for i, j in indices]
+        p_above = [part.estimate.above(part.margin) for part in parts]
+        p_below = [(-part.estimate).above(-part.margin) for part in parts]
+        corrected = zip(holm(p_above), holm(p_below), holm_levels(p_above), holm_levels(p_below), strict=True)
+        for (i, j), part, (up, down, level_up, level_down) in zip(indices, parts, corrected, strict=True):
+            part_lists[i][j] = replace(part, p_above=up, p_below=down, level_above=level_up, level_below=level_down)
+    return tuple(replace(verdict, parts=tuple(parts)) for verdict, parts in zip(verdicts, part_lists, strict=True))
 
 
-def all_of(outcomes: Iterable[str]) -> str:
-    """The outcome of a claim: "does not hold" or "not a test" if any part has it, else the common outcome."""
-    found = set(outcomes)
-    for one in (FAILS, NO_TEST):
-        if one in found:
-            return one
-    return found.pop() if len(found) == 1 else OPEN
+def holm_levels(p_values: Sequence[float]) -> list[float]:
+    """Return the level at which Holm tests each p-value: of n, the smallest at 0.05 / n, the next at 0.05 / (n - 1).
+
+    From the first that is not below its level, all others are tested at that level.
+
+    >>> holm_levels([0.2, 0.001, 0.04])
+    [0.025, 0.016666666666666666, 0.025]
+    """
+    levels = [ALPHA] * len(p_values)
+    level = ALPHA
+    has_stopped = False
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if not has_stopped:
+            level = ALPHA / (len(p_values) - rank)
+            has_stopped = p_values[index] >= level
+        levels[index] = level
+    return levels
+
+
+def all_of(verdicts: Iterable[str]) -> str:
+    """Return the verdict on a claim: "no" if any part has it, the common verdict if all agree, else undecided."""
+    distinct = set(verdicts)
+    if NO in distinct:
+        return NO
+    return distinct.pop() if len(distinct) == 1 else UNDECIDED

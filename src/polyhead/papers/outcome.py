@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyhead.config import Run
-from polyhead.papers.claims import Verdict, judged
-from polyhead.papers.estimates import Estimate
+from polyhead.papers.claims import Estimate, Verdict, judge
 from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
 from polyhead.tasks import Score
 
@@ -41,7 +40,7 @@ class FigureOutcome:
 
     def __post_init__(self) -> None:
         """Correct the p-values of the page's claims together."""
-        object.__setattr__(self, "verdicts", judged(self.verdicts))
+        object.__setattr__(self, "verdicts", judge(self.verdicts))
 
 
 def seen(cells: Iterable[Cell]) -> str:

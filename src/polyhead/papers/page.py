@@ -10,34 +10,13 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.pages.document import bullets, details, document, escape, facts, table
-from polyhead.papers.claims import FAILS, HOLDS, Verdict
+from polyhead.pages.document import bullets, details, escape, facts, table
+from polyhead.pages.report.page import Page
+from polyhead.papers.claims import NO, YES, Verdict
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.train.store.folder import write
 
-
-class Page:
-    """The page's HTML in order, and its sections, to which the top of the page links."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = []
-        self.sections: list[tuple[str, str]] = []
-
-    def add(self, text: str) -> None:
-        self.parts.append(text)
-
-    def section(self, anchor: str, heading: str, link: str = "") -> None:
-        self.sections.append((anchor, link or heading))
-        self.add(f'<h2 id="{anchor}">{escape(heading)}</h2>')
-
-    def html(self, title: str, head: str) -> str:
-        """The whole HTML; `head` comes before the links to the sections."""
-        links = "".join(f'<a href="#{anchor}">{escape(heading)}</a>' for anchor, heading in self.sections)
-        body = [f"<header>{head}<nav>{links}</nav></header><main>", *self.parts, "</main>"]
-        return document(title, body, style="report/report.css")
-
-
-MARKS = {HOLDS: "●", FAILS: "✖"}
+MARKS = {YES: "●", NO: "✖"}
 
 
 def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyhead.config import Run, TransformerConfig
-from polyhead.papers.estimates import Estimate
+from polyhead.papers.claims import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
 from polyhead.tasks.record import RECORD

@@ -10,9 +10,9 @@ import pytest
 from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
 
 from polyhead.papers import outcome
+from polyhead.papers.claims import Estimate
 from polyhead.papers.dual import questions, shared
 from polyhead.papers.dual.models import ROWS, row_of
-from polyhead.papers.estimates import Estimate
 from polyhead.tasks import RelationalGames
 
 score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})

@@ -11,7 +11,7 @@ import torch
 from polyhead import train
 from polyhead.config import digest
 from polyhead.papers import claims
-from polyhead.papers.claims import EQUAL, FAILS, HOLDS, OPEN
+from polyhead.papers.claims import NO, NO_DIFFERENCE, UNDECIDED, YES
 from polyhead.papers.hyla import codes as code_figures, probes as code_probes
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES
@@ -120,7 +120,7 @@ def test_what_training_puts_into_a_code(studies, tmp_path, monkeypatch):
 
     found = [drawn(more) for more in (0.1, -0.1, 0.0)]
     verdicts = [[verdict.outcome for verdict in one.verdicts] for one in found]
-    assert verdicts == [[HOLDS, HOLDS], [OPEN, FAILS], [HOLDS, EQUAL]]
+    assert verdicts == [[YES, YES], [UNDECIDED, NO], [YES, NO_DIFFERENCE]]
     assert found[0].head == ("probe", "HYLA", "HYLA, untrained", "HYLA, permuted labels")
     assert found[0].rows == (("term 1, one context, layer 1", "0.301 ± 0.001", "0.201 ± 0.001", "0.152 ± 0.002"),)
 
@@ -153,7 +153,7 @@ def test_layers_that_turn_from_magnitude_to_rule(studies, tmp_path, monkeypatch)
     forward = FIGURES["fig-5b"].draw(study, tmp_path)
     planted(monkeypatch, lambda layer, rules, values: value[values] if layer else rule[rules])
     backward = FIGURES["fig-5b"].draw(study, tmp_path)
-    assert (forward.verdicts[0].outcome, backward.verdicts[0].outcome) == (HOLDS, FAILS)
+    assert (forward.verdicts[0].outcome, backward.verdicts[0].outcome) == (YES, NO)
     assert forward.head[1:3] == ("HYLA", "HYLA, untrained")
     assert len(forward.rows) == 4  # two targets, two layers
 
@@ -167,10 +167,10 @@ def test_sum_and_difference_with_one_code(studies, tmp_path, monkeypatch):
     study = studies["sraven"]
     points = tuple(p for p in study.points if {5, 6} <= set(p.run.task.rules("compositional").flatten().tolist()))
     assert len(points) == len(study.points)
-    for codes, before, outcome in ((shared, apart, HOLDS), (apart, shared, FAILS)):
+    for codes, before, outcome in ((shared, apart, YES), (apart, shared, NO)):
         both = (lambda layer, rules, values, of=of: of[rules] for of in (codes, before))
         planted(monkeypatch, *both)
         found = FIGURES["fig-5e"].draw(replace(study, figure="fig-5e"), tmp_path)
         assert found.verdicts[0].outcome == outcome
         over = found.numbers["sum and difference over other pairs"]
-        assert (over["plain"]["mean"] > 0) == (over[f"plain{code_probes.UNTRAINED}"]["mean"] < 0) == (outcome == HOLDS)
+        assert (over["plain"]["mean"] > 0) == (over[f"plain{code_probes.UNTRAINED}"]["mean"] < 0) == (outcome == YES)

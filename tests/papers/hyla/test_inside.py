@@ -9,7 +9,7 @@ import torch
 from scripts import loaded
 
 from polyhead.config import Train
-from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
+from polyhead.papers.claims import NO, UNDECIDED, YES
 from polyhead.papers.hyla import inside
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_linear, fuzzy_softmax
 from polyhead.papers.hyla.sizes import HYLA
@@ -28,7 +28,7 @@ def swapped(lead, seeds=5):
     return {"hyla": inside.SwapScores(codes, {}), "softmax": inside.SwapScores(codes, {})}
 
 
-@pytest.mark.parametrize(("lead", "seeds", "outcome"), [(0.1, 5, HOLDS), (-0.1, 5, FAILS), (0.1, 4, NO_TEST)])
+@pytest.mark.parametrize(("lead", "seeds", "outcome"), [(0.1, 5, YES), (-0.1, 5, NO), (0.1, 4, UNDECIDED)])
 def test_the_swap_is_tested_for_hyla_against_a_third_sequences_code_seed_by_seed(lead, seeds, outcome):
     (verdict,) = inside.verdicts(swapped(lead, seeds))
     assert verdict.outcome == outcome

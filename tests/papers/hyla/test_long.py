@@ -10,7 +10,7 @@ from scripts import loaded
 
 from polyhead.analysis import figures
 from polyhead.config import Train, digest
-from polyhead.papers.claims import HOLDS, NO_TEST, OPEN
+from polyhead.papers.claims import UNDECIDED, YES
 from polyhead.papers.hyla import long
 from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_softmax
 from polyhead.papers.hyla.sizes import HYLA
@@ -45,7 +45,7 @@ def test_committed_verdicts_follow_from_the_committed_numbers():
         for quantity, values in by.items()
     }
     came, wanted = [verdict.to_dict() for verdict in long.verdicts(found)], about["verdicts"]
-    assert {HOLDS, OPEN} <= {one["outcome"] for one in wanted}
+    assert {YES, UNDECIDED} <= {one["outcome"] for one in wanted}
     for said in ("claim", "outcome", "evidence"):
         assert [one[said] for one in came] == [one[said] for one in wanted]
     p_values = [[part["corrected_p"] for one in verdicts for part in one["parts"]] for verdicts in (came, wanted)]
@@ -73,7 +73,7 @@ def test_differences_are_of_the_seeds_that_both_have():
     found = {("unseen", "hyla"): dict.fromkeys(long.SEEDS, 0.9), ("unseen", "softmax"): {1: 0.5, 3: 0.6, 6: 0.1}}
     (verdict,) = long.verdicts(found)
     assert verdict.parts[0].estimate.values == pytest.approx({1: 0.9 - 0.5, 3: 0.9 - 0.6})
-    assert verdict.outcome == NO_TEST
+    assert verdict.outcome == UNDECIDED
     assert long.verdicts({("unseen", "hyla"): {0: 0.9, 6: 0.9}, ("unseen", "linear"): {0: 0.1, 6: 0.1}}) == []
 
 
@@ -131,7 +131,7 @@ def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_seque
     assert {len(row) for row in found.rows} == {len(found.head)}
     assert "Runs: HYLA 1, Softmax 1." in found.pictures[0][1]
     assert "different splits" not in found.pictures[0][1]
-    assert {verdict.outcome for verdict in found.verdicts} == {NO_TEST}
+    assert {verdict.outcome for verdict in found.verdicts} == {UNDECIDED}
     assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
 
 

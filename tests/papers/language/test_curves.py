@@ -9,8 +9,7 @@ from drawn import draw
 from texts import lines
 
 from polyhead.config import digest
-from polyhead.papers.claims import FAILS, HOLDS, NO_TEST
-from polyhead.papers.estimates import Estimate, constant
+from polyhead.papers.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
@@ -85,22 +84,22 @@ def post_norm(best, most):
     ("figure", "end", "outcomes"),
     [
         # all reach 2.2; HYLA beats linear heads, dual attention softmax heads
-        ("lm-bytes", by_row(softmax=2.0, hyla=1.9, dual=1.8, linear=2.1), [HOLDS, HOLDS, HOLDS]),
-        ("lm-bytes", by_row(softmax=1.7, hyla=2.3, dual=1.8, linear=2.1), [FAILS, FAILS, FAILS]),
-        ("lm-long", by_row(softmax=ZLIB - 0.1), [HOLDS]),
-        ("lm-long", by_row(softmax=ZLIB + 0.1), [FAILS]),
+        ("lm-bytes", by_row(softmax=2.0, hyla=1.9, dual=1.8, linear=2.1), [YES, YES, YES]),
+        ("lm-bytes", by_row(softmax=1.7, hyla=2.3, dual=1.8, linear=2.1), [NO, NO, NO]),
+        ("lm-long", by_row(softmax=ZLIB - 0.1), [YES]),
+        ("lm-long", by_row(softmax=ZLIB + 0.1), [NO]),
         # HYLA beats linear heads, and is nearer to softmax heads
-        ("fig-6", by_row(softmax=1.8, hyla=1.9, linear=2.2), [HOLDS, HOLDS]),
-        ("fig-6", by_row(softmax=1.9, hyla=1.8, linear=2.2), [HOLDS, HOLDS]),
-        ("fig-6", by_row(softmax=1.8, hyla=2.2, linear=1.9), [FAILS, FAILS]),
-        ("fig-6", by_row(softmax=1.8, hyla=1.2, linear=2.2), [HOLDS, FAILS]),
-        ("fig-6", by_row(softmax=1.8, hyla=1.75, linear=1.6), [FAILS, HOLDS]),  # a distance has no sign
-        ("swiglu", gated(1.9), [HOLDS]),
-        ("swiglu", gated(2.1), [FAILS]),
+        ("fig-6", by_row(softmax=1.8, hyla=1.9, linear=2.2), [YES, YES]),
+        ("fig-6", by_row(softmax=1.9, hyla=1.8, linear=2.2), [YES, YES]),
+        ("fig-6", by_row(softmax=1.8, hyla=2.2, linear=1.9), [NO, NO]),
+        ("fig-6", by_row(softmax=1.8, hyla=1.2, linear=2.2), [YES, NO]),
+        ("fig-6", by_row(softmax=1.8, hyla=1.75, linear=1.6), [NO, YES]),  # a distance has no sign
+        ("swiglu", gated(1.9), [YES]),
+        ("swiglu", gated(2.1), [NO]),
         # pre-norm is better at the best rate, and at the highest
-        ("norms", post_norm(2.1, 3.0), [HOLDS, HOLDS]),
-        ("norms", post_norm(1.9, 3.0), [FAILS, HOLDS]),
-        ("norms", post_norm(1.9, 1.95), [FAILS, FAILS]),
+        ("norms", post_norm(2.1, 3.0), [YES, YES]),
+        ("norms", post_norm(1.9, 3.0), [NO, YES]),
+        ("norms", post_norm(1.9, 1.95), [NO, NO]),
     ],
 )
 def test_lower_is_better(figure, end, outcomes, drawn):
@@ -144,7 +143,7 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
     found = FIGURES["lm-long"].draw(study, tmp_path)
-    assert found.verdicts[0].outcome == NO_TEST
+    assert found.verdicts[0].outcome == UNDECIDED
     assert found.pictures[0][1].endswith("in the course of training; one seed.")
 
 
@@ -176,7 +175,7 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     """Bits fall by one with each doubling of tokens: 0.1 bits less at the end is the same with 6.7 % fewer tokens."""
     monkeypatch.setitem(tokens.LEVELS, "smoke", (16.0, 8.0))
     found = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
-    assert [verdict.outcome for verdict in found.verdicts] == [HOLDS, HOLDS]
+    assert [verdict.outcome for verdict in found.verdicts] == [YES, YES]
     assert "that both reach, 6.7% fewer" in found.verdicts[0].evidence
     runs = STUDIES["dual-lm"]("smoke")
     whole = runs[0].train.steps * runs[0].train.batch_size * runs[0].task.length / 1e6
@@ -184,10 +183,10 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     assert float(row[3]) == pytest.approx(whole * 2 ** (2.5 - 3), rel=0.02)
     assert any("16.94" in note for note in found.notes)
     worse = drawn("dual-lm", by_row(dual=2.5, softmax=2.4))
-    assert [verdict.outcome for verdict in worse.verdicts] == [FAILS, FAILS]
+    assert [verdict.outcome for verdict in worse.verdicts] == [NO, NO]
     never = drawn("dual-lm", by_row(dual=5.0, softmax=2.5))
     (verdict,) = never.verdicts  # a perplexity that one of them does not reach is no evidence
-    assert verdict.outcome == FAILS
+    assert verdict.outcome == NO
     assert next(row for row in never.rows if row[:2] == ("16", "Dual attention"))[2:4] == ("–", "–")
 
 
@@ -257,7 +256,7 @@ def test_a_whole_study_of_a_small_text(trained, monkeypatch, tmp_path):
     monkeypatch.setitem(FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
     page, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
     assert failures == ()
-    assert [verdict.outcome for verdict in found.verdicts] == [NO_TEST]  # of one seed
+    assert [verdict.outcome for verdict in found.verdicts] == [UNDECIDED]  # of one seed
     assert "2.2 − Softmax −" in found.verdicts[0].evidence
     assert "fingerprint" in found.notes[0]
     assert page.read_text().count("data:image/svg+xml") == 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from polyhead.config import Learned, Run
-from polyhead.papers.claims import Verdict, above
+from polyhead.papers.claims import Scores, Verdict, above, mean
 from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, Relations, classifier
 from polyhead.papers.dual.shared import (
     Cells,
@@ -20,7 +20,6 @@ from polyhead.papers.dual.shared import (
     single,
     table,
 )
-from polyhead.papers.estimates import Scores, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, FigureOutcome, by_model, scores, whole
 from polyhead.papers.sizes import SMOKE, Scale, Setting, size

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 from polyhead.analysis import figures
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
-from polyhead.papers.claims import Verdict, above
+from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
-from polyhead.papers.estimates import Estimate, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEEN, Cells, FigureOutcome, Panel, both, numbers, settings_note
 from polyhead.papers.sizes import Scale, size

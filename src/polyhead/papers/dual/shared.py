@@ -20,9 +20,8 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Classes, Input, Model, Patches, Run, Task
-from polyhead.papers.claims import Verdict, above
+from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writer
-from polyhead.papers.estimates import Estimate, Scores, mean
 from polyhead.papers.outcome import (
     SEEN,
     Cells,

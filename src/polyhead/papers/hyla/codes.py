@@ -18,8 +18,7 @@ from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
 from polyhead.config import Run, Task
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, mean
+from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, Draw, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label

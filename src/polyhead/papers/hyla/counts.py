@@ -4,8 +4,7 @@ import math
 import pathlib
 
 from polyhead.analysis import figures
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate
+from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.outcome import FigureOutcome, Panel, both

@@ -9,8 +9,7 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, Scores, mean
+from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid

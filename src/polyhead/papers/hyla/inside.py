@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from polyhead.analysis import figures, mix_codes, swap_codes
 from polyhead.models.transformer import Transformer
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate
+from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.hyla.long import AGAIN, SEEDS
 from polyhead.papers.hyla.probes import PERMUTED, TRAINED, UNTRAINED, decodable, last_layer, learned, models, probed
 from polyhead.papers.hyla.rows import ROWS

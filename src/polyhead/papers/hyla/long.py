@@ -1,6 +1,6 @@
 """Fuzzy logic and SRAVEN, trained long: the figures and tests that docs/results/protocol.md fixed before the runs.
 
-benchmarks/long_trainings.py trains the runs.  `draw` uses all finished runs.  A claim is judged if all its models have
+benchmarks/long_trainings.py trains the runs.  `draw` uses all finished runs.  A claim is judge if all its models have
 a run; it is a test from five seeds on.
 """
 
@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from polyhead.analysis import figures
-from polyhead.papers.claims import Verdict, above, judged
-from polyhead.papers.estimates import Estimate
+from polyhead.papers.claims import Estimate, Verdict, above, judge
 from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.outcome import FigureOutcome, both
 from polyhead.papers.study import FinishedRun, Study
@@ -180,7 +179,7 @@ def verdicts(found: Measured, seeds: tuple[int, ...] = SEEDS, tests: Tests = TES
         known = {name: part for name, part in parts.items() if part is not None}
         if len(known) == len(parts):
             stated.append(above(claim, known, family=family))
-    return list(judged(stated))
+    return list(judge(stated))
 
 
 def _named(one: str, other: str | None) -> str:

@@ -15,8 +15,7 @@ from torch import nn
 
 from polyhead.analysis import figures, probe_model
 from polyhead.config import Run
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, Scores, mean
+from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.outcome import FigureOutcome, Panel, both, numbers
 from polyhead.papers.study import FinishedRun, Study
@@ -64,7 +63,7 @@ def decodable(what: str, scores: Scores, chance: Scores) -> list[Verdict]:
     permuted labels do, so no true difference is negative.
     """
     parts = {f"{name} (permuted labels {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
-    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts, falls=False)]
+    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts, can_refute=False)]
 
 
 def learned(what: str, scores: Scores, before: Scores) -> list[Verdict]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Scores
+from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import ROWS, label

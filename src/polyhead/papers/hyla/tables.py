@@ -8,8 +8,7 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, Scores
+from polyhead.papers.claims import Estimate, Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task

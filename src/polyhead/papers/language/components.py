@@ -9,8 +9,7 @@ from dataclasses import replace
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run
 from polyhead.models.size import match, parameters
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, Scores
+from polyhead.papers.claims import Estimate, Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
 from polyhead.papers.language.shared import GB, course, one_text, run_of, table

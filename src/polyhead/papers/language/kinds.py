@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, Scores, constant
+from polyhead.papers.claims import Estimate, Scores, Verdict, above, constant
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
-from polyhead.papers.estimates import Estimate, Scores
+from polyhead.papers.claims import Estimate, Scores
 from polyhead.papers.language.models import ROWS, LanguageScale, model
 from polyhead.papers.outcome import FigureOutcome, numbers, settings_note
 from polyhead.papers.sizes import Setting, training

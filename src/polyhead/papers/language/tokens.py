@@ -8,8 +8,7 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run, SymbolicAttention
-from polyhead.papers.claims import Verdict, above
-from polyhead.papers.estimates import Estimate, Scores, mean
+from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
