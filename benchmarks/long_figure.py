@@ -30,6 +30,7 @@ PAGES = {
     "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
     "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
     "settings": Figure("Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, long.draw_settings),
+    "width": Figure("Width of heads: fuzzy logic after 50,000 steps", HYLA, long.draw_width),
     "length": Figure("Fuzzy logic from 15 examples after 50,000 steps", HYLA, long.draw_length),
     "sraven": Figure("Raven matrices with permuted columns after 40,000 steps", HYLA, long.draw_ravens),
 }
@@ -37,7 +38,8 @@ RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
 """Chosen before the runs: see docs/results/protocol.md.  Other runs take that of the model that they change."""
 
 SHORT = tuple(name for name, variant in SETTINGS.items() if variant.length != 32)
-BESIDE = {"parts": tuple(ABLATIONS), "settings": tuple(name for name in SETTINGS if name not in SHORT)}
+WIDE = tuple(name for name in SETTINGS if "-width-" in name)
+BESIDE = {"parts": tuple(ABLATIONS), "settings": tuple(name for name in SETTINGS if name not in SHORT), "width": WIDE}
 """Page -> the rows that it is about, which it has beside the models that they change."""
 
 
@@ -80,11 +82,9 @@ def page(name: str, known: Figure, into: Path, runs: list[Run], results: list[Re
     if name in BESIDE:
         study = long.beside_changed(study, BESIDE[name])
     into.mkdir(parents=True, exist_ok=True)
-    outcome = known.draw(study, into)
+    outcome = known.draw(study)
     about = described(name, known, "paper", study, outcome) | {"command": "python benchmarks/long_figure.py"}
     path = written(into, known.title, about, outcome)
-    for stem, _ in outcome.pictures:
-        (into / f"{stem}.svg").unlink()  # the page holds it
     print(*outcome.verdicts, path, sep="\n")
 
 

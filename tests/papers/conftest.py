@@ -1,7 +1,6 @@
 """Finished runs without training, with planted results."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,7 @@ import pytest
 import polyhead.papers.reproduce as reproduce
 from polyhead import train as training
 from polyhead.config import digest
-from polyhead.papers import claims, outcome
+from polyhead.papers import claims
 from polyhead.papers.recipes import FIGURES
 from polyhead.train.store.folder import METRICS, Result
 
@@ -37,15 +36,6 @@ def planted(run, folder, score):
 def two_seeds_are_a_test(monkeypatch):
     """The smallest studies have two seeds: with it, verdicts on planted scores are tests."""
     monkeypatch.setattr(claims, "SEEDS", 2)
-
-
-@pytest.fixture(autouse=True)
-def one_kind_of_picture(monkeypatch):
-    """No PNG, because drawing takes long."""
-    both = outcome.both
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("polyhead.papers.") and hasattr(module, "both"):
-            monkeypatch.setattr(module, "both", lambda stem, folder: both(stem, folder)[1:])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A figure redrawn from its results.json: the same numbers, new verdicts and floors, no training."""
+"""A figure redrawn from its results.json: the same numbers, new verdicts and baselines, no training."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import pytest
 from some import some
 
 from polyhead.analysis import figures
-from polyhead.papers import outcome
+from polyhead.papers import outcome, page
 from polyhead.papers.recipes import FIGURES
 from polyhead.papers.redraw import redraw
 from polyhead.papers.reproduce import described
@@ -22,26 +22,36 @@ AGAIN = (
 """The figures of docs/results that need only their results.json: neither models nor texts."""
 
 
+def without_pictures(monkeypatch):
+    """Draw nothing: pictures take most of the time."""
+    for kind in ("lines", "results"):
+        monkeypatch.setattr(figures, kind, lambda content, **_: None)
+    monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
+    monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
+
+
+def facts_of(verdict):
+    """Claim, verdict and the numbers of its tests, which are the same in results of every version."""
+    numbers = [(part["name"], part["mean"], part["standard_error"], part["p"]) for part in verdict["parts"]]
+    return verdict["claim"], page.WORDS.get(verdict["outcome"], verdict["outcome"]), numbers
+
+
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", AGAIN)
 def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, monkeypatch):
-    """Claims with their parts, rows and numbers of real runs.  Without floors, which take minutes."""
-    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences, seed: {})
-    for kind in ("lines", "results"):
-        monkeypatch.setattr(figures, kind, lambda content, **_: None)
-        monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
+    """Claims with their parts, rows and numbers of real runs.  Without baselines, which take minutes."""
+    monkeypatch.setattr(outcome, "_baseline_scores", lambda task, split, sequences, seed: {})
+    without_pictures(monkeypatch)
     before = json.loads((RESULTS / figure / "results.json").read_text())
-    page, _ = redraw(RESULTS / figure, tmp_path)
+    path, _ = redraw(RESULTS / figure, tmp_path)
     after = json.loads((tmp_path / "results.json").read_text())
-    assert page == tmp_path / "index.html"
+    assert path == tmp_path / "index.html"
     assert all((tmp_path / f"{stem}.svg").exists() for stem in before["pictures"])
     assert after.keys() == {*before, "drawn"}
     drawn = ("verdicts", "notes", "head", "rows", "numbers", "drawn")
     assert [name for name in after if name not in drawn and after[name] != before[name]] == []
-    said = ("claim", "outcome", "evidence", "printed")
-    came, wanted = ([[one[key] for key in said] for one in about["verdicts"]] for about in (after, before))
-    assert came == wanted
-    assert set(after["notes"]) <= set(before["notes"])
+    assert [facts_of(verdict) for verdict in after["verdicts"]] == [facts_of(verdict) for verdict in before["verdicts"]]
+    assert set(after["notes"]) <= {note.replace("Floors", "Baselines") for note in before["notes"]}
     assert after["head"] == before["head"][: len(after["head"])]
     for row in some(after["rows"]):
         assert row in [known[: len(row)] for known in before["rows"]]
@@ -50,11 +60,10 @@ def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, m
 
 
 def test_training_losses_are_kept_and_drawn_again(tmp_path, monkeypatch):
-    """Fig. A3 D.  With a floor of 0, as its last claim needs one."""
+    """Fig. A3 D.  With a baseline of 0, as its last claim needs one."""
     floor = Score(0.0, 0.0, 1)
-    monkeypatch.setattr(outcome, "_floors", lambda task, split, sequences, seed: {"gaussian_process": floor})
-    monkeypatch.setattr(figures, "lines", lambda content, **_: None)
-    monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
+    monkeypatch.setattr(outcome, "_baseline_scores", lambda task, split, sequences, seed: {"gaussian_process": floor})
+    without_pictures(monkeypatch)
     redraw(RESULTS / "fig-a3", tmp_path)
     before, after = (json.loads((place / "results.json").read_text()) for place in (RESULTS / "fig-a3", tmp_path))
     assert (after["numbers"], after["rows"], after["runs"]) == (before["numbers"], before["rows"], before["runs"])
@@ -64,24 +73,23 @@ def test_training_losses_are_kept_and_drawn_again(tmp_path, monkeypatch):
 @pytest.fixture
 def made(study_of, tmp_path, monkeypatch):
     """results.json of a figure with planted scores."""
-    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 60)
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
-    monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
+    monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 60)
+    without_pictures(monkeypatch)
 
     def make(figure):
         study = study_of(figure, lambda run: 0.5 + 0.1 * ("hyla" in run.name) + 0.01 * run.seed)
         place = tmp_path / "made" / figure
         place.mkdir(parents=True)
-        about = described(figure, FIGURES[figure], "smoke", study, FIGURES[figure].draw(study, place))
+        about = described(figure, FIGURES[figure], "smoke", study, FIGURES[figure].draw(study))
         (place / "results.json").write_text(json.dumps(about))
         return place, about
 
     return make
 
 
-def test_verdicts_and_floors_are_of_today(made, monkeypatch):
+def test_verdicts_and_baselines_are_of_today(made, monkeypatch):
     place, before = made("fig-5c")
-    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 100)
+    monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 100)
     before["verdicts"], before["head"] = [], ["old"]
     (place / "results.json").write_text(json.dumps(before))
     redraw(place / "results.json")
@@ -93,8 +101,7 @@ def test_verdicts_and_floors_are_of_today(made, monkeypatch):
 
 def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: panels)
-    monkeypatch.setattr(figures, "save", lambda panels, path: drawn.append(panels) or path.write_text("</svg>"))
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
     place, _ = made("order")
     redraw(place, tmp_path / "new")
     assert len(drawn) == 2

@@ -17,7 +17,7 @@ Runs = Callable[[str], tuple[Run, ...]]
 class Figure:
     """A figure or table.  `runs`: maps a scale to the runs, or None for a figure without training.
 
-    `draw`: called with the study of the finished runs (without training: the scale) and the folder for pictures.
+    `draw`: called with the study of the finished runs; for a figure without training with the scale.
     `minutes`: core minutes of all runs at the small scale, one thread each, on a busy machine (docs/results).
     `gpu`: GPU minutes of one run at paper scale, by the paper.  `short`: whether the scale `short` exists.
     """

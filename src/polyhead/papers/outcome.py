@@ -1,37 +1,48 @@
-"""The result of a figure or table: pictures, a table, verdicts, and their numbers."""
+"""The result of a figure or table: pictures, a table, verdicts and their numbers; and what most figures compute."""
 
 import functools
 import math
-import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyhead.config import Run
 from polyhead.papers.claims import Estimate, Verdict, judge
 from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
 from polyhead.tasks import Score
 
-FLOOR_SEQUENCES = 1000
-SEEN = "standard errors over seeds, a dot per seed"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BASELINE_SEQUENCES = 1000
+SEED_CAPTION = "standard errors over seeds, a dot per seed"
 """The standard caption of pictures of scores."""
 
 Cells = Mapping[Coordinates, Mapping[str, Cell]]
 """The cells of a figure, by place on its axes, then by model."""
-Levels = dict[str, Estimate]
+Baselines = dict[str, Estimate]
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
-"""One panel of a picture: title, series and floors."""
+"""One panel of a picture: title, curves and baselines."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a page.  `stem`: the name of its files without suffix."""
+
+    stem: str
+    caption: str
+    figure: "Figure" = field(compare=False)
 
 
 @dataclass(frozen=True)
 class FigureOutcome:
     """The result of a figure.
 
-    `pictures`: (file stem, caption), each written as .png and .svg.  `table`: head and rows as text; its numbers are
-    measured unless the head says "paper".  `numbers`: the numbers of the pictures as JSON.
+    `head`, `rows`: the table as text; its numbers are measured unless the head says "paper".  `numbers`: the numbers of
+    the pictures as JSON values.
     """
 
-    pictures: tuple[tuple[str, str], ...] = ()
+    pictures: tuple[Picture, ...] = ()
     head: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
     verdicts: tuple[Verdict, ...] = ()
@@ -43,121 +54,137 @@ class FigureOutcome:
         object.__setattr__(self, "verdicts", judge(self.verdicts))
 
 
-def seen(cells: Iterable[Cell]) -> str:
-    """What a picture shows of the seeds of `cells`, for its caption."""
-    return SEEN if any(len(cell.points) > 1 for cell in cells) else "one seed"
+def seed_caption(cells: Iterable[Cell]) -> str:
+    """Return what a picture of `cells` shows of their seeds, for its caption."""
+    return SEED_CAPTION if any(len(cell.points) > 1 for cell in cells) else "one seed"
 
 
+# ----------------------------------------------------------------------------------------------------------- baselines
 def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
-    return [point.run for cell in cells.values() for point in cell.points]
+    runs = []
+    for cell in cells.values():
+        runs += [point.run for point in cell.points]
+    return runs
 
 
-def floors(runs: Iterable[Run], split: str = "compositional") -> Levels:
-    """Floors and ceiling on `split` of the tasks of `runs`, which differ only in the split's seed.
+def baselines(runs: Iterable[Run], split: str = "compositional") -> Baselines:
+    """Return the baselines and the ceiling on `split` of the tasks of `runs`, which differ only in the split's seed.
 
     Each is a mean over the splits, with values by seed if every seed has its own split.  A split has sequences of its
     own, too: on common ones the sampling errors would be common, and not fall with their number as the mean's does.
     """
-    tasks = dict.fromkeys((run.seed, run.task) for run in runs if hasattr(run.task, "floors"))
-    each = dict.fromkeys(task for _, task in tasks)
-    tables = {task: _floors(task, split, FLOOR_SEQUENCES, stream) for stream, task in enumerate(each)}
-    found: Levels = {}
-    for name in next(iter(tables.values()), {}):
-        score = Score.over([table[name] for table in tables.values()])
-        sampled = score.count - 1 if score.count else math.inf  # an exact floor has no error
-        freedom = sampled if len(tables) == 1 else len(tables) - 1
-        alone = len(tables) == len(tasks) > 1
-        by_seed = {seed: tables[task][name].mean for seed, task in tasks} if alone else {}
-        found[name] = Estimate(score.mean, score.standard_error, float(freedom), by_seed)
-    return found
+    task_of_seed = {run.seed: run.task for run in runs if hasattr(run.task, "floors")}
+    scores_of_task: dict[Any, Mapping[str, Score]] = {}
+    for task in task_of_seed.values():
+        if task not in scores_of_task:
+            scores_of_task[task] = _baseline_scores(task, split, BASELINE_SEQUENCES, len(scores_of_task))
+    split_count = len(scores_of_task)
+    one_split_per_seed = split_count == len(task_of_seed) > 1
+    estimates: Baselines = {}
+    for name in next(iter(scores_of_task.values()), {}):
+        score = Score.over([scores[name] for scores in scores_of_task.values()])
+        if split_count > 1:
+            freedom = split_count - 1.0
+        elif score.count:
+            freedom = score.count - 1.0
+        else:  # known exactly, so without an error
+            freedom = math.inf
+        by_seed = {}
+        if one_split_per_seed:
+            by_seed = {seed: scores_of_task[task][name].mean for seed, task in task_of_seed.items()}
+        estimates[name] = Estimate(score.mean, score.standard_error, freedom, by_seed)
+    return estimates
 
 
 @functools.lru_cache(maxsize=512)
-def _floors(task: Any, split: str, sequences: int, seed: int) -> Mapping[str, Score]:
-    found: Mapping[str, Score] = task.floors(split, sequences=sequences, seed=seed)
-    return found
+def _baseline_scores(task: Any, split: str, sequences: int, seed: int) -> Mapping[str, Score]:
+    scores: Mapping[str, Score] = task.floors(split, sequences=sequences, seed=seed)
+    return scores
 
 
-def shown(runs: Iterable[Run], levels: Mapping[str, object]) -> dict[str, str]:
-    """The most informative floors among `levels`, for figures, and the ceiling; name -> label."""
-    words = {name: floor for run in runs for name, floor in run.task.words.floors.items() if floor.drawn}
-    return {name: floor.label for name, floor in words.items() if name in levels}
+def baseline_labels(runs: Iterable[Run], names: Iterable[str]) -> dict[str, str]:
+    """Return name -> label of the most informative baselines among `names`, and of the ceiling."""
+    labels = {}
+    for run in runs:
+        for name, words in run.task.words.floors.items():
+            if words.drawn and name in names:
+                labels[name] = words.label
+    return labels
 
 
-def drawn(runs: Iterable[Run], levels: Levels) -> dict[str, float]:
-    """The floors that a picture shows, by label."""
-    return {label: levels[name].mean for name, label in shown(runs, levels).items()}
+def baseline_means(runs: Iterable[Run], estimates: Baselines) -> dict[str, float]:
+    """Return the baselines that a picture shows, by label."""
+    return {label: estimates[name].mean for name, label in baseline_labels(runs, estimates).items()}
 
 
-def beside(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
-    """The drawn floors of the tasks of `cells`, by label; none if the tasks lack the split."""
+def labelled_baselines(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
+    """Return the drawn baselines of the tasks of `cells`, by label; none if the tasks lack the split."""
     runs = [run for run in runs_of(cells) if split in run.task.splits]
-    levels = floors(runs, split)
-    return {label: levels[name] for name, label in shown(runs, levels).items()}
+    estimates = baselines(runs, split)
+    return {label: estimates[name] for name, label in baseline_labels(runs, estimates).items()}
 
 
-def floors_along(cells: Mapping[Any, Mapping[str, Cell]], split: str) -> dict[str, dict[Any, float]]:
-    """{label: {x: mean of a drawn floor}} from {x: {model: cell}}."""
-    found: dict[str, dict[Any, float]] = {}
-    for x, by in cells.items():
-        for label, level in beside(by, split).items():
-            found.setdefault(label, {})[x] = level.mean
-    return found
+def baseline_curves(cells: Mapping[Any, Mapping[str, Cell]], split: str) -> dict[str, dict[Any, float]]:
+    """Return {label: {x: mean of a drawn baseline}} from {x: {model: cell}}."""
+    curves: dict[str, dict[Any, float]] = {}
+    for x, cells_at_x in cells.items():
+        for label, estimate in labelled_baselines(cells_at_x, split).items():
+            curves.setdefault(label, {})[x] = estimate.mean
+    return curves
 
 
-def by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:
-    """Cells by place on `axes`, then by model."""
-    found: dict[Coordinates, dict[str, Cell]] = {}
+# --------------------------------------------------------------------------------------------------------------- cells
+def cells_by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:
+    """Return cells by place on `axes`, then by model."""
+    cells: dict[Coordinates, dict[str, Cell]] = {}
     for place, cell in study.cells(*axes, "model", task=task).items():
-        found.setdefault(place[:-1], {})[place[-1]] = cell
-    return found
+        cells.setdefault(place[:-1], {})[place[-1]] = cell
+    return cells
 
 
-def whole(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
-    """Whether the places form a full grid and each has every model: no cell is missing because of failed runs."""
-    models = {model for cell in cells.values() for model in cell}
-    full = math.prod(len(set(values)) for values in zip(*cells, strict=True))
-    return bool(cells) and len(cells) == full and all(set(cell) == models for cell in cells.values())
+def is_complete_grid(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
+    """Return whether the places form a full grid and each has every model: no run failed."""
+    models: set[str] = set()
+    for by_model in cells.values():
+        models |= set(by_model)
+    places = math.prod(len(set(values)) for values in zip(*cells, strict=True))
+    return bool(cells) and len(cells) == places and all(set(by_model) == models for by_model in cells.values())
 
 
-def scores(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> dict[str, Estimate]:
+def scores_by_model(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> dict[str, Estimate]:
     return {model: cell.score(split, metric) for model, cell in cells.items()}
 
 
-def series(
+def score_curves(
     points: Mapping[Any, Mapping[str, Estimate]], label: Callable[[str], str]
 ) -> dict[str, dict[Any, list[float]]]:
-    """{label: {x: scores of the seeds}} from {x: {model: score}}."""
-    found: dict[str, dict[Any, list[float]]] = {}
-    for x, by in points.items():
-        for model, estimate in by.items():
-            found.setdefault(label(model), {})[x] = list(estimate.values.values())
-    return found
+    """Return {label: {x: scores of the seeds}} from {x: {model: score}}."""
+    curves: dict[str, dict[Any, list[float]]] = {}
+    for x, by_model in points.items():
+        for model, estimate in by_model.items():
+            curves.setdefault(label(model), {})[x] = list(estimate.values.values())
+    return curves
 
 
-def scored(cell: Cell, split: str) -> Estimate:
-    """The score on a split, or the training loss."""
+def score_or_training_loss(cell: Cell, split: str) -> Estimate:
+    """Return the score on a split, or the training loss."""
     return cell.training_loss() if split == TRAINING_LOSS else cell.score(split)
 
 
 def settings_note(cells: Iterable[Cell]) -> str:
-    """The selected settings as a line."""
+    """Return the selected settings as a line."""
     return f"Settings: {'; '.join(sorted({setting_text(cell) for cell in cells}))}."
 
 
+def settings_of(cells: Mapping[Any, Mapping[str, Cell]]) -> str:
+    """Return the selected settings of all cells as a line."""
+    flat: list[Cell] = []
+    for by_model in cells.values():
+        flat += by_model.values()
+    return settings_note(flat)
+
+
 def setting_text(cell: Cell) -> str:
-    """The selected learning rate, weight decay and warm-up, and the number of searched settings."""
-    s = cell.setting
-    return f"lr {s.lr:g}, wd {s.weight_decay:g}, warm-up {s.warmup} (of {cell.tried})"
-
-
-def numbers(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as JSON: mean, standard error (null for one seed), values by seed."""
-    values = {str(seed): value for seed, value in estimate.values.items()}
-    error = None if math.isnan(estimate.error) else estimate.error
-    return {"mean": estimate.mean, "standard_error": error, "by_seed": values}
-
-
-def both(stem: str, folder: pathlib.Path) -> Sequence[pathlib.Path]:
-    """The two files of a picture."""
-    return [folder / f"{stem}.png", folder / f"{stem}.svg"]
+    """Return the selected learning rate, weight decay and warm-up, and the number of searched settings."""
+    setting = cell.setting
+    return f"lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup} (of {cell.tried})"

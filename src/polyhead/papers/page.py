@@ -1,115 +1,137 @@
-"""The page of one figure: verdicts, pictures, the table with the paper's numbers, and how it was made.
+"""The files of one figure: the page index.html, README.md for GitHub, and the pictures."""
 
-Pictures are embedded as SVG, so the page is one self-contained file.
-"""
-
-import base64
+import json
 import pathlib
-import re
-import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyhead.pages.document import bullets, details, escape, facts, table
-from polyhead.pages.report.page import Page
-from polyhead.papers.claims import NO, YES, Verdict
+from polyhead.analysis import figures
+from polyhead.config.serial import legal
+from polyhead.pages.document import figure_as_svg, render
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.train.store.folder import write
 
-MARKS = {YES: "●", NO: "✖"}
+RESULTS, PAGE, README = "results.json", "index.html", "README.md"
+RUN_COLUMNS = {
+    "run": "name",
+    "seed": "seed",
+    "lr": "lr",
+    "weight decay": "weight_decay",
+    "warm-up": "warmup",
+    "steps": "steps",
+    "seconds": "seconds",
+    "digest": "digest",
+}
+RULE = (
+    "Each number is a difference over seeds, with the interval of its test. Yes: it is above zero, or above the named "
+    "margin, by a one-sided t-test at 0.05 with Holm's correction over this page. No: the same test in the other "
+    "direction passes. No difference: its 90 % interval lies within 0.02 of zero. Undecided: none of these, or fewer "
+    "than five seeds. A verdict is about what was run here; a small scale is not the paper's."
+)
+WORDS = {"holds": "yes", "does not hold": "no", "not enough evidence": "undecided", "not a test": "undecided"}
+"""Outcome in older results -> verdict."""
+
+
+def write_all(folder: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
+    """Write results.json, the pictures, README.md and the page; return the path of the page.
+
+    `about`: the content of results.json.
+    """
+    write(folder / RESULTS, results_as_json(about))
+    for picture in outcome.pictures:
+        figures.save(picture.figure, folder / f"{picture.stem}.svg")
+        (folder / f"{picture.stem}.png").unlink(missing_ok=True)  # of an earlier drawing
+    write(folder / README, readme(folder, about).encode())
+    return write_page(folder / PAGE, title, about, outcome)
+
+
+def results_as_json(about: Mapping[str, Any]) -> bytes:
+    """Return JSON with a line for each run, row or verdict: short, and changes show in a diff."""
+    fields = []
+    for name, value in about.items():
+        is_table = isinstance(value, list | tuple) and any(isinstance(row, dict | list | tuple) for row in value)
+        if is_table:
+            lines = [json.dumps(legal(row), ensure_ascii=False) for row in value]
+            text = "[\n  " + ",\n  ".join(lines) + "\n ]"
+        else:
+            text = json.dumps(legal(value), ensure_ascii=False)
+        fields.append(f"{json.dumps(name)}: {text}")
+    return ("{\n " + ",\n ".join(fields) + "\n}\n").encode()
 
 
 def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
     """Write the page; `about` is the content of results.json."""
-    page = Page()
-    if outcome.verdicts:
-        page.section("verdicts", "Do the claims hold here?", "Verdicts")
-        page.add("".join(_verdict(verdict) for verdict in outcome.verdicts))
-        page.add(f'<p class="note">{escape(_HOW)}</p>')
-    if outcome.pictures:
-        page.section("figures", "Figures" if len(outcome.pictures) > 1 else "Figure")
-        page.add("".join(_picture(path.parent / f"{stem}.svg", caption) for stem, caption in outcome.pictures))
-    if outcome.rows:
-        page.section("table", "Numbers", "Table")
-        rows = [("", [escape(cell) for cell in row]) for row in outcome.rows]
-        page.add(f'<div style="overflow-x:auto">{table(list(outcome.head), rows)}</div>')
-        page.add(f'<p class="note">{_ERRORS}</p>')
-    page.add(bullets(outcome.notes, "notes"))
-    page.section("made", "How it was made", "Made")
-    _made(page, about)
-    kicker = f'<p class="kicker">{escape(about["command"])}</p>'
-    lead = "".join(f'<p class="lead">{escape(_line(v))}</p>' for v in outcome.verdicts[:1])
-    write(path, page.html(f"{title} ({about['scale']})", f"{kicker}<h1>{escape(title)}</h1>{lead}").encode())
-    return path
-
-
-_ERRORS = (
-    "± is the standard error over seeds (of a floor, or on a finite test set: over sequences, too), if no note below "
-    "says otherwise."
-)
-_HOW = (
-    "Each number above is a difference over seeds with its 95 % interval (Student's t, seed by seed where seeds are "
-    "shared; the sampling error of a finite test set is added, in full if it is one set for all seeds; there it "
-    "cancels in differences). It holds if it is above zero, or above the margin that is named: one-sided p below 0.05, "
-    "corrected by Holm over all numbers of this page, or of their family where the page names families. It does not "
-    "hold if the same test in the other direction passes. There is no difference if its 90 % interval lies within 0.02 "
-    "of zero. Otherwise there is not enough evidence, and with fewer than five seeds it is not a test. A claim holds "
-    "if all of its numbers do. A small scale is not the paper's: a verdict is about what was run here."
-)
-
-
-def _line(verdict: Verdict) -> str:
-    return f"{verdict.outcome.capitalize()}: {verdict.claim}."
-
-
-def _verdict(verdict: Verdict) -> str:
-    """The outcome and the claim, and below them the measured numbers."""
-    mark = MARKS.get(verdict.outcome, "○")
-    parts = verdict.evidence.split("; ")
-    if verdict.printed:
-        parts += [f"as the paper prints it: {one}" for one in verdict.printed.split("; ")]
-    outcome = f'<span aria-hidden="true">{mark}</span> <strong>{escape(verdict.outcome.capitalize())}</strong>'
-    return f"<p>{outcome}: {escape(verdict.claim)}</p>{bullets(parts)}"
-
-
-VECTOR = 200_000
-"""A larger SVG, one of thousands of dots, is the PNG in the page: a tenth of its bytes."""
-
-
-def _picture(path: pathlib.Path, caption: str) -> str:
-    pixels = path.with_suffix(".png")  # at the scale "smoke" there is none
-    if path.stat().st_size > VECTOR and pixels.is_file():
-        data = f"image/png;base64,{base64.b64encode(pixels.read_bytes()).decode()}"
-    else:
-        data = f"image/svg+xml,{_quoted(path.read_text(encoding='utf-8'))}"
-    # On a phone a wide picture scrolls: in full it would be too small to read.
-    style = "max-width:max(100%,36rem);background:#fff"
-    image = f'<img src="data:{data}" alt="{escape(caption)}" style="{style}">'
-    return f'<figure><div style="overflow-x:auto">{image}</div><figcaption>{escape(caption)}</figcaption></figure>'
-
-
-def _quoted(svg: str) -> str:
-    """An SVG for a data URL, as text: a third smaller than base64.  Comments and line breaks are left out."""
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
-    # A double quote takes three characters, a single one takes one.
-    return urllib.parse.quote(svg if "'" in svg else svg.replace('"', "'"), safe=" !'()*+,/:;=?@[]^`{|}~$<>")
-
-
-def _made(page: Page, about: Mapping[str, Any]) -> None:
     runs = about["runs"]
-    seeds = sorted({run["seed"] for run in runs})
-    minutes = about["training_seconds"] / 60
-    values = {"command": about["command"], "date": about["date"]}
+    facts = {"command": about["command"], "date": about["date"]}
     if runs:
-        values |= {"runs": len(runs), "seeds": ", ".join(map(str, seeds)), "training, core minutes": f"{minutes:.1f}"}
-    page.add(facts(values | about["environment"]))
-    if about["failures"]:
-        page.add("<p>Runs that failed and are left out:</p>")
-        page.add(bullets([f"{one['name']}: {one['error']}" for one in about["failures"]]))
-    if runs:
-        head = ["run", "seed", "lr", "weight decay", "warm-up", "steps", "seconds", "digest"]
-        keys = ("name", "seed", "lr", "weight_decay", "warmup", "steps", "seconds", "digest")
-        rows = [("", [escape(run[key]) for key in keys]) for run in runs]
-        body = f'<div style="overflow-x:auto">{table(head, rows)}</div>'
-        page.add(details(f"All {len(runs)} runs", body))
+        facts["runs"] = len(runs)
+        facts["seeds"] = ", ".join(str(seed) for seed in sorted({run["seed"] for run in runs}))
+        facts["training, core minutes"] = f"{about['training_seconds'] / 60:.1f}"
+    values = {
+        "command": about["command"],
+        "heading": title,
+        "verdicts": outcome.verdicts,
+        "rule": RULE,
+        "pictures": [figure_as_svg(picture.figure, picture.caption, picture.stem) for picture in outcome.pictures],
+        "head": outcome.head,
+        "rows": outcome.rows,
+        "notes": outcome.notes,
+        "facts": facts | about["environment"],
+        "failures": [f"{failure['name']}: {failure['error']}" for failure in about["failures"]],
+        "run_head": list(RUN_COLUMNS),
+        "runs": [[run[key] for key in RUN_COLUMNS.values()] for run in runs],
+    }
+    page = render("papers/page.html", values, title=f"{title} ({about['scale']})", style="report/report.css")
+    return page.save(path, "reproduce")
+
+
+def readme(folder: pathlib.Path, about: Mapping[str, Any]) -> str:
+    """Return the Markdown of results.json: pictures, verdicts with the numbers of their tests, and the table."""
+    seeds = sorted({run["seed"] for run in about["runs"]})
+    lines = [f"# {about['title']}", ""]
+    if about["runs"]:
+        lines += [f"Scale {about['scale']}, {len(about['runs'])} runs, seeds {', '.join(map(str, seeds))}."]
+    lines += [f"Made by `{about['command']}`; numbers in [results.json](results.json).", ""]
+    for stem in about["pictures"]:
+        suffix = ".svg" if (folder / f"{stem}.svg").exists() else ".png"
+        lines += [f"![{about['title']}]({stem}{suffix})", ""]
+    if about["verdicts"]:
+        verdict_rows = []
+        for verdict in about["verdicts"]:
+            word = WORDS.get(verdict["outcome"], verdict["outcome"])
+            numbers = []
+            for part in verdict.get("parts", ()):
+                numbers.append(part_text(part))
+            verdict_rows.append([verdict["claim"], f"**{word}**", "<br>".join(numbers)])
+        lines += ["## Verdicts", "", *markdown_table(["claim", "verdict", "difference ± standard error"], verdict_rows)]
+        lines += ["", "p is one-sided and corrected by Holm over the page. [How a claim is judged][claims].", ""]
+    if about["rows"]:
+        lines += ["## Numbers", "", *markdown_table(about["head"], about["rows"]), ""]
+    lines += [f"- {note}" for note in about["notes"]]
+    if about["verdicts"]:
+        depth = len(folder.parts) - folder.parts.index("docs") - 1 if "docs" in folder.parts else 0
+        root = "../" * depth if depth else "https://github.com/polyhead/polyhead/blob/main/docs/"
+        lines += ["", f"[claims]: {root}explain/claims.md"]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def part_text(part: Mapping[str, Any]) -> str:
+    """Return the name, mean, standard error and corrected p-value of one number of a claim."""
+    mean = part["mean"]
+    if mean is None:
+        return f"{part['name']}: a run without a finite score"
+    text = f"{part['name']}: {mean:+.3f}"
+    if part["standard_error"] is not None:
+        text += f" ± {part['standard_error']:.3f}"
+    if part["corrected_p"] is not None:
+        text += f", p {part['corrected_p']:.2g}"
+    return text.replace(": -", ": −")
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = []
+    for cells in (head, ["---"] * len(head), *rows):
+        texts = [str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells]
+        lines.append("| " + " | ".join(texts) + " |")
+    return lines

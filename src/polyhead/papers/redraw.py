@@ -1,20 +1,28 @@
-"""Redraw a figure from its results.json: nothing is trained, floors and verdicts are computed anew.
+"""Redraw a figure from its results.json: nothing is trained, baselines and verdicts are computed anew.
 
 `redraw("docs/results/small/fig-2c")` is `polyhead reproduce fig-2c --from docs/results/small/fig-2c`.
 """
 
-import datetime
 import json
 import pathlib
 from dataclasses import replace
-from importlib import import_module
 from importlib.metadata import version
 
-from polyhead.config import digest
+from polyhead.config import Run, digest
 from polyhead.config.serial import numbers
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES
-from polyhead.papers.reproduce import RESULTS, About, check, on_published, runs_of, shown, written
+from polyhead.papers.reproduce import (
+    RESULTS,
+    About,
+    check,
+    check_extra,
+    now,
+    on_published,
+    outcome_as_json,
+    runs_of,
+    written,
+)
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.spec.shapes import one_of
 from polyhead.train import Result
@@ -33,71 +41,67 @@ def redraw(
     than final scores: models, or scores during training.
     """
     path = pathlib.Path(results)
-    path = path / RESULTS if path.is_dir() else path
+    if path.is_dir():
+        path = path / RESULTS
     if not path.is_file():
         raise ValueError(f"reproduce: {path} does not exist; give the folder of a figure, or its {RESULTS}")
+    place = pathlib.Path(folder or path.parent)
+    check(path)
+    check_extra()
     try:
-        return _redrawn(path, pathlib.Path(folder or path.parent), figure)
+        about = json.loads(path.read_text(encoding="utf-8"))
+        name = one_of("reproduce", "figure", about["figure"], FIGURES)
+        known = FIGURES[name]
+        if figure not in (None, name):
+            raise ValueError(f"reproduce: {path} is of {name}, not of {figure}")
+        if known.runs is None:
+            raise ValueError(f"reproduce: {name} has no runs; polyhead reproduce {name} computes it")
+        study = study_from(about, path)
+        check_folder("reproduce", place)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
-
-
-def _redrawn(path: pathlib.Path, place: pathlib.Path, figure: str | None) -> tuple[pathlib.Path, FigureOutcome]:
-    check(path)
-    about = json.loads(path.read_text(encoding="utf-8"))
-    known = FIGURES[one_of("reproduce", "figure", about["figure"], FIGURES)]
-    if figure not in (None, about["figure"]):
-        raise ValueError(f"reproduce: {path} is of {about['figure']}, not of {figure}")
-    if known.runs is None:
-        raise ValueError(f"reproduce: {about['figure']} has no runs; polyhead reproduce {about['figure']} computes it")
-    import_module("polyhead.papers.page")  # raises before the work if the extra is missing
-    study = _study(about, path)
-    check_folder("reproduce", place)
     try:
-        outcome = known.draw(study, place)
+        outcome = known.draw(study)
     except ValueError as error:
-        lacks = f"{about['figure']} is drawn from more than the final scores that {path} has ({error})"
-        raise ValueError(f"reproduce: {lacks}; polyhead reproduce without --from trains its runs") from None
-    when = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    about |= shown(outcome) | {"drawn": {"date": when, "polyhead": version("polyhead")}}
+        needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
+        raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
+    about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
     return written(place, known.title, about, outcome), outcome
 
 
-def _study(about: About, path: pathlib.Path) -> Study:
-    """The study as after its sweep, without run folders."""
-    known, rows = FIGURES[about["figure"]], {row["digest"]: row for row in about["runs"]}
+def study_from(about: About, path: pathlib.Path) -> Study:
+    """Return the study as after its sweep, without run folders."""
+    known = FIGURES[about["figure"]]
+    row_by_digest = {row["digest"]: row for row in about["runs"]}
     recipe = runs_of(known, about["scale"], about.get("seeds"))
-    if "published" in about:  # the files are not needed: nothing is trained, and floors of published data are exact
+    if "published" in about:  # the files are not needed: nothing is trained, and baselines of published data are exact
         recipe = on_published(recipe, path.parent)
-    runs = [replace(run, device="cpu") for run in recipe]
-    found = [run for run in runs if digest(run) in rows]
-    if len(found) != len(rows):
-        lost = f"{len(rows) - len(found)} of its {len(rows)} runs are not of this version's recipe"
+    points = []
+    for run in recipe:
+        run = replace(run, device="cpu")
+        row = row_by_digest.get(digest(run))
+        if row is not None:
+            points.append(finished_run(run, row, about, path))
+    if len(points) != len(row_by_digest):
+        lost = f"{len(row_by_digest) - len(points)} of its {len(row_by_digest)} runs are not of this version's recipe"
         raise ValueError(f"reproduce: {path}: {lost}; train them again")
-    points = tuple(
-        FinishedRun(run, _result(row, about, path), _courses(row), row.get("fingerprint"))
-        for run in found
-        for row in [rows[digest(run)]]
-    )
-    return Study(about["figure"], known.paper, about["scale"], path.parent, points)
+    return Study(about["figure"], known.paper, about["scale"], path.parent, tuple(points))
 
 
-def _courses(row: About) -> dict[str, dict[int, float]]:
-    """The scores during training; older results have none."""
-    return {
-        split: {int(step): score for step, score in numbers(by).items()} for split, by in row.get("courses", {}).items()
-    }
-
-
-def _result(row: About, about: About, path: pathlib.Path) -> Result:
-    return Result(
+def finished_run(run: Run, row: About, about: About, path: pathlib.Path) -> FinishedRun:
+    """Return a run from its row of results.json; older results have no scores during training."""
+    courses = {}
+    for split, score_by_step in row.get("courses", {}).items():
+        courses[split] = {int(step): score for step, score in numbers(score_by_step).items()}
+    result = Result(
         name=row["name"],
         digest=row["digest"],
         steps=row["steps"],
         seconds=row["seconds"],
         parameters=row["parameters"],
-        scores={split: numbers(found) for split, found in row["scores"].items()},
+        scores={split: numbers(scores) for split, scores in row["scores"].items()},
         command=about["command"],
         environment={"device": row["device"], "date": row["date"]},
         folder=path.parent / "runs" / row["name"],
     )
+    return FinishedRun(run, result, courses, row.get("fingerprint"))

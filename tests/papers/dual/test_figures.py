@@ -25,24 +25,23 @@ score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 
 def test_their_pictures(figure, study_of, tmp_path):
     """Their names are those of docs/results: test_redraw.py."""
     study = without(study_of(figure, score), lambda run: getattr(run.task, "game", "") in ("same", "xoccurs"))
-    assert draw(study, tmp_path).pictures
+    assert draw(study).pictures
 
 
 def drawn(study, tmp_path, monkeypatch):
-    """Draw; also returns the floors of every panel, by the names of picture and panel."""
-    seen = {}
-
-    def lines(panels, path, **_):
-        seen.update({(path.stem, title): levels for title, _, levels in panels})
-        path.write_text("</svg>")
-
-    monkeypatch.setattr(shared.figures, "lines", lines)
-    return draw(study, tmp_path), seen
+    """Draw; also returns the baselines of every panel, by the names of picture and panel."""
+    monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: panels)
+    found = draw(study)
+    baselines = {}
+    for picture in found.pictures:
+        for title, _, levels in picture.figure:
+            baselines[picture.stem, title] = levels
+    return found, baselines
 
 
 def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypatch):
     """In pictures by the number of images, in the table below the models: means over the images of each seed."""
-    monkeypatch.setattr(outcome, "FLOOR_SEQUENCES", 300)  # 60 of two splits have the same floor by chance
+    monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 300)  # 60 of two splits have the same floor by chance
     found, seen = drawn(study_of("games", score), tmp_path, monkeypatch)
     for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
         each = {
@@ -94,7 +93,7 @@ def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of, tmp_p
     study = study_of(figure, score)
     rest = without(study, lambda run: row_of(run) == lost)
     assert len(rest.points) < len(study.points)
-    found = draw(rest, tmp_path)
+    found = draw(rest)
     assert found.rows
     named = re.compile(rf"{ROWS[lost].label}(?! \+|, disentangled|, RCA|, package)", re.IGNORECASE)  # no longer label
     parts = [part.name for verdict in found.verdicts for part in verdict.parts]
@@ -108,7 +107,7 @@ def test_a_place_whose_runs_failed_is_not_compared(figure, study_of, tmp_path):
     study = study_of(figure, score)
     first = next(at for at in map(place, (p.run for p in study.points)) if figure != "games" or at[0] == "between")
     rest = without(study, lambda run: row_of(run) == "dual" and place(run) == first)
-    verdicts = draw(rest, tmp_path).verdicts
+    verdicts = draw(rest).verdicts
     assert not [verdict for verdict in verdicts if figure != "games" or "between" in str(verdict)]
     assert bool(verdicts) == (figure == "games")
 

@@ -20,13 +20,13 @@ FLOORS = {"gaussian_process": 0.3, "ceiling": 1.0}
 def quick_floors(monkeypatch):
     found = {name: constant(value) for name, value in FLOORS.items()}
     for module in (fuzzy, scaling, outcome):
-        monkeypatch.setattr(module, "floors", lambda run, split="compositional": found)
+        monkeypatch.setattr(module, "baselines", lambda run, split="compositional": found)
 
 
 def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
     study = study_of("fig-a3", lambda run: 0.5 + BEST[row_of(run)] * (1 + 0.01 * run.seed))
-    found = draw(study, tmp_path)
-    assert [stem for stem, _ in found.pictures] == ["fig-a3a", "fig-a3b", "fig-a3c", "fig-a3d"]
+    found = draw(study)
+    assert [picture.stem for picture in found.pictures] == ["fig-a3a", "fig-a3b", "fig-a3c", "fig-a3d"]
     claims = {verdict.claim.split(" ")[0]: verdict.outcome for verdict in found.verdicts}
     assert claims["no"] == YES  # novel scores are planted half below: under the floor
     splits = found.numbers["N 8, held out 0.3"]["hyla"]
@@ -35,22 +35,21 @@ def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
 
 def test_a3_leaves_out_floors_that_would_flatten_its_curves(study_of, tmp_path, monkeypatch):
     drawn, levels = [], {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
-    monkeypatch.setattr(fuzzy, "floors_along", lambda cells, split: levels)
+    monkeypatch.setattr(fuzzy, "baseline_curves", lambda cells, split: levels)
     monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
-    fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed), tmp_path)
+    fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed))
     assert {name for panels in drawn for _, _, floors in panels for name in floors} == {"Recall"}
 
 
 def test_2c_has_its_floors_in_the_last_columns(study_of, tmp_path):
-    found = draw(study_of("fig-2c", lambda run: 0.5), tmp_path)
+    found = draw(study_of("fig-2c", lambda run: 0.5))
     assert (found.rows[0][0], *found.rows[0][-2:]) == ("N 8, 30 % held out", "0.300 ± 0.000", "1.000 ± 0.000")
     assert found.head[-2:] == ("Gaussian process", "Exact ceiling")
 
 
 def test_a4_is_the_training_loss_in_two_pictures(study_of, tmp_path):
-    found = draw(study_of("fig-a4", lambda run: 0.7), tmp_path)
-    assert [stem for stem, _ in found.pictures] == ["fig-a4a", "fig-a4b"]
+    found = draw(study_of("fig-a4", lambda run: 0.7))
+    assert [picture.stem for picture in found.pictures] == ["fig-a4a", "fig-a4b"]
     losses = [v["training loss"]["mean"] for by in found.numbers.values() for v in by.values()]
     assert losses == pytest.approx([0.36] * len(losses))
     assert any(name.startswith("depth 2") for name in found.numbers)
@@ -70,11 +69,11 @@ def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path
         lambda run: place(run) == first,
         lambda run: place(run) == first and row_of(run) == "hyla",
     ):
-        found = FIGURES[figure].draw(without(study, lost), tmp_path)
+        found = FIGURES[figure].draw(without(study, lost))
         assert found.rows
         assert not [verdict for verdict in found.verdicts if "HYLA" in verdict.claim]
         assert figure != "fig-4a" or "gaussian process: 0.300 ± 0.000" in found.notes
-    found = FIGURES[figure].draw(without(study, lambda run: row_of(run) == "linear"), tmp_path)
+    found = FIGURES[figure].draw(without(study, lambda run: row_of(run) == "linear"))
     assert any("gaps between the models" in verdict.claim for verdict in found.verdicts) == (figure == "fig-a3")
 
 

@@ -8,7 +8,6 @@ import torch
 
 import polyhead as ph
 from polyhead.config import digest
-from polyhead.papers import demo
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
 from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, fuzzy_task, make, sraven_task
 from polyhead.papers.recipes import FAMILIES, RECIPES, SHORT, STUDIES as ALL, default_scale, short_minutes
@@ -141,16 +140,3 @@ def test_the_original_code_differs_by_its_quirks(heads):
     decay = ph.Decay(qkv_biases=True, relative_bias=True)
     assert run.train == replace(paper.train, decay=decay, early_floor=True)
     assert replace(RECIPES["fuzzy-original"](), name="fuzzy-hyla") == RECIPES["fuzzy-hyla"]("original")
-
-
-def test_the_demo_compares_heads_and_nothing_else():
-    """The digests of its runs are those of the README: test_docs.py."""
-    race, fuzzy = demo.race(), demo.fuzzy()
-    assert RECIPES["demo"]() == (*race, *fuzzy)
-    for run in fuzzy:
-        assert run.model == RECIPES[f"fuzzy-{run.name.partition('-')[0]}"]("paper").model
-    for runs in (race, fuzzy):
-        alike = {
-            replace(run, name="", model=race[0].model, seed=0, task=replace(run.task, split_seed=0)) for run in runs
-        }
-        assert len(alike) == 1

@@ -9,6 +9,7 @@ from drawn import draw
 from texts import lines
 
 from polyhead.config import digest
+from polyhead.papers import page
 from polyhead.papers.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
@@ -32,6 +33,7 @@ def quick(monkeypatch, request):
     if "whole" not in request.node.name:
         monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: None)
         monkeypatch.setattr(kinds.figures, "save", lambda figure, path: path.write_text("</svg>"))
+        monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
         monkeypatch.setattr(Text, "fingerprint", lambda task: "a")
         monkeypatch.setattr(Text, "floors", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
@@ -62,7 +64,7 @@ def drawn(tmp_path):
     def drawn(figure, end, text=lambda run: "a"):
         runs = STUDIES[figure]("smoke")
         done = [planted(run, tmp_path, end(run) * (1 + 0.001 * run.seed), text(run)) for run in runs]
-        return draw(Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done), tmp_path)
+        return draw(Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done))
 
     return drawn
 
@@ -142,9 +144,9 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     (cell,) = study.cells().values()
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
-    found = FIGURES["lm-long"].draw(study, tmp_path)
+    found = FIGURES["lm-long"].draw(study)
     assert found.verdicts[0].outcome == UNDECIDED
-    assert found.pictures[0][1].endswith("in the course of training; one seed.")
+    assert found.pictures[0].caption.endswith("in the course of training; one seed.")
 
 
 def test_all_seeds_and_models_are_scored_on_one_text(tmp_path, monkeypatch):
@@ -220,7 +222,7 @@ def test_results_keep_their_text(tmp_path, monkeypatch):
     runs = STUDIES["lm-bytes"]("smoke")
     known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]
     study = Study.of("lm-bytes", known.paper, "smoke", tmp_path, runs, done)
-    about = described("lm-bytes", known, "smoke", study, known.draw(study, tmp_path))
+    about = described("lm-bytes", known, "smoke", study, known.draw(study))
     assert {row["fingerprint"] for row in about["runs"]} == {"a"}
     place = tmp_path / "kept"
     place.mkdir()
@@ -236,7 +238,7 @@ def test_results_keep_their_text(tmp_path, monkeypatch):
     found = again()
     assert len(found.verdicts) == 3
     assert not any("zlib" in note for note in found.notes)
-    assert "The text on this machine is not that of the runs: there are no floors." in found.notes
+    assert "The text on this machine is not that of the runs: there are no baselines." in found.notes
     for row in about["runs"]:
         del row["fingerprint"]  # as in results of older versions
     found = again()
@@ -246,19 +248,19 @@ def test_results_keep_their_text(tmp_path, monkeypatch):
 
 def test_a_whole_study_of_a_small_text(trained, monkeypatch, tmp_path):
     """Trained, drawn and written as by `polyhead reproduce`, in this process."""
-    path = tmp_path / "some.txt"
-    path.write_text(lines(3000, 0))
+    text = tmp_path / "some.txt"
+    text.write_text(lines(3000, 0))
 
     def small(scale):
         runs = [run for run in STUDIES["lm-bytes"](scale) if run.seed == 0 and row_of(run) in ("softmax", "hyla")]
-        return tuple(replace(r, task=replace(r.task, data=str(path), folder=str(tmp_path / "tokens"))) for r in runs)
+        return tuple(replace(r, task=replace(r.task, data=str(text), folder=str(tmp_path / "tokens"))) for r in runs)
 
     monkeypatch.setitem(FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
-    page, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
+    path, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
     assert failures == ()
     assert [verdict.outcome for verdict in found.verdicts] == [UNDECIDED]  # of one seed
     assert "2.2 − Softmax −" in found.verdicts[0].evidence
     assert "fingerprint" in found.notes[0]
-    assert page.read_text().count("data:image/svg+xml") == 1
-    results = json.loads((page.parent / "results.json").read_text())
+    assert path.read_text().count("<figure ") == 1
+    results = json.loads((path.parent / "results.json").read_text())
     assert results["numbers"]["hyla"]["bits per byte, iid"]["mean"] > 2

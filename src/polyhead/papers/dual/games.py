@@ -1,7 +1,6 @@
 """Relational games: scores of eleven models by number of training images (Altabaa and Lafferty 2024)."""
 
 import itertools
-import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -21,7 +20,14 @@ from polyhead.papers.dual.shared import (
     table,
 )
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, FigureOutcome, by_model, scores, whole
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    FigureOutcome,
+    Picture,
+    cells_by_model,
+    is_complete_grid,
+    scores_by_model,
+)
 from polyhead.papers.sizes import SMOKE, Scale, Setting, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
@@ -188,15 +194,15 @@ SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None),
 """Title, split and metric of each column."""
 
 
-def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw(study: Study) -> FigureOutcome:
     """Draw accuracy by number of training images, a panel per game: pentominoes, and the two unseen sets of shapes."""
-    cells = by_model(study, "game", "examples")
+    cells = cells_by_model(study, "game", "examples")
     pictures = []
     for words, split, _ in SHOWN:
         stem = "games" if split == "iid" else f"games-{words}"
-        by_examples(cells, split, folder / stem, "training images", 0.5)
+        figure = by_examples(cells, split, "training images", 0.5)
         unseen = "" if split == "iid" else ", never seen in training"
-        pictures.append((stem, f"Accuracy on {words}{unseen}; {SEEN}."))
+        pictures.append(Picture(stem, f"Accuracy on {words}{unseen}; {SEED_CAPTION}.", figure))
     found = table(cells, ("game", "images"), SHOWN, lambda at, m: paper(PRINTED[at[0]].get(m, {})))
     return replace(found, pictures=tuple(pictures), verdicts=tuple(_verdicts(cells)))
 
@@ -204,13 +210,13 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
 def _verdicts(cells: Cells) -> list[Verdict]:
     """Verdicts on the complete games only: missing runs would change the comparison."""
     every = {name: {n: by for (game, n), by in cells.items() if game == name} for name, _ in cells}
-    mine = {name: of for name, of in every.items() if whole({(n,): by for n, by in of.items()})}
-    curves = {name: {n: scores(by, "iid") for n, by in of.items()} for name, of in mine.items()}
+    mine = {name: of for name, of in every.items() if is_complete_grid({(n,): by for n, by in of.items()})}
+    curves = {name: {n: scores_by_model(by, "iid") for n, by in of.items()} for name, of in mine.items()}
     verdicts = [verdict for name, curve in curves.items() for verdict in learns(name.replace("_", " "), curve)]
     if not curves:
         return verdicts
     unseen = [split for _, split, _ in SHOWN if split != "iid"]
-    novel = {split: {name: scores(of[max(of)], split) for name, of in mine.items()} for split in unseen}
+    novel = {split: {name: scores_by_model(of[max(of)], split) for name, of in mine.items()} for split in unseen}
     return verdicts + all_games(curves, novel)
 
 

@@ -7,7 +7,7 @@ from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import DUAL, Relations
 from polyhead.papers.dual.shared import EARLIER, RELATIVE, Cells, better, classified, course, operators, percent, single
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import scores
+from polyhead.papers.outcome import scores_by_model
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
 
@@ -67,7 +67,7 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 
 
 def _claims(cells: Cells) -> list[Verdict]:
-    at = {str(data): scores(by, "iid") for (data,), by in cells.items()}
+    at = {str(data): scores_by_model(by, "iid") for (data,), by in cells.items()}
     found = better("images", "dual", ("softmax",), at)
     found += better("images", "dual", RELATIVE, at)
     found += better("images", "dual", ("dual-package",), at)

@@ -19,7 +19,7 @@ from polyhead.papers.dual.shared import (
     written,
 )
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import scores
+from polyhead.papers.outcome import scores_by_model
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Maths
 from polyhead.tasks.maths.modules import MODULES
@@ -109,7 +109,7 @@ def _short(module: str) -> str:
 def _claims(cells: Cells) -> list[Verdict]:
     splits = {"interpolation": "iid", "longer": "compositional", "larger": "novel"}
     at = {
-        name: {_short(m): scores(by, split) for (m,), by in cells.items()} if scored_on(cells, split) else {}
+        name: {_short(m): scores_by_model(by, split) for (m,), by in cells.items()} if scored_on(cells, split) else {}
         for name, split in splits.items()
     }
     found = []

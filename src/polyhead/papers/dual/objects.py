@@ -1,7 +1,6 @@
 """Objects: sorting (learning curves), pairwise order and SET (Abstractors, Altabaa et al. 2024)."""
 
 import itertools
-import pathlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,7 +25,14 @@ from polyhead.papers.dual.shared import (
     written,
 )
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, FigureOutcome, by_model, scores, whole
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    FigureOutcome,
+    Picture,
+    cells_by_model,
+    is_complete_grid,
+    scores_by_model,
+)
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
@@ -113,30 +119,30 @@ def sorting_dual() -> Run:
 # --------------------------------------------------------------------------------------------------- claims and drawing
 
 
-def draw_sorting(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_sorting(study: Study) -> FigureOutcome:
     """Draw the share of whole orders right, by number of training sequences."""
-    placed = by_model(study, "task", "examples")
-    by_examples(placed, "iid", folder / "sorting", "training sequences", 0.0)
+    placed = cells_by_model(study, "task", "examples")
+    figure = by_examples(placed, "iid", "training sequences", 0.0)
     cells = {place[1:]: by for place, by in placed.items()}
     columns = (("sorted", "iid", None), ("elements", "iid", "element_accuracy"), ("noisy objects", "novel", None))
     verdicts: list[Verdict] = []
-    if whole(cells):
-        curve = {n: scores(by, "iid") for (n,), by in cells.items()}
+    if is_complete_grid(cells):
+        curve = {n: scores_by_model(by, "iid") for (n,), by in cells.items()}
         verdicts = learns("sorting", curve)
         at = {f"n {n}": found for n, found in curve.items()}
         verdicts += better("sorting", "abstractor", ("softmax", "dual"), at)
         verdicts += operators("sorting", at)
-    caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEEN}."
+    caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEED_CAPTION}."
     found = table(cells, ("sequences",), columns)
-    return replace(found, pictures=(("sorting", caption),), verdicts=tuple(verdicts))
+    return replace(found, pictures=(Picture("sorting", caption, figure),), verdicts=tuple(verdicts))
 
 
-def _draw(what: str) -> Callable[[Study, pathlib.Path], FigureOutcome]:
+def _draw(what: str) -> Callable[[Study], FigureOutcome]:
     """The drawing of a task that classifies objects; the task is the only place."""
 
     def claim(cells: Cells) -> list[Verdict]:
         ((_, by),) = cells.items()
-        at = {what: scores(by, "compositional")}
+        at = {what: scores_by_model(by, "compositional")}
         found = better(what, "dual", ("softmax",), at)
         found += better(what, "abstractor", ("softmax",), at)
         found += better(what, "corelnet", ("dual",), at)

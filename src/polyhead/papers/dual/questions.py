@@ -6,7 +6,6 @@ minutes, and softmax heads do not.
 """
 
 import itertools
-import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEEN, Cells, FigureOutcome, Panel, both, numbers, settings_note
+from polyhead.papers.outcome import SEED_CAPTION, Cells, FigureOutcome, Panel, Picture, settings_note
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
@@ -158,7 +157,7 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_symbols(study: Study) -> FigureOutcome:
     """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
     axes = ("symbols", "positions", "symmetric", "relations")
     cells, games = _by_game(study, *axes)
@@ -171,11 +170,7 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
         if lines:
             levels = {"chance": 0.5, **_floors(cells, game)}
             panels.append((f"{game}, {_words(symmetric)}", lines, levels))
-    for path in both("symbols", folder):
-        figures.save(
-            figures.lines(panels, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2),
-            path,
-        )
+    figure = figures.lines(panels, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
     validation = _over_games(cells, games, "validation")
     order = sorted(validation, key=lambda place: -validation[place].mean)  # the best first
     rows = []
@@ -185,13 +180,13 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
         sizes = size_of(cells[place][games[0]])
         rows.append((*choice, *_texts(cells[place], games), str(validation[place]), *sizes))
     return FigureOutcome(
-        pictures=(("symbols", f"Accuracy by number of relations, learned positions; {SEEN}."),),
+        pictures=(Picture("symbols", f"Accuracy by number of relations, learned positions; {SEED_CAPTION}.", figure),),
         head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
         rows=tuple(rows),
         verdicts=tuple(choices(_over_games(cells, games, "iid"))),
         notes=(*(f"The best on validation data: {_choice(place)}." for place in order[:1]), *_notes(cells, games)),
         numbers={
-            ", ".join(map(str, (game, *place))): numbers(by[game].score("iid"))
+            ", ".join(map(str, (game, *place))): by[game].score("iid").as_json()
             for game in games
             for place, by in cells.items()
             if game in by
@@ -199,7 +194,7 @@ def draw_symbols(study: Study, folder: pathlib.Path) -> FigureOutcome:
     )
 
 
-def draw_split(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_split(study: Study) -> FigureOutcome:
     """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
     placed, games = _by_game(study, "split")
     cells = {heads: by for (heads,), by in placed.items()}
@@ -212,20 +207,19 @@ def draw_split(study: Study, folder: pathlib.Path) -> FigureOutcome:
         }
         levels = {"chance": 0.5, **_floors(cells, game)}
         panels.append((game, {name: points for name, points in lines.items() if points}, levels))
-    for path in both("split", folder):
-        figures.save(figures.lines(panels, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02)), path)
+    figure = figures.lines(panels, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
     rows = [
         (str(softmax), str(relational), *_texts(by, games), *size_of(next(iter(by.values()))))
         for (softmax, relational), by in sorted(cells.items(), key=lambda one: (sum(one[0]), one[0][1]))
     ]
     return FigureOutcome(
-        pictures=(("split", f"Accuracy by number of heads, every one as wide; {SEEN}."),),
+        pictures=(Picture("split", f"Accuracy by number of heads, every one as wide; {SEED_CAPTION}.", figure),),
         head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
         rows=tuple(rows),
         verdicts=tuple(splits(_over_games(cells, games, "iid"))),
         notes=_notes(cells, games),
         numbers={
-            f"{game}, {s} + {r}": numbers(by[game].score("iid"))
+            f"{game}, {s} + {r}": by[game].score("iid").as_json()
             for game in games
             for (s, r), by in cells.items()
             if game in by
@@ -273,7 +267,7 @@ def _floors(cells: Cells, game: str) -> dict[str, float]:
 def _notes(cells: Cells, games: list[str]) -> tuple[str, ...]:
     """The floors, for a table whose rows are not models, and the settings."""
     each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
-    floors = (f"Floors without a network: {'; '.join(each)}.",) if each else ()
+    floors = (f"Baselines without a network: {'; '.join(each)}.",) if each else ()
     return (*floors, settings_note(cell for by in cells.values() for cell in by.values()))
 
 

@@ -13,7 +13,6 @@ the games' numbers without standard errors, so those cannot be tested.
 
 import itertools
 import math
-import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,19 +22,18 @@ from polyhead.config import Classes, Input, Model, Patches, Run, Task
 from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writer
 from polyhead.papers.outcome import (
-    SEEN,
+    SEED_CAPTION,
     Cells,
     FigureOutcome,
     Panel,
-    beside,
-    both,
-    by_model,
-    floors_along,
-    numbers,
-    scores,
-    series,
+    Picture,
+    baseline_curves,
+    cells_by_model,
+    is_complete_grid,
+    labelled_baselines,
+    score_curves,
+    scores_by_model,
     settings_note,
-    whole,
 )
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Coordinates, Study
@@ -150,23 +148,22 @@ def gap(curve: Curve, one: str, other: str) -> Estimate:
 # -------------------------------------------------------------------------------------------------------------- drawing
 def course(
     axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
-) -> Callable[[Study, pathlib.Path], FigureOutcome]:
+) -> Callable[[Study], FigureOutcome]:
     """Draws the validation score by optimiser step, a panel per value of `axis`, and the table."""
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
-        cells = by_model(study, axis)
+    def draw(study: Study) -> FigureOutcome:
+        cells = cells_by_model(study, axis)
         panels: list[Panel] = []
         for (value,), by in cells.items():
             name = str(value).partition("__")[2] or str(value)
             courses = {label(m): cell.course("validation") for m, cell in by.items()}
             panels.append((name.replace("_", " "), courses, means(by, "validation")))
         metric = study.points[0].run.task.metric.replace("_", " ")
-        for path in both(study.figure, folder):
-            figures.save(figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02)), path)
-        caption = f"{metric.capitalize()} on validation data in the course of training; {SEEN}."
-        verdicts = claim(cells) if whole(cells) else []
+        figure = figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
+        caption = f"{metric.capitalize()} on validation data in the course of training; {SEED_CAPTION}."
+        verdicts = claim(cells) if is_complete_grid(cells) else []
         found = table(cells, (axis,), tuple(one for one in columns if scored_on(cells, one[1])), printed)
-        return replace(found, pictures=((study.figure, caption),), verdicts=tuple(verdicts))
+        return replace(found, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
 
     return draw
 
@@ -176,23 +173,22 @@ def scored_on(cells: Cells, split: str) -> bool:
     return all(split in point.result.scores for by in cells.values() for cell in by.values() for point in cell.points)
 
 
-def by_examples(cells: Cells, split: str, stem: pathlib.Path, x_label: str, chance: float) -> None:
+def by_examples(cells: Cells, split: str, x_label: str, chance: float) -> Any:
     """A panel per value of the first axis, with the second axis, the number of examples, on x."""
     panels: list[Panel] = []
     for name in dict.fromkeys(place[0] for place in cells):
         mine = {n: by for (which, n), by in cells.items() if which == name}
-        points = {n: scores(by, split) for n, by in mine.items()}
+        points = {n: scores_by_model(by, split) for n, by in mine.items()}
         levels: dict[str, Any] = {"chance": chance} if chance else {}
-        levels |= floors_along(mine, split)
-        panels.append((str(name).replace("_", " "), series(points, label), levels))
+        levels |= baseline_curves(mine, split)
+        panels.append((str(name).replace("_", " "), score_curves(points, label), levels))
     low = chance - 0.1 if chance else 0.0
-    for path in both(stem.name, stem.parent):
-        figures.save(figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02)), path)
+    return figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02))
 
 
 def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
     """The means of the floors of these cells."""
-    return {name: level.mean for name, level in beside(by, split).items()}
+    return {name: level.mean for name, level in labelled_baselines(by, split).items()}
 
 
 def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> FigureOutcome:
@@ -206,13 +202,13 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
             values = {name: cell.score(split, metric) for name, split, metric in columns}
             own = [printed(place, model)] if printed else []
             rows.append((*where, label(model), *map(str, values.values()), *own, *size(cell)))
-            mine[model] = {name: numbers(value) for name, value in values.items()}
-        levels = {name: beside(by, split) for name, split, metric in columns if metric is None}
+            mine[model] = {name: value.as_json() for name, value in values.items()}
+        levels = {name: labelled_baselines(by, split) for name, split, metric in columns if metric is None}
         for floor in dict.fromkeys(floor for by_floor in levels.values() for floor in by_floor):
             values = {name: by_floor[floor] for name, by_floor in levels.items() if floor in by_floor}
             texts = [str(values.get(name, "–")) for name, _, _ in columns]
             rows.append((*where, floor, *texts, *["–"] * (len(head) - len(where) - 1 - len(texts))))
-            mine[floor] = {name: numbers(value) for name, value in values.items()}
+            mine[floor] = {name: value.as_json() for name, value in values.items()}
         found[", ".join(map(str, place))] = mine
     return FigureOutcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
 

@@ -5,7 +5,6 @@ the original code ("last_row").  Numbers and verdicts use every model trained at
 first seed.
 """
 
-import pathlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,7 +23,7 @@ from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, Draw, models, p
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import FigureOutcome, both, numbers
+from polyhead.papers.outcome import FigureOutcome, Picture
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import Study
 from polyhead.tasks.sraven.task import DIFFERENCE, SUM
@@ -89,9 +88,9 @@ def shared_code(difference: Estimate) -> list[Verdict]:
 def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, for the first seed."""
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+    def draw(study: Study) -> FigureOutcome:
         count = MAP.get(study.scale, 800)
-        pictures: list[tuple[str, str]] = []
+        pictures: list[Picture] = []
         clustered = FigureOutcome()
         for model, points in selected(study).items():
             network, task = load_model(points[0].result.folder)[1], points[0].run.task
@@ -107,14 +106,11 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
                 for points_of in [embed(codes[i])]
                 for name in colours
             ]
-            stem = f"{study.figure}-{model}"
-            for path in both(stem, folder):
-                named = {title: names for title, *_, names in panels if names}
-                shown = [panel[:3] for panel in panels]
-                figures.save(figures.code_maps(shown, columns=max(len(colours), 2), names=named), path)
-            pictures.append(
-                (stem, f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}.")
-            )
+            named = {title: names for title, *_, names in panels if names}
+            shown = [panel[:3] for panel in panels]
+            figure = figures.code_maps(shown, columns=max(len(colours), 2), names=named)
+            caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}."
+            pictures.append(Picture(f"{study.figure}-{model}", caption, figure))
         if "rule" in colours:
             clustered = _clusters(study)
         return replace(clustered, pictures=tuple(pictures))
@@ -143,7 +139,7 @@ def _clusters(study: Study) -> FigureOutcome:
     rule = {label(m): values[m, "rule", last] - values[m, "rule", 0] for m in selected(study)}
     magnitude = {label(m): values[m, "target value", 0] - values[m, "target value", last] for m in selected(study)}
     names = [(m + kind, label(m) + kind) for m in selected(study) for kind in (TRAINED, UNTRAINED)]
-    shown = {f"{m}, {target}, layer {i + 1}": numbers(e) for (m, target, i), e in values.items()}
+    shown = {f"{m}, {target}, layer {i + 1}": e.as_json() for (m, target, i), e in values.items()}
     return FigureOutcome(
         head=("purity of neighbours over chance", *(name for _, name in names)),
         rows=tuple(
@@ -164,9 +160,9 @@ def similar(model: str, *, samples: bool = False) -> Draw:
     shown, because the common part of all rules brings every plain cosine near 1.
     """
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+    def draw(study: Study) -> FigureOutcome:
         count = FIT.get(study.scale, 2048)
-        pictures: list[tuple[str, str]] = []
+        pictures: list[Picture] = []
         over: dict[str, dict[int, float]] = {name + kind: {} for kind in (TRAINED, UNTRAINED) for name in COSINES}
         matrices: dict[str, Any] = {}
         for point in selected(study).get(model, []):
@@ -187,14 +183,14 @@ def similar(model: str, *, samples: bool = False) -> Draw:
             matrices[str(seed)] = {"rules": names, **{name: x.round(6).tolist() for name, x in shown.items()}}
             if not pictures:  # only for the first seed
                 panels = [(name, matrix, names, names) for name, matrix in shown.items()]
-                pictures = _pictures(study.figure, folder, panels, (codes[-1], rules, names) if samples else None)
+                pictures = _pictures(study.figure, panels, (codes[-1], rules, names) if samples else None)
         return _similar_outcome(pictures, over, matrices)
 
     return draw
 
 
 def _similar_outcome(
-    pictures: list[tuple[str, str]], over: Mapping[str, dict[int, float]], matrices: dict[str, Any]
+    pictures: list[Picture], over: Mapping[str, dict[int, float]], matrices: dict[str, Any]
 ) -> FigureOutcome:
     if not over["plain"]:
         none = ("Sum and difference do not both occur in the held-out combinations.",)
@@ -204,7 +200,7 @@ def _similar_outcome(
         f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",
         f"Before training it is {before[0]} above that mean, centred {before[1]}.",
     )
-    found = {name: numbers(Estimate.of(values)) for name, values in over.items()}
+    found = {name: Estimate.of(values).as_json() for name, values in over.items()}
     verdicts = shared_code(Estimate.of(over["plain"]))
     numbers_ = {"sum and difference over other pairs": found, "by seed": matrices}
     return FigureOutcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
@@ -217,11 +213,9 @@ def _over_others(classes: list[int], matrix: np.ndarray) -> float:
     return float(matrix[i, j] - np.mean(rest))
 
 
-def _pictures(stem: str, folder: pathlib.Path, panels: list[Any], samples: Any) -> list[tuple[str, str]]:
+def _pictures(stem: str, panels: list[Any], samples: Any) -> list[Picture]:
     words = "Cosine similarity between the mean codes of the rules, last layer; right: after their mean is taken away."
-    pictures = [(stem, words)]
-    for path in both(stem, folder):
-        figures.save(figures.heat(panels, label="cosine similarity", limits=(-1, 1)), path)
+    pictures = [Picture(stem, words, figures.heat(panels, label="cosine similarity", limits=(-1, 1)))]
     if samples is not None:
         codes, rules, names = samples
         heads = [str(i + 1) for i in range(codes.shape[1])]
@@ -229,11 +223,8 @@ def _pictures(stem: str, folder: pathlib.Path, panels: list[Any], samples: Any) 
         order = np.concatenate([np.flatnonzero(rules == c)[:6] for c in classes])
         named = [names[classes.tolist().index(c)] for c in rules[order]]
         shown = [("A: sampled codes", codes[order], named, heads), ("B: mean codes", middle, names, heads)]
-        for path in both(f"{stem}-codes", folder):
-            figures.save(figures.heat(shown, label="code", columns=2), path)
-        pictures.insert(
-            0, (f"{stem}-codes", "A: codes of random instances by rule, a column per head.  B: their means.")
-        )
+        caption = "A: codes of random instances by rule, a column per head.  B: their means."
+        pictures.insert(0, Picture(f"{stem}-codes", caption, figures.heat(shown, label="code", columns=2)))
     return pictures
 
 

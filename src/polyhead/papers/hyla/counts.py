@@ -1,13 +1,12 @@
 """Results without training: Table A2 (ambiguous instances) and Figure A9 (counts of tasks) of Schug et al. 2024."""
 
 import math
-import pathlib
 
 from polyhead.analysis import figures
 from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.outcome import FigureOutcome, Panel, both
+from polyhead.papers.outcome import FigureOutcome, Panel, Picture
 from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import ambiguity
@@ -24,7 +23,7 @@ def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005
     return above(claim, share, within=0.0)
 
 
-def draw_a2(scale: str, folder: pathlib.Path) -> FigureOutcome:
+def draw_a2(scale: str) -> FigureOutcome:
     """Draw Table A2: ambiguous instances by both definitions, and the Bayes-optimal accuracy."""
     count = {"smoke": 64}.get(scale, 4096)
     rows, found, verdicts = [], {}, []
@@ -48,7 +47,7 @@ def _share(score: Score) -> str:
     return none if score.mean == 0 else f"{score.mean:.4f} ± {score.standard_error:.4f}"
 
 
-def draw_a9(scale: str, folder: pathlib.Path) -> FigureOutcome:
+def draw_a9(scale: str) -> FigureOutcome:
     """Draw Figure A9: counts of tasks and instances by number of features, by the paper's formula and exact."""
     features, sizes = range(2, 7), (4, 8, 16)
     tasks = {m: sraven_counts.tasks(m) for m in features}
@@ -59,9 +58,8 @@ def draw_a9(scale: str, folder: pathlib.Path) -> FigureOutcome:
         for k in sizes
         for name in ("paper", "exact")
     }
-    for path in both("fig-a9", folder):
-        panels: list[Panel] = [("A: tasks", by_name, {}), ("B: instances", by_size, {})]
-        figures.save(figures.lines(panels, x_label="features M", y_label="log10 of the count", columns=2), path)
+    panels: list[Panel] = [("A: tasks", by_name, {}), ("B: instances", by_size, {})]
+    figure = figures.lines(panels, x_label="features M", y_label="log10 of the count", columns=2)
     rows = [
         (
             str(m),
@@ -80,7 +78,7 @@ def draw_a9(scale: str, folder: pathlib.Path) -> FigureOutcome:
     caption = (
         "Counts by number of features, on a logarithmic scale; M 1 is left out, for which the paper's formula gives 0."
     )
-    return FigureOutcome((("fig-a9", caption),), head, tuple(rows), notes=(note,), numbers=found)
+    return FigureOutcome((Picture("fig-a9", caption, figure),), head, tuple(rows), notes=(note,), numbers=found)
 
 
 FIGURES = {

@@ -1,7 +1,6 @@
 """Fuzzy logic, scores by length of the context: Figures 2C and A3 of Schug et al. 2024."""
 
 import itertools
-import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,23 +13,22 @@ from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
 from polyhead.papers.outcome import (
-    SEEN,
+    SEED_CAPTION,
+    Baselines,
     Cells,
     FigureOutcome,
-    Levels,
     Panel,
-    both,
-    by_model,
-    floors,
-    floors_along,
-    numbers,
+    Picture,
+    baseline_curves,
+    baseline_labels,
+    baselines,
+    cells_by_model,
+    is_complete_grid,
     runs_of,
-    scored,
-    scores,
-    series,
+    score_curves,
+    score_or_training_loss,
+    scores_by_model,
     settings_note,
-    shown,
-    whole,
 )
 from polyhead.papers.sizes import one_setting, size
 from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
@@ -39,7 +37,7 @@ LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smo
 HELD_OUT = {"paper": (0.3, 0.5, 0.7), "short": (0.5, 0.7), "small": (0.3, 0.5, 0.7), "smoke": (0.3, 0.7)}
 TRAINING = (
     "Recall and mixture know no terms: the training functions, weighed by how well they fit the examples, and their "
-    "best linear mixture. Every floor is a mean over the splits of the seeds."
+    "best linear mixture. Every baseline is a mean over the splits of the seeds."
 )
 
 
@@ -108,14 +106,14 @@ def unknown_terms(where: str, scores: Scores, floor: Estimate) -> list[Verdict]:
 
 def _comparable(cells: Cells) -> bool:
     """Whether no cell is missing, and more than one fraction was held out."""
-    return whole(cells) and len({held for _, held in cells}) > 1
+    return is_complete_grid(cells) and len({held for _, held in cells}) > 1
 
 
 def _on_unseen(cells: Cells) -> list[Verdict]:
     """The claims about unseen combinations."""
     if not _comparable(cells):
         return []
-    found = {place: scores(cell, "compositional") for place, cell in cells.items()}
+    found = {place: scores_by_model(cell, "compositional") for place, cell in cells.items()}
     return ordered(found, f"{len(found)} settings") + suffers_less(found)
 
 
@@ -127,68 +125,71 @@ def _on_gaps(cells: Cells) -> list[Verdict]:
     there = [cell for (_, held), cell in cells.items() if held == most]
 
     def over_lengths(split: str) -> Scores:
-        by_length = [scores(cell, split) for cell in there]
+        by_length = [scores_by_model(cell, split) for cell in there]
         return {model: mean([by[model] for by in by_length]) for model in there[0]}
 
     return small_gaps(over_lengths("iid"), over_lengths("compositional"))
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_2c(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_2c(study: Study) -> FigureOutcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
-    cells = by_model(study, "length", "held out")
-    levels = {place: floors(runs_of(cell)) for place, cell in cells.items()}
-    _draw(cells, "compositional", folder / "fig-2c")
-    caption = f"Compositional R² by tokens in the context, of which one is the query; {SEEN}. {TRAINING}"
+    cells = cells_by_model(study, "length", "held out")
+    levels = {place: baselines(runs_of(cell)) for place, cell in cells.items()}
+    caption = f"Compositional R² by tokens in the context, of which one is the query; {SEED_CAPTION}. {TRAINING}"
     table = _table(cells, levels, ("compositional",))
-    return replace(table, pictures=(("fig-2c", caption),), verdicts=tuple(_on_unseen(cells)))
+    picture = _picture(cells, "compositional", "fig-2c", caption)
+    return replace(table, pictures=(picture,), verdicts=tuple(_on_unseen(cells)))
 
 
-def draw_a3(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_a3(study: Study) -> FigureOutcome:
     """Draw Fig. A3.  A: compositional, B: training tasks, C: novel terms, D: training error."""
-    cells = by_model(study, "length", "held out")
+    cells = cells_by_model(study, "length", "held out")
     pictures = []
     words = {"compositional": "unseen combinations", "iid": "training tasks", "novel": "unknown terms"}
     for letter, split in zip("abc", words, strict=True):
-        _draw(cells, split, folder / f"fig-a3{letter}")
-        below = " Floors below 0 everywhere in a panel are left out." if split == "novel" else ""
-        pictures.append((f"fig-a3{letter}", f"{letter.upper()}: R² on {words[split]}. {TRAINING}{below}"))
-    _draw(cells, TRAINING_LOSS, folder / "fig-a3d")
-    pictures.append(("fig-a3d", "D: mean squared error on training batches, the last logged ones."))
+        caption = f"{letter.upper()}: R² on {words[split]}. {TRAINING}"
+        if split == "novel":
+            caption += " Baselines below 0 everywhere in a panel are left out."
+        pictures.append(_picture(cells, split, f"fig-a3{letter}", caption))
+    caption = "D: mean squared error on training batches, the last logged ones."
+    pictures.append(_picture(cells, TRAINING_LOSS, "fig-a3d", caption))
     verdicts = _on_unseen(cells) + _on_gaps(cells)
     biggest = max(cells, default=None)
     if biggest is not None:
-        beyond, levels = scores(cells[biggest], "novel"), floors(runs_of(cells[biggest]), "novel")
+        beyond, levels = scores_by_model(cells[biggest], "novel"), baselines(runs_of(cells[biggest]), "novel")
         where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
         verdicts += unknown_terms(where, beyond, levels["gaussian_process"])
     table = _table(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
     return replace(table, pictures=tuple(pictures), verdicts=tuple(verdicts))
 
 
-def _draw(cells: Cells, split: str, stem: pathlib.Path) -> None:
-    """One panel per held-out fraction, with the context length on x; scores with their floors."""
+def _picture(cells: Cells, split: str, stem: str, caption: str) -> Picture:
+    """Draw a panel per held-out fraction, with the context length on x and scores with their baselines."""
     panels: list[Panel] = []
     for held in sorted({place[1] for place in cells}):
         mine = {place[0]: cell for place, cell in sorted(cells.items()) if place[1] == held}
-        points = {n: {model: scored(cell, split) for model, cell in by.items()} for n, by in mine.items()}
-        levels = {} if split == TRAINING_LOSS else floors_along(mine, split)
+        points = {
+            n: {model: score_or_training_loss(cell, split) for model, cell in by.items()} for n, by in mine.items()
+        }
+        levels = {} if split == TRAINING_LOSS else baseline_curves(mine, split)
         levels = {name: by for name, by in levels.items() if max(by.values()) > 0}  # others would flatten the curves
-        panels.append((f"{100 * held:.0f} % held out", series(points, label), levels))
+        panels.append((f"{100 * held:.0f} % held out", score_curves(points, label), levels))
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
     y = "training error" if split == TRAINING_LOSS else "R²"
-    for path in both(stem.name, stem.parent):
-        figures.save(figures.lines(panels, x_label="tokens in the context", y_label=y, log_x=True, limits=limits), path)
+    figure = figures.lines(panels, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
+    return Picture(stem, caption, figure)
 
 
 def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> FigureOutcome:
     """A table with a row per setting: the scores of each model on `splits`."""
     models = list(dict.fromkeys(model for by in cells.values() for model in by))
     rows = tuple(
-        (name, *(str(scored(by[m], split)) if m in by else "–" for split in splits for m in models))
+        (name, *(str(score_or_training_loss(by[m], split)) if m in by else "–" for split in splits for m in models))
         for name, by in cells.items()
     )
     found = {
-        name: {m: {split: numbers(scored(cell, split)) for split in splits} for m, cell in by.items()}
+        name: {m: {split: score_or_training_loss(cell, split).as_json() for split in splits} for m, cell in by.items()}
         for name, by in cells.items()
     }
     head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
@@ -196,11 +197,11 @@ def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> F
     return FigureOutcome(head=head, rows=rows, numbers=found, notes=(note,))
 
 
-def _table(cells: Cells, levels: Mapping[Coordinates, Levels], splits: tuple[str, ...]) -> FigureOutcome:
+def _table(cells: Cells, levels: Mapping[Coordinates, Baselines], splits: tuple[str, ...]) -> FigureOutcome:
     """The table with the drawn floors and the ceiling in its last columns."""
     places = sorted(cells)
     found = table({f"N {n}, held out {held}": cells[n, held] for n, held in places}, splits)
-    common = shown((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
+    common = baseline_labels((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
     rows = tuple(
         (f"N {n}, {100 * held:.0f} % held out", *row[1:], *(str(levels[n, held][name]) for name in common))
         for (n, held), row in zip(places, found.rows, strict=True)

@@ -4,7 +4,6 @@ Both tests are in docs/results/protocol.md: "causal evidence", and among its add
 the code.  `draw` uses all finished runs; a claim is a test from five seeds on.
 """
 
-import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.hyla.long import AGAIN, SEEDS
 from polyhead.papers.hyla.probes import PERMUTED, TRAINED, UNTRAINED, decodable, last_layer, learned, models, probed
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import FigureOutcome, both, numbers
+from polyhead.papers.outcome import FigureOutcome, Picture
 from polyhead.papers.study import Study
 
 PAIRS = 2000
@@ -80,7 +79,7 @@ def repeated(swaps: Mapping[str, SwapScores], more: Mapping[str, SwapScores]) ->
     return verdicts({"hyla": tested}) if set(tested.moved().values) == set(AGAIN) else []
 
 
-def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw(study: Study) -> FigureOutcome:
     """Draw R² against both functions while one code turns into another; tabulate the swaps, the probes, their tests."""
     points = tuple(point for point in study.points if point.run.seed in SEEDS)
     others = tuple(point for point in study.points if point.run.seed not in SEEDS)
@@ -88,8 +87,7 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
     study = replace(study, points=points)
     swaps = swapped(study, PAIRS)
     panels = [(ROWS[name].label, *_course(one)) for name, one in swaps.items()]
-    for path in both(study.figure, folder):
-        figures.save(figures.lines(panels, x_label="share of the donor's code", y_label="R²"), path)
+    figure = figures.lines(panels, x_label="share of the donor's code", y_label="R²")
     probes = last_layer(probed(study, lambda row: str(row["target"]).startswith("term") and row["query"] == "alone"))
     tested = {kind: {place: e for place, e in by.items() if _tested(place)} for kind, by in probes.items()}
     read = [
@@ -97,7 +95,7 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         *learned("the terms of the function", tested[TRAINED], tested[UNTRAINED]),
     ]
     return FigureOutcome(
-        pictures=((study.figure, _caption(swaps)),),
+        pictures=(Picture(study.figure, _caption(swaps), figure),),
         head=("", "", *(ROWS[name].label for name in swaps)),
         rows=(*_swap_rows(swaps), *_probe_rows(swaps, probes)),
         verdicts=(*verdicts(swaps), *(replace(verdict, family="probes") for verdict in read)),
@@ -160,8 +158,10 @@ def _numbers(
 ) -> dict[str, dict[str, dict[str, object]]]:
     shown = {}
     for name, one in swaps.items():
-        codes = {f"{GIVEN[code]}, {RULES[rule]}": numbers(Estimate.of(x)) for (code, rule), x in one.codes.items()}
-        shares = {f"share {share:g}, {RULES[rule]}": numbers(Estimate.of(x)) for (share, rule), x in one.shares.items()}
+        codes = {f"{GIVEN[code]}, {RULES[rule]}": Estimate.of(x).as_json() for (code, rule), x in one.codes.items()}
+        shares = {
+            f"share {share:g}, {RULES[rule]}": Estimate.of(x).as_json() for (share, rule), x in one.shares.items()
+        }
         shown[ROWS[name].label] = codes | shares
-    shown["probes"] = {f"{place}{kind}": numbers(e) for kind, by in probes.items() for place, e in by.items()}
+    shown["probes"] = {f"{place}{kind}": e.as_json() for kind, by in probes.items() for place, e in by.items()}
     return shown

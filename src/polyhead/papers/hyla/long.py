@@ -1,11 +1,10 @@
 """Fuzzy logic and SRAVEN, trained long: the figures and tests that docs/results/protocol.md fixed before the runs.
 
-benchmarks/long_trainings.py trains the runs.  `draw` uses all finished runs.  A claim is judge if all its models have
+benchmarks/long_trainings.py trains the runs.  `draw` uses all finished runs.  A claim is judged if all its models have
 a run; it is a test from five seeds on.
 """
 
 import itertools
-import pathlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from dataclasses import replace
 from polyhead.analysis import figures
 from polyhead.papers.claims import Estimate, Verdict, above, judge
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import FigureOutcome, both
+from polyhead.papers.outcome import FigureOutcome, Picture
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.floors import floors as fuzzy_floors
@@ -36,7 +35,9 @@ WORDS = {"r2": "R²", "accuracy": "accuracy"}
 
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
-SETTINGS = {f"{name}-width-8": f"{ROWS[name].label}, width 8" for name in MAIN}
+WIDTHS = (2, 4, 8, 16)
+"""Widths of heads; the main test has the first."""
+SETTINGS = {f"{name}-width-{width}": f"{ROWS[name].label}, width {width}" for name in MAIN for width in WIDTHS[1:]}
 SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
 NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | FLOORS | RAVEN_FLOORS
 TASKS = ("sraven-", "length-16-")
@@ -98,6 +99,25 @@ WIDE: Tests = (
     ("settings", "softmax composes better with ten times the decay", (("unseen", "softmax-decay", "softmax"),)),
 )
 """Of the other settings: the dated addition to the protocol that was written before their first step."""
+
+
+def of_width(model: str, width: int) -> str:
+    """Return the name of a model's runs with heads of this width."""
+    return model if width == WIDTHS[0] else f"{model}-width-{width}"
+
+
+def width_tests() -> Tests:
+    """Return HYLA over softmax and softmax over linear heads at every width, in one family."""
+    tests = []
+    for width in WIDTHS:
+        for one, other in itertools.pairwise(MAIN):
+            claim = f"with heads of width {width} {ROWS[one].label} is better than {ROWS[other].label}"
+            tests.append(("width", claim, (("unseen", of_width(one, width), of_width(other, width)),)))
+    return tuple(tests)
+
+
+WIDTH = width_tests()
+"""Of the width of heads: the dated addition to the protocol that was written before their first step."""
 
 RAVENS: Tests = (
     *(("primary", claim, parts) for _, claim, parts in TESTS[:3]),
@@ -194,24 +214,47 @@ def _over(found: Measured, quantity: str, one: str, other: str | None, seeds: tu
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw(study: Study) -> FigureOutcome:
     """The page of the main test."""
-    return _drawn(study, folder, TESTS)
+    return _drawn(study, TESTS)
 
 
-def draw_parts(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_parts(study: Study) -> FigureOutcome:
     """The page of the ablations, beside the models that they change: of the runs `beside_changed`."""
-    return _drawn(study, folder, PARTS)
+    return _drawn(study, PARTS)
 
 
-def draw_settings(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_settings(study: Study) -> FigureOutcome:
     """The page of other heads, dropout and decay, in the same way."""
-    return _drawn(study, folder, WIDE)
+    return _drawn(study, WIDE)
 
 
-def draw_length(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_width(study: Study) -> FigureOutcome:
+    """The page of the width of heads: R² on unseen combinations over the width, a line per kind of heads."""
+    found = measured(study.points)
+    curves: dict[str, dict[float, list[float]]] = {}
+    for model in MAIN:
+        for width in WIDTHS:
+            by_seed = found.get(("unseen", of_width(model, width)), {})
+            scores = [score for seed, score in by_seed.items() if seed in SEEDS]
+            if scores:
+                curves.setdefault(NAMES[model], {})[width] = scores
+    figure = figures.lines([("", curves, {})], x_label="width of a head", y_label="R², unseen", log_x=True)
+    caption = "R² on unseen combinations after 50,000 steps by the width of heads: standard errors, a dot per seed."
+    head, rows = _table(study.points, found)
+    return FigureOutcome(
+        pictures=(Picture(study.figure, caption, figure),),
+        head=head,
+        rows=rows,
+        numbers=_numbers(found),
+        verdicts=tuple(verdicts(found, tests=WIDTH)),
+        notes=(*NOTES, "Parameters grow with the width of heads."),
+    )
+
+
+def draw_length(study: Study) -> FigureOutcome:
     """The page of the three models that see 15 examples."""
-    return _drawn(study, folder, TESTS[:3])
+    return _drawn(study, TESTS[:3])
 
 
 def beside_changed(study: Study, models: Collection[str]) -> Study:
@@ -220,12 +263,12 @@ def beside_changed(study: Study, models: Collection[str]) -> Study:
     return replace(study, points=tuple(point for point in study.points if point.run.seed in seeds))
 
 
-def draw_ravens(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_ravens(study: Study) -> FigureOutcome:
     """The page of SRAVEN."""
-    return _drawn(study, folder, RAVENS)
+    return _drawn(study, RAVENS)
 
 
-def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
+def _drawn(study: Study, tests: Tests) -> FigureOutcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
     everything = sorted(study.points, key=lambda point: (list(NAMES).index(_model(point)), point.run.seed))
     found = measured(everything)
@@ -245,19 +288,15 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
     levels = {NAMES[name]: Estimate.of(by_seed).mean for name, by_seed in floors.items()}
     word = WORDS[points[0].run.task.metric]
     panels = [("in the course of training", courses, levels), ("at equal skill", skills, levels)]
-    for path in both(study.figure, folder):
-        figures.save(
-            figures.lines(
-                [panel for panel in panels if panel[1]],
-                x_label=("optimiser steps, thousands", f"{word} on known combinations"),
-                y_label=f"{word} on unseen combinations",
-            ),
-            path,
-        )
+    figure = figures.lines(
+        [panel for panel in panels if panel[1]],
+        x_label=("optimiser steps, thousands", f"{word} on known combinations"),
+        y_label=f"{word} on unseen combinations",
+    )
     head, rows = _table(everything, found)
-    more = _beside_paper(f"{study.figure}-paper", shown, levels, folder) if tests in (TESTS, PARTS) else ()
+    more = _beside_paper(f"{study.figure}-paper", shown, levels) if tests in (TESTS, PARTS) else ()
     return FigureOutcome(
-        pictures=((study.figure, _caption(points, word, skills)), *more),
+        pictures=(Picture(study.figure, _caption(points, word, skills), figure), *more),
         head=head,
         rows=rows,
         numbers=_numbers(found),
@@ -266,28 +305,20 @@ def _drawn(study: Study, folder: pathlib.Path, tests: Tests) -> FigureOutcome:
     )
 
 
-def _beside_paper(
-    stem: str, found: Measured, levels: Mapping[str, float], folder: pathlib.Path
-) -> tuple[tuple[str, str], ...]:
+def _beside_paper(stem: str, found: Measured, levels: Mapping[str, float]) -> tuple[Picture, ...]:
     """The scores at the end beside the paper's at the same setting, in a picture of their own."""
     ours = {model: by for (quantity, model), by in found.items() if quantity == "unseen" and model in ROWS}
     paper = {model: score for model in ours if (score := ROWS[model].fuzzy) is not None}
-    for path in both(stem, folder):
-        figures.save(
-            figures.results(
-                {NAMES[model]: list(by.values()) for model, by in ours.items()},
-                baselines=levels,
-                printed={
-                    NAMES[model]: (mean / 100, error / 100, PAPER_SEEDS) for model, (mean, error) in paper.items()
-                },
-            ),
-            path,
-        )
+    figure = figures.results(
+        {NAMES[model]: list(by.values()) for model, by in ours.items()},
+        baselines=levels,
+        printed={NAMES[model]: (mean / 100, error / 100, PAPER_SEEDS) for model, (mean, error) in paper.items()},
+    )
     caption = (
         "R² on unseen combinations at the end, full marks, beside Table A1 of the paper, hollow marks: means and "
         "standard errors over seeds. The paper chose the rate among four settings, and its splits may lack terms."
     )
-    return ((stem, caption),)
+    return (Picture(stem, caption, figure),)
 
 
 def _caption(
@@ -309,7 +340,7 @@ def _caption(
         f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
         f"on known ones first reaches the value below. Runs: {runs}. "
         + less * bool(fewer)
-        + "Floors and ceiling are of the same splits."
+        + "Baselines and ceiling are of the same splits."
         + other * unlike
         + one * (min(count.values()) == 1)
     )

@@ -5,7 +5,6 @@ information about the task.  The other is of the network before its first step: 
 examples, too, so it has information about the task before anything is learned.
 """
 
-import pathlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,14 +16,14 @@ from polyhead.analysis import figures, probe_model
 from polyhead.config import Run
 from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import FigureOutcome, Panel, both, numbers
+from polyhead.papers.outcome import FigureOutcome, Panel, Picture
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.train import load_model
 from polyhead.train.network import initial
 
 FIT = {"smoke": 128}
 """Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
-Draw = Callable[[Study, pathlib.Path], FigureOutcome]
+Draw = Callable[[Study], FigureOutcome]
 
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
 """The kinds of probed networks and labels, as suffixes of names in tables."""
@@ -76,7 +75,7 @@ def learned(what: str, scores: Scores, before: Scores) -> list[Verdict]:
 def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
     """Scores of logistic regressions on the code, on unseen tasks, by layer."""
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+    def draw(study: Study) -> FigureOutcome:
         size = FIT.get(study.scale, 2048)
         found = probed(study, wanted)
         names = [label(model) + kind for model in selected(study) for kind in KINDS]
@@ -84,11 +83,10 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             f"Macro F1 on unseen tasks of a probe for the {what}, by layer, {_seeds(study)}. Dashed lines with hollow "
             "marks: the same networks before their first step. Horizontal: permuted labels, mean of the models."
         )
-        for path in both(study.figure, folder):
-            figures.save(figures.lines(_panels(found), x_label="layer", y_label="macro F1", limits=(0.0, None)), path)
+        figure = figures.lines(_panels(found), x_label="layer", y_label="macro F1", limits=(0.0, None))
         ends = last_layer(found)
         return FigureOutcome(
-            pictures=((study.figure, caption),),
+            pictures=(Picture(study.figure, caption, figure),),
             head=("probe", *names),
             rows=tuple(
                 (f"{_panel(place)}, layer {layer}", *(str(Estimate.of(by_seed)) for by_seed in by.values()))
@@ -100,7 +98,7 @@ def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
             ),
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
             numbers={
-                f"{_panel(place)}, layer {layer}": {m + kind: numbers(Estimate.of(x)) for (m, kind), x in by.items()}
+                f"{_panel(place)}, layer {layer}": {m + kind: Estimate.of(x).as_json() for (m, kind), x in by.items()}
                 for (place, layer), by in found.items()
             },
         )

@@ -1,6 +1,5 @@
 """SRAVEN, scores along one axis: Figures 4A, 4B and A4 (data and size), 5C (heads), 5D (features), A5 (held out)."""
 
-import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -14,20 +13,20 @@ from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
-    SEEN,
+    SEED_CAPTION,
+    Baselines,
     Cells,
     FigureOutcome,
-    Levels,
     Panel,
-    both,
-    by_model,
-    drawn,
-    floors,
-    floors_along,
-    scored,
-    scores,
-    series,
-    whole,
+    Picture,
+    baseline_curves,
+    baseline_means,
+    baselines,
+    cells_by_model,
+    is_complete_grid,
+    score_curves,
+    score_or_training_loss,
+    scores_by_model,
 )
 from polyhead.papers.sizes import Scale, one_setting, size, widened, with_seeds
 from polyhead.papers.study import TRAINING_LOSS, Study
@@ -158,36 +157,36 @@ def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def by_instances(axis: str) -> Callable[[Study, pathlib.Path], FigureOutcome]:
+def by_instances(axis: str) -> Callable[[Study], FigureOutcome]:
     """Draws Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
-        cells = by_model(study, axis, "instances")
-        stem = study.figure
+    def draw(study: Study) -> FigureOutcome:
+        cells = cells_by_model(study, axis, "instances")
         runs = [point.run for point in study.points]
-        levels = floors(runs)
-        _draw_scaling(cells, axis, "compositional", folder / stem, drawn(runs, levels))
+        levels = baselines(runs)
         order = sorted(cells, key=lambda place: (place[1], place[0]))
-        ends = {place: scores(cells[place], "compositional") for place in order}
-        verdicts = ordered(ends, f"{len(ends)} settings") + solves(ends) if whole(cells) else []
+        ends = {place: scores_by_model(cells[place], "compositional") for place in order}
+        verdicts = ordered(ends, f"{len(ends)} settings") + solves(ends) if is_complete_grid(cells) else []
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
         found = _table(cells, (axis, "instances"), levels)
-        return replace(found, pictures=((stem, caption),), verdicts=tuple(verdicts))
+        figure = _draw_scaling(cells, axis, "compositional", baseline_means(runs, levels))
+        return replace(found, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
 
     return draw
 
 
-def draw_a4(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_a4(study: Study) -> FigureOutcome:
     """Draw training loss by instances: by width at the common depth, and by depth at the common width."""
     depths, widths = (sorted(place[0] for place in study.cells(axis)) for axis in ("depth", "width"))
     pictures = []
     base = {"width": _most(study, "depth", depths), "depth": _most(study, "width", widths)}
     found: dict[str, Any] = {}
     for letter, axis, other in (("a", "width", "depth"), ("b", "depth", "width")):
-        chosen = by_model(study, axis, "instances", other)
+        chosen = cells_by_model(study, axis, "instances", other)
         cells = {place[:2]: cell for place, cell in chosen.items() if place[2] == base[axis]}
-        _draw_scaling(cells, axis, TRAINING_LOSS, folder / f"fig-a4{letter}", {})
-        pictures.append((f"fig-a4{letter}", f"{letter.upper()}: cross-entropy on the last training batches by {axis}."))
+        caption = f"{letter.upper()}: cross-entropy on the last training batches by {axis}."
+        figure = _draw_scaling(cells, axis, TRAINING_LOSS, {})
+        pictures.append(Picture(f"fig-a4{letter}", caption, figure))
         found |= _table(cells, (axis, "instances"), {}, TRAINING_LOSS).numbers
     return FigureOutcome(pictures=tuple(pictures), numbers=found)
 
@@ -198,37 +197,35 @@ def _most(study: Study, axis: str, values: list[Any]) -> Any:
     return max(values, key=found.count)
 
 
-def _draw_scaling(cells: Cells, axis: str, split: str, stem: pathlib.Path, levels: Mapping[str, float]) -> None:
+def _draw_scaling(cells: Cells, axis: str, split: str, levels: Mapping[str, float]) -> Any:
+    """Draw scores by training instances, a panel per value of `axis`."""
     panels: list[Panel] = []
     for value in sorted({place[0] for place in cells}):
         mine = {place[1]: cell for place, cell in sorted(cells.items()) if place[0] == value}
-        points = {x: {m: scored(cell, split) for m, cell in by.items()} for x, by in mine.items()}
-        panels.append((f"{axis} {value:g}", series(points, label), levels))
+        points = {x: {m: score_or_training_loss(cell, split) for m, cell in by.items()} for x, by in mine.items()}
+        panels.append((f"{axis} {value:g}", score_curves(points, label), levels))
     y, limits = (TRAINING_LOSS, (None, None)) if split == TRAINING_LOSS else ("accuracy", (0.0, 1.02))
-    for path in both(stem.name, stem.parent):
-        figures.save(figures.lines(panels, x_label="training instances", y_label=y, log_x=True, limits=limits), path)
+    return figures.lines(panels, x_label="training instances", y_label=y, log_x=True, limits=limits)
 
 
-def over(
-    axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]
-) -> Callable[[Study, pathlib.Path], FigureOutcome]:
+def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> Callable[[Study], FigureOutcome]:
     """Draws Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
-        cells = by_model(study, axis)
+    def draw(study: Study) -> FigureOutcome:
+        cells = cells_by_model(study, axis)
         by_x = {x: by for (x,), by in sorted(cells.items())}
-        points = {x: scores(by, "compositional") for x, by in by_x.items()}
-        panel: Panel = ("", series(points, label), floors_along(by_x, "compositional"))
-        for path in both(study.figure, folder):
-            figures.save(figures.lines([panel], x_label=axis, y_label="accuracy", limits=(0.0, 1.02)), path)
-        verdicts = claim(points) if whole(cells) and len(cells) > 1 else []
-        caption = f"Compositional accuracy by {axis}; {SEEN}."
-        return replace(_table(cells, (axis,), {}), pictures=((study.figure, caption),), verdicts=tuple(verdicts))
+        points = {x: scores_by_model(by, "compositional") for x, by in by_x.items()}
+        panel: Panel = ("", score_curves(points, label), baseline_curves(by_x, "compositional"))
+        figure = figures.lines([panel], x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
+        verdicts = claim(points) if is_complete_grid(cells) and len(cells) > 1 else []
+        caption = f"Compositional accuracy by {axis}; {SEED_CAPTION}."
+        picture = Picture(study.figure, caption, figure)
+        return replace(_table(cells, (axis,), {}), pictures=(picture,), verdicts=tuple(verdicts))
 
     return draw
 
 
-def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "") -> FigureOutcome:
+def _table(cells: Cells, axes: tuple[str, ...], levels: Baselines, split: str = "") -> FigureOutcome:
     named = {
         ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True)): by
         for place, by in sorted(cells.items())
@@ -240,7 +237,7 @@ def _table(cells: Cells, axes: tuple[str, ...], levels: Levels, split: str = "")
 
 def _figure(
     title: str,
-    draw: Callable[[Study, pathlib.Path], FigureOutcome],
+    draw: Callable[[Study], FigureOutcome],
     runs: Callable[[str], tuple[Run, ...]],
     minutes: float,
 ) -> Figure:

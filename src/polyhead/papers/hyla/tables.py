@@ -1,6 +1,5 @@
 """Tables A1 (ablations) and A3 (the grid of settings) of Schug et al. 2024."""
 
-import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from polyhead.papers.claims import Estimate, Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import FigureOutcome, both, drawn, floors, numbers, runs_of, setting_text
+from polyhead.papers.outcome import FigureOutcome, Picture, baseline_means, baselines, runs_of, setting_text
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Cell, Study, over_seeds, select
 
@@ -93,21 +92,20 @@ def printed(task: str, name: str) -> Estimate:
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_a1(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_a1(study: Study) -> FigureOutcome:
     """Draw the compositional score of every model on both tasks beside the paper's."""
     cells = {task: _models(study, task) for task in TASKS}
     cells = {task: found for task, found in cells.items() if found}
-    levels = {task: floors(runs_of(found)) for task, found in cells.items()}
-    pictures: list[tuple[str, str]] = []
+    levels = {task: baselines(runs_of(found)) for task, found in cells.items()}
+    pictures: list[Picture] = []
     verdicts: list[Verdict] = []
     for task, found in cells.items():
         measured = {label(model): cell.score("compositional").values for model, cell in found.items()}
-        lines = drawn(runs_of(found), levels[task])
-        for path in both(f"table-a1-{task}", folder):
-            values = {name: list(by_seed.values()) for name, by_seed in measured.items()}
-            figures.save(figures.results(values, baselines=lines, metric=METRICS[task]), path)
+        lines = baseline_means(runs_of(found), levels[task])
+        values = {name: list(by_seed.values()) for name, by_seed in measured.items()}
+        figure = figures.results(values, baselines=lines, metric=METRICS[task])
         caption = f"{TASKS[task]} on unseen combinations: means, standard errors and seeds of the selected settings."
-        pictures.append((f"table-a1-{task}", caption))
+        pictures.append(Picture(f"table-a1-{task}", caption, figure))
         verdicts += ablations(task, {model: cell.score("compositional") for model, cell in found.items()})
     return FigureOutcome(
         pictures=tuple(pictures),
@@ -151,11 +149,11 @@ def _choices(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
 
 def _numbers(cell: Cell, task: str) -> dict[str, Any]:
     splits = [split for split in cell.points[0].result.scores if split != "validation"]
-    scores = {split: numbers(cell.score(split)) for split in splits}
-    return {"setting": vars(cell.setting), "tried": cell.tried, "validation": numbers(cell.validation), **scores}
+    scores = {split: cell.score(split).as_json() for split in splits}
+    return {"setting": vars(cell.setting), "tried": cell.tried, "validation": cell.validation.as_json(), **scores}
 
 
-def draw_a3(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_a3(study: Study) -> FigureOutcome:
     """Draw all searched settings: validation score, score on unseen combinations, and the selected setting."""
     rows, found = [], {}
     for task in TASKS:
@@ -167,7 +165,7 @@ def draw_a3(study: Study, folder: pathlib.Path) -> FigureOutcome:
                 chosen = "selected" if setting == selected else ""
                 rows.append((TASKS[task], label(model), *values, *map(str, scores.values()), chosen))
                 key = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
-                found[key] = {split: numbers(score) for split, score in scores.items()}
+                found[key] = {split: score.as_json() for split, score in scores.items()}
     head = ("task", "model", "lr", "weight decay", "warm-up", "validation", "compositional", "")
     note = "Selected by the mean validation score over seeds; the column beside it is not looked at for that."
     return FigureOutcome(head=head, rows=tuple(rows), notes=(note,), numbers=found)

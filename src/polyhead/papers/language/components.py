@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from polyhead.papers.claims import Estimate, Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
 from polyhead.papers.language.shared import GB, course, one_text, run_of, table
-from polyhead.papers.outcome import SEEN, FigureOutcome, Panel, both, scores
+from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Panel, Picture, scores_by_model
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study
 
@@ -110,21 +109,21 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def draw_swiglu(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_swiglu(study: Study) -> FigureOutcome:
     """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
     cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}
     same, text = one_text(study)
-    for path in both(study.figure, folder):
-        panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
-        figures.save(figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True), path)
+    panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
+    figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
+    caption = f"Bits per byte on validation text in the course of training; {SEED_CAPTION}."
     return replace(
         table({name: (name, cell) for name, cell in cells.items()}, "feed-forward layers", (text,)),
-        pictures=((study.figure, f"Bits per byte on validation text in the course of training; {SEEN}."),),
-        verdicts=tuple(gated(scores(cells, "iid"))) if same else (),
+        pictures=(Picture(study.figure, caption, figure),),
+        verdicts=tuple(gated(scores_by_model(cells, "iid"))) if same else (),
     )
 
 
-def draw_norms(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw_norms(study: Study) -> FigureOutcome:
     """Draw the final bits per byte by learning rate, for pre-norm and post-norm."""
     cells = {(order, rate): cell for (order, rate), cell in study.cells("norm order", "lr").items()}
     same, text = one_text(study)
@@ -135,14 +134,12 @@ def draw_norms(study: Study, folder: pathlib.Path) -> FigureOutcome:
         ends.setdefault(rate, {})[order] = cell.score("iid")
         held.setdefault(rate, {})[order] = cell.validation
         series.setdefault(f"{order}-norm", {})[rate] = list(cell.score("iid").values.values())
-    for path in both(study.figure, folder):
-        figures.save(
-            figures.lines([("", series, {})], x_label="learning rate", y_label="bits per byte", log_x=True), path
-        )
+    figure = figures.lines([("", series, {})], x_label="learning rate", y_label="bits per byte", log_x=True)
+    caption = f"Bits per byte of held-out text at the end of training; {SEED_CAPTION}."
     named = {place: (f"{place[0]}-norm, rate {place[1]:g}", cell) for place, cell in cells.items()}
     return replace(
         table(named, "norms", (text,)),
-        pictures=((study.figure, f"Bits per byte of held-out text at the end of training; {SEEN}."),),
+        pictures=(Picture(study.figure, caption, figure),),
         verdicts=tuple(orders(ends, held)) if same else (),
     )
 

@@ -1,6 +1,5 @@
 """Language models by kind of heads: `lm-bytes` and `lm-long` (ours), and Figure 6 of Schug et al. 2024 (HYLA on C4)."""
 
-import pathlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ from polyhead.papers.claims import Estimate, Scores, Verdict, above, constant
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
-from polyhead.papers.outcome import FigureOutcome, both, by_model, scores, seen
+from polyhead.papers.outcome import FigureOutcome, Picture, cells_by_model, scores_by_model, seed_caption
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -160,7 +159,7 @@ def closer(scores: Scores) -> list[Verdict]:
 def bytes_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
     """The claims of `lm-bytes`."""
     ends = {model: ending(cell) for model, cell in cells.items()}
-    return reaches(ends, ENOUGH) + kinds(scores(cells, "iid"))
+    return reaches(ends, ENOUGH) + kinds(scores_by_model(cells, "iid"))
 
 
 def long_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
@@ -171,7 +170,7 @@ def long_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
 
 def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
     """The claims of Fig. 6."""
-    return closer(scores(cells, "iid"))
+    return closer(scores_by_model(cells, "iid"))
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
@@ -194,31 +193,24 @@ def floors(study: Study) -> dict[str, float]:
     return {name: score.mean for name, score in task.floors("iid", sequences=sequences).items()}
 
 
-def curves(claim: Claim) -> Callable[[Study, pathlib.Path], FigureOutcome]:
+def curves(claim: Claim) -> Callable[[Study], FigureOutcome]:
     """Draws bits per byte by number of tokens, a line per kind of heads, with zlib, and a table of final scores."""
 
-    def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
-        cells = by_model(study)[()]
+    def draw(study: Study) -> FigureOutcome:
+        cells = cells_by_model(study)[()]
         same, text = one_text(study)
         levels = floors(study)
         series = {label(model): course(cell) for model, cell in cells.items()}
-        for path in both(study.figure, folder):
-            figures.save(
-                figures.lines(
-                    [("", series, {name: level for name, level in levels.items() if name == "zlib"})],
-                    x_label="million tokens",
-                    y_label="bits per byte",
-                    log_x=True,
-                ),
-                path,
-            )
+        shown_levels = {name: level for name, level in levels.items() if name == "zlib"}
+        panel = ("", series, shown_levels)
+        figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
         compressed = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
         told = f"Bits per byte of the same held-out text by what trains no network: {compressed}."
-        caption = f"Bits per byte on validation text in the course of training; {seen(cells.values())}."
-        notes = (text, told if levels else "The text on this machine is not that of the runs: there are no floors.")
+        caption = f"Bits per byte on validation text in the course of training; {seed_caption(cells.values())}."
+        notes = (text, told if levels else "The text on this machine is not that of the runs: there are no baselines.")
         return replace(
             table({model: (label(model), cell) for model, cell in cells.items()}, "model", notes),
-            pictures=((study.figure, caption),),
+            pictures=(Picture(study.figure, caption, figure),),
             verdicts=tuple(claim(cells, levels)) if same else (),
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.claims import Estimate, Scores
 from polyhead.papers.language.models import ROWS, LanguageScale, model
-from polyhead.papers.outcome import FigureOutcome, numbers, settings_note
+from polyhead.papers.outcome import FigureOutcome, settings_note
 from polyhead.papers.sizes import Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -89,7 +89,7 @@ def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ..
     for place, (name, cell) in cells.items():
         values = {head: cell.score(split, metric) for head, split, metric in measured}
         rows.append((name, *map(str, values.values()), *cost(cell)))
-        found[str(place)] = {head: numbers(value) for head, value in values.items()}
+        found[str(place)] = {head: value.as_json() for head, value in values.items()}
     ran = {name for name, _ in cells.values()}
     choices = (f"{row.label}: {row.choice}." for row in ROWS.values() if row.choice and row.label in ran)
     head = (axis, *(head for head, _, _ in measured), *COST)

@@ -1,7 +1,6 @@
 """Dual attention in language modelling: tokens needed to reach a perplexity (Altabaa and Lafferty 2024)."""
 
 import math
-import pathlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,15 @@ from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import SEEN, FigureOutcome, Panel, both, by_model, numbers, scores, settings_note
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    FigureOutcome,
+    Panel,
+    Picture,
+    cells_by_model,
+    scores_by_model,
+    settings_note,
+)
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Coordinates, Study
 
@@ -154,17 +161,15 @@ def needs(cell: Cell, level: float) -> Estimate | None:
     return Estimate.of(found)
 
 
-def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
+def draw(study: Study) -> FigureOutcome:
     """Draw perplexity by number of tokens, a panel per width, and the tokens needed for several perplexities."""
-    cells = by_model(study, "width")
+    cells = cells_by_model(study, "width")
     panels: list[Panel] = []
     for (width,), by in cells.items():
         series = {label(m): {x: list(map(math.exp, v)) for x, v in course(c, "loss").items()} for m, c in by.items()}
         panels.append((f"width {width}", series, {}))
-    for path in both(study.figure, folder):
-        figures.save(
-            figures.lines(panels, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True), path
-        )
+    figure = figures.lines(panels, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True)
+    caption = f"Perplexity of validation text in the course of training; {SEED_CAPTION}."
     same, text = one_text(study)
     tokens = {
         (width, level): {m: e for m, cell in by.items() if (e := needs(cell, level)) is not None}
@@ -172,10 +177,10 @@ def draw(study: Study, folder: pathlib.Path) -> FigureOutcome:
         for level in LEVELS[study.scale]
     }
     named = {f"width {width}, perplexity {level:g}": by for (width, level), by in tokens.items()}
-    ends = {f"width {width}": scores(by, "iid") for (width,), by in cells.items()}
+    ends = {f"width {width}": scores_by_model(by, "iid") for (width,), by in cells.items()}
     return replace(
         _efficiency(cells, tokens, study.scale, text),
-        pictures=((study.figure, f"Perplexity of validation text in the course of training; {SEEN}."),),
+        pictures=(Picture(study.figure, caption, figure),),
         verdicts=tuple(sooner(named, ends)) if same else (),
     )
 
@@ -197,11 +202,11 @@ def _efficiency(
             paper = [_printed(width, model), f"{PERPLEXITY[width][model]}"] if printed else []
             ends = (cell.score("validation", "perplexity"), cell.score("iid"))
             rows.append((str(width), label(model), *until, *map(str, ends), *paper, *cost(cell)))
-            known = {f"log of million tokens to {level:g}": numbers(e) for level, e in mine.items() if e is not None}
+            known = {f"log of million tokens to {level:g}": e.as_json() for level, e in mine.items() if e is not None}
             found[f"width {width}, {model}"] = {
                 **known,
-                "perplexity": numbers(ends[0]),
-                "bits per byte": numbers(ends[1]),
+                "perplexity": ends[0].as_json(),
+                "bits per byte": ends[1].as_json(),
             }
     head = ("width", "model", *(f"to {level:g}" for level in levels), "perplexity, validation", "bits per byte, iid")
     head += ("paper: billion tokens to 30, 27, 24, 21, 18, 15", "paper: perplexity") if printed else ()
