@@ -25,6 +25,7 @@ from polyhead.compat.huggingface.taps import EAGER, PREFIX, by_name, ours
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
+from polyhead.ops.readable import is_readable
 from polyhead.spec.shapes import one_of
 
 OF_LAYERS = "polyhead_heads"
@@ -122,7 +123,9 @@ def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
         models: Any = MODEL_MAPPING[type(config)]
         for kind in models if isinstance(models, (tuple, list)) else (models,):
             check_model(kind, str(config._attn_implementation))
-    if type(config) in EAGER:
+    padding = options.get("attention_mask")
+    is_recorded = padding is not None and not torch.compiler.is_compiling() and not is_readable(padding)
+    if type(config) in EAGER or is_recorded:  # transformers would read the padding under vmap and in make_fx
         options["allow_is_causal_skip"] = False
     return sdpa_mask(*sizes, config=config, **options)
 
