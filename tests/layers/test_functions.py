@@ -73,7 +73,6 @@ def test_its_code_makes_its_output(limits):
     code = attention(x, return_code=True)[1][:, 2:]
     assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output, rtol=0, atol=1e-12)
     assert_close(own.code(), code, rtol=0, atol=0)
-    assert_close(attention.groups[1].code(own.q, own.k, mask=own.mask, causal=own.causal), code)
     assert_close(codes(taps, [0, 5, -1], [0, 3, 4], group=1), code[:, :, [0, 5, 5], [0, 3, 4]].transpose(1, 2))
     networks = [value_network(taps, 3, j, sample=1, group=g)(x[1, j]) for j in range(6) for g in range(2)]
     assert_close(sum(networks), y[1, 3])
@@ -155,24 +154,9 @@ def test_a_module_as_the_function():
 
 
 # ------------------------------------------------------------------------------------------------------- without a code
-class Attends(SoftmaxHeads):
-    def attend(self, q, k, v, **seen):
-        return cosine_attention(q, k, v, **seen)
-
-
 class Forwards(SoftmaxHeads):
-    def forward(self, q, k, v, **seen):
-        return cosine_attention(q, k, v, **seen)
-
-
-class Both(Attends):
-    def code(self, q, k, **seen):
-        return cosine_code(q, k, **seen)
-
-
-class Asks(Attends):
-    def code(self, q, k, **seen):
-        return super().code(q, k, **seen)
+    def forward(self, call):
+        return cosine_attention(call.q, call.k, call.v, mask=call.mask, causal=call.causal, keep=call.keep)
 
 
 def assigned(group, name, function):
@@ -189,12 +173,7 @@ WAYS = {
     "assigned": lambda: assigned(SoftmaxHeads(4, 6), "attend", cosine_attention),
     "used": lambda: used(SoftmaxHeads(4, 6), squares),
     "assigned later": lambda: assigned(used(SoftmaxHeads(4, 6), cosine_attention, cosine_code), "attend", swallowing),
-    "a method": lambda: Attends(4, 6),
-    "a method that asks": lambda: Asks(4, 6),
-    "a method, then assigned": lambda: assigned(Both(4, 6), "attend", squares),
-    "a method, then used": lambda: used(Both(4, 6), squares),
     "a forward": lambda: Forwards(4, 6),
-    "a forward of one group": lambda: assigned(SoftmaxHeads(4, 6), "forward", cosine_attention),
 }
 
 
@@ -217,23 +196,12 @@ def test_an_unknown_code_is_refused_everywhere(way):
 
 def test_a_foreign_group_has_no_code_and_must_apply_keep():
     class Foreign(torch.nn.Module):
-        def forward(self, q, k, v, **seen):
-            return swallowing(q, k, v, mask=None, causal=False)
+        def forward(self, call):
+            return swallowing(call.q, call.k, call.v, mask=None, causal=False)
 
     refused(lambda: functions.coder(Foreign()), UNKNOWN.format(who="Foreign", name="forward"))
     call = AttentionCall(*torch.randn(3, 2, 5, 4, 3), keep=torch.ones(1, 1, 5, 5))
     refused(lambda: functions.attended(Foreign(), call), "Foreign: forward must multiply its code by keep")
-
-
-def test_a_subclass_defines_output_and_code():
-    attention, x = layer(ph.Softmax(4)), inputs()
-    attention.groups[0] = Both(4, 6)
-    own = tapped(attention, x)[1].groups[0]
-    code = attention(x, return_code=True)[1]
-    assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output)
-    assert_close(own.code(), code)
-    attention.groups[0].use(squares)
-    refused(lambda: attention(x, return_code=True), "the code of squares is not known")
 
 
 def test_taps_keep_the_function_of_their_call():
@@ -294,19 +262,22 @@ def test_a_swallowed_keep_is_noticed(kind):
     assert_close(attention(x), first)
 
 
-@pytest.mark.parametrize("way", ["a method", "a forward", "a forward of one group"])
-def test_other_ways_to_swallow_it(way):
+@pytest.mark.parametrize("way", ["assigned", "a forward"])
+def test_a_function_that_is_assigned_later_is_checked_too(way):
     attention, x = layer(ph.Softmax(4), dropout=0.5), inputs()
     attention.groups[0] = WAYS[way]()
     attention(x)
-    setattr(attention.groups[0], "attend" if way == "a method" else "forward", swallowing)
-    refused(lambda: attention(x), "swallowing must multiply its code by keep")
+    if way == "assigned":
+        attention.groups[0].attend = swallowing
+    else:
+        attention.groups[0].forward = lambda call: swallowing(call.q, call.k, call.v, mask=None, causal=False)
+    refused(lambda: attention(x), "must multiply its code by keep")
 
 
 @pytest.mark.parametrize("kind", [SoftmaxHeads, LinearHeads, HylaHeads])
 def test_every_group_takes_a_device_and_a_dtype(kind):
     q = torch.randn(2, 5, 4, 8, dtype=F64)
-    assert kind(4, 8, device="cpu", dtype=F64)(q, q, q).dtype == F64
+    assert kind(4, 8, device="cpu", dtype=F64)(AttentionCall(q, q, q)).dtype == F64
 
 
 @pytest.mark.compile

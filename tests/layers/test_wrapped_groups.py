@@ -1,5 +1,6 @@
 """Wrapped groups of heads: the wrapper is called, and no other code is returned; hooks and assigned `forward`s."""
 
+import dataclasses
 import functools
 
 import pytest
@@ -16,7 +17,9 @@ from polyhead import config
 from polyhead.compat import torch_mha
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
+from polyhead.layers.heads.functions import coder
 from polyhead.layers.projection import affine, plain
+from polyhead.ops.call import AttentionCall
 
 F64 = torch.float64
 MECHANISMS = [mechanism for kind in zoo.KINDS for mechanism in zoo.variants(kind)[::4]]
@@ -215,10 +218,11 @@ def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
 
 def test_a_partial_with_other_options_is_a_users_function():
     heads = ph.MultiHeadAttention(8, ph.Softmax(2, impl="reference")).groups[0]
+    call = AttentionCall(*torch.randn(3, 1, 3, 2, 4))
     heads.attend = functools.partial(heads.attend.func, **heads.attend.keywords)  # nothing else is computed
-    heads.code(*torch.randn(2, 1, 3, 2, 4))
+    assert coder(heads)(call).shape == (1, 2, 3, 3)
     heads.attend = functools.partial(heads.attend.func, impl="sdpa")
-    refused(lambda: heads.code(*torch.randn(2, 1, 3, 2, 4)), "is not known")
+    refused(lambda: coder(heads), "is not known")
 
 
 # ------------------------------------------------------------------------------------------------------------- hooks
@@ -242,7 +246,7 @@ def with_a_forward_hook(group):
 
 
 def with_a_pre_hook(group):
-    group.register_forward_pre_hook(lambda group, args, given: (args, {**given, "q": 0 * given["q"]}), with_kwargs=True)
+    group.register_forward_pre_hook(lambda group, args: (dataclasses.replace(args[0], q=0 * args[0].q),))
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

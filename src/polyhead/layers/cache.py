@@ -108,7 +108,10 @@ class LayerCache:
     @property
     def batch(self) -> int:
         """The number of stored sequences; 0 while it is empty."""
-        return max((tensor.shape[0] for tensor in self._tensors()), default=0)
+        batch = 0
+        for tensor in self._tensors():  # not by max(): torch.compile cannot trace its default
+            batch = max(batch, tensor.shape[0])
+        return batch
 
     def reorder(self, rows: Tensor, batch: int) -> None:
         """What `Cache.reorder` says, for one layer of `batch` sequences."""

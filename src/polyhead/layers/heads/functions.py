@@ -21,10 +21,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead.config.sizes import Sizes
+from polyhead.layers.projection import computes
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.registry import code_of, resolve
-
-HERE = __name__.rpartition(".")[0]
 
 Code = Callable[[AttentionCall], Tensor]
 """The code (b h t s) of a call, before dropout."""
@@ -37,33 +36,37 @@ class Functions:
 
     attend: Callable[..., Tensor]
     code: Callable[..., Tensor] | None
-    own: bool = False  # a user's function
+    is_user_defined: bool = False
 
 
 @dataclass(frozen=True)
-class OwnCode:
+class UserCode:
     """A user's code function: it gets the limits that `attend` got, and its result must have the shape of a code.
 
     If the code is unknown, it holds the reason, which is raised as ValueError when the code is needed.
     """
 
-    who: str
+    group: str
     function: Callable[..., Tensor] | str
     limits: AttentionCall | None = None  # if given, its limits replace those of the call
 
-    def __call__(self, x: AttentionCall) -> Tensor:
+    def __call__(self, call: AttentionCall) -> Tensor:
         if isinstance(self.function, str):
             raise ValueError(self.function)
-        own = x if self.limits is None else self.limits
-        found = self.function(
-            x.q, x.k, bias=own.bias, mask=own.mask, causal=own.causal, window=own.window, cu_seqlens=own.cu_seqlens,
-            scale=own.scale,
-        )  # fmt: skip
-        wanted = (x.q.shape[0], x.q.shape[2], *x.lengths)
-        if tuple(found.shape) != wanted:
-            shape = tuple(found.shape)
-            raise ValueError(f"{self.who}: {_name(self.function)} must return (b h t s) = {wanted} but gave {shape}")
-        return found
+        code = self.function(call.q, call.k, **limits_of(self.limits or call))
+        expected = (call.q.shape[0], call.q.shape[2], *call.lengths)
+        if code.shape != expected:
+            shape = tuple(code.shape)
+            raise ValueError(
+                f"{self.group}: {_name(self.function)} must return (b h t s) = {expected} but gave {shape}"
+            )
+        return code
+
+
+def limits_of(call: AttentionCall) -> dict[str, Any]:
+    """What a call adds to scores and hides, by the names of the arguments of ops and of users' functions."""
+    names = ("bias", "mask", "causal", "window", "cu_seqlens", "scale")
+    return {name: getattr(call, name) for name in names}
 
 
 class HeadGroup(nn.Module):
@@ -84,9 +87,8 @@ class HeadGroup(nn.Module):
 
     def begin(self, op: str, impl: str) -> None:
         """Set the function to the op of the mechanism."""
-        self.functions = Functions(resolve(op, impl), code_of(op))
-        if not hasattr(type(self), "attend"):  # the method of a subclass
-            self.attend = self.functions.attend
+        self.attend = resolve(op, impl)
+        self.functions = Functions(self.attend, code_of(op))
 
     def extra_repr(self) -> str:
         """Heads and widths, as `repr` of a group shows them."""
@@ -103,46 +105,19 @@ class HeadGroup(nn.Module):
         >>> heads.use(ops.linear_attention, code=partial(ops.latent_code, normalise="identity"))
         """
         self.attend = attend
-        self.functions = Functions(attend, code, own=True)
-
-    def code(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        scale: float | None = None,
-    ) -> Float[Tensor, "b h t s"]:
-        """The code of all pairs, by the function that computes the output.  Raises ValueError if its code is
-        unknown."""
-        return _known(self)(AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, scale=scale))
+        self.functions = Functions(attend, code, is_user_defined=True)
 
     def options(self) -> dict[str, object]:
         """Keyword arguments of the function, other than tensors and limits."""
         return {name: getattr(self, name) for name in self.takes}
 
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        """The function's output for queries, keys and values."""
-        return self.attend(
-            q, k, v, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            **self.options(),
-        )  # fmt: skip
+    def arrays(self, call: AttentionCall) -> list[Tensor]:
+        """The positional arguments of the function."""
+        return [call.q, call.k, call.v]
+
+    def forward(self, call: AttentionCall) -> Float[Tensor, "b t h e"]:
+        """The function's output for the tensors of a call."""
+        return self.attend(*self.arrays(call), keep=call.keep, **limits_of(call), **self.options())
 
 
 def asked(group: Any, method: str) -> Callable[..., Any]:
@@ -160,11 +135,12 @@ def compiled(group: Any) -> Any:
 def is_own(group: Any) -> bool:
     """Whether a function other than the mechanism's op computes the output of a group."""
     group = compiled(group)
-    known = getattr(group, "functions", None)
-    return known is None or known.own or not _same(group.attend, known.attend) or not _ours(group)
+    if not isinstance(group, HeadGroup) or group.functions.is_user_defined:
+        return True
+    return not (computes(group, HeadGroup.forward) and _is_same(group.attend, group.functions.attend))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _is_same(one: Any, other: Any) -> bool:
     """Whether two functions are the same.  An op with a named impl is a partial; torch.compile may copy it."""
     if isinstance(one, partial) and isinstance(other, partial):
         return one.func is other.func and one.args == other.args and one.keywords == other.keywords
@@ -174,98 +150,75 @@ def _same(one: Any, other: Any) -> bool:
 def coder(group: Any) -> Code:
     """The code function of a group in its current state.  Raises ValueError if the code is unknown."""
     group = compiled(group)
-    if getattr(type(group), "code", HeadGroup.code) is not HeadGroup.code and not _assigned(group):
-        return OwnCode(type(group).__name__, group.code)  # the method of a subclass
-    return _known(group)
-
-
-def _known(group: Any) -> Code:
-    who, known = type(group).__name__, getattr(group, "functions", None)
+    name = type(group).__name__
     if not is_own(group):
-        assert known is not None
-        assert known.code is not None
-        return partial(_coded, known.code, group.normalise, getattr(group, "relation_act", group.act))
-    if known is not None and known.own and known.code is not None and group.attend is known.attend:
-        return OwnCode(who, known.code)
-    name = _name(_computes(group))
-    raise ValueError(f"{who}: the code of {name} is not known: give it with the function, group.use({name}, code=...)")
+        assert group.functions.code is not None
+        return partial(_code_of_op, group.functions.code, group.normalise, getattr(group, "relation_act", group.act))
+    if isinstance(group, HeadGroup) and computes(group, HeadGroup.forward):
+        functions = group.functions
+        if functions.is_user_defined and functions.code is not None and group.attend is functions.attend:
+            return UserCode(name, functions.code)
+    function = _name(_function_of(group))
+    raise ValueError(
+        f"{name}: the code of {function} is not known: give it with the function, group.use({function}, code=...)"
+    )
 
 
-def _coded(code: Code, normalise: str, act: str, x: AttentionCall) -> Tensor:
-    return code(replace(x, normalise=normalise, act=act))
+def _code_of_op(code: Code, normalise: str, act: str, call: AttentionCall) -> Tensor:
+    return code(replace(call, normalise=normalise, act=act))
 
 
-def _assigned(group: Any) -> bool:
-    """Whether `attend` of this group was replaced."""
-    known, attend = getattr(group, "functions", None), {**vars(group), **group._modules}.get("attend")
-    return known is not None and (known.own or attend not in (None, known.attend))
-
-
-def seen_coder(group: Any, x: AttentionCall) -> Code:
+def seen_coder(group: Any, call: AttentionCall) -> Code:
     """`coder` for later use: if the code is unknown, calling the result raises ValueError.
 
-    A user's code function gets the limits of the call `x`.  Ours may be called for some of the pairs, with limits cut
-    to those.
+    A user's code function gets the limits of `call`.  Ours may be called for some of the pairs, with limits cut to
+    those.
     """
     try:
-        found = coder(group)
+        code = coder(group)
     except ValueError as error:
-        return OwnCode(type(group).__name__, str(error))
-    return replace(found, limits=replace(x, scale=None, keep=None)) if isinstance(found, OwnCode) else found
+        return UserCode(type(group).__name__, str(error))
+    return replace(code, limits=replace(call, scale=None, keep=None)) if isinstance(code, UserCode) else code
 
 
-def attended(group: nn.Module, x: AttentionCall) -> Float[Tensor, "b t h e"]:
+def attended(group: nn.Module, call: AttentionCall) -> Float[Tensor, "b t h e"]:
     """The output of a group for a call.  Raises ValueError if a user's function ignores `keep`, which it gets in the
     dtype of q."""
-    if x.keep is not None and is_own(group):
-        keep = x.keep.to(x.q.dtype)
-        x = replace(x, keep=keep)
-        _heed(group, x, keep)
-    return _run(group, x)
+    if call.keep is not None and is_own(group):
+        call = replace(call, keep=call.keep.to(call.q.dtype))
+        _check_applies_keep(group, call)
+    return group(call)
 
 
-def _run(group: nn.Module, x: AttentionCall) -> Tensor:
-    """Call a group (or its wrapper) with the tensors and limits of `x`."""
-    related = {} if x.q_rel is None else {"q_rel": x.q_rel, "k_rel": x.k_rel}
-    return group(
-        q=x.q, k=x.k, v=x.v, **related, bias=x.bias, mask=x.mask, causal=x.causal, window=x.window,
-        cu_seqlens=x.cu_seqlens, keep=x.keep,
-    )  # fmt: skip
-
-
-def _heed(group: Any, x: AttentionCall, keep: Tensor) -> None:
+def _check_applies_keep(group: Any, call: AttentionCall) -> None:
     """Check once per function that its output is 0 where `keep` is 0.  The test inputs use no random generator."""
-    function = _computes(compiled(group))
-    who, name = type(compiled(group)).__name__, _name(function)
-    if getattr(group, "heeds", (None,))[0] is function or keep.is_meta:
+    assert call.keep is not None
+    function = _function_of(compiled(group))
+    kind, name = type(compiled(group)).__name__, _name(function)
+    if getattr(group, "applies_keep", (None,))[0] is function or call.keep.is_meta:
         return
     if torch.compiler.is_compiling():
-        raise ValueError(f"{who}: call the layer once before torch.compile, which checks that {name} applies keep")
-    tried = replace(x, q=_drawn(x.q), k=_drawn(x.k), v=_drawn(x.v), bias=None, mask=None, keep=torch.zeros_like(keep))
-    if x.q_rel is not None:
-        tried = replace(tried, q_rel=_drawn(x.relation_qk[0]), k_rel=_drawn(x.relation_qk[1]))
+        raise ValueError(f"{kind}: call the layer once before torch.compile, which checks that {name} applies keep")
+    tensors = {"q": call.q, "k": call.k, "v": call.v, "q_rel": call.q_rel, "k_rel": call.k_rel}
+    tests: dict[str, Any] = {}
+    for argument, tensor in tensors.items():
+        if tensor is not None:
+            values = torch.linspace(1, 2, tensor.numel(), device=tensor.device)
+            tests[argument] = values.to(tensor.dtype).view(tensor.shape)
     with torch.no_grad():
-        y = _run(group, tried)
+        y = group(replace(call, **tests, bias=None, mask=None, keep=torch.zeros_like(call.keep)))
     if y.ne(0).any():  # NaN as well
-        raise ValueError(f"{who}: {name} must multiply its code by keep, but its output is not 0 where keep is 0")
-    group.heeds = (function,)  # in a tuple, so that a module is not registered twice
+        raise ValueError(f"{kind}: {name} must multiply its code by keep, but its output is not 0 where keep is 0")
+    group.applies_keep = (function,)  # in a tuple, so that a module is not registered twice
 
 
-def _drawn(x: Tensor) -> Tensor:
-    return torch.linspace(1, 2, x.numel(), device=x.device).to(x.dtype).view(x.shape)
-
-
-def _ours(group: Any) -> bool:
-    """Whether `forward` is defined in this folder: neither by a subclass nor by an assignment."""
-    return (getattr(group.forward, "__module__", None) or "").startswith(f"{HERE}.")
-
-
-def _computes(group: Any) -> Any:
-    """The function that computes the output: `attend`, or a user's `forward`."""
-    function = getattr(group, "attend", None) if _ours(group) else None
-    function = group.forward if function is None else function
-    return getattr(function, "__func__", function)
+def _function_of(group: Any) -> Any:
+    """The function that computes the output: `attend`, or the `forward` of a subclass or a wrapper."""
+    if isinstance(group, HeadGroup) and computes(group, HeadGroup.forward):
+        return group.attend
+    return getattr(group.forward, "__func__", group.forward)
 
 
 def _name(function: Any) -> str:
+    function = getattr(function, "func", function)  # of a partial
     return getattr(function, "__name__", type(function).__name__)

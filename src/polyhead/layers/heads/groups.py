@@ -6,7 +6,7 @@ values are symbols are in symbolic.py.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,72 +26,52 @@ __all__ = ["HylaHeads", "LinearHeads", "SoftmaxHeads"]
 
 
 class TokenHeads(HeadGroup):
-    """Heads of a mechanism without parameters whose values come from tokens.
+    """Heads of a mechanism whose values come from tokens.
 
-    `options`: options of its op, such as {"act": "relu"}.
+    `op`: the name of its function in `ops`.  `options`: further arguments of that function, such as act="relu"; the
+    others have the defaults of the mechanism's row in `spec.MECHANISMS`.
     """
+
+    op = ""
 
     def __init__(
         self,
-        row: spec.MechanismRow,
         heads: int,
         dim: int,
         value_dim: int | None = None,
         *,
+        op: str = "",
         kv_heads: int | None = None,
         share: bool = False,
-        options: Mapping[str, str] | None = None,
         impl: str = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **options: str,
     ) -> None:
-        who = type(self).__name__
-        super().__init__(sizes(who, heads, dim, value_dim, kv_heads, takes="v" if share else "qkv"))
+        kind = type(self).__name__
+        super().__init__(sizes(kind, heads, dim, value_dim, kv_heads, takes="v" if share else "qkv"))
+        row = spec.mechanism(op or self.op)
+        unknown = options.keys() - row.options.keys()
+        if unknown:
+            raise TypeError(f"{kind}: unknown option {min(unknown)!r} (choose from {', '.join(row.options)})")
+        for name, value in {**row.options, **options}.items():
+            setattr(self, name, one_of(kind, name, value, row.choices[name]))
         self.kind, self.takes = row.folder, tuple(row.options)
-        chosen = row.options | dict(options or {})
-        for name, known in row.choices.items():
-            one_of(who, name, chosen[name], known)
-        self.normalise, self.act = chosen.get("normalise", row.normalise), chosen.get("act", "identity")
-        self.pool, self.network = chosen.get("pool", ""), chosen.get("network", "")
+        self.normalise = getattr(self, "normalise", row.normalise)
+        self.act = getattr(self, "act", "identity")
         self.begin(row.folder, impl)
 
 
 class SoftmaxHeads(TokenHeads):
     """Softmax attention (ops.softmax_attention)."""
 
-    def __init__(
-        self,
-        heads: int,
-        dim: int,
-        value_dim: int | None = None,
-        *,
-        kv_heads: int | None = None,
-        share: bool = False,
-        impl: str = "auto",
-        device: Device = None,  # as every module takes them; these heads hold no tensor
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        row = spec.mechanism("softmax_attention")
-        super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
+    op = "softmax_attention"
 
 
 class LinearHeads(TokenHeads):
-    """Linear attention (ops.linear_attention)."""
+    """Linear attention (ops.linear_attention); options: `normalise` and `act`."""
 
-    def __init__(
-        self,
-        heads: int,
-        dim: int,
-        value_dim: int | None = None,
-        *,
-        kv_heads: int | None = None,
-        share: bool = False,
-        normalise: str = "identity",
-        act: str = "identity",
-        impl: str = "auto",
-        device: Device = None,  # as every module takes them; these heads hold no tensor
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        row, options = spec.mechanism("linear_attention"), {"normalise": normalise, "act": act}
-        super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, options=options, impl=impl)
+    op = "linear_attention"
 
     @property
     def sums(self) -> bool:
@@ -113,9 +93,10 @@ class LinearHeads(TokenHeads):
         Raises ValueError if the code is normalised, the group computes a user's function or it has hooks.
         """
         if not self.sums:
-            came = "attend is not the op's" if is_own(self) else "it has hooks"
-            came = came if self.normalise == "identity" else f"normalise is {self.normalise!r}"
-            raise ValueError(f"LinearHeads: step needs heads that keep one sum of earlier tokens, but {came}")
+            reason = "attend is not the op's" if is_own(self) else "it has hooks"
+            if self.normalise != "identity":
+                reason = f"normalise is {self.normalise!r}"
+            raise ValueError(f"LinearHeads: step needs heads that keep one sum of earlier tokens, but {reason}")
         return ops.linear_step(q, k, v, state, mask=mask, act=self.act)
 
 
@@ -126,7 +107,12 @@ def sums(group: nn.Module) -> bool:
 
 
 class HylaHeads(TokenHeads):
-    """Hypernetwork linear attention (ops.hyla).  `value_depth=2` adds `value_weight` [head, out, in] (eq. 10)."""
+    """Hypernetwork linear attention (ops.hyla); options: `normalise` and `act`.
+
+    `value_depth=2` adds `value_weight` [head, out, in] (eq. 10).
+    """
+
+    op = "hyla"
 
     def __init__(
         self,
@@ -134,17 +120,12 @@ class HylaHeads(TokenHeads):
         dim: int,
         value_dim: int | None = None,
         *,
-        kv_heads: int | None = None,
-        share: bool = False,
-        normalise: str = "rms_heads",
-        act: str = "relu",
         value_depth: int = 1,
-        impl: str = "auto",
         device: Device = None,
         dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        row, options = spec.mechanism("hyla"), {"normalise": normalise, "act": act}
-        super().__init__(row, heads, dim, value_dim, kv_heads=kv_heads, share=share, options=options, impl=impl)
+        super().__init__(heads, dim, value_dim, device=device, dtype=dtype, **options)
         if value_depth not in (1, 2):
             raise ValueError(f"HylaHeads: value_depth must be 1 or 2 but is {value_depth}")
         self.depth, self.takes = value_depth, (*self.takes, "value_weight")
@@ -177,58 +158,38 @@ def build(
     Raises ValueError for an unknown mechanism, and for heads that must divide the model width but do not.
     """
     name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
-    heads, dim, value_dim, kv_heads = size.heads, size.dim, size.value_dim, size.kv_heads
-    share, impl = mechanism.share, mechanism.impl
+    place: dict[str, Any] = {"device": device, "dtype": dtype}
     if isinstance(mechanism, HasCode):  # first, because a user's mechanism may inherit from one of ours
-        own = dataclasses.replace(size, takes="v" if share else "qkv")
-        return OwnHeads(mechanism, own, device=device, dtype=dtype)
+        own_sizes = dataclasses.replace(size, takes="v" if mechanism.share else "qkv")
+        return OwnHeads(mechanism, own_sizes, **place)
     if isinstance(mechanism, config.SymbolHeads):
-        std = mechanism.symbols.start_std(width, max_length)
-        return _symbol_group(mechanism, width, size, bias=bias, symbol_std=std, device=device, dtype=dtype)
-    if isinstance(mechanism, config.Softmax):
-        return SoftmaxHeads(heads, dim, value_dim, kv_heads=kv_heads, share=share, impl=impl)
-    if isinstance(mechanism, config.Linear):
-        normalise, act = mechanism.normalise, mechanism.act
-        return LinearHeads(
-            heads, dim, value_dim, kv_heads=kv_heads, share=share, normalise=normalise, act=act, impl=impl
-        )
-    if isinstance(mechanism, config.Hyla):
-        normalise, act, depth = mechanism.normalise, mechanism.act, mechanism.value_depth
-        return HylaHeads(
-            heads, dim, value_dim, kv_heads=kv_heads, share=share, normalise=normalise, act=act, value_depth=depth,
-            impl=impl, device=device, dtype=dtype,
-        )  # fmt: skip
-    if type(mechanism) not in MECHANISMS:
+        symbol_std = mechanism.symbols.start_std(width, max_length)
+        return _build_symbol_heads(mechanism, width, size, symbol_std, bias=bias, **place)
+    if not isinstance(mechanism, MECHANISMS):
         names = ", ".join(known.__name__ for known in MECHANISMS)
         raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
-    row = next(row for row in spec.MECHANISMS if row.config == name)
-    options = {option: getattr(mechanism, option) for option in row.options}
-    return TokenHeads(row, heads, dim, value_dim, options=options, kv_heads=kv_heads, share=share, impl=impl)
+    row = next(row for row in spec.MECHANISMS if isinstance(mechanism, getattr(config, row.config)))
+    options: dict[str, Any] = {option: getattr(mechanism, option) for option in row.options}
+    options |= {"kv_heads": size.kv_heads, "share": mechanism.share, "impl": mechanism.impl, **place}
+    if isinstance(mechanism, config.Softmax):
+        return SoftmaxHeads(size.heads, size.dim, size.value_dim, **options)
+    if isinstance(mechanism, config.Linear):
+        return LinearHeads(size.heads, size.dim, size.value_dim, **options)
+    if isinstance(mechanism, config.Hyla):
+        return HylaHeads(size.heads, size.dim, size.value_dim, value_depth=mechanism.value_depth, **options)
+    return TokenHeads(size.heads, size.dim, size.value_dim, op=row.op, **options)
 
 
-def _symbol_group(
-    m: config.SymbolHeads,
-    width: int,
-    size: Sizes,
-    *,
-    bias: bool,
-    symbol_std: float,
-    device: Device,
-    dtype: torch.dtype | None,
+def _build_symbol_heads(
+    mechanism: config.SymbolHeads, width: int, size: Sizes, symbol_std: float, **options: Any
 ) -> SymbolGroup:
-    if isinstance(m, config.Abstractor):
-        return AbstractorHeads(
-            width, size, act=m.act, symbol_dim=m.symbols.dim, hidden=m.hidden, bias=bias, impl=m.impl, device=device,
-            dtype=dtype,
-        )  # fmt: skip
-    if isinstance(m, config.Disentangled):
-        return DisentangledHeads(
-            width, size, relation_dim=m.relation_dim, relation_act=m.relation_act, symmetric=m.symmetric,
-            symbol_dim=m.symbols.dim, hidden=m.hidden, bias=bias, impl=m.impl, device=device, dtype=dtype,
-        )  # fmt: skip
-    assert isinstance(m, config.Relational)
-    return RelationalHeads(
-        width, size, relations=m.relations, relation_dim=m.relation_dim, relation_act=m.relation_act,
-        symmetric=m.symmetric, relation_init=m.relation_init, symbol_dim=m.symbols.dim, symbol_std=symbol_std,
-        hidden=m.hidden, bias=bias, impl=m.impl, device=device, dtype=dtype,
-    )  # fmt: skip
+    options |= {"symbol_dim": mechanism.symbols.dim, "hidden": mechanism.hidden, "impl": mechanism.impl}
+    if isinstance(mechanism, config.Abstractor):
+        return AbstractorHeads(width, size, act=mechanism.act, **options)
+    assert isinstance(mechanism, config.Disentangled | config.Relational)
+    options |= {"relation_dim": mechanism.relation_dim, "relation_act": mechanism.relation_act}
+    options |= {"symmetric": mechanism.symmetric}
+    if isinstance(mechanism, config.Disentangled):
+        return DisentangledHeads(width, size, **options)
+    options |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
+    return RelationalHeads(width, size, symbol_std=symbol_std, **options)

@@ -9,17 +9,17 @@ have as many heads as queries.
 """
 
 from collections.abc import Callable
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import einsum
-from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.config import Mechanism
 from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Device
-from polyhead.layers.heads.functions import HeadGroup
+from polyhead.layers.heads.functions import Functions, HeadGroup
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
 
@@ -41,52 +41,24 @@ class OwnHeads(HeadGroup, OwnParameters):
         self, mechanism: Mechanism, sizes: Sizes, *, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__(sizes)
-        who = type(mechanism).__name__
         if mechanism.impl not in ("auto", "reference"):
-            raise ValueError(f"{who}: impl must be auto or reference but is {mechanism.impl!r}")
+            raise ValueError(f"{type(mechanism).__name__}: impl must be auto or reference but is {mechanism.impl!r}")
         self.mechanism = mechanism
+        self.attend = partial(attend, self)
+        self.functions = Functions(self.attend, partial(code, self), is_user_defined=True)
         self._hold(mechanism, (sizes.heads, sizes.dim, sizes.value_dim), device, dtype)
 
-    def code(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        scale: float | None = None,
-    ) -> Float[Tensor, "b h t s"]:
-        """The code of all pairs."""
-        assert isinstance(self.mechanism, HasCode)
-        return self.mechanism.code(
-            self, q, share(k, q.shape[2]), bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens,
-            scale=scale,
-        )  # fmt: skip
 
-    def attend(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        scale: float | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        """The mechanism's output for queries, keys and values."""
-        own = getattr(self.mechanism, "attend", None)
-        h = q.shape[2]
-        if own is not None:
-            return own(
-                self, q, share(k, h), share(v, h), bias=bias, mask=mask, causal=causal, window=window,
-                cu_seqlens=cu_seqlens, scale=scale, keep=keep,
-            )  # fmt: skip
-        code = self.code(q, k, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=scale)
-        return einsum(drop(code, keep), share(v, h), "b h t s, b s h e -> b t h e")
+def code(heads: OwnHeads, q: Tensor, k: Tensor, **limits: Any) -> Tensor:
+    """The code of all pairs (b h t s), by the user's mechanism."""
+    assert isinstance(heads.mechanism, HasCode)
+    return heads.mechanism.code(heads, q, share(k, q.shape[2]), **limits)
+
+
+def attend(heads: OwnHeads, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None, **limits: Any) -> Tensor:
+    """The output (b t h e) of the user's mechanism: by its `attend`, or the sum of code times values."""
+    h = q.shape[2]
+    user_function = getattr(heads.mechanism, "attend", None)
+    if user_function is not None:
+        return user_function(heads, q, share(k, h), share(v, h), keep=keep, **limits)
+    return einsum(drop(code(heads, q, k, **limits), keep), share(v, h), "b h t s, b s h e -> b t h e")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relations as relate
 from polyhead.spec import RELATION_ACTS, RELATION_INIT
 from polyhead.spec.numbers import PROBE
@@ -109,26 +110,9 @@ class SymbolGroup(HeadGroup):
         """The mapped symbols of the heads, from symbols by key or from a table by offset."""
         return self.value(symbols).unflatten(-1, (self.sizes.kv_heads, self.sizes.value_dim))
 
-    def forward(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "..."],
-        *,
-        q_rel: Float[Tensor, "b t _ p"] | None = None,
-        k_rel: Float[Tensor, "b s _ p"] | None = None,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        keep: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"]:
-        given = [array for array in (q, k, q_rel, k_rel, v, self.relation_weight) if array is not None]
-        return self.attend(
-            *given, bias=bias, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens, scale=None, keep=keep,
-            **self.options(),
-        )  # fmt: skip
+    def arrays(self, call: AttentionCall) -> list[Tensor]:
+        arrays = (call.q, call.k, call.q_rel, call.k_rel, call.v, self.relation_weight)
+        return [array for array in arrays if array is not None]
 
 
 class RelationalHeads(SymbolGroup):
