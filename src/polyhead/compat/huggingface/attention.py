@@ -31,6 +31,7 @@ from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import at_least_float32, share
 
 Slices = tuple[slice, slice | None]
@@ -304,9 +305,8 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
     def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: LayerLimits, made: None) -> Tensor:
-        return group(
-            q, k, v, bias=added("polyhead", [group], seen.bias), mask=seen.mask, causal=seen.causal, keep=seen.keep
-        )
+        bias = added("polyhead", [group], seen.bias)
+        return group(AttentionCall(q, k, v, bias, seen.mask, seen.keep, seen.causal))
 
     return heads
 
