@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Which heads compare?
 #
-# Three shapes stand in a row. Do the outer two match, while the middle one differs? Training shows one family of shapes,
-# the test another. Softmax heads pass on what a token contains. Disentangled heads pass on how two tokens compare.
+# Three shapes stand in a row. Do the outer two match, while the middle one differs? Training shows one family of
+# shapes, the test another. Softmax heads pass on what a token contains. Disentangled heads pass on how two tokens
+# compare.
 
 # %%
 import matplotlib.pyplot as plt
