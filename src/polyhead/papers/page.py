@@ -104,7 +104,8 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any]) -> str:
                 numbers.append(part_text(part))
             verdict_rows.append([verdict["claim"], f"**{word}**", "<br>".join(numbers)])
         lines += ["## Verdicts", "", *markdown_table(["claim", "verdict", "difference ± standard error"], verdict_rows)]
-        lines += ["", "p is one-sided and corrected by Holm over the page. [How a claim is judged][claims].", ""]
+        lines += ["", "p is one-sided and corrected by Holm over the page, or over its families of claims."]
+        lines += ["[How a claim is judged][claims].", ""]
     if about["rows"]:
         lines += ["## Numbers", "", *markdown_table(about["head"], about["rows"]), ""]
     lines += [f"- {note}" for note in about["notes"]]
