@@ -1,7 +1,7 @@
 """Fuzzy logic, scores by length of the context: Figures 2C and A3 of Schug et al. 2024."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,7 +28,7 @@ from polyhead.papers.outcome import (
     score_curves,
     score_or_training_loss,
     scores_by_model,
-    settings_note,
+    settings_of,
 )
 from polyhead.papers.sizes import one_setting, size
 from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
@@ -60,86 +60,98 @@ ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
 def ordered(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
-    """The claim of the paper's order of the three models; each difference is a mean over the places, seed by seed.
+    """Return the claim of the paper's order of the three models; each difference is a mean over the places.
 
-    `scores[place]`: scores by model.  `what`: the places, in words.
+    `scores[place]`: scores by model.  `what`: the places, in words.  No claim if a model was not run everywhere.
     """
-    models = set.intersection(*(set(cell) for cell in scores.values()))
-    parts = {
-        f"{ROWS[a].label} over {ROWS[b].label}": mean([cell[a] - cell[b] for cell in scores.values()])
-        for a, b in ORDER
-        if {a, b} <= models
-    }
-    claim = f"HYLA is better on unseen combinations than softmax and that than linear, as the mean over {what}"
-    return [above(claim, parts)] if len(parts) == len(ORDER) else []
-
-
-def suffers_less(scores: Mapping[tuple[int, float], Scores]) -> list[Verdict]:
-    """The claim that HYLA loses less as more is held out.  `scores[length, held_out]`: compositional R²."""
-    lengths = sorted({length for length, _ in scores})
-    few, many = min(h for _, h in scores), max(h for _, h in scores)
-    models = sorted(set.intersection(*(set(cell) for cell in scores.values())))
-    drop = {m: mean([scores[n, few][m] - scores[n, many][m] for n in lengths]) for m in models}
-    claim = f"HYLA suffers less when {100 * many:.0f} % are held out in place of {100 * few:.0f} %"
-    if "hyla" not in drop:
-        return []
-    others = {f"loss of {ROWS[m].label} over HYLA's": drop[m] - drop["hyla"] for m in models if m != "hyla"}
-    return [above(claim, others)]
-
-
-def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
-    """The claim that models differ less in distribution than on unseen combinations."""
     parts = {}
-    for name in sorted(set(iid) - {"hyla"}) if "hyla" in iid else ():
-        outside, inside = compositional["hyla"] - compositional[name], iid["hyla"] - iid[name]
-        parts[f"gap to {ROWS[name].label}, outside − inside"] = abs(outside) - abs(inside)
-    claim = "in-distribution gaps between the models are smaller than those on unseen combinations"
-    return [above(claim, parts)] if parts else []
-
-
-def unknown_terms(where: str, scores: Scores, floor: Estimate) -> list[Verdict]:
-    """The claim that all models are below a floor without composition on combinations of unknown terms, at `where`."""
-    parts = {f"floor {floor} − {ROWS[m].label}": floor - e for m, e in scores.items()}
-    claim = f"no model solves combinations of unknown terms: a Gaussian process is better ({where})"
+    for first, second in ORDER:
+        if not all({first, second} <= set(by_model) for by_model in scores.values()):
+            return []
+        differences = [by_model[first] - by_model[second] for by_model in scores.values()]
+        parts[f"{ROWS[first].label} over {ROWS[second].label}"] = mean(differences)
+    claim = f"HYLA is better on unseen combinations than softmax and that than linear, as the mean over {what}"
     return [above(claim, parts)]
 
 
-def _comparable(cells: Cells) -> bool:
-    """Whether no cell is missing, and more than one fraction was held out."""
-    return is_complete_grid(cells) and len({held for _, held in cells}) > 1
-
-
-def _on_unseen(cells: Cells) -> list[Verdict]:
-    """The claims about unseen combinations."""
-    if not _comparable(cells):
+def suffers_less(scores: Mapping[tuple[int, float], Scores]) -> list[Verdict]:
+    """Return the claim that HYLA loses less as more is held out.  `scores[length, held_out]`: compositional R²."""
+    lengths = axis_values(scores, 0)
+    smallest, *_, largest = axis_values(scores, 1)
+    losses: dict[str, Estimate] = {}
+    for model in sorted(common_models(scores)):
+        by_length = [scores[length, smallest][model] - scores[length, largest][model] for length in lengths]
+        losses[model] = mean(by_length)
+    if "hyla" not in losses:
         return []
-    found = {place: scores_by_model(cell, "compositional") for place, cell in cells.items()}
-    return ordered(found, f"{len(found)} settings") + suffers_less(found)
+    hyla = losses.pop("hyla")
+    parts = {f"loss of {ROWS[model].label} over HYLA's": loss - hyla for model, loss in losses.items()}
+    claim = f"HYLA suffers less when {100 * largest:.0f} % are held out in place of {100 * smallest:.0f} %"
+    return [above(claim, parts)]
 
 
-def _on_gaps(cells: Cells) -> list[Verdict]:
-    """The claim about gaps where most is held out; scores are means over the lengths."""
-    if not _comparable(cells):
+def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
+    """Return the claim that models differ less in distribution than on unseen combinations."""
+    if "hyla" not in iid or len(iid) == 1:
         return []
-    most = max(held for _, held in cells)
-    there = [cell for (_, held), cell in cells.items() if held == most]
+    parts = {}
+    for name in sorted(set(iid) - {"hyla"}):
+        outside = compositional["hyla"] - compositional[name]
+        inside = iid["hyla"] - iid[name]
+        parts[f"gap to {ROWS[name].label}, outside − inside"] = abs(outside) - abs(inside)
+    return [above("in-distribution gaps between the models are smaller than those on unseen combinations", parts)]
 
-    def over_lengths(split: str) -> Scores:
-        by_length = [scores_by_model(cell, split) for cell in there]
-        return {model: mean([by[model] for by in by_length]) for model in there[0]}
 
-    return small_gaps(over_lengths("iid"), over_lengths("compositional"))
+def unknown_terms(where: str, scores: Scores, baseline: Estimate) -> list[Verdict]:
+    """Return the claim that all models are below a baseline without composition on unknown terms, at `where`."""
+    parts = {f"floor {baseline} − {ROWS[model].label}": baseline - score for model, score in scores.items()}
+    return [above(f"no model solves combinations of unknown terms: a Gaussian process is better ({where})", parts)]
+
+
+def axis_values(table: Iterable[tuple[Any, ...]], axis: int) -> list[Any]:
+    """Return the sorted values of the places of a table on one of its axes."""
+    return sorted({place[axis] for place in table})
+
+
+def common_models(scores: Mapping[Any, Scores]) -> set[str]:
+    """Return the models that have a score at every place."""
+    return set.intersection(*(set(by_model) for by_model in scores.values()))
+
+
+def is_comparable(cells: Cells) -> bool:
+    """Return whether no cell is missing, and more than one fraction was held out."""
+    return is_complete_grid(cells) and len(axis_values(cells, 1)) > 1
+
+
+def claims_on_unseen(cells: Cells) -> list[Verdict]:
+    """Return the claims about unseen combinations."""
+    if not is_comparable(cells):
+        return []
+    scores = {place: scores_by_model(cell, "compositional") for place, cell in cells.items()}
+    return ordered(scores, f"{len(scores)} settings") + suffers_less(scores)
+
+
+def claims_on_gaps(cells: Cells) -> list[Verdict]:
+    """Return the claim about gaps where most is held out; scores are means over the lengths."""
+    if not is_comparable(cells):
+        return []
+    largest = axis_values(cells, 1)[-1]
+    means: dict[str, dict[str, Estimate]] = {}
+    for split in ("iid", "compositional"):
+        by_length = [scores_by_model(cells[place], split) for place in cells if place[1] == largest]
+        means[split] = {model: mean([scores[model] for scores in by_length]) for model in by_length[0]}
+    return small_gaps(means["iid"], means["compositional"])
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
 def draw_2c(study: Study) -> FigureOutcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = cells_by_model(study, "length", "held out")
-    levels = {place: baselines(runs_of(cell)) for place, cell in cells.items()}
+    estimates = {place: baselines(runs_of(cell)) for place, cell in cells.items()}
     caption = f"Compositional R² by tokens in the context, of which one is the query; {SEED_CAPTION}. {TRAINING}"
-    table = _table(cells, levels, ("compositional",))
-    picture = _picture(cells, "compositional", "fig-2c", caption)
-    return replace(table, pictures=(picture,), verdicts=tuple(_on_unseen(cells)))
+    picture = draw_by_length(cells, "compositional", "fig-2c", caption)
+    outcome = table_with_baselines(cells, estimates, ("compositional",))
+    return replace(outcome, pictures=(picture,), verdicts=tuple(claims_on_unseen(cells)))
 
 
 def draw_a3(study: Study) -> FigureOutcome:
@@ -151,62 +163,77 @@ def draw_a3(study: Study) -> FigureOutcome:
         caption = f"{letter.upper()}: R² on {words[split]}. {TRAINING}"
         if split == "novel":
             caption += " Baselines below 0 everywhere in a panel are left out."
-        pictures.append(_picture(cells, split, f"fig-a3{letter}", caption))
+        pictures.append(draw_by_length(cells, split, f"fig-a3{letter}", caption))
     caption = "D: mean squared error on training batches, the last logged ones."
-    pictures.append(_picture(cells, TRAINING_LOSS, "fig-a3d", caption))
-    verdicts = _on_unseen(cells) + _on_gaps(cells)
-    biggest = max(cells, default=None)
-    if biggest is not None:
-        beyond, levels = scores_by_model(cells[biggest], "novel"), baselines(runs_of(cells[biggest]), "novel")
-        where = f"{biggest[0]} tokens, {100 * biggest[1]:.0f} % held out"
-        verdicts += unknown_terms(where, beyond, levels["gaussian_process"])
-    table = _table(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
-    return replace(table, pictures=tuple(pictures), verdicts=tuple(verdicts))
+    pictures.append(draw_by_length(cells, TRAINING_LOSS, "fig-a3d", caption))
+
+    verdicts = claims_on_unseen(cells) + claims_on_gaps(cells)
+    if cells:
+        length, held_out = largest = max(cells)
+        estimates = baselines(runs_of(cells[largest]), "novel")
+        where = f"{length} tokens, {100 * held_out:.0f} % held out"
+        verdicts += unknown_terms(where, scores_by_model(cells[largest], "novel"), estimates["gaussian_process"])
+    outcome = table_with_baselines(cells, {}, ("compositional", "iid", "novel", TRAINING_LOSS))
+    return replace(outcome, pictures=tuple(pictures), verdicts=tuple(verdicts))
 
 
-def _picture(cells: Cells, split: str, stem: str, caption: str) -> Picture:
+def draw_by_length(cells: Cells, split: str, stem: str, caption: str) -> Picture:
     """Draw a panel per held-out fraction, with the context length on x and scores with their baselines."""
     panels: list[Panel] = []
-    for held in sorted({place[1] for place in cells}):
-        mine = {place[0]: cell for place, cell in sorted(cells.items()) if place[1] == held}
-        points = {
-            n: {model: score_or_training_loss(cell, split) for model, cell in by.items()} for n, by in mine.items()
-        }
-        levels = {} if split == TRAINING_LOSS else baseline_curves(mine, split)
-        levels = {name: by for name, by in levels.items() if max(by.values()) > 0}  # others would flatten the curves
-        panels.append((f"{100 * held:.0f} % held out", score_curves(points, label), levels))
+    for held_out in axis_values(cells, 1):
+        by_length = {length: cells[length, held_out] for length, held in sorted(cells) if held == held_out}
+        points: dict[int, dict[str, Estimate]] = {}
+        for length, by_model in by_length.items():
+            points[length] = {model: score_or_training_loss(cell, split) for model, cell in by_model.items()}
+        curves = {}
+        if split != TRAINING_LOSS:
+            for name, curve in baseline_curves(by_length, split).items():
+                if max(curve.values()) > 0:  # others would flatten the curves
+                    curves[name] = curve
+        panels.append((f"{100 * held_out:.0f} % held out", score_curves(points, label), curves))
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
-    y = "training error" if split == TRAINING_LOSS else "R²"
-    figure = figures.lines(panels, x_label="tokens in the context", y_label=y, log_x=True, limits=limits)
+    y_label = "training error" if split == TRAINING_LOSS else "R²"
+    figure = figures.lines(panels, x_label="tokens in the context", y_label=y_label, log_x=True, limits=limits)
     return Picture(stem, caption, figure)
 
 
 def table(cells: Mapping[str, Mapping[str, Cell]], splits: tuple[str, ...]) -> FigureOutcome:
-    """A table with a row per setting: the scores of each model on `splits`."""
-    models = list(dict.fromkeys(model for by in cells.values() for model in by))
-    rows = tuple(
-        (name, *(str(score_or_training_loss(by[m], split)) if m in by else "–" for split in splits for m in models))
-        for name, by in cells.items()
-    )
-    found = {
-        name: {m: {split: score_or_training_loss(cell, split).as_json() for split in splits} for m, cell in by.items()}
-        for name, by in cells.items()
-    }
-    head = ("setting", *(f"{label(m)}, {split}" for split in splits for m in models))
-    note = settings_note(cell for by in cells.values() for cell in by.values())
-    return FigureOutcome(head=head, rows=rows, numbers=found, notes=(note,))
+    """Return a table with a row per setting: the scores of each model on `splits`."""
+    models: dict[str, None] = {}
+    for by_model in cells.values():
+        models |= dict.fromkeys(by_model)
+    columns = list(itertools.product(splits, models))
+    rows = []
+    numbers: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, by_model in cells.items():
+        row = [name]
+        for split, model in columns:
+            if model in by_model:
+                score = score_or_training_loss(by_model[model], split)
+                row.append(str(score))
+                numbers.setdefault(name, {}).setdefault(model, {})[split] = score.as_json()
+            else:
+                row.append("–")
+        rows.append(tuple(row))
+    head = ("setting", *(f"{label(model)}, {split}" for split, model in columns))
+    return FigureOutcome(head=head, rows=tuple(rows), numbers=numbers, notes=(settings_of(cells),))
 
 
-def _table(cells: Cells, levels: Mapping[Coordinates, Baselines], splits: tuple[str, ...]) -> FigureOutcome:
-    """The table with the drawn floors and the ceiling in its last columns."""
+def table_with_baselines(
+    cells: Cells, estimates: Mapping[Coordinates, Baselines], splits: tuple[str, ...]
+) -> FigureOutcome:
+    """Return the table with the drawn baselines and the ceiling in its last columns."""
     places = sorted(cells)
-    found = table({f"N {n}, held out {held}": cells[n, held] for n, held in places}, splits)
-    common = baseline_labels((run for by in cells.values() for run in runs_of(by)), next(iter(levels.values()), {}))
-    rows = tuple(
-        (f"N {n}, {100 * held:.0f} % held out", *row[1:], *(str(levels[n, held][name]) for name in common))
-        for (n, held), row in zip(places, found.rows, strict=True)
-    )
-    return replace(found, head=(*found.head, *common.values()), rows=rows)
+    outcome = table({f"N {length}, held out {held}": cells[length, held] for length, held in places}, splits)
+    labels: dict[str, str] = {}
+    if estimates:
+        runs = [run for by_model in cells.values() for run in runs_of(by_model)]
+        labels = baseline_labels(runs, next(iter(estimates.values())))
+    rows = []
+    for (length, held), row in zip(places, outcome.rows, strict=True):
+        texts = [str(estimates[length, held][name]) for name in labels]
+        rows.append((f"N {length}, {100 * held:.0f} % held out", *row[1:], *texts))
+    return replace(outcome, head=(*outcome.head, *labels.values()), rows=tuple(rows))
 
 
 FIGURES = {

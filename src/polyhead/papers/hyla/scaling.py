@@ -7,9 +7,9 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
-from polyhead.papers.claims import Scores, Verdict, above
+from polyhead.papers.claims import Estimate, Scores, Verdict, above
 from polyhead.papers.figure import Figure
-from polyhead.papers.hyla.fuzzy import ordered, table
+from polyhead.papers.hyla.fuzzy import axis_values, ordered, table
 from polyhead.papers.hyla.rows import ROWS, label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
 from polyhead.papers.outcome import (
@@ -111,8 +111,10 @@ def fig_5d(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce fig-5d.
     """
     shape = with_seeds(size(SRAVEN, scale), scale, 2)
-    tasks = [partial(sraven_task, scale, features=m) for m in FEATURES[scale]]
-    return tuple(run for task in tasks for run in _three(scale, shape, task))
+    runs: tuple[Run, ...] = ()
+    for features in FEATURES[scale]:
+        runs += _three(scale, shape, partial(sraven_task, scale, features=features))
+    return runs
 
 
 def fig_a5(scale: str = "small") -> tuple[Run, ...]:
@@ -121,118 +123,130 @@ def fig_a5(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce fig-a5.  The paper gives its fractions only in a plot.
     """
     shape = with_seeds(size(SRAVEN, scale), scale, 2)
-    tasks = [partial(sraven_task, scale, held_out=held) for held in FRACTIONS[scale]]
-    return tuple(run for task in tasks for run in _three(scale, shape, task))
+    runs: tuple[Run, ...] = ()
+    for held_out in FRACTIONS[scale]:
+        runs += _three(scale, shape, partial(sraven_task, scale, held_out=held_out))
+    return runs
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
 def solves(scores: Mapping[Any, Scores], level: float = 0.8) -> list[Verdict]:
-    """The claims that all models reach `level` at the largest setting, and that HYLA is best at the smallest."""
-    settings = list(scores)
-    largest, least = scores[settings[-1]], scores[settings[0]]
-    up = {f"{ROWS[m].label} at the largest": e for m, e in largest.items()}
-    first = above(f"at the largest setting that was run all models solve {100 * level:.0f} %", up, level)
-    if "hyla" not in least:
-        return [first]
-    ahead = {f"HYLA over {ROWS[m].label}": least["hyla"] - e for m, e in least.items() if m != "hyla"}
-    return [first, above("at the smallest setting that was run HYLA is best", ahead)]
+    """Return the claims that all models reach `level` at the largest setting, and that HYLA is best at the smallest."""
+    smallest, *_, largest = scores.values()
+    parts = {f"{ROWS[model].label} at the largest": score for model, score in largest.items()}
+    verdicts = [above(f"at the largest setting that was run all models solve {100 * level:.0f} %", parts, level)]
+    if "hyla" in smallest:
+        others = {model: score for model, score in smallest.items() if model != "hyla"}
+        leads = {f"HYLA over {ROWS[model].label}": smallest["hyla"] - score for model, score in others.items()}
+        verdicts.append(above("at the smallest setting that was run HYLA is best", leads))
+    return verdicts
 
 
 def single_head(scores: Mapping[int, Scores]) -> list[Verdict]:
-    """The claim that a single head is worse than the next larger number of heads."""
+    """Return the claim that a single head is worse than the next larger number of heads."""
     counts = sorted(scores)
     if counts[0] != 1:  # without runs of a single head there is no claim
         return []
-    few, more = scores[counts[0]], scores[counts[1]]
-    parts = {f"{ROWS[m].label}, {counts[1]} heads over {counts[0]}": more[m] - few[m] for m in few if m in more}
+    parts = {}
+    for model, score in scores[1].items():
+        if model in scores[counts[1]]:
+            parts[f"{ROWS[model].label}, {counts[1]} heads over 1"] = scores[counts[1]][model] - score
     return [above("a single head hurts", parts)]
 
 
 def harder(scores: Mapping[Any, Scores], what: str) -> list[Verdict]:
-    """The claim that the score falls from the smallest to the largest value of `what`."""
-    points = sorted(scores)
-    first, last = scores[points[0]], scores[points[-1]]
-    parts = {f"{ROWS[m].label}, {points[0]:g} over {points[-1]:g}": first[m] - last[m] for m in first if m in last}
+    """Return the claim that the score falls from the smallest to the largest value of `what`."""
+    smallest, *_, largest = sorted(scores)
+    parts = {}
+    for model, score in scores[smallest].items():
+        if model in scores[largest]:
+            parts[f"{ROWS[model].label}, {smallest:g} over {largest:g}"] = score - scores[largest][model]
     return [above(f"SRAVEN gets harder with {what}", parts)]
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
 def by_instances(axis: str) -> Callable[[Study], FigureOutcome]:
-    """Draws Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
+    """Draw Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
 
     def draw(study: Study) -> FigureOutcome:
         cells = cells_by_model(study, axis, "instances")
         runs = [point.run for point in study.points]
-        levels = baselines(runs)
-        order = sorted(cells, key=lambda place: (place[1], place[0]))
-        ends = {place: scores_by_model(cells[place], "compositional") for place in order}
-        verdicts = ordered(ends, f"{len(ends)} settings") + solves(ends) if is_complete_grid(cells) else []
+        estimates = baselines(runs)
+        verdicts: list[Verdict] = []
+        if is_complete_grid(cells):
+            order = sorted(cells, key=lambda place: (place[1], place[0]))
+            scores = {place: scores_by_model(cells[place], "compositional") for place in order}
+            verdicts = ordered(scores, f"{len(scores)} settings") + solves(scores)
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
-        found = _table(cells, (axis, "instances"), levels)
-        figure = _draw_scaling(cells, axis, "compositional", baseline_means(runs, levels))
-        return replace(found, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
+        figure = draw_scaling(cells, axis, "compositional", baseline_means(runs, estimates))
+        outcome = table_of_axes(cells, (axis, "instances"), estimates)
+        return replace(outcome, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
 
     return draw
 
 
 def draw_a4(study: Study) -> FigureOutcome:
     """Draw training loss by instances: by width at the common depth, and by depth at the common width."""
-    depths, widths = (sorted(place[0] for place in study.cells(axis)) for axis in ("depth", "width"))
     pictures = []
-    base = {"width": _most(study, "depth", depths), "depth": _most(study, "width", widths)}
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for letter, axis, other in (("a", "width", "depth"), ("b", "depth", "width")):
-        chosen = cells_by_model(study, axis, "instances", other)
-        cells = {place[:2]: cell for place, cell in chosen.items() if place[2] == base[axis]}
+        base = commonest(study, other)
+        cells = {}
+        for (value, instances, constant), by_model in cells_by_model(study, axis, "instances", other).items():
+            if constant == base:
+                cells[value, instances] = by_model
         caption = f"{letter.upper()}: cross-entropy on the last training batches by {axis}."
-        figure = _draw_scaling(cells, axis, TRAINING_LOSS, {})
-        pictures.append(Picture(f"fig-a4{letter}", caption, figure))
-        found |= _table(cells, (axis, "instances"), {}, TRAINING_LOSS).numbers
-    return FigureOutcome(pictures=tuple(pictures), numbers=found)
+        pictures.append(Picture(f"fig-a4{letter}", caption, draw_scaling(cells, axis, TRAINING_LOSS, {})))
+        numbers |= table_of_axes(cells, (axis, "instances"), {}, TRAINING_LOSS).numbers
+    return FigureOutcome(pictures=tuple(pictures), numbers=numbers)
 
 
-def _most(study: Study, axis: str, values: list[Any]) -> Any:
-    """The value of `axis` in most runs: the constant value while the other axis varies."""
-    found = [study.paper.places(point.run).get(axis) for point in study.points]
-    return max(values, key=found.count)
+def commonest(study: Study, axis: str) -> Any:
+    """Return the value of `axis` in most runs: the constant value while the other axis varies."""
+    values = [study.paper.places(point.run).get(axis) for point in study.points]
+    return max(sorted(set(values)), key=values.count)
 
 
-def _draw_scaling(cells: Cells, axis: str, split: str, levels: Mapping[str, float]) -> Any:
+def draw_scaling(cells: Cells, axis: str, split: str, levels: Mapping[str, float]) -> Any:
     """Draw scores by training instances, a panel per value of `axis`."""
     panels: list[Panel] = []
-    for value in sorted({place[0] for place in cells}):
-        mine = {place[1]: cell for place, cell in sorted(cells.items()) if place[0] == value}
-        points = {x: {m: score_or_training_loss(cell, split) for m, cell in by.items()} for x, by in mine.items()}
+    for value in axis_values(cells, 0):
+        points: dict[Any, dict[str, Estimate]] = {}
+        for place in sorted(cells):
+            if place[0] == value:
+                by_model = cells[place]
+                points[place[1]] = {model: score_or_training_loss(cell, split) for model, cell in by_model.items()}
         panels.append((f"{axis} {value:g}", score_curves(points, label), levels))
-    y, limits = (TRAINING_LOSS, (None, None)) if split == TRAINING_LOSS else ("accuracy", (0.0, 1.02))
-    return figures.lines(panels, x_label="training instances", y_label=y, log_x=True, limits=limits)
+    y_label, limits = "accuracy", (0.0, 1.02)
+    if split == TRAINING_LOSS:
+        y_label, limits = TRAINING_LOSS, (None, None)
+    return figures.lines(panels, x_label="training instances", y_label=y_label, log_x=True, limits=limits)
 
 
 def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> Callable[[Study], FigureOutcome]:
-    """Draws Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
+    """Draw Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
 
     def draw(study: Study) -> FigureOutcome:
         cells = cells_by_model(study, axis)
-        by_x = {x: by for (x,), by in sorted(cells.items())}
-        points = {x: scores_by_model(by, "compositional") for x, by in by_x.items()}
+        by_x = {x: cells[(x,)] for x in axis_values(cells, 0)}
+        points = {x: scores_by_model(by_model, "compositional") for x, by_model in by_x.items()}
         panel: Panel = ("", score_curves(points, label), baseline_curves(by_x, "compositional"))
         figure = figures.lines([panel], x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
         verdicts = claim(points) if is_complete_grid(cells) and len(cells) > 1 else []
-        caption = f"Compositional accuracy by {axis}; {SEED_CAPTION}."
-        picture = Picture(study.figure, caption, figure)
-        return replace(_table(cells, (axis,), {}), pictures=(picture,), verdicts=tuple(verdicts))
+        picture = Picture(study.figure, f"Compositional accuracy by {axis}; {SEED_CAPTION}.", figure)
+        return replace(table_of_axes(cells, (axis,), {}), pictures=(picture,), verdicts=tuple(verdicts))
 
     return draw
 
 
-def _table(cells: Cells, axes: tuple[str, ...], levels: Baselines, split: str = "") -> FigureOutcome:
-    named = {
-        ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True)): by
-        for place, by in sorted(cells.items())
-    }
-    found = table(named, (split,) if split else ("compositional", "iid"))
-    notes = (f"{name.replace('_', ' ')}: {level}" for name, level in levels.items())
-    return replace(found, notes=(*notes, *found.notes))
+def table_of_axes(cells: Cells, axes: tuple[str, ...], estimates: Baselines, split: str = "") -> FigureOutcome:
+    """Return a table with a row per place, named by its axes; baselines are notes."""
+    named = {}
+    for place in sorted(cells):
+        named[", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True))] = cells[place]
+    outcome = table(named, (split,) if split else ("compositional", "iid"))
+    notes = [f"{name.replace('_', ' ')}: {estimate}" for name, estimate in estimates.items()]
+    return replace(outcome, notes=(*notes, *outcome.notes))
 
 
 def _figure(
