@@ -189,8 +189,8 @@ def pairs_as_floats():
 
 def test_no_pair_is_alone_in_a_batch(monkeypatch):
     """The third code of a pair that is alone was the donor's."""
-    assert swap._batches(1300) == [500, 500, 300]
-    assert swap._batches(1001) == [500, 499, 2]
+    assert swap.batch_sizes(1300) == [500, 500, 300]
+    assert swap.batch_sizes(1001) == [500, 499, 2]
     drawn = []
     monkeypatch.setattr(swap, "controls", lambda *given: drawn.append(len(given[0][0])) or controls(*given))
     assert {row["n"] for row in swap_codes(model_of(ph.Softmax(3)).float(), TASK, pairs=501)} == {501}

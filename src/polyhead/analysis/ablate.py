@@ -5,6 +5,7 @@ composes its value network from the other heads.  The model is not retrained.  S
 uses the head, not how well a model without the head could do.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,41 +43,68 @@ def zero_heads(
     check_split(task, split)
     check_number("zero_heads", "sequences", sequences, 2)
     batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
-    amounts = [found for batch in batches if (found := task.amounts(batch)) is not None]
-    counted = torch.cat(amounts).cpu() if amounts else None
+    parts = [task.amounts(batch) for batch in batches]
+    amounts = None if parts[0] is None else torch.cat(parts).cpu()
+    rows = []
     with looking(model):
-        whole = _scores(model, task, batches, None, None)
-        rows = [_row(None, None, whole, 0 * whole, counted)]
+        complete = _scores(model, task, batches, None, None)
+        rows.append(_row(None, None, complete, torch.zeros_like(complete), amounts))
         for layer in range(len(model.blocks)):
-            for head in (*range(_heads(model, layer)), None):
+            for head in (*range(_num_heads(model, layer)), None):
                 scores = _scores(model, task, batches, layer, head)
-                rows.append(_row(layer, head, scores, task.gain(1.0) * (whole - scores), counted))
+                rows.append(_row(layer, head, scores, task.gain(1.0) * (complete - scores), amounts))
     return rows
 
 
-def _scores(model: Transformer, task: Task, batches: list[Batch], layer: int | None, head: int | None) -> Tensor:
-    """The metric of each sequence (b), on the CPU."""
-    found = []
+def _scores(
+    model: Transformer,
+    task: Task,
+    batches: Sequence[Batch],
+    layer: int | None,
+    head: int | None,
+) -> Tensor:
+    """The metric of each sequence (b), on the CPU, with `head` of `layer` zeroed (None: all its heads)."""
+    scores = []
     for batch in batches:
         keep = None if layer is None else _keep(model, layer, head, batch.inputs)
         outputs = predict(model, task, batch, keep=keep).float()
-        found.append(task.metrics(outputs, batch)[task.metric].cpu())
-    return torch.cat(found).double()
+        scores.append(task.metrics(outputs, batch)[task.metric].cpu())
+    return torch.cat(scores).double()
 
 
-def _heads(model: Transformer, layer: int) -> int:
+def _num_heads(model: Transformer, layer: int) -> int:
     return sum(group.heads for group in model.config.layer_heads(layer))
 
 
 def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> list[Tensor | None]:
-    """0 for `head` of `layer` and 1 for its other heads.  `head` None: 0 for all heads."""
-    heads, t = _heads(model, layer), model.length(inputs)
-    kept = torch.ones(1, heads, 1, 1, device=inputs.device, dtype=next(model.parameters()).dtype)
-    kept[:, slice(None) if head is None else head] = 0.0
-    return [kept.expand(1, heads, t, t) if i == layer else None for i in range(len(model.blocks))]
+    """The factors of the code by layer: 0 for `head` of `layer` (None: all its heads) and 1 for its other heads."""
+    num_heads = _num_heads(model, layer)
+    t = model.length(inputs)
+    factors = torch.ones(1, num_heads, 1, 1, device=inputs.device, dtype=next(model.parameters()).dtype)
+    if head is None:
+        factors.zero_()
+    else:
+        factors[:, head] = 0.0
+    keep: list[Tensor | None] = [None] * len(model.blocks)
+    keep[layer] = factors.expand(1, num_heads, t, t)
+    return keep
 
 
-def _row(layer: int | None, head: int | None, scores: Tensor, drops: Tensor, amounts: Tensor | None) -> dict[str, Any]:
-    score, drop = Score.of(scores, amounts=amounts), Score.of(drops, amounts=amounts)
-    errors = {"score": score.mean, "se": score.standard_error, "drop": drop.mean, "drop_se": drop.standard_error}
-    return {"layer": layer, "head": head, **errors, "n": len(scores)}
+def _row(
+    layer: int | None,
+    head: int | None,
+    scores: Tensor,
+    drops: Tensor,
+    amounts: Tensor | None,
+) -> dict[str, Any]:
+    score = Score.of(scores, amounts=amounts)
+    drop = Score.of(drops, amounts=amounts)
+    return {
+        "layer": layer,
+        "head": head,
+        "score": score.mean,
+        "se": score.standard_error,
+        "drop": drop.mean,
+        "drop_se": drop.standard_error,
+        "n": len(scores),
+    }

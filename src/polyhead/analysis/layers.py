@@ -37,25 +37,33 @@ def probe_layers(
     """
     if not 0 < test < 1:
         raise ValueError(f"probe_layers: test must be a share between 0 and 1 but is {test}")
-    found: list[list[Array]] = []
-    truth: list[Array] = []
-    names: list[str] = []
-    for i, (layers, wanted) in enumerate(zip(taps, labels, strict=True)):
-        names = names or [layer.name for layer in layers]
-        if [layer.name for layer in layers] != names:
+    parts_by_layer: list[list[Array]] = []
+    labels_of_batches: list[Array] = []
+    for i, (layers, batch_labels) in enumerate(zip(taps, labels, strict=True)):
+        if i == 0:
+            parts_by_layer = [[] for _ in layers]
+            names = [layer.name for layer in layers]
+        elif [layer.name for layer in layers] != names:
             raise ValueError(f"probe_layers: {len(names)} layers in batch 0 but {len(layers)} others in batch {i}")
-        found.append([as_array(codes(layer, q_index, k_index)) for layer in layers])
-        truth.append(as_array(wanted))
-        shape = found[i][0].shape[:-1]
-        if truth[i].shape != shape:
-            raise ValueError(f"probe_layers: {shape} codes in batch {i} but labels of shape {truth[i].shape}")
-    if not found:
-        raise ValueError("probe_layers: at least one batch was wanted but none came")
-    y = np.concatenate(truth)
-    known = y >= 0
-    held = np.broadcast_to((np.arange(len(y)) >= len(y) * (1 - test)).reshape(-1, *[1] * (y.ndim - 1)), y.shape)[known]
-    rows: list[dict[str, Any]] = []
-    for layer, name in enumerate(names):
-        x = np.concatenate([batch[layer] for batch in found])[known]
-        rows.append({"layer": layer, "name": name} | probe(x, y[known], train=~held, test=held).scores)
+        labels_of_batches.append(as_array(batch_labels))
+        for parts, layer in zip(parts_by_layer, layers, strict=True):
+            parts.append(as_array(codes(layer, q_index, k_index)))
+            shape = parts[-1].shape[:-1]
+            if labels_of_batches[-1].shape != shape:
+                got = labels_of_batches[-1].shape
+                raise ValueError(f"probe_layers: {shape} codes in batch {i} but labels of shape {got}")
+    if not labels_of_batches:
+        raise ValueError("probe_layers: taps must be of at least one batch, got none")
+
+    # Sequences, not pairs, are divided: pairs of one sequence share their inputs.
+    y = np.concatenate(labels_of_batches)
+    is_tested = np.arange(len(y)) >= len(y) * (1 - test)
+    is_tested = np.broadcast_to(is_tested.reshape(-1, *[1] * (y.ndim - 1)), y.shape)
+    has_label = y >= 0
+    train, held_out = ~is_tested[has_label], is_tested[has_label]
+    rows = []
+    for layer, (name, parts) in enumerate(zip(names, parts_by_layer, strict=True)):
+        x = np.concatenate(parts)[has_label]
+        scores = probe(x, y[has_label], train=train, test=held_out).scores
+        rows.append({"layer": layer, "name": name, **scores})
     return rows

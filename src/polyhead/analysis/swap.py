@@ -22,27 +22,27 @@ from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.taps import GroupTaps, looking
 from polyhead.models.transformer import Transformer
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.hyla.op import hyla
-from polyhead.ops.linear.op import linear_attention
+from polyhead.ops.hyla.reference import hyla
+from polyhead.ops.linear.reference import linear_attention
 from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 
 CODES = ("own", "donor", "other", "permuted", "zero")
-"""The code that the last token gets: its own, the donor's (of a sequence with another rule), a third sequence's, the
-donor's with its heads in a random order, or zero."""
-
+"""The code that the last token gets: that of its sequence, the donor's (of a sequence with another rule), a third
+sequence's, the donor's with its heads in a random order, or zero."""
 KINDS = ("softmax", "linear", "hyla")
 """Heads whose output is a function of code and values."""
+BATCH = 500
+"""The most pairs of a forward pass."""
 
-Mixing = SoftmaxHeads | LinearHeads | HylaHeads
-"""The groups of such heads."""
-
+CodeGroup = SoftmaxHeads | LinearHeads | HylaHeads
 Codes = list[Tensor]
 """The code (b h s) of the last token, by group of heads."""
-
 Name = TypeVar("Name", str, float)
 """The name of a code: one of `CODES`, or a share."""
+MakeCodes = Callable[[Codes, Codes, torch.Generator], dict[Name, Codes]]
+"""Codes of the recipient and of the donor -> the codes to try, by name."""
 
 
 def swap_codes(
@@ -63,9 +63,7 @@ def swap_codes(
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """
-    scores = _scores(
-        "swap_codes", controls, model, task, split=split, pairs=pairs, layer=layer, seed=seed, device=device
-    )
+    scores = _scores("swap_codes", controls, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
     return [{"code": code, **row} for code, row in scores.items()]
 
 
@@ -87,99 +85,151 @@ def mix_codes(
     >>> {row["share"]: row["donor"] for row in mix_codes(model, task)}
     """
 
-    def mixed(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[float, Codes]:
-        return {share: [torch.lerp(*both, share) for both in zip(mine, theirs, strict=True)] for share in shares}
+    def mixtures(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[float, Codes]:
+        codes = {}
+        for share in shares:
+            codes[share] = [torch.lerp(a, b, share) for a, b in zip(recipient, donor, strict=True)]
+        return codes
 
-    scores = _scores("mix_codes", mixed, model, task, split=split, pairs=pairs, layer=layer, seed=seed, device=device)
+    scores = _scores("mix_codes", mixtures, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
     return [{"share": share, **row} for share, row in scores.items()]
 
 
+def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[str, Codes]:
+    """The code of the last token for each of `CODES`."""
+    permuted = []
+    for code in donor:
+        order = torch.randperm(code.shape[1], generator=generator, device=code.device)
+        permuted.append(code[:, order])
+    return {
+        "own": recipient,
+        "donor": donor,
+        "other": [code.roll(1, 0) for code in donor],  # that of the previous pair, whose inputs differ
+        "permuted": permuted,
+        "zero": [torch.zeros_like(code) for code in recipient],
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
 def _scores(
-    who: str,
-    codes: Callable[[Codes, Codes, torch.Generator], dict[Name, Codes]],
+    function: str,
+    make_codes: MakeCodes[Name],
     model: Transformer,
     task: Task,
-    *,
     split: str,
+    *,
     pairs: int,
     layer: int,
     seed: int,
     device: torch.device | str,
 ) -> dict[Name, dict[str, float]]:
-    """The scores with each of the codes that `codes` makes of those of both sequences."""
+    """The scores against both rules with each of the codes."""
     check_split(task, split)
-    check_number(who, "pairs", pairs, 2)
-    layer = _layer(who, model, layer)
-    found: dict[Name, tuple[list[Tensor], list[Tensor]]] = {}
+    check_number(function, "pairs", pairs, 2)
+    layer = within(function, "layer", layer, len(model.blocks))
+    for group in _groups(model, layer):
+        one_of(function, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
+
+    scores: dict[Name, tuple[list[Tensor], list[Tensor]]] = {}
     with looking(model):
-        for step, count in enumerate(_batches(pairs)):
+        for step, size in enumerate(batch_sizes(pairs)):
             generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))
-            batches = task.contrasts(split, count, generator)
-            mine, theirs = (codes_of(model, layer, batch) for batch in batches)
+            recipients, donors = task.contrasts(split, size, generator)
+            recipient_codes = codes_of(model, layer, recipients)
+            donor_codes = codes_of(model, layer, donors)
             if step == 0:
-                _check_functions(who, model, layer, batches[0], mine)
-            for name, code in codes(mine, theirs, generator).items():
-                with replaced(model, layer, code):
-                    outputs = predict(model, task, batches[0]).float()
-                for parts, batch in zip(found.setdefault(name, ([], [])), batches, strict=True):
-                    parts.append(task.metrics(outputs, batch)[task.metric].cpu())
-    return {name: _row(torch.cat(own), torch.cat(donor)) for name, (own, donor) in found.items()}
+                _check_functions(function, model, layer, recipients, recipient_codes)
+            for name, codes in make_codes(recipient_codes, donor_codes, generator).items():
+                with replaced(model, layer, codes):
+                    outputs = predict(model, task, recipients).float()
+                against_own, against_donor = scores.setdefault(name, ([], []))
+                against_own.append(task.metrics(outputs, recipients)[task.metric].cpu())
+                against_donor.append(task.metrics(outputs, donors)[task.metric].cpu())
+    rows = {}
+    for name, (against_own, against_donor) in scores.items():
+        own = Score.of(torch.cat(against_own).double())
+        donor = Score.of(torch.cat(against_donor).double())
+        rows[name] = {
+            "own": own.mean,
+            "donor": donor.mean,
+            "own_se": own.standard_error,
+            "donor_se": donor.standard_error,
+            "n": pairs,
+        }
+    return rows
 
 
-def _batches(pairs: int) -> list[int]:
-    """Sizes of batches: 500, and the rest.  No pair is alone, because it takes a third code from another pair."""
-    sizes = [min(500, pairs - start) for start in range(0, pairs, 500)]
-    return [*sizes[:-2], 499, 2] if sizes[-1] == 1 else sizes
+def batch_sizes(pairs: int) -> list[int]:
+    """`BATCH`, and the rest.  No pair is alone in a batch, because it takes the third code from another pair."""
+    sizes = [min(BATCH, pairs - start) for start in range(0, pairs, BATCH)]
+    if sizes[-1] == 1:
+        sizes[-2:] = [BATCH - 1, 2]
+    return sizes
 
 
-def _check_functions(who: str, model: Transformer, layer: int, batch: Batch, mine: Codes) -> None:
-    """Raise ValueError unless a user's functions compute what their kind of heads computes from code and values."""
+def _check_functions(function: str, model: Transformer, layer: int, batch: Batch, codes: Codes) -> None:
+    """Raise ValueError unless a user's functions compute what their kind of heads computes from code and values.
+
+    With their code put back the output must be as before, and with a zero code it must be zero.
+    """
     groups = _groups(model, layer)
-    if not any(map(is_own, groups)):
+    if not any(is_own(group) for group in groups):
         return
-    seen = [group.output[:, -1] for group in _seen(model, layer, batch)]
-    for codes, wanted in ((mine, seen), ([torch.zeros_like(x) for x in mine], [torch.zeros_like(x) for x in seen])):
-        with replaced(model, layer, codes):
-            found = [group.output[:, -1] for group in _seen(model, layer, batch)]
-        for group, ours, theirs in zip(groups, found, wanted, strict=True):
-            if not agree(ours, theirs):
+    outputs = [taps.output[:, -1] for taps in _taps(model, layer, batch)]
+    zero_codes = [torch.zeros_like(code) for code in codes]
+    zero_outputs = [torch.zeros_like(output) for output in outputs]
+    for new_codes, expected in ((codes, outputs), (zero_codes, zero_outputs)):
+        with replaced(model, layer, new_codes):
+            new_outputs = [taps.output[:, -1] for taps in _taps(model, layer, batch)]
+        for group, output, expected_output in zip(groups, new_outputs, expected, strict=True):
+            if not agree(output, expected_output):
                 name, kind = type(group).__name__, group.kind
-                raise ValueError(f"{who}: {name} must compute what {kind} heads compute from their code, but do not")
+                raise ValueError(f"{function}: {name} must compute what {kind} heads compute from their code")
 
 
+# --------------------------------------------------------------------------------------------------------------- codes
 def codes_of(model: Transformer, layer: int, batch: Batch) -> Codes:
     """The codes of the last token of each sequence."""
-    return [group.code()[:, :, -1].clone() for group in _seen(model, layer, batch)]
+    return [taps.code()[:, :, -1].clone() for taps in _taps(model, layer, batch)]
 
 
-def _seen(model: Transformer, layer: int, batch: Batch) -> tuple[GroupTaps, ...]:
-    """The taps of the self-attention of a layer.  In an encoder-decoder those of the encoder come first, and those of
-    cross-attention after each layer's."""
+def _taps(model: Transformer, layer: int, batch: Batch) -> tuple[GroupTaps, ...]:
+    """The taps of the self-attention of a layer.
+
+    In an encoder-decoder those of the encoder come first, and those of cross-attention after each layer's.
+    """
     taps = capture(model, batch)
-    return taps[layer if model.encoder is None else 2 * (layer - len(model.blocks))].groups
+    if model.encoder is not None:
+        layer = 2 * (layer - len(model.blocks))
+    return taps[layer].groups
+
+
+def _groups(model: Transformer, layer: int) -> list[nn.Module]:
+    """The groups of a layer, of any kind."""
+    return list(cast(TransformerBlock, model.blocks[layer]).attention.groups)
 
 
 @contextlib.contextmanager
-def replaced(model: Transformer, layer: int, rows: Codes) -> Iterator[None]:
-    """A context in which the last token of `layer` has the codes `rows`, (b h s) for each group of heads."""
-    groups = [cast(Mixing, compiled(group)) for group in _groups(model, layer)]
-    before = [dict(vars(group)) for group in groups]
+def replaced(model: Transformer, layer: int, codes: Codes) -> Iterator[None]:
+    """A context in which the last token of `layer` has the given codes, (b h s) for each group of heads."""
+    groups = [cast(CodeGroup, compiled(group)) for group in _groups(model, layer)]
+    attributes = [dict(vars(group)) for group in groups]
     try:
-        for group, row in zip(groups, rows, strict=True):
-            attend = _attend(group, row)
+        for group, code in zip(groups, codes, strict=True):
+            attend = _attend_with(group, code)
             # A function cannot take the place of a module.
             group._modules = {name: module for name, module in group._modules.items() if name != "attend"}
             group.use(attend)
         yield
     finally:
-        for group, own in zip(groups, before, strict=True):
+        for group, before in zip(groups, attributes, strict=True):
             vars(group).clear()
-            vars(group).update(own)
+            vars(group).update(before)
 
 
-def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
+def _attend_with(group: CodeGroup, last_code: Tensor) -> Callable[..., Tensor]:
     """The output of `group` with another code for the last query."""
-    code = coder(group)
+    code_function = coder(group)
 
     def attend(
         q: Tensor,
@@ -197,42 +247,11 @@ def _attend(group: Mixing, row: Tensor) -> Callable[..., Tensor]:
         act: str = "identity",
         value_weight: Tensor | None = None,
     ) -> Tensor:
-        a = code(AttentionCall(q, k, v, bias, mask, None, causal, window, cu_seqlens, scale=scale))
-        a = torch.cat((a[:, :, :-1], row[:, :, None].to(a)), dim=2)
+        code = code_function(AttentionCall(q, k, v, bias, mask, None, causal, window, cu_seqlens, scale=scale))
+        code = torch.cat((code[:, :, :-1], last_code[:, :, None].to(code)), dim=2)
         # With queries of 0 and the code as bias, the scores are the code; nothing normalises them.
         if group.kind == "hyla":
-            return hyla(0 * q, k, v, bias=a, keep=keep, normalise="identity", act=act, value_weight=value_weight)
-        return linear_attention(0 * q, k, v, bias=a, keep=keep, act=act)
+            return hyla(0 * q, k, v, bias=code, keep=keep, normalise="identity", act=act, value_weight=value_weight)
+        return linear_attention(0 * q, k, v, bias=code, keep=keep, act=act)
 
     return attend
-
-
-def controls(mine: Codes, theirs: Codes, generator: torch.Generator) -> dict[str, Codes]:
-    """For each of `CODES` the code of the last token."""
-    others = [x.roll(1, 0) for x in theirs]  # the code of the previous pair, whose inputs differ
-    permuted = [x[:, torch.randperm(x.shape[1], generator=generator, device=x.device)] for x in theirs]
-    return {
-        "own": mine,
-        "donor": theirs,
-        "other": others,
-        "permuted": permuted,
-        "zero": [torch.zeros_like(x) for x in mine],
-    }
-
-
-def _layer(who: str, model: Transformer, layer: int) -> int:
-    layer = within(who, "layer", layer, len(model.blocks))
-    for group in _groups(model, layer):
-        one_of(who, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
-    return layer
-
-
-def _groups(model: Transformer, layer: int) -> list[nn.Module]:
-    """The groups of a layer, of any kind."""
-    return list(cast(TransformerBlock, model.blocks[layer]).attention.groups)
-
-
-def _row(own: Tensor, donor: Tensor) -> dict[str, float]:
-    mine, theirs = Score.of(own.double()), Score.of(donor.double())
-    errors = {"own_se": mine.standard_error, "donor_se": theirs.standard_error}
-    return {"own": mine.mean, "donor": theirs.mean, **errors, "n": len(own)}
