@@ -55,7 +55,7 @@ def test_mistakes(batches):
     taps, labels = split(batches)
     for given, share, line in (
         ((taps, labels, -1, -1), 0.5, "probe_layers: (24,) codes in batch 0 but labels of shape (24, 3)"),
-        (([], [], -1, -1), 0.5, "probe_layers: at least one batch was wanted but none came"),
+        (([], [], -1, -1), 0.5, "probe_layers: taps must be of at least one batch, got none"),
         (([taps[0], taps[1][:1]], labels, *PAIRS), 0.5, "probe_layers: 2 layers in batch 0 but 1 others in batch 1"),
         ((taps, labels, *PAIRS), 1.0, "probe_layers: test must be a share between 0 and 1 but is 1.0"),
     ):

@@ -28,30 +28,33 @@ def as_array(value: object) -> np.ndarray:
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
-def finite(codes: object, who: str) -> np.ndarray:
+def finite(codes: object, function: str) -> np.ndarray:
     """Codes (b h) in double precision.  Raises a ValueError for another rank, or if a number is not finite."""
     x = as_array(codes).astype(np.float64)
     if x.ndim != 2:
-        raise ValueError(f"{who}: codes must be (b h) but have shape {x.shape}")
+        raise ValueError(f"{function}: codes must be (b h) but have shape {x.shape}")
     if not np.isfinite(x).all():
-        raise ValueError(f"{who}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not")
+        raise ValueError(
+            f"{function}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not"
+        )
     return x
 
 
-def within(who: str, what: str, index: SupportsIndex, size: int) -> int:
+def within(function: str, argument: str, index: SupportsIndex, size: int) -> int:
     """The index counted from 0; a negative one counts from the end.  Raises a ValueError unless it is an integer in
     range."""
     try:
         return range(size)[index]
     except (IndexError, TypeError):
-        raise ValueError(f"{who}: {what} must be an integer in [{-size}, {size}) but is {index}") from None
+        raise ValueError(f"{function}: {argument} must be an integer in [{-size}, {size}) but is {index}") from None
 
 
-def check_taps(who: str, taps: object) -> None:
+def check_taps(function: str, taps: object) -> None:
     """Raise ValueError unless these are the taps of one layer: not a list of layers, nor the layer itself."""
+    if isinstance(taps, list):
+        raise ValueError(f"{function}: taps must be those of one layer, taps[0], taps[1], ..., got a list")
     if not isinstance(taps, Taps):
-        hint = ", of which one layer is [0], [1], ..." if isinstance(taps, list) else ", as layer(x, taps=...) collects"
-        raise ValueError(f"{who}: the Taps of one layer were wanted but a {type(taps).__name__} came{hint}")
+        raise ValueError(f"{function}: taps must be Taps, as layer(x, taps=...) collects, got {type(taps).__name__}")
 
 
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:
@@ -67,8 +70,10 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     Raises ValueError for tensors in place of a batch: the taps of a layer come from its call, `layer(x, taps=taps)`.
     """
     if not isinstance(batch, Batch):
-        ways = "task.batch(...) gives one; a tensor goes into the model or layer itself, model(x, taps=[])"
-        raise ValueError(f"capture: a Batch was wanted but a {type(batch).__name__} came: {ways}")
+        raise ValueError(
+            f"capture: batch must be a Batch, as task.batch(...) gives, got {type(batch).__name__}; "
+            "a tensor goes into the model itself, model(x, taps=[])"
+        )
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     taps: list[Taps] = []
     with looking(model):
@@ -78,7 +83,11 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
 
 
 def codes(
-    taps: Taps, q_index: int | Sequence[int], k_index: int | Sequence[int], *, group: int | None = None
+    taps: Taps,
+    q_index: SupportsIndex | Sequence[int],
+    k_index: SupportsIndex | Sequence[int],
+    *,
+    group: int | None = None,
 ) -> Float[Tensor, "b h"] | Float[Tensor, "b n h"]:
     """The latent code of chosen pairs: query `q_index` attending to key `k_index`, all heads.
 
@@ -93,7 +102,7 @@ def codes(
         return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]
     if isinstance(q_index, INTEGER) or isinstance(k_index, INTEGER) or len(q_index) != len(k_index):
         raise ValueError(
-            f"codes: two integers or two lists of one length were wanted but {q_index!r} and {k_index!r} came"
+            f"codes: q_index and k_index must be two integers or two lists of one length, got {q_index!r}, {k_index!r}"
         )
     return torch.cat([_pairs(g, q_index, k_index) for g in groups], dim=-1)
 

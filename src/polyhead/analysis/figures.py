@@ -66,8 +66,8 @@ def style_by_label(labels: Iterable[str]) -> dict[str, Style]:
     """
     names = list(dict.fromkeys(label.removesuffix(UNTRAINED) for label in labels))
     styles: dict[str, Style] = {}
-    for place, name in enumerate(names):
-        spare = SPARE_COLOURS[place % len(SPARE_COLOURS)], SPARE_MARKERS[place % len(SPARE_MARKERS)]
+    for i, name in enumerate(names):
+        spare = SPARE_COLOURS[i % len(SPARE_COLOURS)], SPARE_MARKERS[i % len(SPARE_MARKERS)]
         mechanism = name.partition(" ")[0]
         relatives = [other for other in names if other.partition(" ")[0] == mechanism]
         first = mechanism if mechanism in relatives else relatives[0]
@@ -382,12 +382,12 @@ def heat(
             vmin=low,
             vmax=high,
         )
-        place = i + (picture is not None)
+        position = i + (picture is not None)
         _name_axis(axes.yaxis, axes.axhline, rows, grouped)
         _name_axis(axes.xaxis, axes.axvline, names, grouped)
-        if names_once and i > 0 and place % columns != 0:
+        if names_once and i > 0 and position % columns != 0:
             axes.set_yticks([])
-        if names_once and place + columns < count:  # another panel is below
+        if names_once and position + columns < count:  # another panel is below
             axes.set_xticks([])
         axes.spines[:].set_visible(False)
         axes.set_facecolor(EMPTY_CELL)  # white would mean 0

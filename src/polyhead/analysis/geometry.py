@@ -28,7 +28,7 @@ def embed(
     """
     x = finite(codes, "embed")
     if len(x) < 4:
-        raise ValueError(f"embed: at least 4 codes are needed for a map but {len(x)} came")
+        raise ValueError(f"embed: a map needs at least 4 codes, got {len(x)}")
     one_of("embed", "method", method, METHODS)
     with optional("embed", "polyhead[report]"):
         from sklearn.decomposition import PCA
@@ -64,10 +64,12 @@ def similarity(
     codes that are not finite.
     """
     classes, mean = means(codes, labels)
-    least = 1e-12 * np.abs(mean).max() if centred else 0.0
-    mean = mean - mean.mean(0) if centred else mean
+    rounding = 0.0
+    if centred:
+        rounding = 1e-12 * np.abs(mean).max()
+        mean = mean - mean.mean(0)
     norms = np.linalg.norm(mean, axis=1, keepdims=True)
-    unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > least)
+    unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > rounding)
     return classes, unit @ unit.T
 
 
@@ -102,7 +104,7 @@ def purity(
     n = len(x)
     if not 1 <= neighbours < n:
         raise ValueError(f"purity: neighbours must be 1 to {n - 1}, fewer than the {n} codes, but is {neighbours}")
-    found = []
+    purities = []
     for start in range(0, n, 512):
         far = torch.cdist(x[start : start + 512], x, compute_mode="donot_use_mm_for_euclid_dist")
         rows = torch.arange(len(far))
@@ -111,6 +113,6 @@ def purity(
         near, tied = far < border, far == border
         left = (neighbours - near.sum(1)).double() / tied.sum(1)
         same = y[start : start + 512, None] == y
-        found.append(((near & same).sum(1) + left * (tied & same).sum(1)) / neighbours)
+        purities.append(((near & same).sum(1) + left * (tied & same).sum(1)) / neighbours)
     counts = y.unique(return_counts=True)[1].double()
-    return float(torch.cat(found).mean()), float((counts * (counts - 1)).sum() / (n * (n - 1)))
+    return float(torch.cat(purities).mean()), float((counts * (counts - 1)).sum() / (n * (n - 1)))

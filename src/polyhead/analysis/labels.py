@@ -37,21 +37,22 @@ def targets(batch: Batch) -> dict[str, Array]:
     `query_rules` (b m) becomes "rule", the rule of the last token.  It replaces `rules`, whose order in a sorted
     multiset carries no information about a token.  An integer target of the last token becomes "target value".
     """
-    found: dict[str, Array] = {}
+    labels: dict[str, Array] = {}
     for name, value in batch.latents.items():
-        whole = not value.is_floating_point() and value.dtype != torch.bool
-        if not whole or value.ndim > 2 or f"query_{name}" in batch.latents:
+        is_integer = not value.is_floating_point() and value.dtype != torch.bool
+        if not is_integer or value.ndim > 2 or f"query_{name}" in batch.latents:
             continue
-        single = name.removeprefix("query_").removesuffix("s")
+        singular = name.removeprefix("query_").removesuffix("s")
         if value.ndim == 1:
-            found[name] = as_array(value)
+            labels[name] = as_array(value)
         elif name.startswith("query_"):
-            found[single] = as_array(value[:, -1])
+            labels[singular] = as_array(value[:, -1])
         else:
-            found |= {f"{single} {i + 1}": as_array(column) for i, column in enumerate(value.T)}
+            for i, column in enumerate(value.T):
+                labels[f"{singular} {i + 1}"] = as_array(column)
     if batch.targets.ndim == 2 and not batch.targets.is_floating_point():
-        found["target value"] = as_array(batch.targets[:, -1])
-    return found
+        labels["target value"] = as_array(batch.targets[:, -1])
+    return labels
 
 
 def distinct(batch: Batch) -> Array:

@@ -75,25 +75,41 @@ def probe(
     ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
     """
     x, y = finite(codes, "probe"), as_array(labels)
-    fit, held = _chosen(train, len(x)), _chosen(test, len(x))
-    _check(y, fit, held)
+    fit, held_out = _indices(train, len(x)), _indices(test, len(x))
+    if not len(fit) or not len(held_out):
+        raise ValueError(f"probe: both parts need items but train has {len(fit)} and test {len(held_out)}")
+    num_shared = len(np.intersect1d(fit, held_out))
+    if num_shared:
+        raise ValueError(f"probe: train and test must not overlap but share {num_shared} items")
+    if len(np.unique(y[fit])) < 2:
+        raise ValueError(f"probe: at least 2 classes are needed in train but all labels are {y[fit][0]}")
     with optional("probe", "polyhead[report]"):
         from sklearn.linear_model import LogisticRegression
         from sklearn.metrics import f1_score
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-    occurring = np.unique(y[held])
+    occurring = np.unique(y[held_out])
 
     def fitted(labels: Array) -> tuple[float, Array]:
+        """The score and the predictions of a classifier that is fitted on these labels."""
         classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
-        guess = classifier.fit(x[fit], labels).predict(x[held])
-        return float(f1_score(y[held], guess, labels=occurring, average="macro", zero_division=0.0)), guess
+        predictions = classifier.fit(x[fit], labels).predict(x[held_out])
+        score = f1_score(y[held_out], predictions, labels=occurring, average="macro", zero_division=0.0)
+        return float(score), predictions
 
-    f1, guess = fitted(y[fit])
+    f1, predictions = fitted(y[fit])
     rng = np.random.default_rng(seed)
-    nulls = [fitted(rng.permutation(y[fit]))[0] for _ in range(permutations)]
-    return Probe(f1, float(np.mean(nulls)) if nulls else math.nan, len(held), len(occurring), guess)
+    permuted_scores = [fitted(rng.permutation(y[fit]))[0] for _ in range(permutations)]
+    chance = float(np.mean(permuted_scores)) if permuted_scores else math.nan
+    return Probe(f1, chance, len(held_out), len(occurring), predictions)
+
+
+def _indices(index: Index, n: int) -> Array:
+    """The numbers of the chosen ones of n items."""
+    if not isinstance(index, slice):
+        index = as_array(index) if len(index) else slice(0)  # NumPy takes [] for floats
+    return np.arange(n)[index]
 
 
 def draws(
@@ -131,17 +147,40 @@ def query_codes(
     check_number("query_codes", "sequences", sequences, 1)
     if isinstance(pairs, str):
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
-    i, j = [query for query, _ in pairs], [key for _, key in pairs]
+    query_indices = [query_index for query_index, _ in pairs]
+    key_indices = [key_index for _, key_index in pairs]
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
-    if hidden := sum(_padded(batch, i, j) for batch in batches):
+    num_padded = 0
+    for batch in batches:
+        if batch.mask is not None:
+            num_padded += int((~batch.mask[:, [*query_indices, *key_indices]]).any(1).sum())
+    if num_padded:
         raise ValueError(
-            f"query_codes: tokens of pairs must be real, but {hidden} of {sequences} sequences are shorter"
+            f"query_codes: tokens of pairs must be real, but {num_padded} of {sequences} sequences are shorter"
         )
     if query is not None:
-        _check_token(query, batches[0].inputs[:, -1])
-        batches = [_asked(batch, query) for batch in batches]
-    found = [[codes(taps, i, j).flatten(1) for taps in capture(model, batch)] for batch in batches]
-    return [as_array(torch.cat(layer)) for layer in zip(*found, strict=True)], Batch.cat(batches)
+        batches = [_with_query(batch, query) for batch in batches]
+    codes_by_layer: list[list[Tensor]] = []
+    for batch in batches:
+        taps = capture(model, batch)
+        codes_by_layer = codes_by_layer or [[] for _ in taps]
+        for parts, layer in zip(codes_by_layer, taps, strict=True):
+            parts.append(codes(layer, query_indices, key_indices).flatten(1))
+    return [as_array(torch.cat(parts)) for parts in codes_by_layer], Batch.cat(batches)
+
+
+def _with_query(batch: Batch, query: Tensor) -> Batch:
+    """The batch with another last token.  Its inputs are copied, as its targets may be views of the same memory."""
+    token = batch.inputs[0, -1]
+    # A query of another shape would be broadcast, and a float would be rounded to an integer.
+    if query.shape != token.shape or query.is_floating_point() > token.is_floating_point():
+        raise ValueError(
+            f"query_codes: query must be one token of {tuple(token.shape)}, {token.dtype}, "
+            f"but is {tuple(query.shape)}, {query.dtype}"
+        )
+    inputs = batch.inputs.clone(memory_format=torch.contiguous_format)
+    inputs[:, -1] = query
+    return replace(batch, inputs=inputs)
 
 
 def probe_run(
@@ -187,55 +226,60 @@ def probe_model(
 
     Raises ValueError for a task without unseen combinations, or without a query token, such as images.
     """
-    if why := unreadable(task):
-        raise ValueError(f"probe: {why}, so there is no code to read")
+    reason = unreadable(task)
+    if reason:
+        raise ValueError(f"probe: {reason}, so there is no code to read")
     check_number("probe", "sequences", sequences, 2)
     check_number("probe", "queries", queries, 0)
     rows: list[Row] = []
-    for name, (drawn, _) in views(task).items():
+    for view, (drawn, _) in views(task).items():
         (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
         tokens = batch.inputs[:, -1]
-        alike = bool((tokens == tokens[0]).all())
-        kinds: list[tuple[str, Task, Sequence[Tensor | None]]] = [("fixed" if alike else "varies", drawn, [None])]
-        if (alone := with_field(drawn, "inputs", "fixed_context")) != drawn and not alike:
-            kinds.append(("alone", alone, [None]))
-        if queries and not alike:
+        has_one_query = bool((tokens == tokens[0]).all())
+        one_context = with_field(drawn, "inputs", "fixed_context")
+        # What varies between sequences, the task to draw from, and the queries that replace the last token.
+        kinds: list[tuple[str, Task, Sequence[Tensor | None]]]
+        kinds = [("fixed" if has_one_query else "varies", drawn, [None])]
+        if one_context != drawn and not has_one_query:
+            kinds.append(("alone", one_context, [None]))
+        if queries and not has_one_query:
             kinds.append(("fixed", drawn, list(tokens[:queries])))
-        for kind, source, asked in kinds:
-            probes = [
-                _probes(model, source, name, kind, query, sequences=sequences, seed=seed, device=device)
-                for query in asked
-            ]
+        for kind, source, query_tokens in kinds:
+            probes = []
+            for query in query_tokens:
+                layer_rows = _probe_layers(model, source, view, query, sequences=sequences, seed=seed, device=device)
+                probes.append(layer_rows)
             for same in zip(*probes, strict=True):
-                means = {figure: float(np.mean([row[figure] for row in same])) for figure in ("f1", "chance")}
-                rows.append(same[0] | means)
+                f1 = float(np.mean([row["f1"] for row in same]))
+                chance = float(np.mean([row["chance"] for row in same]))
+                rows.append(same[0] | {"query": kind, "f1": f1, "chance": chance})
     return rows
 
 
-def _probes(
+def _probe_layers(
     model: nn.Module,
     task: Task,
     pairs: str,
-    kind: str,
     query: Tensor | None,
     *,
     sequences: int,
     seed: int,
     device: Device,
 ) -> list[Row]:
-    """One row per layer and target."""
-    (fit, seen), (held, unseen) = (
-        query_codes(model, task, split, sequences, pairs=pairs, seed=seed, query=query, device=device)
-        for split in ("iid", "compositional")
+    """One row per layer and target: {pairs, layer, target, query, f1, chance, n, classes}, without what varies."""
+    fit, fit_batch = query_codes(model, task, "iid", sequences, pairs=pairs, seed=seed, query=query, device=device)
+    held_out, held_out_batch = query_codes(
+        model, task, "compositional", sequences, pairs=pairs, seed=seed, query=query, device=device
     )
-    known, labels = targets(seen), targets(unseen)
+    fit_labels, held_out_labels = targets(fit_batch), targets(held_out_batch)
     rows: list[Row] = []
-    for layer, (a, b) in enumerate(zip(fit, held, strict=True)):
-        for name in known:
-            x, y = np.concatenate([a, b]), np.concatenate([known[name], labels[name]])
-            found = probe(x, y, train=slice(0, len(a)), test=slice(len(a), len(x)), seed=seed)
-            about = {"pairs": pairs, "layer": layer, "target": name, "query": kind}
-            rows.append(about | found.scores)
+    for layer, (fit_codes, held_out_codes) in enumerate(zip(fit, held_out, strict=True)):
+        x = np.concatenate([fit_codes, held_out_codes])
+        train, test = slice(0, len(fit_codes)), slice(len(fit_codes), len(x))
+        for target in fit_labels:
+            y = np.concatenate([fit_labels[target], held_out_labels[target]])
+            scores = probe(x, y, train=train, test=test, seed=seed).scores
+            rows.append({"pairs": pairs, "layer": layer, "target": target, "query": "", **scores})
     return rows
 
 
@@ -256,47 +300,14 @@ def clusters(
     A6): compare "target value" with "rule", each above its own chance.
     """
     rows: list[Row] = []
-    for name, (drawn, pairs) in views(task).items():
+    for view, (drawn, pairs) in views(task).items():
         layers, batch = query_codes(
             model, drawn, split, sequences, pairs=pairs, seed=seed, purpose="maps", device=device
         )
-        kept = distinct(batch)
-        for layer, found in enumerate(layers):
+        unique = distinct(batch)
+        for layer, layer_codes in enumerate(layers):
             for target, labels in targets(batch).items():
-                share, chance = purity(found[kept], labels[kept], neighbours=neighbours)
-                about = {"pairs": name, "layer": layer, "target": target}
-                rows.append(about | {"purity": share, "chance": chance, "n": len(kept)})
+                share, chance = purity(layer_codes[unique], labels[unique], neighbours=neighbours)
+                numbers = {"purity": share, "chance": chance, "n": len(unique)}
+                rows.append({"pairs": view, "layer": layer, "target": target, **numbers})
     return rows
-
-
-def _chosen(index: Index, n: int) -> Array:
-    chosen = index if isinstance(index, slice) or len(index) else slice(0)  # NumPy takes [] for floats
-    return np.arange(n)[chosen if isinstance(chosen, slice) else as_array(chosen)]
-
-
-def _padded(batch: Batch, i: list[int], j: list[int]) -> int:
-    """The number of sequences with padding among the queries `i` and keys `j`."""
-    return 0 if batch.mask is None else int((~batch.mask[:, [*i, *j]]).any(1).sum())
-
-
-def _asked(batch: Batch, query: Tensor) -> Batch:
-    """The batch with another last token.  Its inputs are copied, as its targets may be views of the same memory."""
-    inputs = batch.inputs.clone(memory_format=torch.contiguous_format)
-    inputs[:, -1] = query
-    return replace(batch, inputs=inputs)
-
-
-def _check_token(query: Tensor, tokens: Tensor) -> None:
-    """Raise ValueError unless `query` is like each of `tokens`: it would be broadcast, or rounded to an integer."""
-    if query.shape != tokens.shape[1:] or query.is_floating_point() > tokens.is_floating_point():
-        wanted, came = (f"{tuple(one.shape)}, {one.dtype}" for one in (tokens[0], query))
-        raise ValueError(f"query_codes: query must be one token of {wanted}, but is {came}")
-
-
-def _check(y: Array, fit: Array, held: Array) -> None:
-    if not len(fit) or not len(held):
-        raise ValueError(f"probe: both parts need items but train has {len(fit)} and test {len(held)}")
-    if shared := len(np.intersect1d(fit, held)):
-        raise ValueError(f"probe: train and test must not overlap but share {shared} items")
-    if len(np.unique(y[fit])) < 2:
-        raise ValueError(f"probe: at least 2 classes are needed in train but all labels are {y[fit][0]}")

@@ -65,12 +65,14 @@ def look(
     for a model without attention, and for a sample or layer that does not exist.
     """
     if "taps" not in inspect.signature(model.forward).parameters:
-        raise ValueError(f"look: a model with attention was wanted but a {type(model).__name__} came, without taps")
+        raise ValueError(f"look: the model must have attention (taps=...), got a {type(model).__name__}")
     sample = within("look", "sample", sample, len(batch.inputs))
-    one = batch.map(lambda array: array[sample : sample + 1])
-    taps = capture(model, one)
-    chosen = range(len(taps)) if layer is None else [within("look", "layer", layer, len(taps))]
-    return [_layer(model, one, taps[i], i, task) for i in chosen]
+    batch = batch.map(lambda array: array[sample : sample + 1])
+    taps = capture(model, batch)
+    if layer is None:
+        return [_layer(model, batch, layer_taps, i, task) for i, layer_taps in enumerate(taps)]
+    layer = within("look", "layer", layer, len(taps))
+    return [_layer(model, batch, taps[layer], layer, task)]
 
 
 def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | None:
@@ -98,11 +100,11 @@ def _inputs(model: nn.Module, *, source: bool) -> object:
 
 
 def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:
-    where, _, own = taps.name.rpartition(" ")
-    name = f"{where or 'layer'} {int(own) + 1 if own.isdigit() else number + 1}"
+    stack, _, index = taps.name.rpartition(" ")  # "encoder 0" in an encoder-decoder
+    name = f"{stack or 'layer'} {int(index) + 1 if index.isdigit() else number + 1}"
     queries, keys = taps.groups[0].q.shape[1], taps.groups[0].k.shape[1]
-    rows, receivers = _shown(model, batch, queries, task, source=where == "encoder")
-    columns, senders = _shown(model, batch, keys, task, source=where in ("encoder", "cross"))
+    rows, receivers = _shown(model, batch, queries, task, source=stack == "encoder")
+    columns, senders = _shown(model, batch, keys, task, source=stack in ("encoder", "cross"))
     return LayerLook(name, receivers, senders, tuple(_group(group, rows, columns) for group in taps.groups))
 
 
@@ -144,9 +146,13 @@ def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:
 
 
 def _group(group: GroupTaps, rows: Array, columns: Array) -> GroupLook:
-    def pairs(found: Tensor) -> Array:
-        return as_array(found.float())[0][:, rows][:, :, columns]
+    """The matrices of a group for the tokens `rows` and `columns`."""
 
-    related = pairs(group.relations()) if group.relates else None
-    assigned = None if group.assignments is None else as_array(group.assignments.float())[0][columns]
-    return GroupLook(group.kind, pairs(group.code()), related, assigned)
+    def pairs(matrices: Tensor) -> Array:
+        return as_array(matrices.float())[0][:, rows][:, :, columns]
+
+    relations = pairs(group.relations()) if group.relates else None
+    assignments = None
+    if group.assignments is not None:
+        assignments = as_array(group.assignments.float())[0][columns]
+    return GroupLook(group.kind, pairs(group.code()), relations, assignments)

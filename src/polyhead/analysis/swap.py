@@ -22,8 +22,8 @@ from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.taps import GroupTaps, looking
 from polyhead.models.transformer import Transformer
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.hyla.reference import hyla
-from polyhead.ops.linear.reference import linear_attention
+from polyhead.ops.hyla.op import hyla
+from polyhead.ops.linear.op import linear_attention
 from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict

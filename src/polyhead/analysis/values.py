@@ -61,11 +61,11 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     code = codes(taps, q_index, k_index, group=group)
     sample = within("value_network", "sample", sample, len(code))
     heads = taps.groups[group]
-    for what, weight in (("values", heads.w_value), ("output", heads.w_out)):
+    for role, weight in (("values", heads.w_value), ("output", heads.w_out)):
         if weight is None:
             layer = f"layer {taps.name}" if taps.name else "this layer"
             raise ValueError(
-                f"value_network: the {what} of {layer} must be one linear map of known weights but are not"
+                f"value_network: the {role} of {layer} must be one linear map of known weights but are not"
             )
     if heads.kind not in ("softmax", "linear", "hyla") and not _sums_codes(heads):
         raise ValueError("value_network: the output of these heads must be the sum of code times value but is not")
@@ -77,10 +77,10 @@ def _sums_codes(heads: GroupTaps) -> bool:
     return agree(retrieve(heads.code(), heads.v), heads.output)
 
 
-def agree(found: Tensor, wanted: Tensor) -> bool:
+def agree(output: Tensor, expected: Tensor) -> bool:
     """Whether two outputs are equal up to rounding, which in half precision is at most 3 % of the largest number."""
-    slack = min(1e3 * torch.finfo(wanted.dtype).eps, 0.03)
-    return bool((found - wanted).abs().max() <= slack * wanted.abs().max())
+    tolerance = min(1e3 * torch.finfo(expected.dtype).eps, 0.03)
+    return bool((output - expected).abs().max() <= tolerance * expected.abs().max())
 
 
 def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e _"], Float[Tensor, "h e"], Float[Tensor, "h m e"]]:
