@@ -53,7 +53,7 @@ def test_similarity_of_mean_codes() -> None:
 def test_mistakes() -> None:
     point, labels = np.array([[0.0], [1.0], [2.0], [np.inf]]), np.zeros(4, int)
     for call, line in (
-        (lambda: embed(point[:3]), "embed: at least 4 codes are needed for a map but 3 came"),
+        (lambda: embed(point[:3]), "embed: a map needs at least 4 codes, got 3"),
         (lambda: embed(point), "embed: codes must be finite but 1 of 4 are not"),
         (lambda: embed(np.eye(9), "tnse"), "embed: unknown method 'tnse'; did you mean 'tsne'?"),
         (lambda: means(point, labels), "means: codes must be finite but 1 of 4 are not"),

@@ -14,7 +14,7 @@ from refusals import refusing
 import polyhead as ph
 from polyhead.analysis import probe as run_probe, probe_model, probe_run, purity, query_codes
 from polyhead.analysis.labels import targets
-from polyhead.analysis.probe import _check_token, clusters, draws
+from polyhead.analysis.probe import clusters, draws
 from polyhead.models.build import build
 from polyhead.tasks import FuzzyLogic, Sraven
 
@@ -220,9 +220,6 @@ def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() ->
     model = ph.Transformer(small_run(None).model)
     with refusing("query_codes: query must be one token of (4,), torch.float32, but is (), torch.float32"):
         query_codes(model, TASK, "iid", 4, query=torch.tensor(0.5))
-    with refusing("query_codes: query must be one token of (), torch.int64, but is (), torch.float32"):
-        _check_token(torch.tensor(2.5), torch.tensor([1, 2]))
-    _check_token(torch.tensor(1), torch.tensor([1, 2]))
     with refusing("query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'?"):
         query_codes(model, RAVEN, "iid", 4, pairs="last_rwo")
     with refusing("query_codes: sequences must be at least 1 but is 0"):

@@ -165,7 +165,7 @@ def test_mistakes_are_one_line():
         (lambda: look(model, batch, sample=3), "look: sample must be an integer in [-3, 3) but is 3"),
         (lambda: look(model, batch, layer=2), "look: layer must be an integer in [-2, 2) but is 2"),
         (lambda: picture(model, batch, sample=9), "look: sample must be an integer in [-3, 3) but is 9"),
-        (lambda: look(baseline, batch), "look: a model with attention was wanted but a CoRelNet came, without taps"),
+        (lambda: look(baseline, batch), "look: the model must have attention (taps=...), got a CoRelNet"),
     ):
         with refusing(line):
             wrong()

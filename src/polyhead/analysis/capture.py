@@ -33,10 +33,9 @@ def finite(codes: object, function: str) -> np.ndarray:
     x = as_array(codes).astype(np.float64)
     if x.ndim != 2:
         raise ValueError(f"{function}: codes must be (b h) but have shape {x.shape}")
-    if not np.isfinite(x).all():
-        raise ValueError(
-            f"{function}: codes must be finite but {int((~np.isfinite(x)).any(1).sum())} of {len(x)} are not"
-        )
+    num_infinite = int((~np.isfinite(x)).any(1).sum())
+    if num_infinite:
+        raise ValueError(f"{function}: codes must be finite but {num_infinite} of {len(x)} are not")
     return x
 
 
