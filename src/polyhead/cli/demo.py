@@ -7,10 +7,12 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
+
+from polyhead.cli.output import write
+from polyhead.spec.shapes import check_number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,40 +34,34 @@ LONG = """\
 Long training, about ten minutes: HYLA and softmax heads on fuzzy logic, 12,500 of 50,000 steps."""
 
 
-@dataclass(frozen=True)
-class Demo:
+def demo(
+    folder: Path = Path("runs/demo"), seeds: int = 3, workers: int = min(os.cpu_count() or 1, 8), long: bool = False
+) -> int:
     """Watch four kinds of heads learn to compare shapes, score trained models, and get one page of both.
 
-    >>> polyhead demo
-    >>> polyhead demo --long        # trains HYLA and softmax heads for ten minutes, too
-    >>> polyhead demo --seeds 1     # one network for each kind of heads: faster
+    examples:
+      polyhead demo
+      polyhead demo --long        # trains HYLA and softmax heads for ten minutes, too
+      polyhead demo --seeds 1     # one network for each kind of heads: faster
+
+    Args:
+        folder: Where the page and the finished networks' scores are written.
+        seeds: Networks of each kind of heads in the race.
+        workers: Processes that train networks of the race.
+        long: Train HYLA and softmax heads on fuzzy logic afterwards.
     """
+    from polyhead.papers import demo as experiments
 
-    folder: Path = Path("runs/demo")
-    """Where the page and the finished networks' scores are written."""
-    seeds: int = 3
-    """Networks of each kind of heads in the race."""
-    workers: int = min(os.cpu_count() or 1, 8)
-    """Processes that train networks of the race."""
-    long: bool = False
-    """Train HYLA and softmax heads on fuzzy logic afterwards."""
-
-    def __call__(self) -> int:
-        from polyhead.papers import demo
-
-        for option in ("seeds", "workers"):
-            if getattr(self, option) < 1:
-                raise ValueError(f"demo: --{option} must be at least 1, got {getattr(self, option)}")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        curves = run_race(self.folder / RACE_FILE, self.seeds, self.workers)
-        scores = score_models()
-        page = self.folder / PAGE
-        page.write_text(demo.page(curves, scores), encoding="utf-8")
-        print_scores(curves, scores)
-        print(f"\nThe page with both pictures: {page.resolve().as_uri()}")
-        if self.long:
-            return train_long(self.folder)
-        return 0
+    check_number("demo", "--seeds", seeds, 1)
+    check_number("demo", "--workers", workers, 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    curves = run_race(folder / RACE_FILE, seeds, workers)
+    scores = score_models()
+    page = folder / PAGE
+    page.write_text(experiments.page(curves, scores), encoding="utf-8")
+    print_scores(curves, scores)
+    write(f"\nThe page with both pictures: {page.resolve().as_uri()}")
+    return train_long(folder) if long else 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -261,6 +257,7 @@ def print_scores(curves: dict[str, dict[str, "Curve"]], scores: Iterable["Score"
 
 def train_long(folder: Path) -> int:
     """Train HYLA and softmax heads on fuzzy logic for ten minutes and write their report."""
+    from polyhead.cli.train import write_failures
     from polyhead.pages import report
     from polyhead.papers import demo
     from polyhead.scale.sweep.jobs import sweep
@@ -270,7 +267,7 @@ def train_long(folder: Path) -> int:
     outcomes = sweep(demo.long_runs(), folder / "long")
     results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
     if len(results) < len(outcomes):
-        return 1
+        return write_failures(outcomes)
     path = report.write([result.folder for result in results], folder / "long.html", title="polyhead demo")
-    print(f"\nThe report of the long training: {path}")
+    write(f"\nThe report of the long training: {path}")
     return 0

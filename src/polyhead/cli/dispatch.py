@@ -1,32 +1,43 @@
-"""The command line.  An error is one line on standard error and exit code 2; Ctrl-C saves and gives exit code 130.
+"""The command line.  An error is one line on standard error and exit code 2; Ctrl-C saves and gives exit code 130."""
 
-A verb is imported when it runs, and it imports most modules then, so that `polyhead --help` is quick.
-"""
-
+import argparse
 import contextlib
+import inspect
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Union
 
-from polyhead.cli.output import asked, short_warnings, taken
-from polyhead.cli.text import say
-from polyhead.cli.verbs import VERBS
-from polyhead.spec.shapes import one_of
+from polyhead.cli import demo, generate, listing, reproduce, runs, sweep, train
+from polyhead.cli.output import printing, write_error
 from polyhead.train.messages import describe_os_error, safe_error_stream
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
-EXAMPLES = """\
-every command:
-  --json             print the result as JSON
-  --quiet            no progress
-  --import MODULE    import MODULE first, with the tasks and recipes that it registers
+VERBS: dict[str, Callable[..., int]] = {
+    "demo": demo.demo,
+    "train": train.train,
+    "sweep": sweep.sweep,
+    "reproduce": reproduce.reproduce,
+    "resume": train.resume,
+    "eval": runs.evaluate,
+    "probe": runs.probe,
+    "report": runs.report,
+    "explore": runs.explore,
+    "compare": listing.compare,
+    "table": listing.table,
+    "list": listing.list_all,
+    "generate": generate.generate,
+}
+"""Name on the command line -> function.  Its parameters are the options, its docstring is the help."""
 
-examples:
-  polyhead demo                                      train and compare heads on two tasks, write a report
-  polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
-  polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
-  polyhead train my-recipe --import my_module        with tasks and recipes of your own"""
+OF_RECIPES = {"train": train.main, "sweep": sweep.main}
+"""The verbs whose further options are the fields of a recipe."""
+
+DESCRIPTION = """Multi-head attention: train it, compare it, look inside.
+
+Every command takes --json (print the result as JSON), --quiet (no progress) and --import MODULE (import a module first,
+with the tasks and recipes that it registers)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,83 +45,77 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     trains = bool(arguments) and arguments[0] in ("train", "resume", "sweep")
     with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
-        return _main(arguments)
+        return _main_with_errors(arguments)
 
 
-def _main(arguments: list[str]) -> int:
+def _main_with_errors(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it
     try:
-        if modules := _modules(arguments):
-            from polyhead.config.extensions import bring
-
-            bring(modules)
-        with asked(taken(arguments)), short_warnings():
-            return _answer(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except Interrupted as stop:
-        goes_on = arguments[0] in ("resume", "sweep") and "--again" not in arguments  # the same command resumes
-        code = say(str(stop), stop.code)
-        again = requeue() if isinstance(stop, Preempted) and goes_on else ""
-        return say(again, code) if again else code
+        code = write_error(str(stop), stop.code)
+        # The same command resumes a run or a sweep, so a preempted batch job may be queued again.
+        if isinstance(stop, Preempted) and arguments[0] in ("resume", "sweep") and "--again" not in arguments:
+            answer = requeue()
+            if answer:
+                write_error(answer, code)
+        return code
     except KeyboardInterrupt:
-        return say("interrupted", INTERRUPTED)
+        return write_error("interrupted", INTERRUPTED)
     except ValueError as error:
-        return say(str(error), 2)
-    except BrokenPipeError:  # polyhead list recipes | head -1
+        return write_error(str(error), 2)
+    except BrokenPipeError:  # only results are printed on standard output: polyhead list recipes | head -1
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        return say(describe_os_error(error), 1)
+        return write_error(describe_os_error(error), 1)
 
 
-def _modules(arguments: list[str]) -> list[str]:
-    """The modules of every `--import MODULE`, which is removed from `arguments`."""
-    found = []
-    while (at := next((i for i, x in enumerate(arguments) if x.partition("=")[0] == "--import"), None)) is not None:
-        _, given, module = arguments.pop(at).partition("=")
-        if not given and at == len(arguments):
-            raise ValueError("polyhead: --import needs the name of a module")
-        found.append(module if given else arguments.pop(at))
-    return found
-
-
-def _answer(arguments: list[str]) -> int:
-    """Run one command and write all that it printed: a pipe that is closed is noticed here."""
+def _run(arguments: list[str]) -> int:
+    options = argparse.ArgumentParser(prog="polyhead", add_help=False, allow_abbrev=False, exit_on_error=False)
+    options.add_argument("--json", action="store_true")
+    options.add_argument("--quiet", action="store_true")
+    options.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE")
     try:
-        code = _dispatch(arguments)
-    except SystemExit as leave:  # --help
-        code = int(leave.code or 0)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return code
+        common, words = options.parse_known_args(arguments)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"polyhead: {error}") from None
+    from polyhead.config.extensions import bring
+
+    bring(common.modules)
+    with printing(common.json, common.quiet):
+        try:
+            return _call(words)
+        except SystemExit as end:  # after --help, and after a box about a wrong option
+            return int(end.code or 0)
 
 
-def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_overview())
-        return 0 if arguments else 2
-    if arguments[0] == "--version":
+def _call(words: list[str]) -> int:
+    import tyro
+
+    if words == ["--version"]:
         from polyhead import __version__
 
         print(__version__)
         return 0
-    name, rest = one_of("polyhead", "command", arguments[0], VERBS), arguments[1:]
-    verb, prog = VERBS[name].load(), f"polyhead {name}"
-    from polyhead.cli.parse import help_text, parse
+    name = words[0] if words else ""
+    if name in OF_RECIPES and len(words) > 1 and not words[1].startswith("-"):
+        return OF_RECIPES[name](words[1], words[2:])
+    if name in VERBS:
+        return tyro.cli(VERBS[name], args=words[1:], prog=f"polyhead {name}", description=description(VERBS[name]))
+    # Nothing, --help, an unknown command, or a script that completes commands in a shell.
+    commands = []
+    for name, verb in VERBS.items():
+        summary = description(verb).partition("\n")[0]
+        commands.append(Annotated[Any, tyro.conf.subcommand(name, constructor=verb, description=summary)])
+    any_command: Any = Union[tuple(commands)]  # noqa: UP007 (there is no other spelling for a list of types)
+    tyro.cli(any_command, prog="polyhead", description=DESCRIPTION, args=words)
+    return 2
 
-    if isinstance(verb, type):
-        return parse(verb, rest, prog, help_text(verb))()
-    if not rest:
-        raise ValueError(f"{prog}: RECIPE is missing; see polyhead list recipes")
-    if rest[0] not in ("-h", "--help"):
-        return verb(rest)
-    print(f"usage: {prog} RECIPE [--field value ...]\n\n{help_text(verb)}")
-    return 0
 
-
-def _overview() -> str:
-    verbs = [f"  {name:<11}{verb.line}" for name, verb in VERBS.items()]
-    head = "usage: polyhead COMMAND ...      polyhead COMMAND --help explains one"
-    return "\n".join([head, "", "Multi-head attention: train it, compare it, look inside.", "", *verbs, "", EXAMPLES])
+def description(verb: Callable[..., object]) -> str:
+    """The docstring of a verb without its list of arguments; empty if Python was started with -OO."""
+    return inspect.cleandoc(verb.__doc__ or "").partition("\nArgs:")[0].strip()

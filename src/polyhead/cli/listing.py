@@ -1,139 +1,271 @@
-"""The verbs list, compare and table: show recipes, mechanisms, runs and their scores."""
+"""The commands list, compare and table: show recipes, mechanisms, models, runs and their scores."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import dataclasses
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import tyro
 
-from polyhead.cli.output import emit
-from polyhead.spec.shapes import one_of
+from polyhead.cli.output import Row, emit, write, write_table
+from polyhead.cli.parse import RunFolders
+from polyhead.spec.shapes import check_number, one_of
 
 if TYPE_CHECKING:
-    from polyhead.cli.text import Row
+    from polyhead.config import Task
     from polyhead.scale.records import Records
 
-KINDS = ("recipes", "figures", "tasks", "mechanisms", "impls", "runs", "models")
-Runs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
+UNSEEN_SPLITS = ("compositional", "novel")
+"""The first of a model's splits that begins with one of these has its score on unseen data."""
+
+RECIPES_LEGEND = "polyhead train NAME trains a recipe; polyhead train NAME --help says more and lists its fields."
+FIGURES_LEGEND = """\
+polyhead reproduce NAME trains and draws a figure. Core minutes: all runs at --scale small. GPU minutes: one run at
+--scale paper, as the paper states. Figures of fuzzy logic also have --scale short."""
+MODELS_LEGEND = """\
+ph.load("NAME") gives the run and the model, polyhead eval NAME scores it again. A name without its seed is that of the
+first seed. unseen: combinations that training did not show. What is not here is downloaded at its first use."""
+
+What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
+Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
 
 
-@dataclass(frozen=True)
-class List:
-    """List recipes, figures, tasks, mechanisms, impls, trained models, or the runs in a folder.
+def list_all(
+    what: What, folders: Folders = (), dim: int | None = None, heads: int | None = None, length: int | None = None
+) -> int:
+    """List recipes, figures, tasks, mechanisms, implementations, trained models, or the runs in a folder.
 
-    >>> polyhead list recipes
-    >>> polyhead list runs
-    >>> polyhead list mechanisms --dim 512 --heads 8 --length 1024
+    examples:
+      polyhead list recipes
+      polyhead list runs
+      polyhead list mechanisms --dim 512 --heads 8 --length 1024
+
+    Args:
+        what: recipes, figures, tasks, mechanisms, implementations, models or runs.
+        folders: For runs: folders to search, at any depth (default: runs).
+        dim: For mechanisms: the model width for the numbers (default: 128).
+        heads: For mechanisms: heads in a layer (default: 8).
+        length: For mechanisms: tokens in a sequence (default: 256).
     """
+    from polyhead.scale.records import records
 
-    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """recipes, figures, tasks, mechanisms, impls, runs or models."""
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")] = ()
-    """For runs: folders to search, at any depth (default: runs)."""
-    dim: int | None = None
-    """For mechanisms: the model width for the numbers (default: 128)."""
-    heads: int | None = None
-    """For mechanisms: heads in a layer (default: 8)."""
-    length: int | None = None
-    """For mechanisms: tokens in a sequence (default: 256)."""
-
-    def __call__(self) -> int:
-        from polyhead.cli import text as cli_text
-
-        what = one_of("polyhead list", "kind", self.what, KINDS)
-        sizes = {name: value for name in ("dim", "heads", "length") if (value := getattr(self, name)) is not None}
-        if sizes and what != "mechanisms":
-            raise ValueError(f"polyhead list: --{next(iter(sizes))} is for mechanisms but {what} were asked for")
-        if self.folders and what != "runs":
-            raise ValueError(f"polyhead list: a folder is for runs but {what} were asked for")
-        if what == "runs":
-            from polyhead.scale.records import records
-
-            found = records(*self.folders, who="list runs")
-            emit(found.rows, lambda: show(found, "Runs", folders=True))
-        elif what == "mechanisms":
-            sizes = {"dim": 128, "heads": 8, "length": 256} | sizes
-            rows, legend = cli_text.mechanisms(sizes["dim"], sizes["heads"], sizes["length"])
-            emit(lambda: rows, lambda: _listed(what, rows, legend))
-        else:
-            rows = getattr(cli_text, what)()
-            legends = {"recipes": cli_text.RECIPES, "figures": cli_text.FIGURES, "models": cli_text.MODELS}
-            emit(lambda: rows, lambda: _listed(what, rows, legends.get(what, "")))
+    what = one_of("polyhead list", "kind", what, [*LISTS, "mechanisms", "runs"])
+    sizes = {"dim": dim, "heads": heads, "length": length}
+    for option, value in sizes.items():
+        if value is not None and what != "mechanisms":
+            raise ValueError(f"polyhead list: --{option} is for mechanisms, not for {what}")
+    if folders and what != "runs":
+        raise ValueError(f"polyhead list: a folder is for runs, not for {what}")
+    if what == "runs":
+        run_records = records(*folders, who="list runs")
+        emit(run_records.rows, lambda: write_records(run_records, "Runs", folders=True))
         return 0
+    if what == "mechanisms":
+        rows, legend = mechanisms(dim or 128, heads or 8, length or 256)
+    else:
+        make_rows, legend = LISTS[what]
+        rows = make_rows()
+
+    def show() -> None:
+        write_table(what.capitalize(), rows)
+        if legend:
+            write(legend)
+
+    emit(lambda: rows, show)
+    return 0
 
 
-def _listed(what: str, rows: Sequence["Row"], legend: str) -> None:
-    from polyhead.cli import text as cli_text
-
-    cli_text.table(what.capitalize(), rows)
-    if what == "recipes":
-        cli_text.table("", cli_text.families())
-    print(legend, end="\n" * bool(legend))
-
-
-@dataclass(frozen=True)
-class Compare:
+def compare(runs: RunFolders) -> int:
     """Show the settings in which runs differ, and their scores side by side; for two runs also the difference.
 
-    >>> polyhead compare runs/fuzzy-softmax-0a1b2c3d4e5f runs/fuzzy-hyla-1a2b3c4d5e6f
+    examples:
+      polyhead compare runs/fuzzy-softmax-0a1b2c3d4e5f runs/fuzzy-hyla-1a2b3c4d5e6f
+
+    Args:
+        runs: At least two run folders; a folder of runs means all of them.
     """
+    from polyhead.scale.records import Records, records
 
-    runs: Runs
-    """At least two run folders; a folder of runs means all of them."""
-
-    def __call__(self) -> int:
-        from polyhead.cli.text import table
-        from polyhead.scale.records import Records, records
-
-        found = records(*self.runs, who="compare") if self.runs else ()
-        if not isinstance(found, Records) or len(found) < 2:
-            raise ValueError(f"compare: two runs were wanted but {len(found) or 'none'} came")
-        emit(found.rows, lambda: table("Settings and scores", found.differences()))
-        return 0
+    run_records = records(*runs, who="compare") if runs else ()
+    if not isinstance(run_records, Records) or len(run_records) < 2:
+        raise ValueError(f"compare: give at least two runs, got {len(run_records)}")
+    emit(run_records.rows, lambda: write_table("Settings and scores", run_records.differences()))
+    return 0
 
 
-@dataclass(frozen=True)
-class Table:
+def table(runs: RunFolders, format: str = "md", out: Path | None = None) -> int:
     """Write runs as a table, for a paper or a program; the best score of each split is marked.
 
     csv and json have every setting and score with all digits; md and latex have rounded scores for readers.
 
-    >>> polyhead table runs/grid
-    >>> polyhead table runs/grid --format latex --out grid.tex
+    examples:
+      polyhead table runs/grid
+      polyhead table runs/grid --format latex --out grid.tex
+
+    Args:
+        runs: Run folders, or folders with runs.
+        format: md, csv, latex or json.
+        out: A file (default: standard output).
     """
+    from polyhead.scale.records import records
+    from polyhead.train.store.files import check_place
 
-    runs: Runs
-    """Run folders, or folders with runs."""
-    format: str = "md"
-    """md, csv, latex or json."""
-    out: Path | None = None
-    """A file (default: standard output)."""
-
-    def __call__(self) -> int:
-        from polyhead.scale.records import records
-        from polyhead.train.store.files import check_place
-
-        if self.out is not None:
-            check_place("table", self.out, renamed=False)
-        found = records(*self.runs, who="table")
-        text = found.text(self.format)
-        if self.out is None:
-            emit(found.rows, lambda: print(text, end=""))
-        else:
-            self.out.write_text(text, encoding="utf-8")
-            emit(lambda: {"table": str(self.out)}, lambda: print(f"table: {self.out}"))
+    if out is not None:
+        check_place("table", out, renamed=False)
+    run_records = records(*runs, who="table")
+    text = run_records.text(format)
+    if out is None:
+        emit(run_records.rows, lambda: write(text.rstrip("\n")))
         return 0
+    out.write_text(text, encoding="utf-8")
+    emit(lambda: {"table": str(out)}, lambda: write(f"table: {out}"))
+    return 0
 
 
-def show(found: "Records", title: str, *, folders: bool = False) -> None:
-    """A row for each run: its distinguishing settings, state, scores, folder, and error if it failed."""
-    from polyhead.cli.text import table
+def write_records(records: "Records", title: str, *, folders: bool = False) -> None:
+    """Print a row for each run: its distinguishing settings, state, scores, folder, and error if it failed."""
+    has_failures = any(record.detail for record in records)
+    rows = []
+    for record, cells in zip(records, records.cells(states=True), strict=True):
+        row = {**cells, "folder": str(record.folder) if folders else record.folder.name}
+        if has_failures:
+            row[""] = record.detail
+        rows.append(row)
+    write_table(f"{title} (* best, mean ± standard error)" if records.best() else title, rows)
 
-    failures = any(record.detail for record in found)
-    rows = [
-        {**cells, "folder": str(record.folder) if folders else record.folder.name}
-        | ({"": record.detail} if failures else {})
-        for record, cells in zip(found, found.cells(states=True), strict=True)
-    ]
-    table(f"{title} (* best, mean ± standard error)" if found.best() else title, rows)
+
+def recipes() -> list[Row]:
+    """The recipes of single runs, those of users first."""
+    from polyhead.papers.recipes import MINUTES, STUDIES, every
+
+    rows: list[Row] = []
+    for name, recipe in every().items():
+        if name not in STUDIES:
+            minutes = f"{MINUTES[name]:.3g}" if name in MINUTES else ""
+            rows.append({"recipe": name, "core minutes": minutes, "summary": _summary(recipe)})
+    return rows
+
+
+def figures() -> list[Row]:
+    """The figures of the papers, with their costs."""
+    from polyhead.papers.recipes import FIGURES
+
+    rows: list[Row] = []
+    for name, figure in FIGURES.items():
+        minutes = "" if figure.minutes is None else f"{figure.minutes:.3g}"
+        scales = "small, short, paper" if figure.short else "small, paper"
+        row = {"figure": name, "title": figure.title, "scales": scales if figure.runs else ""}
+        rows.append({**row, "core minutes": minutes, "GPU minutes": figure.gpu})
+    return rows
+
+
+def _summary(thing: object) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def tasks() -> list[Row]:
+    """The tasks with their splits, metrics and fields."""
+    from polyhead.config.extensions import added
+    from polyhead.tasks import KINDS
+
+    registered = cast("dict[str, type[Task]]", added("tasks"))
+    rows: list[Row] = []
+    for kind in (*KINDS, *registered.values()):
+        fields = dataclasses.fields(kind)
+        needs_values = any(field.init and field.default is field.default_factory for field in fields)  # both MISSING
+        if needs_values:
+            splits, defaults = "not known", ", ".join(field.name for field in fields)
+        else:
+            task = kind()
+            splits = ", ".join(task.splits)
+            defaults = ", ".join(f"{field.name}={getattr(task, field.name)!r}" for field in fields)
+        row = {"task": kind.__name__, "summary": _summary(kind), "splits": splits}
+        rows.append({**row, "metric": kind.metric, "fields": defaults})
+    return rows
+
+
+def mechanisms(dim: int, heads: int, length: int) -> tuple[list[Row], str]:
+    """Equations, parameters and work of all mechanisms, and the meaning of the letters.
+
+    The numbers are for a layer with `heads` heads of one kind, default widths and relations, and a sequence of `length`
+    tokens.
+    """
+    from polyhead.config.extensions import added
+    from polyhead.spec import MECHANISMS, SYMBOLS, amount
+
+    for name, value in (("dim", dim), ("heads", heads), ("length", length)):
+        check_number("polyhead list", f"--{name}", value, 1)
+    if dim % heads:
+        raise ValueError(f"polyhead list: --heads must divide --dim {dim} but is {heads}")
+    head_dim = dim // heads
+    sizes = {"m": dim, "h": heads, "s": length, "r": heads, "d": head_dim, "e": head_dim, "p": head_dim}
+
+    def cell(formula: str, symbols: str, how_often: str) -> str:
+        value = amount(formula, sizes)
+        lines = [formula, f"= {value:,}; {heads} heads: {heads * value:,}"]
+        if symbols:
+            lines.append(f"symbols, {how_often}:\n{symbols} = {amount(symbols, sizes):,}")
+        return "\n".join(lines)
+
+    rows: list[Row] = []
+    for row in MECHANISMS:
+        parameters = [f"{name}: {axes}" for name, axes in row.parameters.items()]
+        symbol_size = SYMBOLS["size"] if row.reads_symbols else ""
+        symbol_work = SYMBOLS["work"] if row.reads_symbols else ""
+        cells = {
+            "mechanism": row.config,
+            "equation": "\n".join([row.equation, f"{row.summary} ({row.source})", *parameters]),
+            "parameters per head": cell(row.size, symbol_size, "once for all layers"),
+            "multiply-adds per head and token": cell(row.work, symbol_work, "every layer"),
+        }
+        rows.append(cells)
+    for name, kind in added("mechanisms").items():
+        unknown = dict.fromkeys(list(rows[0])[2:], "not known")
+        rows.append({"mechanism": name, "equation": _summary(kind), **unknown})
+    legend = (
+        f"m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {head_dim}; s: keys a token looks "
+        f"at {length}\n(a causal one sees half of them on average); r: relations {heads}, of width p = {head_dim}."
+    )
+    return rows, legend
+
+
+def implementations() -> list[Row]:
+    """The implementations of each op, in the order in which "auto" asks them."""
+    from polyhead.ops.native import library
+    from polyhead.ops.registry import IMPLS
+
+    rows: list[Row] = []
+    for op, names in IMPLS.items():
+        native = library.status(op) if "native" in names else ""
+        rows.append({"op": op, "implementations": ", ".join(names), "native": native})
+    return rows
+
+
+def models() -> list[Row]:
+    """The trained models with their scores."""
+    from polyhead.train.store import shipped
+
+    rows: list[Row] = []
+    for name, model in shipped.models().items():
+        scores = {
+            split: f"{model['metric']} {mean:.3f} ± {error:.3f}" for split, (mean, error) in model["scores"].items()
+        }
+        unseen = [split for split in scores if split.startswith(UNSEEN_SPLITS)]
+        row = {"model": name, "task": model["task"], "known": scores["iid"]}
+        row["unseen"] = scores[unseen[0]] if unseen else "–"
+        row |= {"steps": f"{model['steps']:,}", "parameters": f"{model['parameters']:,}"}
+        row |= {"MB": f"{model['bytes'] / 1e6:.1f}", "here": "yes" if shipped.at_hand(name) else "no"}
+        rows.append(row)
+    return rows
+
+
+LISTS: dict[str, tuple[Callable[[], list[Row]], str]] = {
+    "recipes": (recipes, RECIPES_LEGEND),
+    "figures": (figures, FIGURES_LEGEND),
+    "tasks": (tasks, ""),
+    "implementations": (implementations, ""),
+    "models": (models, MODELS_LEGEND),
+}
+"""A word on the command line -> its rows and a note below them."""

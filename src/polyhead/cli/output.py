@@ -1,64 +1,128 @@
-"""The output of a command: text, or JSON with --json; without progress with --quiet."""
+"""What commands print: tables, lines and errors, or JSON with --json.
 
-import contextlib
+Everything passes `escape`, because names and messages may come from a stranger's file.
+"""
+
 import json
 import os
+import shutil
+import sys
+import unicodedata
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+from polyhead.train.messages import print_notice
 from polyhead.train.progress import QUIET
 
-FLAGS = ("--json", "--quiet")
-_ASKED: set[str] = set()
+WIDTH = 120
+"""Columns of a table if the output is no terminal."""
+LEAST_WIDTH = 40
+"""Columns below which the layout of help and tables does not work."""
+
+Row = Mapping[str, Any]
 
 
-@contextlib.contextmanager
-def asked(flags: set[str]) -> Iterator[None]:
-    """A context in which commands print as `flags` say; processes that they start are also quiet."""
-    before = os.environ.get(QUIET)
-    _ASKED.update(flags)
-    if "--quiet" in flags:
-        os.environ[QUIET] = "1"
-    try:
-        yield
-    finally:
-        _ASKED.clear()
-        if "--quiet" in flags:
-            os.environ.pop(QUIET)
-        if before is not None:
-            os.environ[QUIET] = before
+@dataclass
+class Settings:
+    """How the commands of this process print."""
+
+    json: bool = False
 
 
-@contextlib.contextmanager
-def short_warnings() -> Iterator[None]:
-    """A context in which a warning of ours is one line, without its place in the code."""
-    plain = warnings.formatwarning
+SETTINGS = Settings()
 
-    def short(
+
+@contextmanager
+def printing(json: bool, quiet: bool) -> Iterator[None]:
+    """A context in which commands print JSON or text, and no progress if `quiet`, also in processes they start.
+
+    A warning of this package is one line.  A terminal narrower than 40 columns counts as 40 wide.
+    """
+    environment = {QUIET: "1"} if quiet else {}
+    if shutil.get_terminal_size().columns < LEAST_WIDTH:
+        environment["COLUMNS"] = str(LEAST_WIDTH)
+    before = {name: os.environ.get(name) for name in environment}
+    format_before = warnings.formatwarning
+
+    def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
     ) -> str:
-        ours = category.__module__.startswith("polyhead")
-        return f"polyhead: {message}\n" if ours else plain(message, category, filename, lineno, line)
+        if category.__module__.startswith("polyhead"):
+            return f"polyhead: {escape(str(message))}\n"
+        return format_before(message, category, filename, lineno, line)
 
-    warnings.formatwarning = short
+    os.environ.update(environment)
+    SETTINGS.json, warnings.formatwarning = json, format_warning
     try:
         yield
     finally:
-        warnings.formatwarning = plain
+        SETTINGS.json, warnings.formatwarning = False, format_before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def taken(arguments: list[str]) -> set[str]:
-    """Remove the flags of `FLAGS` from `arguments` and return them."""
-    found = {word for word in arguments if word in FLAGS}
-    arguments[:] = [word for word in arguments if word not in FLAGS]
-    return found
+def escape(text: str) -> str:
+    """`text` with control characters written as escapes; line ends and tabs stay.
+
+    >>> escape("red \\x1b[31m, an end\\n")
+    'red \\\\x1b[31m, an end\\n'
+    """
+    characters = []
+    for character in text:
+        is_control = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        if is_control and character not in "\n\t":
+            character = repr(character)[1:-1]
+        characters.append(character)
+    return "".join(characters)
+
+
+def write(text: str) -> None:
+    """Print lines on standard output."""
+    print(escape(text))
+
+
+def write_error(text: str, code: int) -> int:
+    """Print one line on standard error, and return the exit code."""
+    line = escape(" ".join(text.split()))
+    print_notice(line if line.startswith("polyhead") else f"polyhead: {line}")
+    return code
 
 
 def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
-    """Print a result: as JSON with --json, else by `show`."""
-    if "--json" in _ASKED:
-        from polyhead.config.serial import legal  # here: without --json, `polyhead list` starts faster
-
-        print(json.dumps(legal(value()), indent=1, default=str))
-    else:
+    """Print a result: `value()` as JSON with --json, else by `show`."""
+    if not SETTINGS.json:
         show()
+        return
+    from polyhead.config.serial import legal
+
+    print(json.dumps(legal(value()), indent=1, default=str))
+
+
+def write_table(title: str, rows: Sequence[Row]) -> None:
+    """Print `rows` as a table; their keys are the columns."""
+    from rich.console import Console
+    from rich.table import Table
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1
+
+    has_tall_cells = any("\n" in str(value) for row in rows for value in row.values())
+    table = Table(title=escape(title), title_justify="left", show_lines=has_tall_cells)
+    for name in rows[0] if rows else ():
+        is_number = all(isinstance(row[name], (int, float)) for row in rows)
+        table.add_column(escape(str(name)), justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    width = None if sys.stdout.isatty() else WIDTH
+    Terminal(width=width, markup=False, highlight=False, emoji=False).print(table)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else escape(str(value))

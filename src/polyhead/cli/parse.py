@@ -1,51 +1,49 @@
-"""Parses arguments into dataclasses with tyro; its boxed errors become one line."""
+"""Types of options that several commands share, and the parser for the fields of a run."""
 
 import contextlib
-import functools
 import io
-import re
-from collections.abc import Callable
+import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from polyhead.cli.mistakes import one_line
-
 Parsed = TypeVar("Parsed")
-RUN = "A run folder, or a trained model of `polyhead list models`."
-RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help=RUN)]
+
+RUN_HELP = "A run folder, or a trained model of `polyhead list models`."
+RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help=RUN_HELP)]
+RunFolders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda or mps.")]
 Deterministic = Annotated[bool, tyro.conf.arg(help="Deterministic algorithms only.")]
 
 
-def help_text(kind: Any) -> str:
-    """The docstring of a verb as help text: `>>>` lines are examples."""
-    lines = [line.strip() for line in kind.__doc__.strip().splitlines()]
-    text = [line for line in lines if not line.startswith(">>>")]
-    examples = ["  " + line.removeprefix(">>> ") for line in lines if line.startswith(">>>")]
-    return "\n".join([*text, "examples:", *examples])
+def parse_fields(default: Parsed, words: list[str], prog: str, description: str) -> Parsed:
+    """Return `default` with the fields that `words` change; --help prints all fields and exits.
 
-
-def parse(kind: Callable[..., Parsed], arguments: list[str], prog: str, text: str, default: Any = None) -> Parsed:
-    """`arguments` parsed as a `kind`; --help prints and exits.  Raises ValueError with one line."""
-    options: dict[str, Any] = {"prog": prog, "description": text, "args": arguments}
-    options |= {"config": (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)}
-    options |= {} if default is None else {"default": default}
-    read = functools.partial(tyro.cli, kind, **options)
-    if {"-h", "--help"} & set(arguments):
-        return read()
-    said = io.StringIO()
+    A wrong option is explained by tyro, which exits with 2.  Raises ValueError if a configuration refuses a value.
+    """
+    markers: Any = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            return read()
-    except SystemExit:
-        raise ValueError(one_line(said.getvalue(), prog, arguments, lambda: _options(read))) from None
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                type(default), default=default, args=words, prog=prog, description=description, config=markers
+            )
+    except SystemExit as end:
+        refusal = _refusal(end)
+        if refusal is not None:
+            raise ValueError(refusal) from None
+        sys.stderr.write(errors.getvalue())
+        raise
 
 
-def _options(read: Callable[..., object]) -> list[str]:
-    """The options that a command takes, from its help."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.suppress(SystemExit):
-        read(args=["--help"])
-    return re.findall(r"--[a-z][\w.-]*", re.sub(r"\x1b\[[0-9;]*m", "", told.getvalue()))
+def _refusal(end: SystemExit) -> str | None:
+    """The message of the configuration that refused a value, which tyro wraps in a box; None for tyro's own errors."""
+    error = end.__context__
+    while error is not None:
+        functions = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, ValueError) and "__post_init__" in functions:
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None

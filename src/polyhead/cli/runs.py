@@ -1,156 +1,152 @@
-"""The verbs resume, eval, probe and report: for runs that exist."""
+"""The commands eval, probe, report and explore: for runs that exist."""
 
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from polyhead.cli.output import emit
-from polyhead.cli.parse import Deterministic, Device, RunFolder
-from polyhead.cli.train import train
+from polyhead.cli.output import emit, write, write_table
+from polyhead.cli.parse import Deterministic, Device, RunFolder, RunFolders
+from polyhead.cli.train import write_scores
 from polyhead.spec.shapes import check_number
-from polyhead.train.stop import leaving
 
 if TYPE_CHECKING:
     import torch
 
-
-@dataclass(frozen=True)
-class Resume:
-    """Resume a run that was stopped or killed; a finished run is only reported.
-
-    >>> polyhead resume runs/fuzzy-hyla-1a2b3c4d5e6f
-    """
-
-    run: RunFolder
-    device: str | None = None
-    """auto, cpu, cuda or mps (default: the run's own)."""
-    seed: int | None = None
-    """Only the run's own seed is allowed: another seed is another run."""
-    deterministic: Deterministic = False
-    devices: int = 1
-    """Processes that train the run together, one per device; the number may differ from before."""
-
-    def __call__(self) -> int:
-        with leaving(again=True):
-            from polyhead.train import read_config
-
-        run = read_config(self.run)
-        if self.seed not in (None, run.seed):
-            raise ValueError(f"resume: {self.run} has seed {run.seed}; another seed is another run: use polyhead train")
-        strict = self.deterministic or run.deterministic
-        run = replace(run, device=self.device or run.device, deterministic=strict)
-        return train([run], resume=True, devices=self.devices)
+Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 
 
-@dataclass(frozen=True)
-class Eval:
-    """Score a trained run on the splits of its task, with the task's floors and ceiling.
+def evaluate(
+    run: RunFolder,
+    splits: tuple[str, ...] = (),
+    batches: int | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    device: Device = "auto",
+    deterministic: Deterministic = False,
+    checkpoint: str = "newest",
+) -> int:
+    """Score a trained run on the splits of its task, with the task's baselines and ceiling.
 
     By default on the same sequences and in the same precision as in training, so the scores are those of the run.
 
-    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
-    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
-    >>> polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
+    examples:
+      polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
+      polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
+      polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
+
+    Args:
+        splits: Default: all except train and validation.
+        batches: Batches per split (default: the run's own).
+        batch_size: Sequences per batch (default: the run's own).
+        seed: Seed of the sequences (default: the run's own).
+        checkpoint: newest, best (on the validation split, or the first evaluated split), or a step.
     """
+    from polyhead import train
 
-    run: RunFolder
-    splits: tuple[str, ...] = ()
-    """Default: all except train and validation."""
-    batches: int | None = None
-    """Batches per split (default: the run's own)."""
-    batch_size: int | None = None
-    """Sequences per batch (default: the run's own)."""
-    seed: int | None = None
-    """Seed of the sequences (default: the run's own)."""
-    device: Device = "auto"
-    deterministic: Deterministic = False
-    checkpoint: str = "newest"
-    """newest, best (on the validation split, or the first evaluated split), or the step of a kept checkpoint."""
-
-    def __call__(self) -> int:
-        from polyhead.cli.text import scores
-        from polyhead.train import evaluate, fast_products, load_model
-
-        device = _device(self.device, self.deterministic)
-        run, model = load_model(self.run, device, self.checkpoint)
-        train = run.train
-        batches = train.eval_batches if self.batches is None else self.batches
-        size = train.batch_size if self.batch_size is None else self.batch_size
-        for name, number in (("batches", batches), ("batch_size", size)):
-            check_number("eval", name, number, 1)
-        seed = run.seed if self.seed is None else self.seed
-        splits = self.splits or tuple(split for split in run.task.splits if split not in ("train", "validation"))
-        how = partial(evaluate, device=device, precision=train.precision, accumulate=train.accumulate)
-        with fast_products(run.fast_products and device.type == "cpu"):
-            found = {s: how(model, run.task, s, batches=batches, batch_size=size, seed=seed) for s in splits}
-        emit(lambda: {"run": run.name, "scores": found}, lambda: scores(run, {run.name: found}, seed=seed))
-        return 0
+    device_of_run = _pick_device(device, deterministic)
+    config, model = train.load_model(run, device_of_run, checkpoint)
+    settings = config.train
+    batches = settings.eval_batches if batches is None else batches
+    batch_size = settings.batch_size if batch_size is None else batch_size
+    seed = config.seed if seed is None else seed
+    check_number("eval", "batches", batches, 1)
+    check_number("eval", "batch_size", batch_size, 1)
+    if not splits:
+        splits = tuple(split for split in config.task.splits if split not in ("train", "validation"))
+    scores = {}
+    with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
+        for split in splits:
+            scores[split] = train.evaluate(
+                model, config.task, split, batches=batches, batch_size=batch_size, seed=seed, device=device_of_run,
+                precision=settings.precision, accumulate=settings.accumulate,
+            )  # fmt: skip
+    emit(
+        lambda: {"run": config.name, "scores": scores},
+        lambda: write_scores(config, {config.name: scores}, seed=seed),
+    )
+    return 0
 
 
-@dataclass(frozen=True)
-class Probe:
+def probe(
+    run: RunFolder,
+    sequences: int = 4096,
+    seed: int = 0,
+    device: Device = "auto",
+    deterministic: Deterministic = False,
+) -> int:
     """Predict the parts of a task from the latent code of each layer by linear probes, on unseen tasks.
 
-    >>> polyhead probe runs/fuzzy-hyla-1a2b3c4d5e6f
+    examples:
+      polyhead probe runs/fuzzy-hyla-1a2b3c4d5e6f
+
+    Args:
+        sequences: Sequences to fit a probe, and equally many to score it.
+        seed: Seed of the sequences.
     """
+    from polyhead import analysis, train
 
-    run: RunFolder
-    sequences: int = 4096
-    """Sequences to fit a probe, and equally many to score it."""
-    seed: int = 0
-    """Seed of the sequences."""
-    device: Device = "auto"
-    deterministic: Deterministic = False
-
-    def __call__(self) -> int:
-        from polyhead import analysis
-        from polyhead.cli.text import table
-        from polyhead.train import fast_products, read_config
-
-        run = read_config(self.run)
-        device = _device(self.device, self.deterministic)
-        with fast_products(run.fast_products and device.type == "cpu"):
-            rows = analysis.probe_run(self.run, sequences=self.sequences, seed=self.seed, device=device)
-        title, counted = f"Probes of the latent code: {run.name}", [{**row, "layer": row["layer"] + 1} for row in rows]
-        emit(lambda: counted, lambda: table(title, counted))
-        return 0
+    config = train.read_config(run)
+    device_of_run = _pick_device(device, deterministic)
+    with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
+        rows = analysis.probe_run(run, sequences=sequences, seed=seed, device=device_of_run)
+    rows = [{**row, "layer": row["layer"] + 1} for row in rows]
+    emit(lambda: rows, lambda: write_table(f"Probes of the latent code: {config.name}", rows))
+    return 0
 
 
-@dataclass(frozen=True)
-class Report:
-    """Write one self-contained HTML page about runs: scores, floors, curves, attention, relations, code maps, probes.
+def report(
+    runs: RunFolders, out: Path = Path("report.html"), title: str | None = None, static: Path | None = None
+) -> int:
+    """Write one self-contained HTML page about runs: scores, baselines, curves, attention, code maps, probes.
 
-    >>> polyhead report runs/demo/* --out report.html
-    >>> polyhead report runs/demo/* --static figures
+    examples:
+      polyhead report runs/grid/* --out report.html
+      polyhead report runs/grid/* --static figures
+
+    Args:
+        runs: Run folders.
+        out: The page.
+        title: Title of the page (default: its headline).
+        static: A folder for all figures as PNG and SVG files.
     """
+    from polyhead import train
+    from polyhead.pages import report as pages
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
-    """Run folders."""
-    out: Path = Path("report.html")
-    """The page."""
-    title: str | None = None
-    """Title of the page (default: its headline)."""
-    static: Path | None = None
-    """A folder for all figures as PNG and SVG files."""
-
-    def __call__(self) -> int:
-        from polyhead.pages import report
-        from polyhead.train import fast_products, read_config
-
-        folders = [path for path in self.runs if path.is_dir() or not path.exists()]  # runs/* also matches report.html
-        if not folders:
-            raise ValueError("report: no run folder was given")
-        runs = [read_config(folder) for folder in folders]
-        with fast_products(all(run.fast_products for run in runs)):
-            path = report.write(folders, self.out, title=self.title, static=self.static)
-        emit(lambda: {"report": str(path)}, lambda: print(f"report: {path}"))
-        return 0
+    folders = [path for path in runs if path.is_dir() or not path.exists()]  # runs/* also matches report.html
+    if not folders:
+        raise ValueError("report: give at least one run folder")
+    is_fast = all(train.read_config(folder).fast_products for folder in folders)
+    with train.fast_products(is_fast):
+        path = pages.write(folders, out, title=title, static=static)
+    emit(lambda: {"report": str(path)}, lambda: write(f"report: {path}"))
+    return 0
 
 
-def _device(name: str, deterministic: bool = False) -> "torch.device":
+def explore(model: Model, text: str, out: Path = Path("explore.html"), device: Device = "auto") -> int:
+    """Write one self-contained HTML page on a text: point at a token to see its latent codes and the tokens it reads.
+
+    MODEL is a run folder of a language model, a model of text of `polyhead list models`, or a folder with a causal
+    model of Hugging Face and its tokenizer.  The first 512 tokens of the text are shown.
+
+    examples:
+      polyhead explore lm-bytes-softmax --text "def add(a, b):"
+      polyhead explore models/gpt2 --text "To be, or not to be" --out gpt2.html
+
+    Args:
+        model: A run folder, a trained model, or a folder of a Hugging Face model.
+        text: The text to explore.
+        out: The page.
+    """
+    from polyhead.pages.explore import explore_folder
+    from polyhead.train.device import pick_device
+
+    path = explore_folder(model, text, out, device=pick_device(device))
+    emit(lambda: {"explore": path}, lambda: write(f"explore: {path}"))
+    return 0
+
+
+def _pick_device(name: str, deterministic: bool) -> "torch.device":
     from polyhead.train.device import be_deterministic, pick_device
 
     device = pick_device(name)

@@ -1,5 +1,7 @@
-"""The verb train, and functions for all verbs with a recipe and fields of its runs."""
+"""The commands train and resume, and the runs of a recipe with changed fields."""
 
+import argparse
+import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,91 +9,99 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polyhead.cli import files
-from polyhead.cli.output import emit
-from polyhead.cli.parse import parse
-from polyhead.cli.text import say
+from polyhead.cli.output import Row, emit, write, write_error, write_table
+from polyhead.cli.parse import Deterministic, RunFolder, parse_fields
 from polyhead.spec.shapes import one_of
-from polyhead.train.stop import leaving
 
 if TYPE_CHECKING:
     from polyhead.config import Run
     from polyhead.scale.sweep import Failure
     from polyhead.train import Result
 
+RECIPE_HELP = "A name of `polyhead list recipes`, or a .json or .yaml file."
+RecipeName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE", help=RECIPE_HELP)]
 
-def verb(arguments: list[str]) -> int:
+
+def train(recipe: RecipeName, *, scale: str | None = None, print: bool = False) -> int:
     """Train a recipe or a configuration file, with changed fields.  A recipe of several runs trains all of them.
 
-    RECIPE is a name from `polyhead list recipes` or the path of a .json or .yaml file.  `polyhead train RECIPE --help`
-    lists its fields.  --model.heads sets the heads of all layers in one word; --print only prints the run as a file,
-    which you can edit and train.  --scale is for figures and for fuzzy-softmax, -linear and -hyla: short, paper or
-    original (the paper's, with the details of its code).
+    `polyhead train RECIPE --help` lists the fields of the run.  --model.heads sets the heads of all layers in one word.
 
-    >>> polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
-    >>> polyhead train fuzzy-softmax --model.dim 64 --model.heads.0.heads 4 --device cpu --deterministic
-    >>> polyhead train fuzzy-hyla --model.heads softmax:4,hyla:4
-    >>> polyhead train fuzzy-hyla --print
-    >>> polyhead train mine.yaml --folder runs/mine
-    >>> polyhead train lm-softmax --devices 8 --parallel sharded
+    examples:
+      polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3
+      polyhead train fuzzy-hyla --model.heads softmax:4,hyla:4
+      polyhead train fuzzy-hyla --print > mine.yaml
+      polyhead train mine.yaml --folder runs/mine
+      polyhead train lm-softmax --devices 8 --parallel sharded
+
+    Args:
+        scale: For figures and for fuzzy-softmax, -linear and -hyla: short, paper or original (of the authors' code).
+        print: Print the run as a file, which you can edit and train, and train nothing.
     """
+    raise AssertionError("`main` runs this command: its further options are the fields of the recipe")
+
+
+def main(recipe: str, words: list[str]) -> int:
+    """`polyhead train RECIPE ...`."""
     from polyhead.config import to_dict
 
-    recipe, rest = first_word("train", arguments)
-    rest, scale = option("train", rest, "--scale")
-    runs, options = configured("train", recipe, [[word for word in rest if word != "--print"]], scale)
-    if "--print" in rest:
+    options, words = split_options("train", words, "scale", "heads", flags=("print",))
+    runs, training = configure("train", recipe, [words], options.scale, [options.heads])
+    if options.print:
         if len(runs) != 1:
             raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
-        emit(lambda: to_dict(runs[0]), lambda: files.write(runs[0]))
+        emit(lambda: to_dict(runs[0]), lambda: files.print_run(runs[0]))
         return 0
-    return train(runs, again=options.again, workers=options.workers, devices=options.devices)
+    return train_runs(runs, again=training.again, workers=training.workers, devices=training.devices)
 
 
-def first_word(verb: str, arguments: list[str]) -> tuple[str, list[str]]:
-    """The recipe and the remaining arguments."""
-    recipe = arguments[0]
-    if recipe.startswith("-"):
-        raise ValueError(f"polyhead {verb}: RECIPE comes first but {recipe} came; see polyhead {verb} --help")
-    return recipe, arguments[1:]
+def split_options(
+    verb: str, words: Sequence[str], *names: str, flags: Sequence[str] = ()
+) -> tuple[argparse.Namespace, list[str]]:
+    """Take options that do not belong to the fields of a run from `words`; return their values and the other words."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for name in names:
+        parser.add_argument("--model.heads" if name == "heads" else f"--{name}", dest=name)
+    for name in flags:
+        parser.add_argument(f"--{name}", action="store_true")
+    try:
+        return parser.parse_known_args(list(words))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"polyhead {verb}: {error}") from None
 
 
-def option(verb: str, arguments: list[str], name: str) -> tuple[list[str], str | None]:
-    """The remaining arguments, and the value of option `name`."""
-    words = [word for given in arguments for word in (given.split("=", 1) if given.startswith(f"{name}=") else [given])]
-    if name not in words:
-        return arguments, None
-    place = words.index(name)
-    if place + 1 == len(words):
-        raise ValueError(f"polyhead {verb}: {name} needs a value")
-    return words[:place] + words[place + 2 :], words[place + 1]
-
-
-def configured(
-    verb: str, recipe: str, combinations: list[list[str]], scale: str | None = None, kind: Any = None
+def configure(
+    verb: str,
+    recipe: str,
+    combinations: Sequence[list[str]],
+    scale: str | None = None,
+    heads: Sequence[str | None] = (None,),
+    make_options: Any = None,
 ) -> tuple[list["Run"], Any]:
-    """The runs of a recipe with each of the `combinations` of fields, and the other options (of `kind`)."""
-    with leaving():
-        from polyhead.papers.recipes import reseeded
+    """Return the runs of a recipe with each of the `combinations` of fields and of `heads`, and the other options."""
+    from polyhead.papers.recipes import reseeded
 
-        defaults, text = _resolve(verb, recipe, scale)
-    kind = training() if kind is None else kind
+    defaults, text = resolve(verb, recipe, scale)
+    make_options = training_options() if make_options is None else make_options
     runs: list[Run] = []
-    options = kind(defaults[0])
-    for given in combinations:
-        words, heads = option(verb, given, "--model.heads")
-        bases = defaults if heads is None else [_with_heads(verb, run, heads) for run in defaults]
-        if not words:
-            runs += bases
-            continue
-        asked = [parse(kind, words, f"polyhead {verb} {recipe}", text, kind(run)) for run in bases]
-        mine = [files.fitted(one.run, base) for one, base in zip(asked, bases, strict=True)]
-        if len({base.seed for base in bases}) > 1 and any(
-            run.seed != base.seed for run, base in zip(mine, bases, strict=True)
-        ):  # the same seed would train the same run twice
-            mine = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in zip(mine, bases, strict=True)]
-        runs, options = runs + mine, asked[0]
-    if verb == "sweep" and options.devices != 1:
-        raise ValueError(f"polyhead {verb}: --devices is for one run: polyhead train")
+    options = make_options(defaults[0])
+    for head_word in heads:
+        bases = defaults
+        if head_word is not None:
+            bases = [_with_heads(verb, run, head_word) for run in defaults]
+        for words in combinations:
+            if not words:
+                runs += bases
+                continue
+            changed = []
+            for base in bases:
+                options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", text)
+                changed.append(files.fit_model(options.run, base))
+            moves_seeds = any(run.seed != base.seed for run, base in zip(changed, bases, strict=True))
+            if moves_seeds and len({base.seed for base in bases}) > 1:  # one seed would train the same run twice
+                pairs = zip(changed, bases, strict=True)
+                changed = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in pairs]
+            runs += changed
     return runs, options
 
 
@@ -102,11 +112,12 @@ def _with_heads(verb: str, run: "Run", words: str) -> "Run":
     if not isinstance(run.model, TransformerConfig):
         kind = type(run.model).__name__
         raise ValueError(f"polyhead {verb}: --model.heads is for a transformer but {run.name} is a {kind}")
-    return replace(run, model=replace(run.model, heads=files.heads(words, f"polyhead {verb}: --model.heads")))
+    groups = files.read_heads(words, f"polyhead {verb}: --model.heads")
+    return replace(run, model=replace(run.model, heads=groups))
 
 
-def training() -> Any:
-    """The options of `train`: the fields of a Run, and these.  Made when used, so that other commands need no Run."""
+def training_options() -> Any:
+    """The options of `train` beside the fields of a run.  Made when used: other commands need no Run."""
     from polyhead.config import Run
 
     @dataclass(frozen=True)
@@ -119,35 +130,62 @@ def training() -> Any:
     return Training
 
 
-def _resolve(verb: str, recipe: str, scale: str | None, within: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
-    """The runs of a recipe or a file, and the help text.  `within`: the files that start from it."""
+def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
+    """Return the runs of a recipe or a file, and the help text.  `outer`: the files that start from it."""
     from polyhead.config.extensions import added, kind_of
     from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale, every
 
     if scale is not None and recipe not in STUDIES | SINGLE:
-        raise ValueError(
-            f"polyhead {verb}: --scale is for the recipes of figures and {', '.join(SINGLE)}, not for {recipe}"
-        )
+        names = ", ".join(SINGLE)
+        raise ValueError(f"polyhead {verb}: --scale is for the recipes of figures and {names}, not for {recipe}")
     if recipe.endswith(files.SUFFIXES):
-        inner = (*within, recipe)
-        return [files.read(recipe, lambda name: _resolve(verb, name, None, inner)[0], within)], (
-            f"Train the run in {recipe}."
-        )
+
+        def resolve_base(name: str) -> list[Run]:
+            return resolve(verb, name, None, (*outer, recipe))[0]
+
+        return [files.read_run(recipe, resolve_base, outer)], f"Train the run in {recipe}."
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
-    if name in RECIPES and (other := added("recipes").get(name)) is not None:
-        raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(other)} another name")
+    registered = added("recipes").get(name)
+    if name in RECIPES and registered is not None:
+        raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(registered)} another name")
     if scale is None and name in STUDIES:
         scale = default_scale(name)
     runs = recipes[name]() if scale is None else recipes[name](scale)
-    return list(runs) if isinstance(runs, (list, tuple)) else [runs], recipes[name].__doc__ or ""
+    return list(runs) if isinstance(runs, (list, tuple)) else [runs], inspect.getdoc(recipes[name]) or ""
 
 
-def train(
+def resume(
+    run: RunFolder,
+    device: str | None = None,
+    seed: int | None = None,
+    deterministic: Deterministic = False,
+    devices: int = 1,
+) -> int:
+    """Resume a run that was stopped or killed; a finished run is only reported.
+
+    examples:
+      polyhead resume runs/fuzzy-hyla-1a2b3c4d5e6f
+
+    Args:
+        device: auto, cpu, cuda or mps (default: the run's own).
+        seed: Only the run's own seed is allowed: another seed is another run.
+        devices: Processes that train the run together, one per device; the number may differ from before.
+    """
+    from polyhead.train import read_config
+
+    config = read_config(run)
+    if seed not in (None, config.seed):
+        raise ValueError(f"resume: {run} has seed {config.seed}; another seed is another run: use polyhead train")
+    is_strict = deterministic or config.deterministic
+    config = replace(config, device=device or config.device, deterministic=is_strict)
+    return train_runs([config], resume=True, devices=devices)
+
+
+def train_runs(
     runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
 ) -> int:
     """Train one run on one or several devices, or several runs in parallel; print scores, return the exit code."""
-    from polyhead.cli.text import scores
     from polyhead.scale.sweep.jobs import sweep
     from polyhead.scale.sweep.naming import labels
     from polyhead.train import Result, run
@@ -165,27 +203,61 @@ def train(
     else:
         keep_memory()
         outcomes = [run(runs[0], resume=resume, again=again)]
-    names = labels(runs)
-    done = {n: outcome for n, outcome in zip(names, outcomes, strict=False) if isinstance(outcome, Result)}
+    results: dict[str, Result] = {}
+    config_by_name: dict[str, Run] = {}
+    for name, config, outcome in zip(labels(runs), runs, outcomes, strict=True):
+        if isinstance(outcome, Result):
+            results[name] = outcome
+            config_by_name[name] = config
 
     def show() -> None:
-        asked = {name: config for name, config in zip(names, runs, strict=True) if name in done}
-        for task in dict.fromkeys(config.task.name for config in asked.values()):  # each has its own metric
-            mine = {name: config for name, config in asked.items() if config.task.name == task}
-            scores(next(iter(mine.values())), {name: done[name].scores for name in mine}, floors=False)
-        for name, result in done.items():
+        for task in dict.fromkeys(config.task.name for config in config_by_name.values()):  # each has its own metric
+            names = [name for name, config in config_by_name.items() if config.task.name == task]
+            write_scores(config_by_name[names[0]], {name: results[name].scores for name in names}, baselines=False)
+        for name, result in results.items():
             size = f"{result.parameters:,} parameters"
-            print(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
+            write(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
 
-    emit(lambda: [vars(result) for result in done.values()], show)
-    return failed(outcomes)
+    emit(lambda: [vars(result) for result in results.values()], show)
+    return write_failures(outcomes)
 
 
-def failed(outcomes: Iterable["Result | Failure"]) -> int:
-    """Print the failures; return the exit code."""
+def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
+    """Print a line for each failure; return the exit code."""
     from polyhead.scale.sweep import Failure
 
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    for failure in failures:
-        say(f"{failure.name} failed: {failure.error} (log in {failure.folder})", 1)
-    return 1 if failures else 0
+    code = 0
+    for outcome in outcomes:
+        if isinstance(outcome, Failure):
+            code = write_error(f"{outcome.name} failed: {outcome.error} (log in {outcome.folder})", 1)
+    return code
+
+
+def write_scores(run: "Run", scores: dict[str, dict[str, Row]], *, baselines: bool = True, seed: int = 0) -> None:
+    """Print the task's metric by run and split, with the task's baselines and ceiling, or why there are none."""
+    metric = run.task.metric
+    splits = list(dict.fromkeys(split for by_split in scores.values() for split in by_split))
+    rows = []
+    for name, by_split in scores.items():
+        row = {"": name}
+        for split in splits:
+            score = by_split.get(split)
+            row[split] = "" if score is None else f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
+        rows.append(row)
+    missing = ""
+    compute_baselines = getattr(run.task, "floors", None)
+    if baselines and compute_baselines is not None:
+        try:
+            tables = {split: compute_baselines(split, seed=seed) for split in splits}
+        except ValueError as error:  # the ceiling of a large family cannot be enumerated
+            tables, missing = {}, f"No baselines and ceiling: {error}"
+        for name in next(iter(tables.values()), {}):
+            row = {"": name.replace("_", " ")}
+            for split in splits:
+                score = tables[split][name]
+                row[split] = f"{score.mean:.3f} ± {score.standard_error:.3f}" if score.count else f"{score.mean:.3f}"
+            rows.append(row)
+    low = "; lower is better" if run.task.better == "lower" else ""
+    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
+    if missing:
+        write(missing)
