@@ -78,4 +78,4 @@ def test_the_page_without_trained_models_has_the_race_alone():
 def test_a_demo_without_networks_is_refused_in_one_line(capsys):
     assert cli.main(["demo", "--seeds", "0"]) != 0
     (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.endswith("demo: --seeds must be at least 1, got 0")
+    assert line.endswith("demo: --seeds must be at least 1 but is 0")

@@ -7,7 +7,7 @@ import yaml
 
 import polyhead as ph
 from polyhead.cli import files, main
-from polyhead.cli.train import configured
+from polyhead.cli.train import configure
 from polyhead.papers import recipes
 
 
@@ -15,8 +15,8 @@ def test_what_is_printed_is_the_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "fuzzy-hyla", "--train.lr", "2e-3", "--model.heads", "softmax:4,hyla", "--print"]) == 0
     pathlib.Path("mine.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
-    (run,), _ = configured("train", "mine.yaml", [[]])
-    (wanted,), _ = configured("train", "fuzzy-hyla", [["--train.lr", "2e-3", "--model.heads", "softmax:4,hyla"]])
+    (run,), _ = configure("train", "mine.yaml", [[]])
+    (wanted,), _ = configure("train", "fuzzy-hyla", [["--train.lr", "2e-3"]], None, ["softmax:4,hyla"])
     assert run == wanted
     assert run.model.heads == (ph.Softmax(4), ph.Hyla(8))
     assert not list(tmp_path.glob("runs*"))
@@ -31,7 +31,7 @@ def test_a_file_says_what_differs_of_a_recipe_or_another_file(tmp_path, monkeypa
     }
     pathlib.Path("mine.yaml").write_text(yaml.safe_dump(text))
     pathlib.Path("other.yaml").write_text("recipe: fuzzy-hyla\ntrain: {lr: 1.0e-3, warmup: 9}\n")
-    (run,), _ = configured("train", "mine.yaml", [["--train.steps", "7"]])
+    (run,), _ = configure("train", "mine.yaml", [["--train.steps", "7"]])
     base = recipes.RECIPES["fuzzy-hyla"]()
     assert run.model.heads == (ph.Softmax(2), ph.Hyla(2))
     assert run.model.feedforward == ph.Swiglu()
@@ -43,11 +43,11 @@ def test_a_file_may_leave_out_the_encoder(tmp_path, monkeypatch):
     """It was a traceback."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("mine.yaml").write_text("recipe: sorting-dual\nmodel: {encoder: null}\n")
-    assert configured("train", "mine.yaml", [[]])[0][0].model.encoder is None
+    assert configure("train", "mine.yaml", [[]])[0][0].model.encoder is None
 
 
 def test_heads_in_one_word():
-    assert files.heads("Linear:2", "x") == (ph.Linear(2),)
+    assert files.read_heads("Linear:2", "x") == (ph.Linear(2),)
 
 
 @pytest.mark.parametrize(("recipe", "field", "value"), [("fuzzy-hyla", "length", 16), ("sraven-hyla", "grid", 2)])
@@ -55,8 +55,8 @@ def test_a_file_and_the_command_line_mean_the_same(tmp_path, monkeypatch, recipe
     """The model's length follows the task's, unless it is given."""
     monkeypatch.chdir(tmp_path)
     pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\n")
-    (run,), _ = configured("train", "mine.yaml", [[]])
-    (wanted,), _ = configured("train", recipe, [[f"--task.{field}", str(value)]])
+    (run,), _ = configure("train", "mine.yaml", [[]])
+    (wanted,), _ = configure("train", recipe, [[f"--task.{field}", str(value)]])
     assert run == wanted
     pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\nmodel: {{max_length: 99}}\n")
-    assert configured("train", "mine.yaml", [[]])[0][0].model.max_length == 99
+    assert configure("train", "mine.yaml", [[]])[0][0].model.max_length == 99

@@ -10,7 +10,7 @@ import torch
 
 import polyhead as ph
 from polyhead.cli import dispatch as cli
-from polyhead.cli.generate import show
+from polyhead.cli.generate import print_pieces
 from polyhead.models.generate import text as texts
 from polyhead.tasks.text.task import Text
 from polyhead.tasks.text.tokens import Bytes
@@ -87,20 +87,20 @@ def test_text_appears_as_it_comes(capsys):
             yield piece
             seen.append(capsys.readouterr().out)
 
-    show(pieces(), "p:", 2)
+    print_pieces(pieces(), "p:", 2)
     rest = capsys.readouterr().out
     assert seen == ["--- sample 1\np:a", "b", "\n--- sample 2\np:xyz", "w", ""]
     assert rest == "\n"
-    show(iter([["a", "x"], ["b", None]]), "", 2)
+    print_pieces(iter([["a", "x"], ["b", None]]), "", 2)
     assert capsys.readouterr().out == "--- sample 1\nab\n--- sample 2\nx\n"
 
 
 def test_a_terminal_is_not_steered(monkeypatch, capsys):
-    show(iter([["a\x1b[2J\tb\r\n"]]), "", 1)
+    print_pieces(iter([["a\x1b[2J\tb\r\n"]]), "", 1)
     assert capsys.readouterr().out == "a\x1b[2J\tb\r\n\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    show(iter([["a\x1b[2J\tb\n"]]), "", 1)
-    assert capsys.readouterr().out == "a\ufffd[2J\tb\n\n"
+    print_pieces(iter([["a\x1b[2J\tb\n"]]), "", 1)
+    assert capsys.readouterr().out == "a\\x1b[2J\tb\n\n"
 
 
 def test_ctrl_c_ends_it_quietly(folder, capfdbinary, monkeypatch):
@@ -125,13 +125,13 @@ def test_mistakes_are_one_line(folder, capfdbinary, tmp_path):
         ph.config.save(other, tmp_path / name / "config.json")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for arguments, text in (
-        ((folder,), "generate: --prompt or --prompt-file must be given but neither came"),
-        ((folder, "--prompt", "a", "--prompt-file", "b"), "generate: --prompt or --prompt-file must be given but both"),
+        ((folder,), "generate: give either --prompt or --prompt-file"),
+        ((folder, "--prompt", "a", "--prompt-file", "b"), "generate: give either --prompt or --prompt-file"),
         ((folder, "--prompt-file", tmp_path / "none"), "none: No such file or directory"),
-        ((folder, "--prompt-file", tmp_path / "latin.txt"), "latin.txt is no UTF-8 (byte 3)"),
+        ((folder, "--prompt-file", tmp_path / "latin.txt"), "latin.txt must be UTF-8 (byte 3 is not)"),
         ((folder, "--prompt", "a", "--samples", 0), "generate: samples must be at least 1 but is 0"),
-        ((tmp_path / "fuzzy", "--prompt", "a"), "a run that trains on text was wanted but tiny learns fuzzy"),
-        ((tmp_path / "both", "--prompt", "a"), "a model that sees no later tokens was wanted but tiny has no causal"),
+        ((tmp_path / "fuzzy", "--prompt", "a"), "the run must train on text, but tiny learns fuzzy"),
+        ((tmp_path / "both", "--prompt", "a"), "the model must not see later tokens, but tiny has causal"),
         ((tmp_path / "new", "--prompt", "a"), "does not exist: this run has not been trained yet"),
         ((tmp_path / "nothing", "--prompt", "a"), "nothing"),
     ):

@@ -9,7 +9,7 @@ from commands import mistake
 
 import polyhead as ph
 from polyhead import cli
-from polyhead.cli.train import configured
+from polyhead.cli.train import configure
 from polyhead.ops.native import library
 from polyhead.scale.sweep.jobs import prepare
 from polyhead.spec import home
@@ -35,8 +35,8 @@ def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch):
 
     monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
     wanted = "sweep: folder cannot be written (Permission denied)"
-    assert mistake(capsys, "train demo --folder folder") == wanted
-    (run,), _ = configured("train", "fuzzy-hyla", [[]])
+    assert mistake(capsys, "train games --scale smoke --folder folder") == wanted
+    (run,), _ = configure("train", "fuzzy-hyla", [[]])
     (here / "folder" / f"{run.name}-{ph.digest(run)}").mkdir()
     assert prepare("sweep", [run], "folder", again=False) == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
 
@@ -83,7 +83,7 @@ def homeless(monkeypatch):
 
 
 def test_lists_need_no_home(homeless, capsys):
-    assert cli.main(["list", "impls", "--json"]) == 0
+    assert cli.main(["list", "implementations", "--json"]) == 0
     said = capsys.readouterr().out
     if library.enabled():
         assert "this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)" in said
@@ -96,12 +96,6 @@ def test_a_model_that_is_here_needs_no_home_and_another_says_so(homeless, monkey
     wanted = "fuzzy-hyla-1 is not here and there is no folder to download it to: this user has no home folder"
     with pytest.raises(ValueError, match=rf"load: {wanted} \(set HOME or POLYHEAD_MODELS\)"):
         ph.load("fuzzy-hyla-1")
-
-
-@pytest.mark.parametrize(("shell", "own"), [("bash", "XDG_DATA_HOME"), ("zsh", "ZDOTDIR"), ("fish", "XDG_CONFIG_HOME")])
-def test_completion_is_installed_nowhere(homeless, capsys, shell, own):
-    said = mistake(capsys, f"completion {shell} --install")
-    assert said == f"polyhead completion: this user has no home folder (set HOME or {own})"
 
 
 def test_a_folder_in_no_home_is_refused_and_not_made(homeless, here):

@@ -5,8 +5,9 @@ import shlex
 import pytest
 from commands import small
 
+import polyhead as ph
 from polyhead.cli import dispatch as cli, sweep as cli_sweep
-from polyhead.cli.sweep import side_by_side
+from polyhead.cli.sweep import train_side_by_side
 from polyhead.config import digest
 from polyhead.papers import recipes
 from polyhead.papers.recipes import STUDIES
@@ -21,7 +22,7 @@ def asked(monkeypatch, tmp_path):
     calls = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *args: calls.append(args) or [])
+    monkeypatch.setattr(cli_sweep, "train_side_by_side", lambda *args: calls.append(args) or [])
     return calls
 
 
@@ -40,24 +41,17 @@ def test_a_grid_on_the_command_line(asked, capsys):
     assert "0.003" in table
 
 
-def test_a_grid_in_a_file(asked, tmp_path):
-    text = "method: grid\nrecipe: small\nparameters:\n  seed: {values: [4, 5]}\n  train.lr: {value: 2e-3}\n"
-    (tmp_path / "grid.yaml").write_text(text)
-    assert sweep("grid.yaml --train.steps 7") == 0
-    ((runs, folder, _),) = asked
-    assert [(run.seed, run.train.lr, run.train.steps) for run in runs] == [(4, 2e-3, 7), (5, 2e-3, 7)]
-    assert folder == "runs"
+def test_truth_values_in_a_grid(asked):
+    assert sweep("small --name a=True --model.causal=True,False --model.final-norm True,None") == 0
+    ((runs, _, _),) = asked
+    pairs = [(run.model.causal, run.model.final_norm) for run in runs]
+    assert pairs == [(True, True), (True, None), (False, True), (False, None)]
 
 
-def test_truth_values_in_a_grid(asked, tmp_path):
-    text = "recipe: small\nparameters:\n  model.causal: {values: [true, false]}\n"
-    text += "  model.final_norm: {values: [true, null]}\n"
-    (tmp_path / "grid.yaml").write_text(text)
-    for words in ("grid.yaml", "small --name a=True --model.causal=True,False --model.final-norm True,None"):
-        assert sweep(words) == 0
-        runs = asked.pop()[0]
-        found = [(run.model.causal, run.model.final_norm) for run in runs]
-        assert found == [(True, True), (True, None), (False, True), (False, None)]
+def test_heads_in_a_grid_are_joined_by_plus(asked):
+    assert sweep("small --model.heads softmax:2,softmax:1+hyla:1") == 0
+    ((runs, _, _),) = asked
+    assert [run.model.heads for run in runs] == [(ph.Softmax(2),), (ph.Softmax(1), ph.Hyla(1))]
 
 
 def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
@@ -74,7 +68,7 @@ def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
 
 def test_where_and_how(monkeypatch, asked):
     calls = []
-    monkeypatch.setattr(cli_sweep, "side_by_side", side_by_side)
+    monkeypatch.setattr(cli_sweep, "train_side_by_side", train_side_by_side)
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
     assert sweep("small --seed 0,1 --retries 5") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
@@ -91,7 +85,7 @@ def test_where_and_how(monkeypatch, asked):
 
 def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
     failure = Failure("small", tmp_path, 1, "it broke")
-    monkeypatch.setattr(cli_sweep, "side_by_side", lambda *_: [failure])
+    monkeypatch.setattr(cli_sweep, "train_side_by_side", lambda *_: [failure])
     assert sweep("small --seed 0,1") == 1
     assert "small failed: it broke" in capsys.readouterr().err
 
@@ -101,7 +95,7 @@ def test_a_preempted_sweep_is_queued_again(monkeypatch, asked, capsys, words, qu
     def stopped(*_):
         raise Preempted("stopped and saved")
 
-    monkeypatch.setattr(cli_sweep, "side_by_side", stopped)
+    monkeypatch.setattr(cli_sweep, "train_side_by_side", stopped)
     monkeypatch.setattr(cli, "requeue", lambda: "job 7 is queued again")
     assert sweep(words) == 75
     assert capsys.readouterr().err == "polyhead: stopped and saved\n" + "polyhead: job 7 is queued again\n" * queued

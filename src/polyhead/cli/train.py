@@ -140,7 +140,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
         raise ValueError(f"polyhead {verb}: --scale is for the recipes of figures and {names}, not for {recipe}")
     if recipe.endswith(files.SUFFIXES):
 
-        def resolve_base(name: str) -> list[Run]:
+        def resolve_base(name: str) -> "list[Run]":
             return resolve(verb, name, None, (*outer, recipe))[0]
 
         return [files.read_run(recipe, resolve_base, outer)], f"Train the run in {recipe}."

@@ -335,6 +335,14 @@ class Run(Checked):
     _choices: ClassVar = {"parallel": ("data", "sharded")}
     _least: ClassVar = {"threads": 1}
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # The name is a part of the folder's name, which a stranger's file must not move elsewhere.
+        if not self.name.isprintable() or not self.name.strip(". ") or set(self.name) & {"/", "\\"}:
+            raise ValueError(f"Run: name must be printable, without slashes, and not only dots, got {self.name!r}")
+        if self.folder is not None and "\0" in self.folder:
+            raise ValueError(f"Run: folder must be a path, got {self.folder!r}")
+
     def __repr__(self) -> str:
         task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
         return f"Run({self.name!r}, {task}, {self._model()}, {train}, seed={self.seed}, digest={digest(self)!r})"

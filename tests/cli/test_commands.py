@@ -1,0 +1,260 @@
+"""Every command: what it prints and what it leaves on the disk."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from commands import ask, small
+from torch.utils.flop_counter import FlopCounterMode
+
+import polyhead as ph
+from polyhead import spec
+from polyhead.cli import listing, main, output, train as cli_train
+from polyhead.cli.dispatch import VERBS
+from polyhead.cli.train import configure
+from polyhead.config import save
+from polyhead.layers.symbols import PositionSymbols
+from polyhead.pages import report
+from polyhead.papers import recipes
+from polyhead.scale.sweep import Failure
+from polyhead.train import Result, read_config, read_result
+
+
+@pytest.fixture
+def recipe(monkeypatch, tmp_path):
+    """Recipes `small` and `pair`, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    floors = ph.tasks.FuzzyLogic.floors
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", lambda *args, **more: floors(*args, **{**more, "sequences": 50}))
+    monkeypatch.setitem(recipes.RECIPES, "small", small)
+    monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("a-0"), small("a-1", seed=1)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- help
+def test_the_overview_names_every_command(capsys):
+    overview = ask(capsys, "--help")
+    assert all(f"• {verb} " in overview for verb in VERBS)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert ask(capsys, "--version").strip() == ph.__version__
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_command_has_help_with_an_example(capsys, verb):
+    text = ask(capsys, f"{verb} --help")
+    assert f"usage: polyhead {verb}" in text
+    assert f"examples:\n  polyhead {verb}" in text
+
+
+def test_a_recipe_has_help_with_its_fields(capsys):
+    text = ask(capsys, "train fuzzy-hyla --help")
+    assert all(option in text for option in ("--train.lr", "--model.heads.0.heads", "--again"))
+
+
+def test_help_begins_without_torch():
+    code = "import sys; from polyhead.cli import main; main(['--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- lists
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("recipes", ["fuzzy-hyla", "games-dual", "polyhead train NAME"]),
+        ("figures", ["fig-2c", "small, short, paper", "polyhead reproduce NAME"]),
+        ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
+        ("mechanisms --dim 64 --heads 4 --length 10", ["Disentangled", "; 4 heads: 24,576", "s: keys a token"]),
+        ("implementations", ["softmax", "hyla", "reference", "native"]),
+        ("models", ["fuzzy-hyla-1", "r2 0.949", "polyhead eval NAME"]),
+    ],
+)
+def test_lists(capsys, kind, words):
+    text = " ".join(ask(capsys, f"list {kind}").replace("│", " ").split())
+    assert [word for word in words if word not in text] == []
+
+
+def test_a_recipe_may_return_a_list(monkeypatch):
+    monkeypatch.setitem(recipes.RECIPES, "mine", lambda: [small("a"), small("b")])
+    runs, _ = configure("train", "mine", [["--seed", "3"]])
+    assert [run.name for run in runs] == ["a", "b"]
+
+
+def test_a_users_task_without_defaults_is_listed(monkeypatch):
+    @dataclass(frozen=True)
+    class Custom(ph.tasks.ObjectSorting):
+        """A summary."""
+
+        path: str = field(kw_only=True)
+
+    monkeypatch.setattr("polyhead.config.extensions.added", lambda sort: {"Custom": Custom})
+    row = listing.tasks()[-1]
+    assert (row["task"], row["summary"], row["splits"]) == ("Custom", "A summary.", "not known")
+    assert row["fields"].endswith(", path")
+
+
+@pytest.mark.parametrize("mechanism", spec.MECHANISMS, ids=lambda mechanism: mechanism.config)
+@pytest.mark.parametrize(("dim", "heads"), [(48, 4), (40, 2)])
+def test_the_listed_parameters_and_work_are_those_of_a_layer(mechanism, dim, heads):
+    """Matrix multiplications of the reference are counted as they run: each multiply-add is two operations."""
+    tokens = 7
+    rows, _ = listing.mechanisms(dim, heads, tokens)
+    _, _, size, work = next(row.values() for row in rows if row["mechanism"] == mechanism.config)
+    layer = ph.MultiHeadAttention(dim, [getattr(ph, mechanism.config)(heads, impl="reference")], own_symbols=False)
+    count = sum(p.numel() for p in layer.parameters())
+    assert f"\n= {count // heads:,}; {heads} heads: {count:,}\n" in size + "\n"
+    symbols = sum(p.numel() for p in PositionSymbols(dim, max_length=tokens).parameters())
+    assert size.endswith(f"layers:\ns m = {symbols:,}") == mechanism.reads_symbols
+    x = torch.randn(1, tokens, dim)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(x, symbols=x if mechanism.reads_symbols else None)
+    # Of pooled heads the products of code and hidden layer are pooled, not added: no matrix multiplication.
+    pooled = tokens * dim if mechanism.config == "Pooled" else 0
+    expected = f"{heads} heads: {counter.get_total_flops() // (2 * tokens) + pooled:,}\n"
+    assert expected in work + "\n" or mechanism.config == "Linear"  # whose table has the recurrent form
+
+
+def test_a_table_keeps_brackets_and_rounds(capsys):
+    output.write_table("runs:b:t", [{"a": "[red]x[/red]", "b": 0.12345, ":key:": "k:x:v"}])
+    text = capsys.readouterr().out
+    assert all(words in text for words in ("[red]x[/red]", "0.123 ", "runs:b:t", ":key:", "k:x:v"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- verbs
+@pytest.mark.usefixtures("recipe")
+def test_train_changes_any_field(capsys, tmp_path):
+    fields = "--model.dim 16 --model.heads.0.act silu --model.causal --train.lr 3e-4 --train.clip 1"
+    fields += " --train.evaluate novel --task.held-out 0.7 --threads 1 --device cpu --deterministic"
+    text = ask(capsys, f"train small --seed 5 {fields}")
+    (folder,) = (path.parent for path in tmp_path.rglob("result.json"))
+    run = read_config(folder)
+    assert folder == tmp_path / "runs" / f"small-{ph.digest(run)}"
+    default = small()
+    model = replace(default.transformer, dim=16, heads=(ph.Hyla(2, act="silu"),), causal=True)
+    train = replace(default.train, lr=3e-4, evaluate=("novel",), clip=1.0)
+    expected = replace(default, seed=5, task=replace(default.task, held_out=0.7), model=model, train=train)
+    assert ph.digest(run) == ph.digest(expected)
+    assert (run.device, run.deterministic, run.threads) == ("cpu", True, 1)
+    assert "novel" in text
+    assert "4 steps" in text
+
+
+@pytest.mark.parametrize(
+    ("recipe_name", "words", "model_length", "encoder_length"),
+    [
+        ("sorting-dual", ["--task.length", "9"], 9, 9),
+        ("maths-dual", ["--task.question", "90", "--task.answer", "8"], 9, 90),
+        ("sorting-dual", ["--task.length", "9", "--model.encoder.max-length", "7"], 9, 7),
+    ],
+)
+def test_a_changed_task_changes_the_lengths_of_the_model(recipe_name, words, model_length, encoder_length):
+    (run,), _ = configure("train", recipe_name, [words])
+    assert (run.model.max_length, run.model.encoder.max_length) == (model_length, encoder_length)
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_finished_run_is_trained_again_only_with_again(capsys):
+    save(small(threads=1), "mine.json")
+    checkpoint = pathlib.Path("here/checkpoint.safetensors")
+    ask(capsys, "train mine.json --folder here --seed 2")
+    assert read_config("here").seed == 2
+    written = checkpoint.stat().st_mtime_ns
+    ask(capsys, "train mine.json --folder here --seed 2")
+    ask(capsys, "resume here")
+    assert checkpoint.stat().st_mtime_ns == written
+    ask(capsys, "train here/config.json --again")
+    assert checkpoint.stat().st_mtime_ns > written
+
+
+@pytest.mark.usefixtures("recipe")
+@pytest.mark.parametrize(("words", "seeds"), [("", [0, 1]), ("--seed 4 --workers 3 --folder out", [4, 5])])
+def test_a_recipe_of_several_runs_is_a_sweep_and_a_seed_moves_their_seeds(capsys, monkeypatch, words, seeds):
+    def sweep(runs, folder, **options):
+        assert [run.seed for run in runs] == seeds
+        return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
+
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", sweep)
+    text = ask(capsys, f"train pair --threads 1 {words}")
+    assert all(f"a-{seed}: 4 steps" in text for seed in seeds)
+
+
+def test_runs_of_two_tasks_are_scored_each_by_its_own_metric(monkeypatch, capsys, tmp_path):
+    runs = [recipes.RECIPES["fuzzy-hyla"](), recipes.RECIPES["games-dual"](), small("failed")]
+    failure = Failure("failed", tmp_path, -9, "killed by signal 9")
+
+    def finish(run):
+        scores = {"iid": {"loss": 0.1, run.task.metric: 0.5, f"{run.task.metric}_se": 0.125}}
+        return Result(run.name, "", 1, 1.0, 1, scores, "", {}, tmp_path)
+
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda *_, **__: [*map(finish, runs[:2]), failure])
+    assert cli_train.train_runs(runs) == 1
+    out, err = (" ".join(text.split()) for text in capsys.readouterr())
+    assert err.startswith("polyhead: failed failed: killed by signal 9 (log in ")
+    for run in runs[:2]:
+        assert f"{run.task.metric} (mean" in out
+        assert f"on {run.task.name}" in out
+
+
+@pytest.mark.usefixtures("recipe")
+def test_eval_scores_splits_beside_their_baselines_and_changes_nothing(capsys):
+    ph.train.run(small(folder="here", threads=1, seed=3), progress=False)
+    before = {path.name: path.read_bytes() for path in pathlib.Path("here").iterdir()}
+    command = "eval here --batches 1 --batch-size 2 --splits iid compositional --device cpu"
+    text = ask(capsys, command)
+    scores = read_result("here").scores["compositional"]
+    assert f"{scores['r2']:.3f} ± {scores['r2_se']:.3f}" in text
+    assert all(name in text for name in ("context mean", "gaussian process", "ceiling"))
+    assert ask(capsys, f"{command} --deterministic") == text
+    assert ask(capsys, f"{command} --checkpoint 2") != text
+    assert ask(capsys, f"{command} --seed 9") != text
+    assert {path.name: path.read_bytes() for path in pathlib.Path("here").iterdir()} == before
+
+
+def test_scores_are_shown_where_baselines_cannot_be_computed(capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("floors: too many")
+
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", refuse)
+    cli_train.write_scores(small(), {"a": {"iid": {"r2": 0.5, "r2_se": 0.125}}})
+    text = capsys.readouterr().out
+    assert "0.500 ± 0.125" in text
+    assert text.endswith("No baselines and ceiling: floors: too many\n")
+
+
+@pytest.mark.usefixtures("recipe")
+def test_probe_shows_layers_from_one(capsys):
+    ph.train.run(small(folder="here", threads=1), progress=False)
+    rows = json.loads(ask(capsys, "probe here --sequences 200 --seed 1 --json"))
+    assert {row["layer"] for row in rows} == {1}
+
+
+@pytest.mark.usefixtures("recipe")
+def test_report_writes_a_page_of_the_runs(capsys, monkeypatch):
+    ph.train.run(small(folder="here", threads=1), progress=False)
+    calls = []
+    monkeypatch.setattr(report, "write", lambda *args, **options: calls.append((args, options)) or args[1])
+    assert ask(capsys, "report here --out page.html --title Mine") == "report: page.html\n"
+    assert calls == [(([pathlib.Path("here")], pathlib.Path("page.html")), {"title": "Mine", "static": None})]
+
+
+@pytest.mark.usefixtures("recipe")
+def test_resume_finishes(capsys, tmp_path):
+    done = ph.train.run(small(folder="here", threads=1, deterministic=True), progress=False)
+    (tmp_path / "here" / "result.json").unlink()
+    assert "small: 4 steps" in ask(capsys, "resume here --seed 0 --device cpu")
+    assert read_result("here").scores == done.scores
+    assert read_config("here").deterministic
+
+
+def test_completion_is_that_of_tyro(capsys):
+    assert "complete" in ask(capsys, "--tyro-print-completion bash")
+
+
+@pytest.mark.usefixtures("recipe")
+def test_quiet_shows_no_progress(capsys):
+    assert main(["train", "small", "--threads", "1", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
