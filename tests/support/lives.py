@@ -35,7 +35,7 @@ from safetensors import safe_open
 from tiny_runs import tiny
 
 import polyhead as ph
-from polyhead.cli.train import failed
+from polyhead.cli.train import write_failures
 from polyhead.scale.sweep import jobs as sweep
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.tasks.text.tokens import codec_of
@@ -243,7 +243,7 @@ def _sweep(order: Order, runs: list[ph.Run], note: pathlib.Path) -> int:
 
     subprocess.Popen = Worker  # type: ignore[assignment,misc]
     Local.poll_seconds = 0.01
-    return failed(sweep.sweep(runs, order["folder"], workers=2, threads=1, progress=False))
+    return write_failures(sweep.sweep(runs, order["folder"], workers=2, threads=1, progress=False))
 
 
 passed = [0]

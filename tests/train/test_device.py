@@ -52,7 +52,7 @@ def test_processes_of_our_own_do_so_and_no_others(asked, monkeypatch, tmp_path):
     monkeypatch.setattr("polyhead.train.store.folder.read_config", lambda path: RECIPES["fuzzy-softmax"]())
     assert main([str(tmp_path), "--quiet"]) == 0
     assert len(asked) == 3
-    polyhead.cli.train.train([RECIPES["fuzzy-softmax"]()])
+    polyhead.cli.train.train_runs([RECIPES["fuzzy-softmax"]()])
     assert len(asked) == 6
     with device.process(RECIPES["fuzzy-softmax"]()):
         assert len(asked) == 6
