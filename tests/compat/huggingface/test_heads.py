@@ -125,7 +125,7 @@ def test_options_that_would_be_ignored_are_refused():
     low = torch.zeros(1, 1, 6, 6, dtype=F64).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -1e9)
     for options, line in (
         ({"output_attentions": True}, "hands out no attentions but output_attentions=True came"),
-        ({"cu_seq_lens_q": edges}, "must get position_ids that restart in each sequence, not only cu_seq_lens_q"),
+        ({"cu_seq_lens_q": edges}, "needs position_ids that restart in each sequence, not only cu_seq_lens_q"),
         ({"attention_mask": low}, "-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"),
     ):
         for one in (model, hf.swap_heads(foreign(), [1], ph.Hyla(4))):

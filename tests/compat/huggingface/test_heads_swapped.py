@@ -1,7 +1,5 @@
 """Models whose configuration holds heads: swapped into a checkpoint, saved, loaded."""
 
-import pickle
-
 import pytest
 import torch
 from refusals import refusing
@@ -152,7 +150,6 @@ def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
     assert type(again).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
     with torch.no_grad():
         assert torch.equal(again(tokens()).logits, model(tokens()).logits)
-        assert torch.equal(pickle.loads(pickle.dumps(model))(tokens()).logits, model(tokens()).logits)
 
 
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):

@@ -15,7 +15,7 @@ Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) 
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,35 +55,36 @@ class LayerSizes:
 
 
 def fitted(
-    who: str, mechanisms: Sequence[config.Mechanism], place: LayerSizes
+    caller: str, mechanisms: Sequence[config.Mechanism], sizes: LayerSizes
 ) -> list[tuple[config.Mechanism, Slices]]:
     """The mechanisms with the model's sizes, and which of the model's heads each of them replaces.
 
     Raises ValueError if the numbers of heads differ, or if a mechanism needs more than the model's q, k and v.
     """
     total = sum(mechanism.heads for mechanism in mechanisms)
-    if total != place.heads:
-        raise ValueError(f"{who}: {place.heads} heads were wanted but {total} came")
-    shared, found, first = place.heads // place.kv_heads, [], 0
+    if total != sizes.heads:
+        raise ValueError(f"{caller}: {sizes.heads} heads were wanted but {total} came")
+    num_sharing = sizes.heads // sizes.kv_heads
+    first, pairs = 0, []
     for mechanism in mechanisms:
         name, last = type(mechanism).__name__, first + mechanism.heads
-        whole = first % shared == 0 and mechanism.heads % shared == 0
-        kv_heads = mechanism.heads // shared if whole else mechanism.heads
-        for field, wanted in (("dim", place.dim), ("value_dim", place.dim), ("kv_heads", kv_heads)):
-            if getattr(mechanism, field) not in (None, wanted):
-                raise ValueError(f"{who}: {field} of {name} must be {wanted} but is {getattr(mechanism, field)}")
+        is_whole = first % num_sharing == 0 and mechanism.heads % num_sharing == 0
+        kv_heads = mechanism.heads // num_sharing if is_whole else mechanism.heads
+        for field, size in (("dim", sizes.dim), ("value_dim", sizes.dim), ("kv_heads", kv_heads)):
+            if getattr(mechanism, field) not in (None, size):
+                raise ValueError(f"{caller}: {field} of {name} must be {size} but is {getattr(mechanism, field)}")
         if mechanism.share or getattr(mechanism, "hidden", None) is not None:
-            raise ValueError(f"{who}: {name} must read the model's own queries and keys, without share or hidden")
+            raise ValueError(f"{caller}: {name} must read the model's own queries and keys, without share or hidden")
         if isinstance(mechanism, config.SymbolHeads):
-            if not whole:
-                raise ValueError(f"{who}: {name} must be a multiple of {shared} heads, which share keys")
+            if not is_whole:
+                raise ValueError(f"{caller}: {name} must be a multiple of {num_sharing} heads, which share keys")
             if isinstance(mechanism.symbols, config.RelationalSymbols):
-                raise ValueError(f"{who}: {name} must have symbols of single tokens but has RelationalSymbols")
-        keys = slice(first // shared, last // shared) if whole else None
-        mechanism = dataclasses.replace(mechanism, dim=place.dim, value_dim=place.dim, kv_heads=kv_heads)
-        found.append((mechanism, (slice(first, last), keys)))
+                raise ValueError(f"{caller}: {name} must have symbols of single tokens but has RelationalSymbols")
+        mechanism = dataclasses.replace(mechanism, dim=sizes.dim, value_dim=sizes.dim, kv_heads=kv_heads)
+        keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
+        pairs.append((mechanism, (slice(first, last), keys)))
         first = last
-    return found
+    return pairs
 
 
 class Heads(Groups):
@@ -96,20 +97,20 @@ class Heads(Groups):
     def __init__(
         self,
         mechanisms: Sequence[config.Mechanism],
-        place: LayerSizes,
+        sizes: LayerSizes,
         *,
         device: torch.device | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        pairs = fitted("heads", mechanisms, place)
-        self.width, self.slices = place.width, [where for _, where in pairs]
+        pairs = fitted("heads", mechanisms, sizes)
+        self.width, self.slices = sizes.width, [slices for _, slices in pairs]
         self.add_groups(
             "heads",
             tuple(mechanism for mechanism, _ in pairs),
-            place.width,
-            bias=place.bias,
-            max_length=place.max_length,
+            sizes.width,
+            bias=sizes.bias,
+            max_length=sizes.max_length,
             causal=True,
             device=device,
             dtype=dtype,
@@ -121,20 +122,29 @@ class Heads(Groups):
 
         The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
         initialised as in our own models.  `maps`: linear maps are drawn anew, because transformers has filled them by
-        its own rule.  Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such rows."""
+        its own rule.  Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such rows.
+        """
         for module in self.modules():
-            if maps and isinstance(module, nn.Linear) and _fresh(module.weight):
+            if maps and isinstance(module, nn.Linear) and _is_fresh(module.weight):
                 module.reset_parameters()
         for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
             for name, parameter in group.value.named_parameters():
-                if _fresh(parameter):
-                    parameter.copy_(_values(v_proj, name)[rows])
+                if not _is_fresh(parameter):
+                    continue
+                if not isinstance(v_proj, nn.Linear) or quantised(v_proj.weight):
+                    dtype = getattr(getattr(v_proj, "weight", None), "dtype", "no weight")
+                    raise ValueError(
+                        "heads: a linear v_proj was wanted, whose rows the map of symbols copies, but a "
+                        f"{type(v_proj).__name__} of {dtype} came: swap before adapters and quantisation"
+                    )
+                parameter.copy_(v_proj.get_parameter(name)[rows])
         for module in self.modules():
-            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            if hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear) and any(map(_fresh, own)):
+            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            resets = hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear)
+            if resets and any(map(_is_fresh, tensors)):
                 module.reset_parameters()  # type: ignore[operator]
 
     def forward(
@@ -143,44 +153,50 @@ class Heads(Groups):
         k: Float[Tensor, "b s g d"] | None = None,
         v: Float[Tensor, "b s g e"] | None = None,
         *,
-        seen: LayerLimits | None = None,
-        made: list[dict[str, Tensor]] | None = None,
+        limits: LayerLimits | None = None,
+        relational: list[dict[str, Tensor]] | None = None,
         first: int = 0,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"] | FromStream:
-        """The output of all heads; `seen`: bias, mask, causal and keep for all of them; `made`: see
-        `RelationalInputs.made`.
+        """The output of all heads; `limits`: bias, mask, causal and keep for all of them; `relational`: for each
+        group, tensors that q, k and v do not give.
 
         Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
         if k is None or v is None:
             return self._from_stream(q, first, positions)
-        parts, seen = [], seen or LayerLimits()
-        seen = dataclasses.replace(seen, bias=added("polyhead", self.own_groups(), seen.bias))
+        limits = limits or LayerLimits()
+        limits = dataclasses.replace(limits, bias=added("polyhead", self.own_groups(), limits.bias))
+        outputs = []
         for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
-            # If a group's heads cut through a set that shares keys, each head gets a copy.
-            mine = [x[:, :, keys] if keys is not None else share(x, q.shape[2])[:, :, heads] for x in (k, v)]
-            more = {} if made is None else made[i]
-            if made is None and self.source_of[i] is not None:
+            if relational is None and self.source_of[i] is not None:
                 raise ValueError("heads: relational heads need the stream but their layer did not give it")
-            given = {"v": mine[1], **more, "q": q[:, :, heads], "k": mine[0]}
-            parts.append(attended(group, seen.call(given, heads.start, heads.stop)))
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+            if keys is None:  # the group's heads cut through a set that shares keys: each head gets a copy
+                tensors = {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
+            else:
+                tensors = {"k": k[:, :, keys], "v": v[:, :, keys]}
+            tensors["q"] = q[:, :, heads]
+            if relational is not None:
+                tensors |= relational[i]
+            outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
     def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
-        symbols, streamed = [source(x, first=first, positions=positions) for source in self.symbols], []
+        symbols = [source(x, first=first, positions=positions) for source in self.symbols]
+        from_stream = []
         for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
-            of_group: dict[str, Any] = {}
+            tensors: dict[str, Any] = {}
             if source is not None and keys is not None:
-                f = asked(group, "features")(x)
-                sent = asked(group, "send")(f)  # empty for an Abstractor
-                of_group = {"received": asked(group, "receive")(f), **sent, "keys": (keys.start, keys.stop)}
-                of_group["values"] = asked(group, "values")(symbols[source])
-            streamed.append(of_group)
-        return streamed
+                features = asked(group, "features")(x)
+                tensors["received"] = asked(group, "receive")(features)
+                tensors |= asked(group, "send")(features)  # empty for an Abstractor
+                tensors["keys"] = (keys.start, keys.stop)
+                tensors["values"] = asked(group, "values")(symbols[source])
+            from_stream.append(tensors)
+        return from_stream
 
 
-def _fresh(tensor: Tensor) -> bool:
+def _is_fresh(tensor: Tensor) -> bool:
     return not getattr(tensor, "_is_hf_initialized", False)  # transformers sets this mark on loaded parameters
 
 
@@ -189,24 +205,16 @@ def quantised(weight: Tensor) -> bool:
     return not weight.is_floating_point() or weight.dtype.itemsize == 1
 
 
-def _values(v_proj: nn.Module, name: str) -> Tensor:
-    if not isinstance(v_proj, nn.Linear) or quantised(v_proj.weight):
-        kind, dtype = type(v_proj).__name__, getattr(getattr(v_proj, "weight", None), "dtype", "no weight")
-        wanted = "a linear v_proj was wanted, whose rows the map of symbols copies"
-        raise ValueError(f"heads: {wanted}, but a {kind} of {dtype} came: swap before adapters and quantisation")
-    return v_proj.get_parameter(name)
-
-
 class RelationalInputs:
     """Inputs of relational heads beside q, k and v in one call: the stream, symbols, and all relation keys.
 
     It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.
     """
 
-    def __init__(self, streamed: FromStream, cache: Any, past: int) -> None:
-        self.streamed, self.cache, self.past = streamed, cache, past
-        self.kept = False
-        self.keys = {i: of["k_rel"] for i, of in enumerate(streamed) if "k_rel" in of}
+    def __init__(self, from_stream: FromStream, cache: Any, num_cached: int) -> None:
+        self.from_stream, self.cache, self.num_cached = from_stream, cache, num_cached
+        self.is_updated = False
+        self.relation_keys = {i: tensors["k_rel"] for i, tensors in enumerate(from_stream) if "k_rel" in tensors}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
@@ -217,46 +225,47 @@ class RelationalInputs:
         Raises ValueError for a cache that other code has filled.
         """
         g, d = key.shape[1], key.shape[-1]
-        flat = [related.flatten(2) for related in self.keys.values()]
+        flat = [keys.flatten(2) for keys in self.relation_keys.values()]
         if flat:
             joint = torch.cat(flat, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
-            held = getattr(self.cache.layers[layer], "keys", None) if self.past else None
-            if held is not None and held.numel() and held.shape[-1] != key.shape[-1]:  # as of PEFT's prefix tuning
-                wanted = f"a cache whose keys have those of relations beside them (width {key.shape[-1]}) was wanted"
-                raise ValueError(f"heads: {wanted} but keys of width {held.shape[-1]} came")
-        value = self.filled(value.transpose(1, 2)).transpose(1, 2)
+            cached = getattr(self.cache.layers[layer], "keys", None) if self.num_cached else None
+            if cached is not None and cached.numel() and cached.shape[-1] != key.shape[-1]:  # PEFT's prefix tuning
+                raise ValueError(
+                    "heads: a cache whose keys have those of relations beside them "
+                    f"(width {key.shape[-1]}) was wanted but keys of width {cached.shape[-1]} came"
+                )
+        value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
-        self.kept = True
+        self.is_updated = True
         if flat:
-            joint = key[..., d:].transpose(1, 2).flatten(2)
-            widths = [piece.shape[-1] for piece in flat]
-            pieces = joint[..., : sum(widths)].split(widths, dim=-1)
-            shapes = [related.shape[2:] for related in self.keys.values()]
-            self.keys = {i: p.unflatten(-1, shape) for i, p, shape in zip(self.keys, pieces, shapes, strict=True)}
+            widths = [keys.shape[-1] for keys in flat]
+            joint = key[..., d:].transpose(1, 2).flatten(2)[..., : sum(widths)]
+            for i, keys in zip(list(self.relation_keys), joint.split(widths, dim=-1), strict=True):
+                self.relation_keys[i] = keys.unflatten(-1, self.relation_keys[i].shape[2:])
         return key[..., :d], value
 
-    def filled(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
+    def with_symbols(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
         """Values, with symbols by key in place of the values of relational heads."""
         value = value.clone()
-        for of in self.streamed:
-            if of and of["values"].ndim == 4:
-                value[:, :, slice(*of["keys"])] = of["values"]
+        for tensors in self.from_stream:
+            if tensors and tensors["values"].ndim == 4:
+                value[:, :, slice(*tensors["keys"])] = tensors["values"]
         return value
 
-    def made(self, t: int, s: int) -> list[dict[str, Tensor]]:
+    def by_group(self, t: int, s: int) -> list[dict[str, Tensor]]:
         """For each group, q_rel of `t` receivers, k_rel of the first `s` senders, and symbols by offset."""
-        found: list[dict[str, Tensor]] = []
-        for i, of in enumerate(self.streamed):
-            made = dict(of.get("received", {}))
-            if i in self.keys:
-                made["k_rel"] = self.keys[i][:, :s]
-            if of and of["values"].ndim == 3:
+        groups: list[dict[str, Tensor]] = []
+        for i, tensors in enumerate(self.from_stream):
+            group = dict(tensors.get("received", {}))
+            if i in self.relation_keys:
+                group["k_rel"] = self.relation_keys[i][:, :s]
+            if tensors and tensors["values"].ndim == 3:
                 # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
-                made["v"] = by_offset(of["values"], t, s, min(self.past, s - t))
-            found.append(made)
-        return found
+                group["v"] = by_offset(tensors["values"], t, s, min(self.num_cached, s - t))
+            groups.append(group)
+        return groups
 
 
 def attend(
@@ -278,35 +287,39 @@ def attend(
 
     `heads` is a module that is called like `Heads`, possibly wrapped.  Raises ValueError for options that the ops lack.
     """
-    who = type(module).__name__
     check_options(module, options, attention_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    if polyhead is not None and not polyhead.kept:
-        v = polyhead.filled(v)
+    if polyhead is not None and not polyhead.is_updated:
+        v = polyhead.with_symbols(v)
     t, d = q.shape[1], q.shape[3]
-    eager = type(getattr(module, "config", None)) in EAGER
-    one_way = causal(module, is_causal, eager=eager) and attention_mask is None and t > 1
-    if one_way:  # then query 0 is key 0, and further keys are empty rows of a static cache
+
+    # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.
+    is_eager = type(getattr(module, "config", None)) in EAGER
+    is_masked_by_order = causal(module, is_causal, eager=is_eager) and attention_mask is None and t > 1
+    if is_masked_by_order:
         k, v = k[:, :t], v[:, :t]
-    given = masks(f"polyhead: a mask of {who}", (attention_mask, position_bias), k.shape[1])
-    unread = len(given) == 1 and given[0].dtype == torch.bool  # not read, because that would synchronise the device
-    bias, mask = (None, given[0]) if unread else limits(given, t, k.shape[1], q.dtype)
+    added_masks = masks(f"polyhead: a mask of {type(module).__name__}", (attention_mask, position_bias), k.shape[1])
+    if len(added_masks) == 1 and added_masks[0].dtype == torch.bool:
+        bias, mask = None, added_masks[0]  # not read, because that would synchronise the device
+    else:
+        bias, mask = limits(added_masks, t, k.shape[1], q.dtype)
     keep = None
     if dropout > 0:
         shape = q.shape[0], q.shape[2], t, k.shape[1]
         keep = drawn_keep(shape, dropout, device=q.device, dtype=at_least_float32(q.dtype))
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
-    made = None if polyhead is None else polyhead.made(t, k.shape[1])
-    return heads(q, k, v, seen=LayerLimits(bias, mask, keep, one_way), made=made).contiguous(), None
+    relational = None if polyhead is None else polyhead.by_group(t, k.shape[1])
+    layer_limits = LayerLimits(bias, mask, keep, is_masked_by_order)
+    return heads(q, k, v, limits=layer_limits, relational=relational).contiguous(), None
 
 
 def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
-    def heads(q: Tensor, k: Tensor, v: Tensor, *, seen: LayerLimits, made: None) -> Tensor:
-        bias = added("polyhead", [group], seen.bias)
-        return group(AttentionCall(q, k, v, bias, seen.mask, seen.keep, seen.causal))
+    def heads(q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
+        bias = added("polyhead", [group], limits.bias)
+        return group(AttentionCall(q, k, v, bias, limits.mask, limits.keep, limits.causal))
 
     return heads
 
@@ -314,14 +327,15 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
 def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
     """Raise ValueError for options of some models' attention that the ops do not have, and for packed sequences that
     no mask separates."""
+    name = type(module).__name__
     for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
         if options.get(option) is not None:
-            raise ValueError(f"polyhead: {type(module).__name__} must be plain attention but {option} changes it")
-    who, edges = type(module).__name__, options.get("cu_seq_lens_q")
+            raise ValueError(f"polyhead: {name} must be plain attention but {option} changes it")
     if options.get("output_attentions"):
-        raise ValueError(f"polyhead: {who} hands out no attentions but output_attentions=True came")
+        raise ValueError(f"polyhead: {name} hands out no attentions but output_attentions=True came")
+    edges = options.get("cu_seq_lens_q")
     if mask is None and edges is not None and len(edges) > 2:
-        raise ValueError(f"polyhead: {who} must get position_ids that restart in each sequence, not only cu_seq_lens_q")
+        raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")
 
 
 class _Stream:
@@ -333,26 +347,15 @@ class _Stream:
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         cache = kwargs.get(CACHE_NAME)
-        past = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
-        streamed = self.polyhead(hidden_states, first=past, positions=kwargs.get("position_ids"))
-        senders = RelationalInputs(streamed, cache, past)
+        num_cached = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
+        from_stream = self.polyhead(hidden_states, first=num_cached, positions=kwargs.get("position_ids"))
+        inputs = RelationalInputs(from_stream, cache, num_cached)
         if cache is not None:
-            kwargs[CACHE_NAME] = senders
-        return super().forward(hidden_states, *args, polyhead=senders, **kwargs)  # type: ignore[misc]
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """For pickle, which cannot find a class that is made when heads are swapped."""
-        kinds = type(self).__mro__
-        return _empty, (kinds[kinds.index(_Stream) + 1],), self.__getstate__()
+            kwargs[CACHE_NAME] = inputs
+        return super().forward(hidden_states, *args, polyhead=inputs, **kwargs)  # type: ignore[misc]
 
 
 @functools.cache
 def with_symbols(kind: Any) -> Any:
     """The subclass of an attention module's class that passes the stream to relational heads."""
     return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})
-
-
-def _empty(kind: Hashable) -> nn.Module:
-    """An attention module `with_symbols`, whose state pickle sets."""
-    made: type[nn.Module] = with_symbols(kind)
-    return made.__new__(made)

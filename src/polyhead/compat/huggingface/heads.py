@@ -15,7 +15,6 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -121,7 +120,7 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     All weights stay, as the same parameter objects: the new heads read the model's queries, keys and values in order.
     Relational heads get new relations and symbols; symbols are mapped by a copy of their rows of v_proj, and the
     original rows then have no effect.  The model gets a copy of its configuration that has the heads, so it can be
-    saved and loaded.  A model wrapped by PEFT keeps its adapters, and accepts only heads without parameters.
+    saved and loaded.  Heads are swapped before a model is wrapped, by PEFT for example.
 
     Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, for heads that do not match it, and for new
     parameters in a layer whose weights are offloaded; the model is then unchanged.
@@ -129,16 +128,6 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     register()
     config: Any = getattr(model, "config", None)
     groups, sizes = head_list("swap_heads", heads), layer_sizes("swap_heads", config)
-    if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
-        if any(True for _ in Heads(groups, sizes, device=torch.device("meta")).parameters()):
-            raise ValueError(
-                "swap_heads: heads with parameters of their own must come before PEFT, whose "
-                f"modules_to_save=['polyhead'] then keeps them, but a {type(model).__name__} came"
-            )
-        base = swap_heads(model.get_base_model(), layers, groups)  # type: ignore[operator]
-        _set_config(model, config, base.config)
-        return model
-
     # Everything is checked before the first change, so that an error leaves the model as it was.
     num_layers = config.num_hidden_layers
     chosen = list(range(num_layers))

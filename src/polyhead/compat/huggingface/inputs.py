@@ -32,9 +32,7 @@ def require(condition: Tensor, message: str) -> None:
     `torch.jit.trace` drops what has no result, this check too, so there it raises ValueError at once.
     """
     if torch.jit.is_tracing():
-        raise ValueError(
-            f"{message}, which torch.jit.trace cannot check: give Boolean masks or use torch.export"
-        )
+        raise ValueError(f"{message}, which torch.jit.trace cannot check: give Boolean masks or use torch.export")
     if not torch.compiler.is_compiling():
         # Under vmap the tensor inside the wrapper has the numbers of all samples.
         while torch._C._functorch.is_functorch_wrapped_tensor(condition):
