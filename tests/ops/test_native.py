@@ -34,6 +34,7 @@ def place(monkeypatch, tmp_path):
     monkeypatch.setenv("POLYHEAD_NATIVE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYHEAD_NATIVE", raising=False)
     monkeypatch.setattr(native, "_LIBRARIES", {})
+    monkeypatch.setattr(native, "prebuilt_library", lambda source: None)  # nothing came with the package
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     return tmp_path
@@ -60,7 +61,10 @@ def library():
     """One that is built already."""
     if not READY:
         pytest.skip("no compiler")
-    assert native.load_error("hyla") is None  # else it is there, and wrong
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(native, "prebuilt_library", lambda source: None)
+        monkeypatch.setattr(native, "_LIBRARIES", {})
+        assert native.load_error("hyla") is None  # else it is there, and wrong
     return native.library_path("hyla")
 
 

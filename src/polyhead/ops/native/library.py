@@ -1,14 +1,15 @@
-"""Native code: the C++ sources in ops/native, compiled at first use, cached per user, called with pointers.
+"""Native code: the C++ sources in ops/native, from the wheel or compiled at first use, called with pointers.
 
 A library has a plain C interface and includes no header of PyTorch, so it compiles in half a minute and depends on no
-ABI.  Its file name in the cache is a digest of sources, flags, versions and processor.  One process builds it under a
-file lock, which the system releases if the process dies; the finished file is then renamed.  Before its first use small
-calls are compared with the reference (check.py).  Any failure becomes the reason, in one line, why there is no native
+ABI.  A wheel has builds for several levels of processors (prebuilt.py).  Where none fits, one process compiles under a
+file lock, which the system releases if the process dies; the finished file is then renamed.  Its name in the cache is a
+digest of sources, flags, versions and processor.  Before its first use small calls are compared with the reference
+(check.py).  Any failure becomes the reason, in one line, why there is no native
 code; then other implementations compute the op.
 
     load_error(source, dtype)           memory: _LIBRARIES
       _load_and_check                   verdict of the check, in a file beside the library
-        _load_or_build                  cache folder, lock, compiler
+        _load_or_build                  the wheel, else cache folder, lock, compiler
           _build, _open
 
 POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder; POLYHEAD_NATIVE_FLAGS sets the flags.
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.native.check import TOLERANCE, worst_error
+from polyhead.ops.native.prebuilt import prebuilt_library
 from polyhead.spec.home import cache
 
 SOURCES = Path(__file__).parent
@@ -129,6 +131,8 @@ def status(op: str) -> str:
         is_built = library_path(source_of(op)).exists()
     except RuntimeError as error:  # no home
         return _build_failure(error)
+    if _prebuilt(source_of(op), torch.float32) is not None:
+        return "came with the package"
     if is_built:
         return "built"
     if _find_compiler():
@@ -193,6 +197,9 @@ def _load_or_build(source: str, dtype: torch.dtype) -> NativeFunction | str:
     """The function of a library, built if necessary, or the reason why there is none."""
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
+    prebuilt = _prebuilt(source, dtype)
+    if prebuilt is not None:
+        return _function(prebuilt, source)
     path = library_path(source, dtype)
     function = _open_if_intact(path, source)
     if function is not None:
@@ -224,9 +231,20 @@ def _open(path: Path, source: str) -> NativeFunction:
     digest, _ = _read_record(path)
     if _file_digest(path) != digest:
         raise OSError(f"{path} is damaged")
+    return _function(path, source)
+
+
+def _function(path: Path, source: str) -> NativeFunction:
     function: Any = getattr(ctypes.CDLL(str(path)), f"polyhead_{source}")
     function.restype = ctypes.c_int
     return function
+
+
+def _prebuilt(source: str, dtype: torch.dtype) -> Path | None:
+    """The library of the wheel for this processor; None if there is none, or the user's own flags ask for a build."""
+    if dtype != torch.float32 or "POLYHEAD_NATIVE_FLAGS" in os.environ:
+        return None
+    return prebuilt_library(source)
 
 
 def _build(command: list[str], source: str, path: Path) -> str | None:
@@ -298,21 +316,45 @@ def _read_record(path: Path) -> tuple[str, str]:
     return digest, verdict
 
 
+def _record_of(source: str, dtype: torch.dtype) -> tuple[Path | None, str, str]:
+    """Path of the record, digest and verdict of the library that is used; "" before its check on this processor.
+
+    The record of the wheel's library is in the cache, for its own folder may not be writable.  Without a home folder
+    there is no record, and each process checks.
+    """
+    prebuilt = _prebuilt(source, dtype)
+    if prebuilt is None:
+        path = library_path(source, dtype)
+        return path, *_read_record(path)
+    digest = _file_digest(prebuilt)
+    try:
+        path = library_path(source, dtype)
+    except RuntimeError:
+        return None, digest, ""
+    path = path.with_name(f"{prebuilt.stem}-{path.stem}.so")
+    try:
+        checked_digest, verdict = _read_record(path)
+    except (OSError, UnicodeError):
+        return path, digest, ""
+    return path, digest, verdict if checked_digest == digest else ""
+
+
 # ------------------------------------------------------------------------------------------------------------- checking
 def _load_and_check(source: str, dtype: torch.dtype) -> NativeFunction | str:
     """The function if its numbers are right, otherwise why there is none.  Each build is checked once."""
     function = _load_or_build(source, dtype)
     if isinstance(function, str):
         return function
-    path = library_path(source, dtype)
-    digest, verdict = _read_record(path)
+    path, digest, verdict = _record_of(source, dtype)
     if not verdict:
         try:
             verdict = _check(source, dtype, function)
         except Exception as error:  # for example for lack of memory; the next process checks again
             return f"cannot be checked: {_one_line(error)}"
-        with contextlib.suppress(OSError):  # without a writable cache the next process checks again
-            _write_record(path, digest, verdict)
+        if path is not None:
+            with contextlib.suppress(OSError):  # without a writable cache the next process checks again
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write_record(path, digest, verdict)
     return function if verdict == PASSED else verdict
 
 
