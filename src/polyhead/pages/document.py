@@ -32,7 +32,12 @@ class HtmlPage:
     def save(self, path: str | pathlib.Path, function: str) -> pathlib.Path:
         """Write the page and return its path; its folder is made.  A ValueError of one line begins with `function`."""
         path = pathlib.Path(path)
-        save(function, path, self.text)
+        try:
+            with named(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, self.text.encode(errors="backslashreplace"))  # names of folders need not be UTF-8
+        except OSError as error:
+            raise ValueError(f"{function}: {error.strerror}") from None
         return path
 
     def _repr_html_(self) -> str:
@@ -126,45 +131,10 @@ def resource(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def save(function: str, path: pathlib.Path, page: str) -> None:
-    """Write a page as a whole, or raise a ValueError; its folder is made."""
-    try:
-        with named(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, page.encode(errors="backslashreplace"))  # names of folders need not be UTF-8
-    except OSError as error:
-        raise ValueError(f"{function}: {error.strerror}") from None
-
-
 def escape(text: object) -> str:
     return html.escape(str(text))
 
 
-def paragraphs(lines: Sequence[str], kind: str = "") -> str:
-    return "".join(f'<p class="{kind}">{escape(x)}</p>' if kind else f"<p>{escape(x)}</p>" for x in lines)
-
-
-def bullets(lines: Sequence[str], kind: str = "") -> str:
-    return f'<ul class="{kind}">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
-
-
-def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """An HTML table.  Rows are (class, cells); cells are HTML, the first is the row's name.  Phones show cards."""
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    lines = [f'<table class="cards"><thead><tr>{top}</tr></thead><tbody>']
-    for kind, cells in rows:
-        rest = "".join(
-            f'<td data-label="{escape(label)}">{cell}</td>' for label, cell in zip(head[1:], cells[1:], strict=True)
-        )
-        lines.append(f'<tr class="{kind}"><th scope="row">{cells[0]}</th>{rest}</tr>')
-    return "\n".join([*lines, "</tbody></table>"])
-
-
-def facts(values: Mapping[str, object]) -> str:
-    """An HTML table of names and values."""
-    rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in values.items())
-    return f'<table class="facts"><tbody>{rows}</tbody></table>'
-
-
-def details(summary: str, body: str) -> str:
-    return f"<details><summary>{escape(summary)}</summary>{body}</details>"
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
+    """An HTML table; the first cell of a row is its name.  Phones show each row as a card."""
+    return Markup(_templates().get_template("pages/macros.html").module.table(head, rows))

@@ -22,7 +22,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.transformer import Transformer
-from polyhead.pages.document import document, escape, figure_as_svg, table
+from polyhead.pages.document import document, figure_as_svg, table
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.hyla.sizes import fuzzy_task
 from polyhead.tasks import RelationalGames
@@ -226,12 +226,12 @@ def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
     rows = []
     for racer, by_seed in curves.items():
         final = [curve[-1][1] for curve in by_seed.values()]
-        rows.append(("", [escape(racer), f"{fmean(final):.3f}", ", ".join(f"{score:.3f}" for score in final)]))
+        rows.append([racer, f"{fmean(final):.3f}", ", ".join(f"{score:.3f}" for score in final)])
     parts.append(table(["heads", "accuracy, new shapes", "each network"], rows))
     if scores:
         rows = []
         for score in scores:
-            rows.append(("", [escape(score.label), SPLITS[score.split], f"{score.mean:.3f}"]))
+            rows.append([score.label, SPLITS[score.split], f"{score.mean:.3f}"])
         parts.append(table(["heads or baseline", "fuzzy logic", "R², mean of five"], rows))
     parts.append(
         "<p>Next: <code>polyhead reproduce games --scale small</code> trains all five games and judges each claim.</p>"

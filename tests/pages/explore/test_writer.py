@@ -304,3 +304,9 @@ def test_our_heads_inside_a_foreign_model_are_not_taken_for_softmax() -> None:
     model = torch.nn.Linear(2, 2)
     model.config = SimpleNamespace(_attn_implementation="polyhead_hyla")
     assert "polyhead_hyla are inside it" in said(explore.explore, model, "x", Bytes(), "x.html")
+
+
+def test_a_notebook_shows_the_page_of_taps():
+    ids = torch.tensor([[3, 1, 4]])
+    taps = capture(model_of((ph.Hyla(4),)), Batch(ids, ids, None, torch.ones(1, 3), {}))
+    assert explore.taps_page(taps, ["a", "<b>", "c"])._repr_html_().startswith("<iframe srcdoc=")

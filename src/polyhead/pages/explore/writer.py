@@ -19,7 +19,7 @@ from polyhead.compat.foreign import holds_model
 from polyhead.config import Batch, Run, Tokens
 from polyhead.layers.taps import Taps
 from polyhead.models.transformer import Transformer
-from polyhead.pages.document import save
+from polyhead.pages.document import HtmlPage
 from polyhead.pages.explore.data import TOKENS, gather
 from polyhead.pages.explore.page import html
 from polyhead.tasks.text import tokens as text_tokens
@@ -29,6 +29,11 @@ from polyhead.train.store.files import check_place
 from polyhead.train.store.folder import place
 
 Path = str | pathlib.Path
+
+
+def taps_page(taps: Sequence[Taps], tokens: Sequence[str], *, title: str = "", of: int = 0) -> HtmlPage:
+    """The page on one sequence, which a notebook shows by itself; arguments as in `write`."""
+    return HtmlPage(html(gather(taps, tokens, of=of), title))
 
 
 def write(
@@ -50,8 +55,7 @@ def write(
     """
     path = pathlib.Path(path)
     found = gather(taps, tokens, of=of)
-    page = html(found, title)
-    save("explore", path, page)
+    HtmlPage(html(found, title)).save(path, "explore")
     if wanted(progress):
         note = f" {found.note}" if found.note else ""
         count = path.stat().st_size
