@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from zoo import make_layer as make, tokens
 
 import polyhead as ph
-from polyhead.layers.call import drawn_keep
 from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
@@ -48,14 +47,6 @@ def test_positions_with_gaps_are_those_of_a_longer_sequence():
     for positions in POSITIONS.values():
         layer = make(MANY, positions=positions, causal=True, window=5)
         assert_close(layer(x[:, where], positions=where[None]), layer(x, mask=mask)[:, where])
-
-
-def test_positions_that_are_given_leave_those_of_a_context():
-    """They are 0, 1, ..., also with more queries than keys."""
-    x, context, where, mask = tokens(9), tokens(7), torch.arange(9)[None] + 2, torch.ones(9, 7).tril(-2).bool()
-    for positions in POSITIONS.values():
-        causal, free = (make(MANY, positions=positions, causal=causal, window=5) for causal in (True, False))
-        assert_close(causal(x, context, positions=where), free(x, context, positions=where, mask=mask))
 
 
 def test_biases_of_both_forms_add_up():
@@ -106,13 +97,6 @@ def test_dropout_is_drawn_anew_in_training(shared):
     assert keep.shape == ((1, 1, 60, 60) if shared else (2, 8, 60, 60))
     assert set(keep.unique().tolist()) == {0.0, 1 / (1 - 0.2)}
     assert keep.eq(0).double().mean().item() == pytest.approx(0.2, abs=0.034 if shared else 0.0084)  # 5 deviations
-
-
-def test_a_small_rate_is_kept_by_every_default_dtype():
-    torch.set_default_dtype(torch.bfloat16)
-    keep = drawn_keep((400, 100), 0.001)
-    assert keep.dtype == torch.bfloat16
-    assert 20 < keep.eq(0).sum() < 60
 
 
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "pure"])

@@ -63,17 +63,6 @@ def test_symbols_that_are_given_are_those_of_the_new_tokens():
     assert_close(pieces, layer(x, symbols=[None, by_key, table]), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], [ph.RelativeBias(8, 8), ph.Alibi()]))
-def test_the_next_tokens_may_be_written_into_the_same_memory(mixture, positions):
-    layer, x, cache = make(zoo.EVERY[mixture], causal=True, positions=positions), tokens(4), LayerCache()
-    pieces, now, where = [], torch.zeros_like(x[:, :1]), torch.zeros(1, 1, dtype=torch.int16)
-    for i in range(4):
-        pieces.append(layer(now.copy_(x[:, i : i + 1]), positions=where, cache=cache))
-        where += 1
-    assert_close(torch.cat(pieces, 1), layer(x), atol=1e-10, rtol=1e-10)
-
-
 @pytest.mark.parametrize("window", [None, 3])
 def test_masks_biases_and_dropout_cover_all_keys(window):
     layer, x, cache = make([*DUAL, ph.Hyla(2)], causal=True, window=window), tokens(T), LayerCache()
@@ -193,14 +182,3 @@ def test_sequences_in_another_order(mixture):
     cache.expect(None, x[rows, 4:])
     wanted = layer(x[rows], mask=torch.cat((mask[rows], torch.ones(3, 4, dtype=torch.bool)), 1)[:, None, None])
     assert_close(layer(x[rows, 4:], cache=cache[0]), wanted[:, 4:], atol=1e-10, rtol=1e-10)
-
-
-def test_cached_tensors_of_a_context_are_reordered_too():
-    layer, x, context, rows = make(DUAL), tokens(4, b=3), tokens(5, b=3), torch.tensor([1, 1, 0])
-    cache, one = Cache(1), Cache(1)
-    layer(x[:, :2], context, cache=cache[0])
-    cache.reorder(rows)
-    y = layer(x[rows, 2:], torch.full_like(context, float("nan")), cache=cache[0])
-    assert_close(y, layer(x[rows], context[rows])[:, 2:], atol=1e-10, rtol=1e-10)
-    layer(x[:1], x[:1], cache=one[0])
-    refused(lambda: one.reorder(rows), "^Cache: the cache of one sequence cannot become that of 3: repeat")

@@ -67,24 +67,6 @@ def test_a_copy_is_a_branch(way):
     assert_close(layer(x[:, 3:4], cache=cache[0]), layer(x[:, :4])[:, 3:], atol=1e-10, rtol=1e-10)
 
 
-def test_cross_attention_has_an_owner_of_its_own():
-    own, cross, other = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)]), make([ph.Softmax(4)])
-    x, context, cache = tokens(3), tokens(4), LayerCache()
-    for i in range(3):
-        own(x[:, i : i + 1], cache=cache)
-        cross(x[:, i : i + 1], context, cache=cache)
-    refused(lambda: other(x, context, cache=cache), OTHER)
-
-
-@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_a_copy_of_a_layer_continues_its_cache(way):
-    layer, x, cache = make([ph.Softmax(2), ph.Hyla(2)], causal=True), tokens(5), LayerCache()
-    layer(x[:, :3], cache=cache)
-    again, same = COPIES[way]((layer, cache))
-    for each, kept in ((again, cache), (layer, same)):
-        assert_close(each(x[:, 3:], cache=kept), layer(x)[:, 3:], atol=1e-10, rtol=1e-10)
-
-
 def test_one_layer_may_have_several_caches_and_other_weights():
     """One module at two depths, or with a loaded state."""
     layer, x, caches = make([ph.Softmax(4)], causal=True), tokens(4), Cache(2)
@@ -93,12 +75,6 @@ def test_one_layer_may_have_several_caches_and_other_weights():
     assert_close(y, layer(layer(x))[:, 3:], atol=1e-10, rtol=1e-10)
     layer.load_state_dict(make([ph.Softmax(4)], causal=True).state_dict())
     layer(x[:, :1], cache=caches[0])
-
-
-def test_an_empty_cache_is_everybodys():
-    cache, x = LayerCache(), tokens(2)
-    for seen in (x[:, :0], x):
-        make([ph.Softmax(4)], causal=True)(seen, cache=cache)
 
 
 def test_a_cache_keeps_no_model_alive():
@@ -145,19 +121,3 @@ def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
         assert (cache.length, cache.nbytes) == (first, bytes_before[-1])
         pieces.append(call(first, last))
     assert_close(torch.cat(pieces, 1), layer(x, positions=where), atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("part", ["cross.out", "feedforward"])
-def test_an_interrupted_block_adds_nothing(part):
-    """Its self-attention was done when its attention to a context or its feed-forward layer was interrupted."""
-    cross = make([ph.Softmax(2), ph.Relational(2)])
-    block = ph.TransformerBlock(make([ph.Softmax(4)], causal=True), ph.MlpLayer(M), cross=cross).double().eval()
-    x, context, cache, y = tokens(5), tokens(3), LayerCache(), []
-    for first, last in ((0, 3), (3, 5)):
-        hook = block.get_submodule(part).register_forward_pre_hook(stop)
-        with pytest.raises(KeyboardInterrupt):
-            block(x[:, first:last], torch.zeros_like(context), cache=cache)
-        hook.remove()
-        assert (cache.length, cache.cross.length) == (first, first)
-        y.append(block(x[:, first:last], context, cache=cache))
-    assert_close(torch.cat(y, 1), block(x, context), atol=1e-10, rtol=1e-10)

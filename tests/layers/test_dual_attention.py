@@ -99,12 +99,6 @@ def test_symbols_that_are_no_tensor():
         refused(call, rf"^MultiHeadAttention: symbols .*{re.escape(text)}$")
 
 
-def test_given_symbols_may_have_the_dtype_of_autocast():
-    layer, x = make(DUAL).float(), torch.randn(2, 5, M)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert_close(layer(x, symbols=x.bfloat16()), layer(x, symbols=x))
-
-
 # --------------------------------------------------------------------------------------------- widths, initial values
 def test_heads_without_relations_say_so():
     taps: list = []
@@ -168,30 +162,6 @@ def test_relation_weights_of_the_paper_and_of_the_package():
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
         initialise(layer := torch.nn.Sequential(RelationalHeads(64, size, relations=8, relation_init=name)), "hyla")
         assert layer[0].relation_weight.abs().max() <= bound
-
-
-@pytest.mark.parametrize(
-    "source", [ph.RelativeSymbols(), ph.RelativeSymbols(distance=40, dim=24), ph.PositionSymbols()]
-)
-def test_symbols_begin_with_the_spread_that_relations_are_balanced_on(source):
-    """For relative symbols 1 over the root of the mean of rows and width: here 127 rows of 32, or 81 of 24."""
-    layer = ph.MultiHeadAttention(32, ph.Relational(4, symbols=source), max_length=64)
-    wanted = {None: (2 / (127 + 32)) ** 0.5, 40: (2 / (81 + 24)) ** 0.5}.get(getattr(source, "distance", 0), 1.0)
-    assert layer.groups[0].symbol_std == source.start_std(32, 64) == pytest.approx(wanted)
-    assert layer.symbols[0].table.std().item() == pytest.approx(wanted, rel=0.05)
-
-
-def test_balancing_draws_nothing_but_the_weight():
-    """Later draws are those after any other initialisation of as many numbers."""
-    size, drawn = Sizes(2, 4, 4, 2), []
-    for name in ("balanced", "paper"):
-        torch.manual_seed(0)
-        group = RelationalHeads(8, size, relation_init=name)
-        drawn.append((group.value.weight, torch.rand(1) if name == "balanced" else None))
-    assert_close(drawn[0][0], drawn[1][0], atol=0, rtol=0)
-    torch.manual_seed(0)
-    RelationalHeads(8, size)
-    assert_close(torch.rand(1), drawn[0][1], atol=0, rtol=0)
 
 
 def test_symmetric_relations_in_groups_of_keys_are_one_clear_line():

@@ -1,8 +1,6 @@
 """A group with a user's own function: its code is the function's code, or it has no code."""
 
-import copy
 import functools
-import pickle
 
 import pytest
 import torch
@@ -11,11 +9,11 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead import analysis, spec
+from polyhead import spec
 from polyhead.analysis import codes, value_network
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
-from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
+from polyhead.layers.heads.groups import SoftmaxHeads
 from polyhead.ops import registry
 from polyhead.ops.call import AttentionCall
 from polyhead.pages.explore import writer as explore
@@ -125,13 +123,6 @@ def test_a_code_has_a_shape():
     refused(lambda: attention(x, return_code=True), wanted)
 
 
-def test_copies_keep_it():
-    attention, x = layer(ph.Softmax(4)), inputs()
-    attention.groups[0].use(cosine_attention, code=cosine_code)
-    for other in (copy.deepcopy(attention), pickle.loads(pickle.dumps(attention))):
-        assert_close(other(x, return_code=True), attention(x, return_code=True))
-
-
 def test_a_module_as_the_function():
     class Cosine(torch.nn.Module):
         def __init__(self):
@@ -213,18 +204,6 @@ def test_taps_keep_the_function_of_their_call():
     assert_close(taps.groups[0].code(), code)
 
 
-def test_probes_and_pictures_refuse_it():
-    task, network = ph.tasks.FuzzyLogic(length=6), model([ph.Softmax(2), ph.Hyla(2)])
-    batch = task.batch("iid", 4, seed=0, step=0)
-    network.blocks[0].attention.groups[0].attend = cosine_attention
-    for ask in (
-        lambda: analysis.query_codes(network, task, "compositional", 4),
-        lambda: analysis.probe_model(network, task, sequences=8, queries=0),
-        lambda: analysis.look(network, batch),
-    ):
-        refused(ask, "the code of cosine_attention is not known")
-
-
 # -------------------------------------------------------------------------------------------------- caches and dropout
 @pytest.mark.parametrize("code", [None, cosine_code])
 def test_linear_heads_with_a_function_keep_every_token(code):
@@ -272,12 +251,6 @@ def test_a_function_that_is_assigned_later_is_checked_too(way):
     else:
         attention.groups[0].forward = lambda call: swallowing(call.q, call.k, call.v, mask=None, causal=False)
     refused(lambda: attention(x), "must multiply its code by keep")
-
-
-@pytest.mark.parametrize("kind", [SoftmaxHeads, LinearHeads, HylaHeads])
-def test_every_group_takes_a_device_and_a_dtype(kind):
-    q = torch.randn(2, 5, 4, 8, dtype=F64)
-    assert kind(4, 8, device="cpu", dtype=F64)(AttentionCall(q, q, q)).dtype == F64
 
 
 @pytest.mark.compile

@@ -54,16 +54,6 @@ def test_numbers_of_layers_are_finite_and_not_negative(name, number):
         refused(lambda: NUMBERS[name](0.0), rf"^{name} must be above 0 but is 0.0$")
 
 
-@pytest.mark.parametrize("rate", [float("nan"), -0.1, 1.0])
-def test_a_rate_of_dropout_is_below_one(rate):
-    """At 1 a block, or a model of blocks, would pass its input through."""
-    model = functools.partial(ph.TransformerConfig, ph.Tokens(9), ph.Logits(9))
-    refused(lambda: BLOCK(dropout=rate), rf"^TransformerBlock: dropout must be in \[0, 1\) but is {rate}$")
-    if rate == 1:
-        refused(lambda: model(dropout=rate), r"^TransformerConfig: dropout must be in \[0, 1\) but is 1.0$")
-        refused(lambda: model(residual_dropout=rate), r"^TransformerConfig: residual_dropout must be in \[0, 1\)")
-
-
 def test_other_mistakes_are_one_line():
     refused(lambda: RMSNorm(6)(torch.zeros(2, 5)), "^rms_norm: d = 5 in x but 6 in weight")
     for window in (True, 0):

@@ -74,14 +74,6 @@ def test_rotary_angles_survive(trip, layout):
     torch.testing.assert_close(rotary(x, positions), expected, atol=1e-12, rtol=0)
 
 
-def test_positions_take_a_dtype_and_keep_at_least_float32():
-    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
-        assert RotaryEmbedding(8, max_length=4, dtype=dtype).table.value.dtype == wanted
-        assert AlibiBias(4, dtype=dtype).slopes.value.dtype == wanted
-        assert SinusoidalPositions(4, 8, dtype=dtype).table.value.dtype == wanted
-        assert MultiHeadAttention(24, Softmax(12), positions=Alibi(), dtype=dtype).relative.slopes.value.dtype == wanted
-
-
 def test_rotary_mistakes_are_one_line():
     rotary, x = RotaryEmbedding(8, max_length=4), torch.zeros(2, 5, 8)
     assert torch.equal(rotary(x, torch.arange(5) % 4, check=False), rotary(x, torch.arange(5) % 4))
@@ -151,26 +143,6 @@ def test_by_offset_equals_dense(index, t, s, offset):
     assert torch.equal(bias.dense(queries[None], keys[None]), expected[None])
     shifted = bias.dense(torch.stack((queries, queries + 9)), torch.stack((keys, keys + 9)))
     assert torch.equal(shifted, expected.expand(2, -1, -1, -1))
-
-
-def test_how_tables_begin():
-    relative, learned = RelativePositionBias(64, 100, 100), LearnedPositions(200, 50)
-    assert list(relative.state_dict()) == list(learned.state_dict()) == ["table"]
-    assert relative.table.std().item() == pytest.approx(0.1, rel=0.04)
-    assert relative.table.abs().max() > 0.3  # not truncated
-    assert learned.table.std().item() == pytest.approx(0.02, rel=0.04)
-
-
-@pytest.mark.parametrize("trip", TRIPS)
-def test_bucket_numbers_and_slopes_survive(trip):
-    relative = TRIPS[trip](lambda **to: RelativePositionBias(2, 256, 512, **to))
-    with torch.no_grad():
-        relative.table.copy_(torch.arange(256.0))
-    at = relative(1, 401, offset=400)[0].float().flip(0)
-    assert at.tolist() == relative_buckets(np.arange(401), 256, 512).tolist()
-    alibi = TRIPS[trip](lambda **to: AlibiBias(6, **to))
-    assert not alibi.state_dict()
-    assert alibi(1, 1001, offset=1000)[:, 0].tolist() == [-1000 * slope for slope in alibi_slopes(6)]
 
 
 def test_alibi_is_exact_in_bfloat16():

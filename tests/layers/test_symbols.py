@@ -16,7 +16,6 @@ from polyhead.layers.symbols import (
     SymbolicAttention,
     build_symbols,
 )
-from polyhead.models.initialise import initialise
 
 F64 = torch.float64
 
@@ -78,23 +77,6 @@ def test_positions_and_offsets():
     assert RelativeSymbols(5, 6, 2).table.shape == (5, 5)
 
 
-@pytest.mark.parametrize("preset", [None, "hyla", "cs336"])
-def test_how_they_begin(preset):
-    how = {"max_length": 50, "causal": True}
-    frozen = build_symbols(config.SymbolicAttention(count=200, trainable=False), 32, **how)
-    position, relative = build_symbols(config.PositionSymbols(), 64, **how), build_symbols(config.RelativeSymbols(), 64)
-    neighbours = build_symbols(config.RelationalSymbols(count=100), 64, **how)
-    if preset is not None:
-        initialise(torch.nn.ModuleList([frozen, position, relative, neighbours]), preset)
-    for table in (frozen.library, frozen.templates, position.table, neighbours.symbolic.library):
-        assert table.std().item() == pytest.approx(1, abs=0.05)
-        assert table.mean().item() == pytest.approx(0, abs=0.05)
-    assert relative.table.abs().max() <= (6 / (1023 + 64)) ** 0.5
-    assert relative.table.std().item() == pytest.approx((2 / (1023 + 64)) ** 0.5, rel=0.02)
-    if preset is not None:
-        assert_close(neighbours.q.bias, torch.zeros(64))
-
-
 def test_a_frozen_library_is_kept_but_not_trained():
     free, frozen = (SymbolicAttention(8, count=3, trainable=trainable) for trainable in (True, False))
     assert "library" in dict(free.named_parameters())
@@ -134,17 +116,3 @@ def test_mistakes_are_one_line(line):
 
 
 SOURCES = (config.SymbolicAttention(3), config.RelationalSymbols(3), config.PositionSymbols(), config.RelativeSymbols())
-
-
-@pytest.mark.compile  # without annotation checks, as users have it
-@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
-def test_one_sequence_needs_its_batch(source):
-    module = build_symbols(source, 4, causal=True)
-    refused(lambda: module(torch.zeros(3, 4)), rf"^{type(source).__name__}: x must be \(b s m\) but has shape \(3, 4\)")
-
-
-@pytest.mark.compile  # without annotation checks, as users have it
-@pytest.mark.parametrize("source", ["position", config.PositionSymbols, None])
-def test_no_source_of_symbols(source):
-    line = r"^build_symbols: symbols must be a source such as PositionSymbols\(\) but is "
-    refused(lambda: build_symbols(source, 24), line)

@@ -14,11 +14,10 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead import config
-from polyhead.compat import torch_mha
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.functions import coder
-from polyhead.layers.projection import affine, plain
+from polyhead.layers.projection import affine
 from polyhead.ops.call import AttentionCall
 
 F64 = torch.float64
@@ -152,17 +151,6 @@ class Packed(nn.Module):
         self.in_features, self.forward = layer.in_features, Bytes(layer).forward
 
 
-@pytest.mark.parametrize("held", [Bytes, Packed])
-def test_taps_of_maps_that_hold_no_numbers(held):
-    attention, (x,), seen = layer(ph.Softmax(2)), inputs(6), []
-    weights = (8 * attention.qkv.weight[-24:-12]).round() / 8, (8 * attention.out.weight[:, :12]).round() / 8
-    attention.qkv, attention.out = held(attention.qkv), held(attention.out)
-    attention(x, taps=seen)
-    group = seen[0].groups[0]
-    assert_close(group.w_value.flatten(0, 1), weights[0], check_dtype=False)
-    assert_close(group.w_out.movedim(0, 1).flatten(1), weights[1], check_dtype=False)
-
-
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_wrapper_that_passes_on_calls_only(mechanism):
     attention, want, (x,) = layer(mechanism), layer(mechanism), inputs(6)
@@ -184,21 +172,6 @@ def test_a_wrapper_that_computes_something_else_is_shown_as_such(mechanism, eage
             want.out.weight[:, :12] *= 2
         assert_close(attention(x), want(x))
         refuses_its_code(attention, "Doubled")
-
-
-@pytest.mark.parametrize("mechanism", [ph.Hyla(2, value_depth=2), ph.Relational(2), ph.Abstractor(2)], ids=str)
-def test_in_the_place_of_torchs_attention(mechanism, eager):
-    attention = torch_mha.MultiheadAttention(24, 4, batch_first=True, dtype=F64, heads=[mechanism, ph.Softmax(2)])
-    (x,), inner = inputs(6), attention.eval().groups[0]
-    want, code = attention(x, x, x, average_attn_weights=False)
-    attention.groups[0] = eager(inner)
-    assert_close(attention(x, x, x, average_attn_weights=False), (want, code))
-    (taps,) = torch_mha.capture(attention, x, x, x)
-    assert_close(taps.groups[0].code(), code[:, :2])
-    attention.groups[0] = Through(inner)
-    if isinstance(mechanism, ph.Hyla):
-        assert_close(attention(x, x, x, need_weights=False)[0], want)
-    refused(lambda: attention(x, x, x), "^Through: ")
 
 
 def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
@@ -261,20 +234,3 @@ def test_hooks_of_linear_heads_are_called_with_a_cache(hook, wrapped):
         y = [layer(x[:, i : i + 1], cache=cache) for i in range(4)]
         assert not layer(x).any()
     assert not torch.cat(y, 1).any()
-
-
-def test_a_hook_cannot_come_after_a_sum_was_kept():
-    layer, cache = ph.MultiHeadAttention(16, ph.Linear(2), causal=True), LayerCache()
-    x = torch.randn(1, 1, 16)
-    layer(x, cache=cache)
-    with_a_forward_hook(layer.groups[0])
-    refused(lambda: layer(x, cache=cache), r"^LinearHeads: step needs heads .* earlier tokens, but it has hooks$")
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("change", [lambda layer: layer, assigned])
-def test_a_compiled_graph_sees_the_same(change):
-    torch.compiler.reset()
-    layer = change(nn.Linear(3, 3))
-    told = torch.compile(lambda x: x + plain(layer), backend="eager", fullgraph=True)
-    assert told(torch.zeros(1)).item() == plain(layer) == (change is not assigned)

@@ -13,7 +13,7 @@ import polyhead as ph
 from polyhead import config
 from polyhead.models.build import build
 from polyhead.models.rivals.abstractor import AbstractorModel
-from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet, places
+from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.tasks import KINDS, ObjectSorting, RelationalGames
 
 F64 = torch.float64
@@ -124,19 +124,6 @@ def test_sizes():
 # ------------------------------------------------------------------------------------------ what they see
 
 
-def test_places_of_patches_go_row_by_row():
-    found = places(ph.PrediNetConfig(ph.Patches((1, 4, 6), (2, 2)), ph.Classes(2)), torch.device("cpu"))
-    assert found.tolist() == [[-1, -1], [-1, 0], [-1, 1], [1, -1], [1, 0], [1, 1]]
-
-
-def test_symbols_may_be_picked_by_the_objects():
-    model = stirred(ph.AbstractorConfig(ph.Tokens(9), ph.Classes(2), dim=8, symbols=ph.SymbolicAttention(count=5)))
-    tokens = torch.tensor([[3, 1, 4, 1], [5, 2, 6, 0]])
-    torch.testing.assert_close(model(tokens), model(tokens.flip(1)))  # a set: positions are not distinguished
-    ordered = stirred(ph.AbstractorConfig(ph.Tokens(9), ph.Classes(2), dim=8))
-    assert (ordered(tokens) - ordered(tokens.flip(1))).abs().max() > 1e-3
-
-
 # ------------------------------------------------------------------------------------------ in a run
 BASELINES = (
     ph.CoRelNetConfig(IMAGES, ph.Classes(2), dim=16, softmax=False),
@@ -205,11 +192,6 @@ MISTAKES = {
 @pytest.mark.parametrize("line", MISTAKES)
 def test_settings_that_cannot_be_met(line):
     refused(MISTAKES[line], re.escape(line))
-
-
-@pytest.mark.compile  # where annotations are checked they speak first
-def test_outputs_that_are_no_classes():
-    refused(lambda: ph.PrediNetConfig(IMAGES, config.Logits(2)), r"outputs must be Classes\(\) but is Logits")
 
 
 def test_inputs_that_cannot_be_compared():

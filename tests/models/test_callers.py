@@ -10,13 +10,11 @@ import zoo
 from some import some
 from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
-from torch.nn.utils import parametrizations, parametrize
 from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead import config
 from polyhead.compat.torch_mha import replace as replace_attention
-from polyhead.layers.cache import Cache
 
 F64 = torch.float64
 TILED = (ph.Hyla(1, impl="blocked"), ph.Relational(1, impl="blocked", relation_act="tanh"))
@@ -66,24 +64,6 @@ def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
     one_graph(model, lambda t: ((inputs_of(settings, t, 1),), {"cu_seqlens": cu_seqlens(t)}), (9, 15, 12))
 
 
-@pytest.mark.campaign
-@pytest.mark.compile
-def test_linear_heads_by_chunks_compile_with_their_projection():
-    """The last chunk is not padded with queries; a matrix product follows in the backward pass."""
-    attention = ph.MultiHeadAttention(16, [ph.Linear(8, impl="chunked")], causal=True)
-    torch._dynamo.reset()
-    counters.clear()
-    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
-    for t in (9, 13):
-        grads = []
-        for run in (compiled, attention):
-            x = torch.linspace(-1, 1, 3 * t * 16).view(3, t, 16).requires_grad_()
-            torch._dynamo.mark_dynamic(x, 1)
-            grads += torch.autograd.grad(run(x).square().sum(), x)
-        assert_close(*grads)
-    assert counters["stats"]["unique_graphs"] == 1
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize(
     "settings",
@@ -104,48 +84,6 @@ def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     for batch, length in ((3, 2), (1, 400)):
         x = inputs_of(settings, length, batch)
         assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.campaign
-@pytest.mark.compile
-@pytest.mark.filterwarnings("ignore")  # those of the exporter
-def test_onnx_takes_any_batch_and_length(tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    model = build(WRITES, torch.float32)
-    sizes = {"inputs": {0: torch.export.Dim("b"), 1: torch.export.Dim("t", max=64)}}
-    program = torch.onnx.export(model, (inputs_of(WRITES, 9),), dynamo=True, dynamic_shapes=sizes, verbose=False)
-    program.save(tmp_path / "model.onnx")
-    session, x = runtime.InferenceSession(tmp_path / "model.onnx"), inputs_of(WRITES, 12, 3)
-    (found,) = session.run(None, {"inputs": x.numpy()})
-    assert_close(torch.tensor(found), model(x), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.campaign
-@pytest.mark.filterwarnings("ignore")  # those of torchao's import
-def test_int8_weights_of_torchao_are_those_that_every_layer_uses():
-    """Forward pass, cross-attention, cache and taps; its own rounding is at most half a step."""
-    torchao = pytest.importorskip("torchao.quantization")
-    heads, ends = [ph.Softmax(2), ph.Hyla(2), ph.Relational(2)], (ph.Tokens(7), ph.Logits(7))
-    encoder = ph.TransformerConfig(*ends, dim=48, layers=1, heads=heads)
-    model = build(replace(encoder, causal=True, positions=ph.Rotary(), encoder=encoder), torch.float32)
-    int8, wanted = copy.deepcopy(model), copy.deepcopy(model)
-    torchao.quantize_(int8, torchao.Int8WeightOnlyConfig(version=2))
-    for name, layer in wanted.named_modules():
-        if isinstance(layer, torch.nn.Linear):
-            rounded, step = int8.get_submodule(name).weight.dequantize(), layer.weight.abs().amax(1, keepdim=True) / 127
-            assert ((rounded - layer.weight).abs() <= 0.51 * step).all()
-            layer.weight = torch.nn.Parameter(rounded)
-    x, source, taps, cache = torch.randint(7, (2, 9)), torch.randint(7, (2, 5)), [], Cache(1)
-    with torch.no_grad():
-        y = wanted(x, source=source)
-        assert (model(x, source=source) - y).abs().max() > 1e-3
-        assert_close(int8(x, source=source, taps=taps), y, atol=1e-4, rtol=1e-4)
-        encoded = int8.encode(source)
-        steps = [int8(x[:, i : i + 1], encoded=encoded, cache=cache) for i in range(9)]
-        assert_close(torch.cat(steps, 1), y, atol=1e-4, rtol=1e-4)
-        wanted(x, source=source, taps=(theirs := []))
-    for ours, other in some(zip(taps, theirs, strict=True)):
-        assert_close(ours.groups[0].w_out, other.groups[0].w_out)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
@@ -169,20 +107,6 @@ def test_vmap_over_inputs_and_over_models(settings):
 
 
 TIED = replace(WRITES, outputs=ph.Logits(7, tied=True, scaled=True), positions=ph.Rotary())
-
-
-def test_functional_call_leaves_a_tied_model_as_it_was():
-    """With the table a module at two places, the model kept the given table, and its own got no gradient."""
-    model, other, x = build(TIED), ph.Transformer(TIED, dtype=F64).eval(), inputs_of(TIED, 6)
-    before, table = model(x), model.inputs.table.weight
-    given = {name: value.detach() for name, value in other.named_parameters()}
-    assert_close(functional_call(model, (given, dict(model.named_buffers())), (x,)), other(x))
-    assert model.inputs.table.weight is table is model.outputs.weight
-    assert torch.equal(model(x), before)
-    (own,) = torch.autograd.grad(model(x).square().sum(), table)
-    parts = vmap(torch.func.grad(lambda p, x: functional_call(model, p, (x[None],)).square().sum()), in_dims=(None, 0))
-    each = parts({name: value.detach() for name, value in model.named_parameters()}, x)
-    assert_close(each["inputs.table.weight"].sum(0), own)
 
 
 def test_a_tied_table_is_one_after_any_loading():
@@ -253,25 +177,6 @@ def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
     assert not any(buffer.is_meta for buffer in layer.buffers())
 
 
-@pytest.mark.parametrize("how", ["parameter", "module", "parametrised"])
-def test_a_table_that_was_replaced_is_saved_under_both_names(how):
-    """Loaded last, the old one would take the place of the new one."""
-    model, x = build(TIED), inputs_of(TIED, 6)
-    new = torch.randn(7, TIED.dim, dtype=F64)
-    if how == "parametrised":
-        parametrizations.weight_norm(model.inputs.table)
-        model.inputs.table.weight = new
-        parametrize.remove_parametrizations(model.inputs.table, "weight")
-    elif how == "module":
-        model.inputs.table = torch.nn.Embedding.from_pretrained(new, freeze=False)
-    else:
-        model.inputs.table.weight = torch.nn.Parameter(new)
-    again = build(TIED)
-    again.load_state_dict(model.state_dict())
-    assert_close(again.inputs.table.weight, new)
-    assert_close(again(x), model(x))
-
-
 # -------------------------------------------------------------------------------------------------------- checkpointing
 DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=ph.Experts(3, 2, hidden=8))
 
@@ -298,22 +203,6 @@ def test_checkpointing_changes_no_bit():
     assert ran == [0, 1, 0, 1]
     assert len(taps) == 2
     assert config.digest(replace(DROPS, checkpoint=True)) == config.digest(DROPS)
-
-
-TILES = (
-    *(ph.Hyla(1, impl="blocked"), ph.Linear(1, impl="chunked"), ph.Softmax(1, impl="sdpa")),
-    ph.Relational(1, impl="blocked", relation_act="tanh", symbols=ph.PositionSymbols()),
-)
-
-
-@pytest.mark.parametrize("heads", TILES, ids=lambda heads: type(heads).__name__)
-def test_checkpointing_changes_no_bit_of_tiles(heads):
-    """Checkpointing returns each saved tensor once only."""
-    settings = replace(READS, dim=6, layers=1, heads=(heads,), causal=True, max_length=6)
-    x = inputs_of(settings, 6).requires_grad_()
-    plain, again = build(settings).train(), build(replace(settings, checkpoint=True)).train()
-    for a, b in some(zip(loss_and_gradients(plain, x), loss_and_gradients(again, x), strict=True)):
-        assert torch.equal(a, b)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients

@@ -104,13 +104,6 @@ def test_the_encoder_has_its_own_depth_and_no_output_end():
     assert build(VARIANTS["softmax"]).blocks[0].cross.total_heads == 4
 
 
-def test_an_encoder_is_initialised_by_its_own_preset():
-    wide = replace(READS, inputs=ph.Tokens(500), dim=64, init="hyla")
-    model = build(replace(WRITES, inputs=ph.Tokens(500), outputs=ph.Logits(500), dim=64, encoder=wide), torch.float32)
-    assert model.inputs.table.weight.std().item() == pytest.approx(0.987, rel=0.02)
-    assert model.encoder.inputs.table.weight.std().item() == pytest.approx(1 / 8, rel=0.02)
-
-
 def test_taps_have_names_and_assignments_of_symbols():
     model, (x, source), taps = build(VARIANTS["dual"]), data(VARIANTS["dual"]), []
     assert torch.equal(model(x, source=source, taps=taps), model(x, source=source))
@@ -127,17 +120,6 @@ def test_taps_have_names_and_assignments_of_symbols():
 
 
 DROPS = [("dropout", "blocks.1.attention"), ("dropout", "blocks.1.cross"), ("residual_dropout", "blocks.1")]
-
-
-@pytest.mark.parametrize(("which", "part"), [*DROPS, ("dropout", "encoder"), ("residual_dropout", "encoder")])
-def test_dropout_is_for_training(which, part):
-    settings = VARIANTS["dual"]
-    settings = replace(settings, **{which: 0.5}, encoder=replace(settings.encoder, **{which: 0.5}))
-    model, (x, source) = build(settings), data(settings)
-    still = model(x, source=source)
-    assert torch.equal(still, build(VARIANTS["dual"])(x, source=source))
-    model.get_submodule(part).train()
-    assert not torch.allclose(model(x, source=source), still)
 
 
 def test_experts_of_both_sides_add_their_balance():

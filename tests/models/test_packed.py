@@ -68,22 +68,6 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
 CACHED = zoo.models(inputs=ph.Tokens(11), outputs=ph.Logits(7), max_length=12)
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize(("name", "given"), zoo.turns([*CACHED], ("all", "prompt", "none")))
-def test_ragged_prompts_go_through_a_cache(name, given):
-    """Padding left and right of prompts, given with each call or with the prompt only; positions count on as they do
-    without a cache.  Positions that count real tokens are in generate/test_padding.py."""
-    model, x, mask = build(CACHED[name]), torch.randint(11, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
-    if given != "none":
-        mask[0, :2] = mask[1, 3:5] = False
-    whole, cache, pieces = model(x, mask=mask), Cache(2), []
-    for a, b in ((0, 5), (5, 6), (6, 8), (8, 9)):
-        told = mask[:, a:b] if given == "all" or (given == "prompt" and a == 0) else None
-        pieces.append(model(x[:, a:b], mask=told, cache=cache))
-        assert cache.length == b
-    assert_close(torch.cat(pieces, 1), whole, atol=1e-9, rtol=1e-9)
-
-
 def test_mistakes_are_one_line():
     x = torch.randn(1, 15, 5, dtype=torch.float64)
     reads = replace(BASE, causal=True, encoder=BASE)

@@ -62,23 +62,6 @@ def test_an_encoder_grows_with_its_decoder():
     assert abs(parameters(found) / target - 1) < 0.01
 
 
-def test_other_feedforward_layers_and_models():
-    experts = replace(DUAL, feedforward=ph.Experts(3))
-    assert match(experts, 300_000, field="hidden").feedforward.experts == 3
-    assert abs(parameters(match(BASELINE, 20_000)) / 20_000 - 1) < 0.01
-    heads = ph.PrediNetConfig(*IMAGES, heads=4)
-    assert match(heads, 20_000, tolerance=0.1).dim % 4 == 0
-
-
-def test_a_width_is_one_that_the_sources_of_symbols_divide():
-    source = ph.RelationalSymbols(heads=3, relations=5)
-    dual = replace(DUAL, heads=[ph.Softmax(2), ph.Relational(1, symbols=source)], dim=120)
-    rival = ph.AbstractorConfig(*IMAGES, symbols=source, dim=120)
-    reader = replace(SOFTMAX, encoder=replace(rival, outputs=None), dim=120, causal=True)
-    for model in (dual, rival, reader):
-        assert match(model, parameters(model)).dim == 120
-
-
 def test_an_error_names_the_nearest_widths_and_the_fields():
     for model, target, field, text in (
         (SOFTMAX, 20_000, "dim", "no dim gives 20,000 parameters within 1.0%: dim .* has .* has"),

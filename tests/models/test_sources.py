@@ -11,12 +11,9 @@ from refusals import refused
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.config import digest, from_dict, to_dict
-from polyhead.layers.cache import Cache, LayerCache
-from polyhead.layers.symbols import build_symbols
+from polyhead.layers.cache import Cache
 from polyhead.models.generate.tokens import greedy
 from polyhead.models.size import parameters
-from polyhead.tasks import PairwiseOrder
 
 F64 = torch.float64
 BASE = ph.TransformerConfig(
@@ -101,23 +98,6 @@ def test_a_copied_cache_holds_the_neighbours(copied, padded):
     assert not any(isinstance(name, torch.nn.Module) for name in again[0]._kept)
 
 
-def test_a_cache_without_the_neighbours_is_refused():
-    model, x = make(*[[ph.Relational(2, symbols=ph.RelationalSymbols())] * 2] * 3, causal=True)
-    cache = Cache(3)
-    model(x[:, :4], cache=cache)
-    del cache[0]._kept[model.symbols[0].place]
-    refused(lambda: model(x[:, 4:], cache=cache), "^RelationalSymbols: the cache has 4 tokens but not the neighbours")
-
-
-def test_two_sources_may_share_a_cache():
-    one, two = (build_symbols(ph.RelationalSymbols(count=4), 8, causal=True) for _ in range(2))
-    x, y, cache = torch.randn(1, 4, 8), torch.randn(1, 4, 8), LayerCache()
-    for module, tokens in ((one, x), (two, y)):
-        module(tokens[:, :3], cache=cache)
-    for module, tokens in ((one, x), (two, y)):
-        assert_close(module(tokens[:, 3:], first=3, cache=cache), module(tokens)[:, 3:])
-
-
 @pytest.mark.parametrize("order", [(0, 2), (2, 0), (0, 2, 2)])
 def test_blocks_that_are_dropped_or_used_twice_read_their_own_sources(order):
     own = ph.Relational(2, symbols=ph.SymbolicAttention(count=5, shared=False))
@@ -198,35 +178,6 @@ def test_a_decoder_reads_the_sources_of_its_encoder(source):
         p.grad = None
     model(words, source=tokens).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.symbols.parameters())
-
-
-def test_neighbours_may_be_those_before_in_a_model_that_sees_all():
-    """`causal` of relational symbols: their own, or the model's."""
-    steps = {
-        (model, own): build(with_source(ph.RelationalSymbols(causal=own), causal=model)).symbols[0].steps
-        for model in (False, True)
-        for own in (None, False, True)
-    }
-    before, around = (-1, -2), (-2, -1, 1, 2)
-    assert steps == {
-        (False, None): around,
-        (False, False): around,
-        (False, True): before,
-        (True, None): before,
-        (True, False): around,
-        (True, True): before,
-    }
-
-
-def test_new_fields_are_late_and_are_read_back():
-    task = PairwiseOrder()
-    for settings in (PLAIN, pair(SHARED[0]), with_source(replace(LIBRARY, tied=True)), pair(SHARED[3])):
-        run = ph.Run(task=task, model=settings)
-        assert from_dict(to_dict(run), [PairwiseOrder]) == run
-    assert digest(replace(LIBRARY, tied=True)) != digest(LIBRARY)
-    assert digest(pair(SHARED[0])) != digest(replace(pair(SHARED[0]), encoder_symbols=False))
-    for default, name in ((LIBRARY, "tied"), (ph.RelationalSymbols(), "causal"), (PLAIN, "encoder_symbols")):
-        assert name not in to_dict(default, semantic=True)
 
 
 def test_neighbours_of_lent_and_own_sources_are_cached_apart():

@@ -15,7 +15,6 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead import config
 from polyhead.layers.norms import LayerNorm
-from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.initialise import initialise
 from polyhead.models.size import parameters
 
@@ -72,12 +71,6 @@ def test_the_tail_is_the_end_of_the_whole(name, causal):
         same_with_gradients(model(x, mask=mask, tail=tail), model(x, mask=mask)[:, -tail:], model.parameters())
     where = torch.arange(7)[None] * 2
     assert_close(model(x, positions=where, tail=2), model(x, positions=where)[:, -2:])
-
-
-def test_one_rotary_table_for_all_layers_outside_the_state():
-    model = build(replace(BASE, positions=ph.Rotary(), layers=4))
-    assert len({id(m) for m in model.modules() if isinstance(m, RotaryEmbedding)}) == 1
-    assert not [k for k in model.state_dict() if "rotary" in k or "table" in k.replace("inputs.table", "")]
 
 
 def test_post_norm_has_no_final_norm_unless_asked_for():

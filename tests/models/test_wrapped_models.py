@@ -111,19 +111,6 @@ def test_a_table_that_is_trained_anew_stays_tied():
     assert_close(again(**given("tied")), want(**given("tied")))
 
 
-def test_the_balance_of_experts_in_a_wrapped_encoder_counts():
-    encoder = ph.TransformerConfig(WORDS, ph.Values(1), dim=24, layers=1, heads=HEADS, feedforward=ph.Experts(4))
-    torch.manual_seed(0)
-    made = ph.Transformer(ph.TransformerConfig(WORDS, ph.Logits(20), **DECODER, encoder=encoder))
-    made(IDS, source=IDS)
-    want = made.auxiliary_loss()
-    assert want > 0
-    made.encoder = torch.compile(made.encoder, backend="eager")
-    with torch.compiler.set_stance("force_eager"):
-        made(IDS, source=IDS)
-    assert_close(made.auxiliary_loss(), want)
-
-
 @pytest.mark.parametrize("name", ["free", "tied"])
 @pytest.mark.parametrize("how", ["hook", "assigned", "subclass"])
 def test_lazy_logits_are_those_of_outputs_that_were_changed(name, how):
@@ -137,32 +124,6 @@ def test_lazy_logits_are_those_of_outputs_that_were_changed(name, how):
         ends.__class__ = type("Own", (type(ends),), {"forward": lambda self, x: 3 * super(type(self), self).forward(x)})
     assert_close(made(IDS), 3 * before)
     loss(made, name)
-
-
-def test_a_source_of_symbols_that_is_trained_anew_is_the_source():
-    anew = {"target_modules": ["qkv"], "modules_to_save": ["symbols.0"]}
-    for change in (lambda made: made, lambda made: adapted(made, **anew)):
-        made = change(model("free"))
-        before = made(IDS)
-        for key, parameter in made.named_parameters():
-            if "symbols.0" in key and parameter.requires_grad:
-                nn.init.zeros_(parameter)
-        assert not torch.allclose(made(IDS), before), change
-
-
-class Ones(nn.Module):
-    def forward(self, x, **given):
-        return torch.ones_like(x[..., :5])
-
-
-def test_a_source_of_symbols_may_be_replaced():
-    for shared in (True, False):
-        heads = ph.Relational(2, symbols=ph.SymbolicAttention(5, shared=shared))
-        made = ph.Transformer(ph.TransformerConfig(WORDS, ph.Logits(20), dim=24, layers=2, heads=heads, causal=True))
-        home = made.symbols if shared else made.blocks[0].symbols
-        before, home[0] = made(IDS), Ones()
-        assert not torch.allclose(made(IDS), before)
-        assert_close(copy.deepcopy(made)(IDS), made(IDS))
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -113,8 +113,8 @@ class TransformerBlock(nn.Module):
                 )  # fmt: skip
             else:
                 if positions is not None or cache is not None:
-                    what = "positions" if cache is None else "a cache"
-                    raise ValueError(f"TransformerBlock: tail counts positions from 0, so {what} cannot be given")
+                    name = "positions" if cache is None else "a cache"
+                    raise ValueError(f"TransformerBlock: tail counts positions from 0, so {name} cannot be given")
                 x = x[:, -tail:]
                 y = self._attend_tail(x, source, tail, mask, keep, symbols=symbols, taps=taps)
             x = self._add(x, y, self.norm1)
@@ -154,10 +154,10 @@ class TransformerBlock(nn.Module):
 
     def _check(self, x: Tensor, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
         if (context is None) != (self.cross is None):
-            wanted = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
-            raise ValueError(f"TransformerBlock: {wanted} came")
+            expected = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
+            raise ValueError(f"TransformerBlock: {expected} came")
         if cu_seqlens is not None and (context is not None or tail is not None):
-            what = "context" if tail is None else "tail"
-            raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {what} must be None")
+            name = "context" if tail is None else "tail"
+            raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {name} must be None")
         if tail is not None and not 1 <= tail <= x.shape[1]:
             raise ValueError(f"TransformerBlock: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")

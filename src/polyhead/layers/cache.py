@@ -54,20 +54,20 @@ class LayerCache:
         """`cross.length`, without making that cache."""
         return 0 if self._cross is None else self._cross.length
 
-    def claim(self, who: str, layer: nn.Module) -> None:
+    def claim(self, kind: str, layer: nn.Module) -> None:
         """Make it the cache of `layer`, whose kind is `who`.  In compiled code it does nothing.
 
         Raises ValueError if it holds the tokens of another layer.
         """
         if torch.compiler.is_compiling():
             return
-        mine = vars(layer).get(NAME)
-        if mine is None:
-            mine = vars(layer)[NAME] = uuid.uuid4().hex
+        name = vars(layer).get(NAME)
+        if name is None:
+            name = vars(layer)[NAME] = uuid.uuid4().hex
         if self._owner is None or self.length == 0:
-            self._owner = mine
-        elif self._owner != mine:
-            raise ValueError(f"{who}: a cache of its own was wanted but that of another layer came")
+            self._owner = name
+        elif self._owner != name:
+            raise ValueError(f"{kind}: a cache of its own was wanted but that of another layer came")
 
     def __contains__(self, name: Hashable) -> bool:
         return name in self._kept
@@ -81,8 +81,8 @@ class LayerCache:
         """
         old = self._kept.get(name)
         if old is not None and (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
-            was, came = tuple(old.shape), tuple(new.shape)
-            raise ValueError(f"LayerCache: stored {name} is (b s ...) = {was} but new {name} is {came}")
+            stored_shape, shape = tuple(old.shape), tuple(new.shape)
+            raise ValueError(f"LayerCache: stored {name} is (b s ...) = {stored_shape} but new {name} is {shape}")
         self._kept[name] = new.clone() if old is None else torch.cat((old, new), dim=1)
         return self._kept[name]
 
@@ -96,9 +96,9 @@ class LayerCache:
 
     def _tensors(self) -> list[Tensor]:
         """All stored tensors, those of the cross-attention included."""
-        kept = [*self._kept.values(), *(tensor for made in self._made.values() for tensor in made.values())]
-        kept += [] if self.real is None else [self.real]
-        return kept if self._cross is None else kept + self._cross._tensors()
+        tensors = [*self._kept.values(), *(tensor for group in self._made.values() for tensor in group.values())]
+        tensors += [] if self.real is None else [self.real]
+        return tensors if self._cross is None else tensors + self._cross._tensors()
 
     @property
     def nbytes(self) -> int:
@@ -116,11 +116,15 @@ class LayerCache:
     def reorder(self, rows: Tensor, batch: int) -> None:
         """What `Cache.reorder` says, for one layer of `batch` sequences."""
 
-        def chosen(kept: Tensor) -> Tensor:
-            return kept if kept.shape[0] < batch else kept.index_select(0, rows.to(kept.device))  # less: shared by all
+        def chosen(tensor: Tensor) -> Tensor:
+            return (
+                tensor if tensor.shape[0] < batch else tensor.index_select(0, rows.to(tensor.device))
+            )  # less: shared by all
 
-        self._kept = {name: chosen(kept) for name, kept in self._kept.items()}
-        self._made = {name: {part: chosen(kept) for part, kept in made.items()} for name, made in self._made.items()}
+        self._kept = {name: chosen(tensor) for name, tensor in self._kept.items()}
+        self._made = {
+            name: {part: chosen(tensor) for part, tensor in tensors.items()} for name, tensors in self._made.items()
+        }
         self.real = None if self.real is None else chosen(self.real)
         if self._cross is not None:
             self._cross.reorder(rows, batch)
@@ -147,10 +151,10 @@ class LayerCache:
 
     def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
         """Stored tensors followed by `new` (b t ...); only the last `count` (None: all) stay stored."""
-        seen = self.extend(name, new)
+        tensor = self.extend(name, new)
         if count is not None:
-            self._kept[name] = _end(seen, count)
-        return seen
+            self._kept[name] = _end(tensor, count)
+        return tensor
 
     def expect(self, mask: Tensor | None, like: Tensor) -> None:
         """`Cache.expect` for one layer."""
@@ -159,9 +163,9 @@ class LayerCache:
         b, t = like.shape[:2]
         if self.real is not None and self.real.shape[0] != b:
             raise ValueError(f"Cache: {self.real.shape[0]} sequences were wanted but {b} came")
-        held = self.length - self.gone
-        new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, held))
-        old = old if self.real is None else self.real[:, :held]
+        num_held = self.length - self.gone
+        new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, num_held))
+        old = old if self.real is None else self.real[:, :num_held]
         self.real = torch.cat((old, new if mask is None else mask), dim=1)
 
     def advance(self, t: int, count: int | None) -> None:
@@ -173,7 +177,7 @@ class LayerCache:
 
     def senders(self, default: int) -> int:
         """The number of keys of a cached context; `default` if there is none yet."""
-        return next((made["k"].shape[1] for made in self._made.values() if "k" in made), default)
+        return next((tensors["k"].shape[1] for tensors in self._made.values() if "k" in tensors), default)
 
     def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The result of the first call of `make` under this name."""
@@ -182,10 +186,10 @@ class LayerCache:
         return self._made[name]
 
 
-def _end(kept: Tensor, count: int) -> Tensor:
+def _end(tensor: Tensor, count: int) -> Tensor:
     """The last `count` of (b s ...), copied: a view would keep the memory of the whole tensor."""
-    first = max(0, kept.shape[1] - count)
-    return kept[:, first:].clone() if first else kept
+    first = max(0, tensor.shape[1] - count)
+    return tensor[:, first:].clone() if first else tensor
 
 
 class Cache:
@@ -263,8 +267,8 @@ def _all_or_none(layers: Sequence[LayerCache]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        for layer, kept in zip(layers, before, strict=True):
-            vars(layer).update(vars(kept))
+        for layer, copy_before in zip(layers, before, strict=True):
+            vars(layer).update(vars(copy_before))
         raise
     finally:
         for layer in layers:

@@ -20,9 +20,9 @@ from polyhead.spec.numbers import swiglu_width
 __all__ = ["MixtureOfExperts", "MlpLayer", "SwigluLayer"]
 
 
-def _check_width(who: str, wanted: int, x: Tensor) -> None:
-    if x.shape[-1] != wanted:
-        raise ValueError(f"{who}: m = {wanted} but x (... m) = {tuple(x.shape)}")
+def _check_width(kind: str, width: int, x: Tensor) -> None:
+    if x.shape[-1] != width:
+        raise ValueError(f"{kind}: m = {width} but x (... m) = {tuple(x.shape)}")
 
 
 class MlpLayer(nn.Module):

@@ -32,13 +32,13 @@ class OwnParameters(nn.Module):
 
     def _hold(self, rule: object, sizes: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> None:
         """Register the parameters of the configuration `rule` for these sizes."""
-        make, who = getattr(rule, "parameters", None), type(rule).__name__
+        make, kind = getattr(rule, "parameters", None), type(rule).__name__
         self._initial = dict if make is None else partial(make, *sizes)
         for name, value in self._initial().items():
             if hasattr(self, name) or not isinstance(value, Tensor):
-                raise ValueError(f"{who}: parameter {name!r} must be a tensor under a name that is free")
-            own = value.detach().to(device=device, dtype=dtype or value.dtype, copy=True)  # it may be a constant
-            setattr(self, name, nn.Parameter(own))
+                raise ValueError(f"{kind}: parameter {name!r} must be a tensor under a name that is free")
+            parameter = value.detach().to(device=device, dtype=dtype or value.dtype, copy=True)  # it may be a constant
+            setattr(self, name, nn.Parameter(parameter))
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -49,10 +49,10 @@ class OwnParameters(nn.Module):
 
 def way_of(positions: Position) -> str:
     """Which of the methods `WAYS` a user's positions have.  Raises ValueError unless it is exactly one."""
-    ways = [way for way in WAYS if hasattr(positions, way)]
+    ways = [method for method in WAYS if hasattr(positions, method)]
     if len(ways) != 1:
-        who, came = type(positions).__name__, " and ".join(ways) or "none"
-        raise ValueError(f"{who}: positions have one method of {', '.join(WAYS)} but it has {came}")
+        kind, methods = type(positions).__name__, " and ".join(ways) or "none"
+        raise ValueError(f"{kind}: positions have one method of {', '.join(WAYS)} but it has {methods}")
     return ways[0]
 
 
@@ -91,11 +91,11 @@ class OwnPositions(OwnParameters):
             self.like = torch.empty_like(self.like, device=x.device)
 
     def _bias(self, distance: Tensor) -> Tensor:
-        found, wanted = self.compute(self, distance), (self.sizes[0], *distance.shape)
-        if tuple(found.shape) != wanted:
-            who = type(self.rule).__name__
-            raise ValueError(f"{who}: bias must be {wanted} (heads, then distances) but is {tuple(found.shape)}")
-        return found
+        bias, expected = self.compute(self, distance), (self.sizes[0], *distance.shape)
+        if tuple(bias.shape) != expected:
+            kind = type(self.rule).__name__
+            raise ValueError(f"{kind}: bias must be {expected} (heads, then distances) but is {tuple(bias.shape)}")
+        return bias
 
     def rotate(self, x: Float[Tensor, "b t h d"], positions: Int[Tensor, "#b t"]) -> Float[Tensor, "b t h d"]:
         """Queries or keys at their positions."""
@@ -126,11 +126,11 @@ class OwnFeedForward(nn.Module):
             self.layer = self._made().to(dtype=dtype)
 
     def _made(self) -> nn.Module:
-        who, make = type(self.kind).__name__, getattr(self.kind, "module", None)
-        made = None if make is None else make(self.dim)
-        if not isinstance(made, nn.Module):
-            raise ValueError(f"{who}: a feed-forward layer has a method module(dim) that returns an nn.Module")
-        return made
+        kind, make = type(self.kind).__name__, getattr(self.kind, "module", None)
+        module = None if make is None else make(self.dim)
+        if not isinstance(module, nn.Module):
+            raise ValueError(f"{kind}: a feed-forward layer has a method module(dim) that returns an nn.Module")
+        return module
 
     def reset_parameters(self) -> None:
         """Begin anew, from torch's default generator."""

@@ -52,8 +52,8 @@ class Constant(nn.Module):
     def __init__(self, make: Callable[[], Tensor], device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.make = make
-        where = torch.get_default_device() if device is None else device
-        like = torch.empty(0, device=where, dtype=at_least_float32(dtype or torch.get_default_dtype()))
+        device = torch.get_default_device() if device is None else device
+        like = torch.empty(0, device=device, dtype=at_least_float32(dtype or torch.get_default_dtype()))
         self.register_buffer("value", self._made(like), persistent=False)
 
     def _made(self, like: Tensor) -> Tensor:

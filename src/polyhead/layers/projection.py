@@ -54,9 +54,9 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
         weight: Tensor = layer.weight
         quantised = type(weight).__module__.startswith("torchao.")  # such a tensor cannot be reshaped
         return weight.dequantize() if quantised else weight, layer.bias
-    held = (*layer.parameters(), *layer.buffers())  # quantised maps may hold bytes, or nothing
-    device = next((x.device for x in held), None)
-    dtype = next((x.dtype for x in held if x.is_floating_point() and x.itemsize > 1), None)
+    tensors = (*layer.parameters(), *layer.buffers())  # quantised maps may hold bytes, or nothing
+    device = next((x.device for x in tensors), None)
+    dtype = next((x.dtype for x in tensors if x.is_floating_point() and x.itemsize > 1), None)
     units = torch.eye(layer.in_features + 1, layer.in_features, device=device, dtype=dtype)
     y = layer(units[None])[0]
     return (y[:-1] - y[-1]).T, y[-1]
@@ -91,10 +91,10 @@ def cut(parts: Sequence[Tensor], sizes: Sequence[Sizes]) -> list[Rows]:
     rows: list[Rows] = [{} for _ in sizes]
     for part, (name, joint) in enumerate(zip("qkv", parts, strict=False)):
         pieces = [joint] if len(sizes) == 1 else joint.split([size.widths[part] for size in sizes], dim=-1)
-        for own, size, piece in zip(rows, sizes, pieces, strict=True):
+        for of_group, size, piece in zip(rows, sizes, pieces, strict=True):
             if name in size.takes:
                 heads = size.heads if name == "q" else size.kv_heads
-                own[name] = piece.unflatten(-1, (heads, size.value_dim if name == "v" else size.dim))
+                of_group[name] = piece.unflatten(-1, (heads, size.value_dim if name == "v" else size.dim))
     return rows
 
 

@@ -31,11 +31,11 @@ from polyhead.spec.shapes import shaped
 _ALONE = (f"alone {n}" for n in itertools.count())
 
 
-def _heads(who: str, heads: int | None, *widths: int) -> int:
+def _heads(kind: str, heads: int | None, *widths: int) -> int:
     if heads is None:
         return math.gcd(SYMBOL_HEADS, *widths)
     if heads < 1 or any(width % heads for width in widths):
-        raise ValueError(f"{who}: heads must divide {' and '.join(map(str, dict.fromkeys(widths)))} but is {heads}")
+        raise ValueError(f"{kind}: heads must divide {' and '.join(map(str, dict.fromkeys(widths)))} but is {heads}")
     return heads
 
 
@@ -76,7 +76,7 @@ class SymbolModule(nn.Module):
             raise ValueError(f"{type(self).__name__}: x must be (b s m) but has shape {tuple(x.shape)}")
         return self.symbols(x, SymbolArguments(first, cache, cu_seqlens, positions, mask))
 
-    def symbols(self, x: Tensor, given: SymbolArguments) -> Tensor:
+    def symbols(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
         """The symbols, as `forward` returns them: what a source defines."""
         raise NotImplementedError(f"{type(self).__name__} defines no symbols(x, given)")
 
@@ -130,7 +130,7 @@ class SymbolicAttention(SymbolModule):
         templates = self.templates.unflatten(-1, (self.heads, -1))
         return (torch.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5).softmax(-1)
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "b s _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
@@ -186,45 +186,47 @@ class RelationalSymbols(SymbolModule):
         )
         self.symbol_dim = self.symbolic.symbol_dim
 
-    def _seen(self, x: Tensor, given: SymbolArguments) -> Tensor:
+    def _seen(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
         """The cached neighbours followed by `x`, with real tokens in place of padding."""
-        cache, mask = given.cache, given.mask
+        cache, mask = arguments.cache, arguments.mask
         if cache is None:
-            return x if mask is None else in_place_of_padding(x, mask, given.cu_seqlens)[0]
+            return x if mask is None else in_place_of_padding(x, mask, arguments.cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
         name = (*self.place, "known")
         old = cache.state(self.place)
-        if given.first and old is None:
-            raise ValueError(f"RelationalSymbols: the cache has {given.first} tokens but not the neighbours among them")
-        seen = cache.last(self.place, x, self.neighbours)
+        if arguments.first and old is None:
+            raise ValueError(
+                f"RelationalSymbols: the cache has {arguments.first} tokens but not the neighbours among them"
+            )
+        tokens = cache.last(self.place, x, self.neighbours)
         if mask is None and name not in cache:
-            return seen
+            return tokens
         new = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
         if old is not None and name not in cache:
             cache.put(name, torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
         known = cache.last(name, new, self.neighbours)
-        seen, known = in_place_of_padding(seen, known, None)
-        start = max(0, seen.shape[1] - self.neighbours)
-        cache.put(self.place, seen[:, start:].clone())
+        tokens, known = in_place_of_padding(tokens, known, None)
+        start = max(0, tokens.shape[1] - self.neighbours)
+        cache.put(self.place, tokens[:, start:].clone())
         cache.put(name, known[:, start:].clone())
-        return seen
+        return tokens
 
-    def _asked(self, x: Tensor, given: SymbolArguments) -> Tensor:
+    def _asked(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
         """The query vector of each token (b s m): its relations to its neighbours, mapped to the model width."""
-        if given.cache is None and given.first:
-            raise ValueError(f"RelationalSymbols: first = {given.first} needs the tokens before it: give cache=")
-        seen = self._seen(x, given)
-        x = seen[:, seen.shape[1] - x.shape[1] :]
-        own = torch.arange(seen.shape[1] - x.shape[1], seen.shape[1], device=x.device)
+        if arguments.cache is None and arguments.first:
+            raise ValueError(f"RelationalSymbols: first = {arguments.first} needs the tokens before it: give cache=")
+        tokens = self._seen(x, arguments)
+        x = tokens[:, tokens.shape[1] - x.shape[1] :]
+        indices = torch.arange(tokens.shape[1] - x.shape[1], tokens.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
-        where = (own[:, None] + steps).clamp(0, seen.shape[1] - 1)
-        if given.cu_seqlens is not None:
-            starts = starts_in(given.cu_seqlens, x.shape[1])
+        neighbours = (indices[:, None] + steps).clamp(0, tokens.shape[1] - 1)
+        if arguments.cu_seqlens is not None:
+            starts = starts_in(arguments.cu_seqlens, x.shape[1])
             last = torch.searchsorted(starts, starts, right=True) - 1
-            where = torch.minimum(torch.maximum(where, starts[:, None]), last[:, None])
+            neighbours = torch.minimum(torch.maximum(neighbours, starts[:, None]), last[:, None])
         q = self.q(x).unflatten(-1, (self.relations, -1))
-        k = self.k(seen).unflatten(-1, (self.relations, -1))[:, where]
+        k = self.k(tokens).unflatten(-1, (self.relations, -1))[:, neighbours]
         related = torch.einsum("bsrd,bsnrd->bsnr", q, k)
         if self.normalise:
             related = (related * q.shape[-1] ** -0.5).softmax(2)
@@ -236,11 +238,11 @@ class RelationalSymbols(SymbolModule):
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
         return self.symbolic.assignments(self._asked(x, SymbolArguments(cu_seqlens=cu_seqlens, mask=mask)))
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "b s _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, by its relations to its neighbours."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
-        return self.symbolic(self._asked(x, given))
+        return self.symbolic(self._asked(x, arguments))
 
     def extra_repr(self) -> str:
         return f"steps={list(self.steps)}, relations={self.relations}, normalise={self.normalise}"
@@ -249,9 +251,9 @@ class RelationalSymbols(SymbolModule):
 def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """`x` (b s m) with padding (`real` (b s) is False) replaced by the real token of its sequence before it or, if
     there is none, after it; and a mask of the tokens that have a real one at or before them."""
-    where = torch.arange(x.shape[1], device=x.device).expand(real.shape)
-    last = torch.where(real, where, -1).cummax(1).values  # the last real token so far
-    following = torch.where(real, where, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+    indices = torch.arange(x.shape[1], device=x.device).expand(real.shape)
+    last = torch.where(real, indices, -1).cummax(1).values  # the last real token so far
+    following = torch.where(real, indices, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
     known = last >= (0 if cu_seqlens is None else starts_in(cu_seqlens, x.shape[1]))
     index = torch.where(known, last, following)
     return x.gather(1, index[..., None].expand(x.shape)), known
@@ -281,15 +283,15 @@ class PositionSymbols(SymbolModule):
         """N(0, 1)."""
         nn.init.normal_(self.table)
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "_ s _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "_ s _"]:
         """The symbols of the positions of x, shared by the batch (1 s dim) unless `positions` are given."""
-        if given.positions is not None:
-            check_range("PositionSymbols", given.positions, self.max_length)
-            return self.table[given.positions.long()]
-        _check_length("PositionSymbols", x, given, self.max_length)
-        if given.cu_seqlens is not None:
-            return self.table[places_in(given.cu_seqlens, x.shape[1])]
-        return self.table[None, given.first : given.first + x.shape[1]]
+        if arguments.positions is not None:
+            check_range("PositionSymbols", arguments.positions, self.max_length)
+            return self.table[arguments.positions.long()]
+        _check_length("PositionSymbols", x, arguments, self.max_length)
+        if arguments.cu_seqlens is not None:
+            return self.table[places_in(arguments.cu_seqlens, x.shape[1])]
+        return self.table[None, arguments.first : arguments.first + x.shape[1]]
 
     def extra_repr(self) -> str:
         return f"{self.symbol_dim}, max_length={self.max_length}"
@@ -321,24 +323,24 @@ class RelativeSymbols(SymbolModule):
         """Uniform, of variance 2 / (rows + dim) (Glorot and Bengio 2010), as in the paper's code."""
         nn.init.xavier_uniform_(self.table)
 
-    def symbols(self, x: Float[Tensor, "b s m"], given: SymbolArguments) -> Float[Tensor, "_ _"]:
+    def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "_ _"]:
         """The table by offset of indices, also where `positions` are given; `x` only gives the length."""
         if self.longest is not None:
-            _check_length("RelativeSymbols", x, given, self.longest, ": give distance= to clip offsets")
+            _check_length("RelativeSymbols", x, arguments, self.longest, ": give distance= to clip offsets")
         return self.table
 
     def extra_repr(self) -> str:
         return f"{self.symbol_dim}, distance={self.distance}"
 
 
-def _check_length(who: str, x: Tensor, given: SymbolArguments, most: int, advice: str = "") -> None:
+def _check_length(kind: str, x: Tensor, arguments: SymbolArguments, longest: int, advice: str = "") -> None:
     """Raise ValueError if a position that is counted reaches `most`."""
-    last = given.first + x.shape[1]
-    if last <= most:  # then those of packed sequences are smaller, too
+    last = arguments.first + x.shape[1]
+    if last <= longest:  # then those of packed sequences are smaller, too
         return
-    if given.cu_seqlens is None:
-        raise ValueError(f"{who}: {last} positions but max_length is {most}{advice}")
-    check_range(who, places_in(given.cu_seqlens, x.shape[1]), most)
+    if arguments.cu_seqlens is None:
+        raise ValueError(f"{kind}: {last} positions but max_length is {longest}{advice}")
+    check_range(kind, places_in(arguments.cu_seqlens, x.shape[1]), longest)
 
 
 def build_symbols(

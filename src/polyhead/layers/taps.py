@@ -75,8 +75,8 @@ class GroupTaps:
         k_rel = share(self.k_rel, self.q_rel.shape[2])
         if self.kind == "relational":
             return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
-        look = Masks(self.mask, self.causal).visible(self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
-        related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, look)
+        visible = Masks(self.mask, self.causal).visible(self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
+        related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, visible)
         return related.to(k_rel.dtype)
 
 
@@ -96,10 +96,10 @@ def tapped(
 
     A user's code function gets the limits of the call again.  For a user's function the options are unknown.
     """
-    own, bare = is_own(group), compiled(group)
+    is_user_defined, bare = is_own(group), compiled(group)
     return GroupTaps(
-        kind=OWN if own else group.kind,
-        normalise=OWN if own else group.normalise,
+        kind=OWN if is_user_defined else group.kind,
+        normalise=OWN if is_user_defined else group.normalise,
         act=getattr(group, "act", OWN),  # a wrapper may not pass on these attributes
         depth=getattr(group, "depth", 1),
         q=x.q,
@@ -117,8 +117,8 @@ def tapped(
         coder=seen_coder(group, x),
         q_rel=x.q_rel,
         k_rel=x.k_rel,
-        relation_act=bare.relation_act if isinstance(bare, SymbolGroup) and not own else None,
-        relation_weight=bare.relation_weight if isinstance(bare, RelationalHeads) and not own else None,
+        relation_act=bare.relation_act if isinstance(bare, SymbolGroup) and not is_user_defined else None,
+        relation_weight=bare.relation_weight if isinstance(bare, RelationalHeads) and not is_user_defined else None,
     )
 
 

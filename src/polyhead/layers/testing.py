@@ -51,11 +51,13 @@ def _tokens(mechanism: Mechanism, batch: int = 2, tokens: int = TOKENS) -> Tenso
     return torch.randn(batch, tokens, WIDTH * mechanism.heads, dtype=torch.float64)
 
 
-def _same(found: Tensor, wanted: Tensor, mechanism: Mechanism, broken: str) -> None:
-    who = type(mechanism).__name__
-    assert found.shape == wanted.shape, f"{who}: {broken}: {tuple(found.shape)} in place of {tuple(wanted.shape)}"
-    assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-9), (
-        f"{who}: {broken}: it differs by {(found - wanted).abs().max():.1e}"
+def _same(actual: Tensor, expected: Tensor, mechanism: Mechanism, broken: str) -> None:
+    kind = type(mechanism).__name__
+    assert actual.shape == expected.shape, (
+        f"{kind}: {broken}: {tuple(actual.shape)} in place of {tuple(expected.shape)}"
+    )
+    assert torch.allclose(actual, expected, rtol=1e-9, atol=1e-9), (
+        f"{kind}: {broken}: it differs by {(actual - expected).abs().max():.1e}"
     )
 
 
@@ -64,8 +66,8 @@ def _parity(mechanism: Mechanism) -> None:
     layer, x = _layer(mechanism), _tokens(mechanism)
     y = layer(x)
     _same(layer(x[1:]), y[1:], mechanism, "a sequence depends on others of its batch")
-    rest = copy.deepcopy(layer).float()(x.float()).double()
-    assert torch.allclose(rest, y, rtol=1e-3, atol=1e-3), f"{type(mechanism).__name__}: float32 is far from float64"
+    others = copy.deepcopy(layer).float()(x.float()).double()
+    assert torch.allclose(others, y, rtol=1e-3, atol=1e-3), f"{type(mechanism).__name__}: float32 is far from float64"
 
 
 def _causality(mechanism: Mechanism) -> None:
@@ -116,8 +118,8 @@ def _gradients(mechanism: Mechanism) -> None:
         f"{type(mechanism).__name__}: the gradients are not those of the function"
     )
     layer(x).square().sum().backward()
-    lost = [name for name, p in layer.named_parameters() if p.requires_grad and p.grad is None]
-    assert not lost, f"{type(mechanism).__name__}: no gradient reaches {', '.join(lost)}"
+    without_gradient = [name for name, p in layer.named_parameters() if p.requires_grad and p.grad is None]
+    assert not without_gradient, f"{type(mechanism).__name__}: no gradient reaches {', '.join(without_gradient)}"
 
 
 def _cache(mechanism: Mechanism) -> None:
@@ -136,9 +138,9 @@ def _export(mechanism: Mechanism) -> None:
         try:
             program = torch.export.export(layer, (x,), dynamic_shapes=sizes)
         except Exception as error:
-            said = str(error).strip().partition("\n")[0]
+            message = str(error).strip().partition("\n")[0]
             raise AssertionError(
-                f"{type(mechanism).__name__}: torch.export refuses a layer of any batch size and length: {said}"
+                f"{type(mechanism).__name__}: torch.export refuses a layer of any batch size and length: {message}"
             ) from error
         for other in (x, _tokens(mechanism, 3, TOKENS + 2)):
             _same(program.module()(other), layer(other), mechanism, "the exported layer computes something else")

@@ -31,15 +31,15 @@ def build_block(
 ) -> TransformerBlock:
     """The block of a layer; `positions` are those of `layer_positions`."""
 
-    def attention(heads: Sequence[config.Mechanism], *, own: bool) -> MultiHeadAttention:
-        """Self-attention if `own`.  Cross-attention has no positions, because each sequence counts its own."""
+    def attention(heads: Sequence[config.Mechanism], *, is_self_attention: bool) -> MultiHeadAttention:
+        """Cross-attention has no positions, because each sequence counts its own."""
         return MultiHeadAttention(
             settings.dim,
             heads,
-            causal=settings.causal and own,
-            positions=positions if own else None,
+            causal=settings.causal and is_self_attention,
+            positions=positions if is_self_attention else None,
             bias=settings.bias,
-            window=settings.window if own else None,
+            window=settings.window if is_self_attention else None,
             qk_norm=settings.qk_norm,
             dropout=settings.dropout,
             dropout_shared=settings.dropout_shared,
@@ -50,10 +50,10 @@ def build_block(
         )
 
     across = settings.layer_cross_heads(layer)
-    own = attention(settings.layer_heads(layer), own=True)
-    cross = attention(across, own=False) if across else None
+    self_attention = attention(settings.layer_heads(layer), is_self_attention=True)
+    cross = attention(across, is_self_attention=False) if across else None
     return TransformerBlock(
-        own,
+        self_attention,
         build_feedforward(settings.feedforward, settings.dim, device=device, dtype=dtype),
         cross=cross,
         norm=settings.norm,

@@ -43,9 +43,9 @@ def initialise(model: nn.Module, preset: str) -> None:
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # the meta device has nothing to fill, and checking each parameter would take most of the time
     inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}
-    theirs = {id(m) for own in model.modules() if isinstance(own, OwnFeedForward) for m in own.layer.modules()}
+    users_modules = {id(m) for own in model.modules() if isinstance(own, OwnFeedForward) for m in own.layer.modules()}
     for module in model.modules():
-        if id(module) in theirs:
+        if id(module) in users_modules:
             continue
         if isinstance(module, MultiHeadAttention):
             for rows in module.qkv.weight.split(module.widths):

@@ -97,10 +97,10 @@ class PatchInput(nn.Module):
 
     def forward(self, images: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
-            came = f"{images.dtype} {tuple(images.shape)}"
-            wanted = ", ".join(map(str, self.image))
+            got = f"{images.dtype} {tuple(images.shape)}"
+            expected = ", ".join(map(str, self.image))
             raise ValueError(
-                f"Transformer: floating images (b, {wanted}) (b c height width) were wanted but {came} came"
+                f"Transformer: floating images (b, {expected}) (b c height width) were wanted but {got} came"
             )
         (c, height, width), (p, q) = self.image, self.patch
         cut = images.reshape(images.shape[0], c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
@@ -156,8 +156,8 @@ class LazyLogits:
 
     def _given(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         if targets.shape != self.x.shape[:-1]:
-            wanted, came = tuple(self.x.shape[:-1]), tuple(targets.shape)
-            raise ValueError(f"LazyLogits: targets (b t) = {wanted} were wanted but {came} came")
+            expected, shape = tuple(self.x.shape[:-1]), tuple(targets.shape)
+            raise ValueError(f"LazyLogits: targets (b t) = {expected} were wanted but {shape} came")
         return self.x.flatten(0, 1), self.weight, self.bias, targets.flatten()
 
 
@@ -270,11 +270,11 @@ class ClassOutput(nn.Module):
         return f"pool={self.pool!r}"
 
 
-def check_mask(who: str, name: str, mask: Tensor | None, x: Tensor | None) -> None:
+def check_mask(caller: str, name: str, mask: Tensor | None, x: Tensor | None) -> None:
     """Raise ValueError unless `mask` is that of all tokens of `x` (b t m): one column would be read as all of them."""
     if mask is not None and x is not None and mask.shape != x.shape[:2]:
-        wanted, came = tuple(x.shape[:2]), tuple(mask.shape)
-        raise ValueError(f"{who}: {name} must have one entry for each token, {wanted}, but is {came}")
+        expected, shape = tuple(x.shape[:2]), tuple(mask.shape)
+        raise ValueError(f"{caller}: {name} must have one entry for each token, {expected}, but is {shape}")
 
 
 def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:

@@ -40,12 +40,12 @@ def match(settings: M, target: int, *, field: str = "dim", tolerance: float = 0.
     if field == "both":
         wide = _nearest(settings, target, "dim")[0]
         return match(wide, target, field="hidden", tolerance=tolerance)
-    found, others = _nearest(settings, target, field)
-    count = parameters(found)
+    nearest, others = _nearest(settings, target, field)
+    count = parameters(nearest)
     if abs(count - target) > tolerance * target:
         tried = ", ".join(f"{_value(s, field)} has {parameters(s):,}" for s in others)
         raise ValueError(f"match: no {field} gives {target:,} parameters within {tolerance:.1%}: {tried}")
-    return found
+    return nearest
 
 
 def _nearest(settings: M, target: int, field: str) -> tuple[M, list[M]]:

@@ -109,7 +109,7 @@ class Sources:
         layer: int,
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
-        made: dict[int, Tensor],
+        computed_symbols: dict[int, Tensor],
         owners: Owners,
         *,
         mask: Bool[Tensor, "b s"] | None = None,
@@ -129,22 +129,23 @@ class Sources:
 
         def computed(number: int) -> Tensor:
             source = recomputed(self.module(number, owners), again and cache is None)
-            seen = embedded if self.once[number] else x
-            ask = functools.partial(source, seen, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
+            tokens = embedded if self.once[number] else x
+            ask = functools.partial(source, tokens, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
             if cache is None:
                 return ask()
             if self.cross:  # the context is the same in every step
                 return cache.cross.once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
             return ask(first=cache.length, cache=cache)
 
-        given: dict[int, Tensor] = {}
+        symbols_by_source: dict[int, Tensor] = {}
         for number in reads:
-            if number is None or number in given:  # called twice, a source would add the same tokens to the cache twice
+            # Called twice, a source would add the same tokens to the cache twice.
+            if number is None or number in symbols_by_source:
                 continue
-            if number not in made or not self.once[number]:
-                made[number] = computed(number)
-            given[number] = made[number]
-        return [None if number is None else given[number] for number in reads]
+            if number not in computed_symbols or not self.once[number]:
+                computed_symbols[number] = computed(number)
+            symbols_by_source[number] = computed_symbols[number]
+        return [None if number is None else symbols_by_source[number] for number in reads]
 
     def shown(
         self,
@@ -165,8 +166,8 @@ class Sources:
         for i, number in enumerate(self.reads[layer]):
             module = None if number is None else self.module(number, owners)
             if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
-                seen = embedded if self.once[number] else x
-                assigned = module.assignments(seen, mask=mask, cu_seqlens=cu_seqlens)
+                tokens = embedded if self.once[number] else x
+                assigned = module.assignments(tokens, mask=mask, cu_seqlens=cu_seqlens)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
 

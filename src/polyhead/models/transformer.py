@@ -138,9 +138,9 @@ class Transformer(nn.Module):
             raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
         if taps is None:
             return self.encoder(source, mask=mask)
-        seen: list[Taps] = []
-        encoded = self.encoder(source, mask=mask, taps=seen)
-        taps.extend(dataclasses.replace(layer, name=f"encoder {i}") for i, layer in enumerate(seen))
+        layer_taps: list[Taps] = []
+        encoded = self.encoder(source, mask=mask, taps=layer_taps)
+        taps.extend(dataclasses.replace(layer, name=f"encoder {i}") for i, layer in enumerate(layer_taps))
         return encoded
 
     @shaped
@@ -178,16 +178,16 @@ class Transformer(nn.Module):
         which are never stored as a whole and compute their cross entropy and argmax.  Raises ValueError for shapes or
         combinations of arguments that do not match.
         """
-        given = _BlockArguments(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
-        self._check(given, source, tail)
+        arguments = _BlockArguments(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
+        self._check(arguments, source, tail)
         if source is not None:
-            given = given._replace(context=self.encode(source, source_mask, taps=taps))
+            arguments = arguments._replace(context=self.encode(source, source_mask, taps=taps))
         with whole(cache):
-            x = self._embed(inputs, given)
+            x = self._embed(inputs, arguments)
             if tail is not None and not 1 <= tail <= x.shape[1]:
                 raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
             # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
-            x = self._through(x, given, tail if positions is None and cache is None else None, taps)
+            x = self._through(x, arguments, tail if positions is None and cache is None else None, taps)
             x = self.norm(x if tail is None else x[:, -tail:])
             if stream is not None:
                 stream.append(x)
@@ -200,18 +200,22 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
             )
-        ours = computes(self.outputs, LinearOutput.forward, TiedOutput.forward) and not hooked(self.outputs)
-        return self.outputs.lazy(x) if ours and isinstance(self.outputs, LinearOutput | TiedOutput) else self.outputs(x)
+        is_plain = computes(self.outputs, LinearOutput.forward, TiedOutput.forward) and not hooked(self.outputs)
+        return (
+            self.outputs.lazy(x)
+            if is_plain and isinstance(self.outputs, LinearOutput | TiedOutput)
+            else self.outputs(x)
+        )
 
     @property
     def _pools(self) -> bool:
         """Whether the outputs, wrapped or not, pool all positions."""
         return any(isinstance(part, ClassOutput) for part in self.outputs.modules())
 
-    def _check(self, given: "_BlockArguments", source: Tensor | None, tail: int | None) -> None:
-        keep, cache, context = given.keep, given.cache, given.context
-        check_mask("Transformer", "source_mask (b s)", given.context_mask, context)
-        if self.encoder is None and any(x is not None for x in (source, context, given.context_mask)):
+    def _check(self, arguments: "_BlockArguments", source: Tensor | None, tail: int | None) -> None:
+        keep, cache, context = arguments.keep, arguments.cache, arguments.context
+        check_mask("Transformer", "source_mask (b s)", arguments.context_mask, context)
+        if self.encoder is None and any(x is not None for x in (source, context, arguments.context_mask)):
             raise ValueError("Transformer: it has no encoder, so no source (or its mask) was wanted but one came")
         if self.encoder is not None and (source is None) == (context is None):
             raise ValueError("Transformer: its encoder reads a source: source or, once encoded, encoded must be given")
@@ -228,88 +232,107 @@ class Transformer(nn.Module):
                 f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together but "
                 f"{len(cache)} layers and causal={self.config.causal} came"
             )
-        if given.cu_seqlens is None:
+        if arguments.cu_seqlens is None:
             return
-        alone = {"tail": tail, "cache": cache, "encoder": self.encoder, "Classes()": self._pools or None}
-        strange = [name for name, value in alone.items() if value is not None]
+        exclusive = {"tail": tail, "cache": cache, "encoder": self.encoder, "Classes()": self._pools or None}
+        strange = [name for name, value in exclusive.items() if value is not None]
         if strange:
             raise ValueError(f"Transformer: with cu_seqlens inputs are several sequences, without {strange[0]}")
 
-    def _embed(self, inputs: Tensor, given: "_BlockArguments") -> Tensor:
+    def _embed(self, inputs: Tensor, arguments: "_BlockArguments") -> Tensor:
         x = self.inputs(inputs)
-        check_mask("Transformer", "mask (b t)", given.mask, x)
-        if given.cache is not None:
-            given.cache.expect(given.mask, x)
+        check_mask("Transformer", "mask (b t)", arguments.mask, x)
+        if arguments.cache is not None:
+            arguments.cache.expect(arguments.mask, x)
         if self.positions is None:
             return x
-        where = given.positions
-        if where is None and given.cu_seqlens is not None:
-            where = places_in(given.cu_seqlens, x.shape[1])
-        elif where is None:
-            first = 0 if given.cache is None else given.cache.length
-            where = torch.arange(first, first + x.shape[1], device=x.device)[None]
-        return x + self.positions(where).to(x.dtype)
+        positions = arguments.positions
+        if positions is None and arguments.cu_seqlens is not None:
+            positions = places_in(arguments.cu_seqlens, x.shape[1])
+        elif positions is None:
+            first = 0 if arguments.cache is None else arguments.cache.length
+            positions = torch.arange(first, first + x.shape[1], device=x.device)[None]
+        return x + self.positions(positions).to(x.dtype)
 
-    def _through(self, x: Tensor, given: "_BlockArguments", tail: int | None, taps: list[Taps] | None) -> Tensor:
+    def _through(self, x: Tensor, arguments: "_BlockArguments", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes only the tail."""
         # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
-        again = self.config.checkpoint and self.training and taps is None and given.cache is None
+        again = self.config.checkpoint and self.training and taps is None and arguments.cache is None
         embedded, last = x, len(self.blocks) - 1
-        made: Made = {}, {}
-        mask, context_mask = given.key_masks()
+        symbols_made: Made = {}, {}
+        mask, context_mask = arguments.key_masks()
         for i, block in enumerate(self.blocks):
-            if given.stream is not None:
-                given.stream.append(x)
+            if arguments.stream is not None:
+                arguments.stream.append(x)
             layer = self._own.layer_of(block, i)
-            symbols, context_symbols = self._symbols(layer, (self, block), x, embedded, made, given, again=again)
+            symbols, context_symbols = self._symbols(
+                layer, (self, block), x, embedded, symbols_made, arguments, again=again
+            )
             entering = x
-            seen: list[Taps] | None = None if taps is None else []
+            layer_taps: list[Taps] | None = None if taps is None else []
             x = recomputed(block, again)(
                 x,
-                given.context,
+                arguments.context,
                 mask=mask,
                 context_mask=context_mask,
-                positions=given.positions,
+                positions=arguments.positions,
                 tail=tail if i == last else None,
-                keep=given.keep_of(i),
+                keep=arguments.keep_of(i),
                 symbols=symbols,
                 context_symbols=context_symbols,
-                cu_seqlens=given.cu_seqlens,
-                cache=given.cache_of(i),
-                taps=seen,
+                cu_seqlens=arguments.cu_seqlens,
+                cache=arguments.cache_of(i),
+                taps=layer_taps,
             )
-            if taps is not None and seen is not None:
-                taps += self._shown(layer, (self, block), seen, (entering, embedded), given)
+            if taps is not None and layer_taps is not None:
+                taps += self._shown(layer, (self, block), layer_taps, (entering, embedded), arguments)
         return x
 
     def _symbols(
-        self, i: int, owners: Owners, x: Tensor, embedded: Tensor, made: Made, given: "_BlockArguments", *, again: bool
+        self,
+        i: int,
+        owners: Owners,
+        x: Tensor,
+        embedded: Tensor,
+        symbols_made: Made,
+        arguments: "_BlockArguments",
+        *,
+        again: bool,
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
-        cache = given.cache_of(i)
-        own = self._own.read(
-            i, x, embedded, made[0], owners, mask=given.mask, cu_seqlens=given.cu_seqlens,
-            positions=given.positions, cache=cache, again=again,
+        cache = arguments.cache_of(i)
+        of_self = self._own.read(
+            i, x, embedded, symbols_made[0], owners, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
+            positions=arguments.positions, cache=cache, again=again,
         )  # fmt: skip
-        context, mask = given.context, given.context_mask
+        context, mask = arguments.context, arguments.context_mask
         if context is None:
-            return own, None
-        return own, self._across.read(i, context, context, made[1], owners, mask=mask, cache=cache, again=again)
+            return of_self, None
+        return of_self, self._across.read(
+            i, context, context, symbols_made[1], owners, mask=mask, cache=cache, again=again
+        )
 
     def _shown(
-        self, layer: int, owners: Owners, seen: list[Taps], stream: tuple[Tensor, Tensor], given: "_BlockArguments"
+        self,
+        layer: int,
+        owners: Owners,
+        layer_taps: list[Taps],
+        stream: tuple[Tensor, Tensor],
+        arguments: "_BlockArguments",
     ) -> list[Taps]:
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
-        if given.cache is None:  # a cache does not hold the stream of earlier tokens
-            seen[0] = self._own.shown(seen[0], layer, *stream, owners, mask=given.mask, cu_seqlens=given.cu_seqlens)
-            if given.context is not None:
-                seen[1] = self._across.shown(
-                    seen[1], layer, given.context, given.context, owners, mask=given.context_mask
+        if arguments.cache is None:  # a cache does not hold the stream of earlier tokens
+            layer_taps[0] = self._own.shown(
+                layer_taps[0], layer, *stream, owners, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens
+            )
+            if arguments.context is not None:
+                layer_taps[1] = self._across.shown(
+                    layer_taps[1], layer, arguments.context, arguments.context, owners, mask=arguments.context_mask
                 )
         if self.encoder is None:
-            return seen
+            return layer_taps
         names = (f"decoder {layer}", f"cross {layer}")
-        return [dataclasses.replace(taps, name=name) for taps, name in zip(seen, names, strict=True)]
+        return [dataclasses.replace(taps, name=name) for taps, name in zip(layer_taps, names, strict=True)]
 
     def auxiliary_loss(self) -> Tensor | float:
         """The term that the last forward adds to the task's loss: the load balance of mixtures of experts, or 0."""
@@ -337,8 +360,8 @@ class _BlockArguments(NamedTuple):
 
     def key_masks(self) -> tuple[Tensor | None, Tensor | None]:
         """Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context."""
-        own = self.mask[:, None, None] if self.mask is not None and self.cache is None else None
-        return own, None if self.context_mask is None else self.context_mask[:, None, None]
+        mask = self.mask[:, None, None] if self.mask is not None and self.cache is None else None
+        return mask, None if self.context_mask is None else self.context_mask[:, None, None]
 
     def keep_of(self, block: int) -> Tensor | None:
         """The dropout mask of a block."""

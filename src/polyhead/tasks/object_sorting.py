@@ -102,21 +102,23 @@ class ObjectSorting(Task):
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: source (b t c), inputs and targets (b t).
 
-        Splits do not share draws, even from generators in the same state.
+        Splits do not share draws, even from draws in the same state.
         """
         check_draw(self, split, batch_size)
-        own = fork(generator, f"{self.name}/{split}")
+        draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
-        device = own.device
+        device = draws.device
         pool = _pool(self, device)
         if split == "train":
-            objects = pool[picks(len(pool), batch_size, own)]
+            objects = pool[picks(len(pool), batch_size, draws)]
         else:
             kinds = torch.arange(batch_size, device=device)
-            objects = unseen(lambda rows: distinct(len(rows), self.length, COUNTS[self.objects], own), kinds, pool)
+            objects = unseen(lambda rows: distinct(len(rows), self.length, COUNTS[self.objects], draws), kinds, pool)
         source = _vectors(self.objects, self.split_seed, device)[objects]
         if split == "novel":
-            source = source + self.noise * torch.randn(source.shape, generator=own, device=device, dtype=torch.float32)
+            source = source + self.noise * torch.randn(
+                source.shape, generator=draws, device=device, dtype=torch.float32
+            )
         targets = ranks(objects)
         start = torch.full((batch_size, 1), self.length, device=device)
         scored = torch.ones(targets.shape, dtype=torch.bool, device=device)

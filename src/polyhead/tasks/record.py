@@ -25,7 +25,7 @@ def fingerprint(parts: Iterable[Tensor | str]) -> str:
 
 
 def keep(
-    who: str, folder: Folder, data: str, found: str, text: Mapping[str, Mapping[str, object]] | None = None
+    caller: str, folder: Folder, data: str, found: str, text: Mapping[str, Mapping[str, object]] | None = None
 ) -> None:
     """Write the name `data` and the fingerprint `found` to `folder`/data.json, and all of `text`.
 
@@ -33,18 +33,18 @@ def keep(
     Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
     """
     root, path = pathlib.Path(folder), pathlib.Path(folder) / RECORD
-    mine = {"data": found} if text is None else {"text": found, "tokenizer": text["tokenizer"]["digest"]}
+    recorded = {"data": found} if text is None else {"text": found, "tokenizer": text["tokenizer"]["digest"]}
     if path.exists():
         try:
             before = json.loads(path.read_bytes())
             known = [before["fingerprint"], *([] if text is None else [before["tokenizer"]["digest"]])]
         except (ValueError, RecursionError, KeyError, TypeError) as error:
             way_on = f"delete it if the {'data are' if text is None else 'text is'} the same as before"
-            raise ValueError(f"{who}: {path} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
-        for (what, now), then in zip(mine.items(), known, strict=True):
+            raise ValueError(f"{caller}: {path} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
+        for (part, now), then in zip(recorded.items(), known, strict=True):
             if then != now:
-                other = "other data" if what == "data" else f"another {what}"
-                raise ValueError(f"{who}: {root} was begun with {other} of {data} ({then}, not {now})")
+                other = "other data" if part == "data" else f"another {part}"
+                raise ValueError(f"{caller}: {root} was begun with {other} of {data} ({then}, not {now})")
     about = {"data": data, "fingerprint": found, **(text or {})}
     write(path, json.dumps(about, indent=2).encode() + b"\n")
 

@@ -134,9 +134,9 @@ def check_floors(task: Task, split: str, sequences: int) -> None:
 
 def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tensor:
     """Logits (b t c) in at least float32.  Raises ValueError unless there are `count` for each target."""
-    wanted = (*batch.targets.shape, count)
-    if outputs.shape != wanted:
-        raise ValueError(f"{type(task).__name__}: outputs must be logits {wanted} but have {tuple(outputs.shape)}")
+    expected = (*batch.targets.shape, count)
+    if outputs.shape != expected:
+        raise ValueError(f"{type(task).__name__}: outputs must be logits {expected} but have {tuple(outputs.shape)}")
     return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
@@ -173,9 +173,9 @@ def located(folder: str) -> str:
 
     Raises ValueError for a path in the home folder of a user who has none.
     """
-    given, folder = folder, os.path.expanduser(folder)
-    if given == folder and given.startswith("~") and given[1:2] in ("", os.sep):  # a folder of that name would be made
-        raise ValueError(f"folder {given}: this user has no home folder (set HOME)")
+    path, folder = folder, os.path.expanduser(folder)
+    if path == folder and path.startswith("~") and path[1:2] in ("", os.sep):  # a folder of that name would be made
+        raise ValueError(f"folder {path}: this user has no home folder (set HOME)")
     try:
         return os.path.abspath(folder)
     except OSError:  # the working directory was deleted
@@ -198,12 +198,12 @@ SPLITS = ("covered", "legacy", "partitionable")
 """How combinations are held out: at random, or as in the original code under JAX before 0.5 and since 0.5."""
 
 
-def held_out_count(task: str, held_out: float, count: int, what: str) -> int:
+def held_out_count(task: str, held_out: float, count: int, items: str) -> int:
     """How many of `count` combinations are held out.  Raises ValueError if that leaves a split empty."""
-    held = portion(held_out, count)
-    if not 0 < held < count:
-        raise ValueError(f"{task}: held_out={held_out} of {count} {what} leaves one split empty")
-    return held
+    num_held_out = portion(held_out, count)
+    if not 0 < num_held_out < count:
+        raise ValueError(f"{task}: held_out={held_out} of {count} {items} leaves one split empty")
+    return num_held_out
 
 
 def original_order(task: str, folder: str, rows: Sequence[Item], split: str, seed: int) -> list[Item]:

@@ -81,31 +81,6 @@ def test_rows_stop_for_themselves_and_all_together():
     assert generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0]) == [[]]
 
 
-def test_modes_and_gradients_are_left_as_they_are_between_steps():
-    dropping = ph.Transformer(replace(BASE, dropout=0.5, residual_dropout=0.5), dtype=F64)
-    dropping.load_state_dict(make(BASE).state_dict())
-    dropping.train()
-    dropping.norm.eval()
-    steps = stream(dropping, PROMPTS, steps=3, temperature=0.0)
-    first = next(steps)
-    assert torch.is_grad_enabled()
-    assert dropping.training
-    assert dropping.blocks[0].training
-    assert not dropping.norm.training
-    rows = zip(first, *steps, strict=True)
-    assert [list(row) for row in rows] == generate(make(BASE), PROMPTS, steps=3, temperature=0.0)
-
-
-@pytest.mark.parametrize("positions", [None, ph.Alibi(), ph.RelativeBias()])
-def test_without_places_that_end_there_is_no_longest_text(positions):
-    model = make(
-        replace(
-            BASE, heads=[ph.Linear(2), ph.Relational(2, symbols=ph.RelativeSymbols(distance=3))], positions=positions
-        )
-    )
-    assert len(generate(model, [[1] * 23], steps=4)[0]) == 4
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -135,18 +110,3 @@ def test_mistakes_are_one_line_before_the_first_step():
         (lambda: stream(make(replace(BASE, causal=False)), [[1]], steps=1), "a causal model between Tokens"),
     ):
         refused(call, f"^generate: {text}")
-
-
-@pytest.mark.compile  # run without annotation checks, as users have it
-@pytest.mark.parametrize("prompts", ["abc", ["abc"], [1, 2], torch.tensor([1, 2])], ids=str)
-def test_texts_and_a_single_row_are_no_prompts(prompts):
-    refused(
-        lambda: stream(make(BASE), prompts, steps=1), r"^generate: prompts must be lists of tokens, as \[\[1, 2\], "
-    )
-
-
-@pytest.mark.compile
-def test_prompts_may_come_one_by_one():
-    model = make(BASE)
-    given = {"steps": 2, "temperature": 0.0}
-    assert generate(model, (row for row in PROMPTS), **given) == generate(model, PROMPTS, **given)

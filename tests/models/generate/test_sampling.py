@@ -40,18 +40,6 @@ def test_probabilities_by_hand(how, wanted):
     assert_close(given, torch.tensor(wanted, dtype=F64))
 
 
-def test_of_equal_tokens_the_first_are_taken():
-    equal = torch.zeros(1, 5)
-    assert_close(SamplingOptions(top_k=2).probabilities(equal)[0], torch.tensor([0.5, 0.5, 0, 0, 0], dtype=F64))
-    assert_close(
-        SamplingOptions(top_p=0.5).probabilities(equal)[0], torch.tensor([1 / 3, 1 / 3, 1 / 3, 0, 0], dtype=F64)
-    )
-    assert_close(
-        SamplingOptions(top_p=0.5).probabilities(torch.zeros(1, 2))[0], torch.tensor([1.0, 0], dtype=F64)
-    )  # exactly
-    assert chosen(SamplingOptions(temperature=0.0), [0.9], torch.tensor([1.0, 2.0, 2.0])) == [1]
-
-
 def test_a_draw_takes_the_token_whose_share_it_falls_into():
     assert chosen(SamplingOptions(), [0.0, 0.09, 0.11, 0.49, 0.51, 0.69, 0.71, 1 - 2**-53]) == [0, 0, 1, 1, 2, 2, 3, 3]
     barred = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf], dtype=F64)

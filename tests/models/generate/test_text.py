@@ -65,17 +65,6 @@ def test_characters_come_when_they_are_complete(saying):
     assert joined(pieces) == [text]
 
 
-def test_invalid_bytes_are_replaced_also_at_the_end(saying):
-    for said, wanted in (
-        (b"a\xffb", "a\ufffdb"),
-        (b"a\xe2\x82b", "a\ufffdb"),
-        (b"a\xe2\x82", "a\ufffd"),
-        (b"\xff\xff", "\ufffd\ufffd"),
-        ("a\ufffdb".encode(), "a\ufffdb"),
-    ):
-        assert joined(saying(Bytes(), [list(said)], ["x"])) == [wanted]
-
-
 def test_tokens_are_read_with_those_before_them(saying):
     """The spaces between prompt and first word, and between all words, are there; the prompt is not repeated."""
     pieces = saying(Words(), [[1, 0, 3], [5, 5, 5]], ["a def", "z"])
@@ -114,10 +103,6 @@ def test_rows_end_each_for_itself(saying):
     assert [row[0] for row in pieces[3:]] == [None] * 3
     assert [row[2] for row in pieces] == ["a", "", None, None, None, None]
     assert len(saying(Bytes(), [list(b"ab;cd"), list(b";cde")], ["x"] * 2, ";")) == 3
-
-
-def test_an_empty_prompt_begins_a_document(saying):
-    assert joined(saying(Bytes(), [list(b"ab")], [""])) == ["ab"]
 
 
 @pytest.mark.parametrize("use_cache", [True, False])

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from refusals import refused
-from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.layers.cache import Cache
-from polyhead.models.generate.tokens import generate, greedy, stops_of
+from polyhead.models.generate.tokens import greedy, stops_of
 
 BASE = ph.TransformerConfig(
     ph.Tokens(12), ph.Logits(12), dim=16, layers=2, heads=[ph.Softmax(2), ph.Hyla(2)], max_length=16, causal=True
@@ -101,16 +100,6 @@ def test_mistakes_are_one_line():
         refused(call, text)
 
 
-def test_tokens_that_the_model_does_not_know_stop_nothing():
-    model, start, _ = make("dual")
-    said = generate(model, start, steps=6, temperature=0.0)
-    assert generate(model, start, steps=6, temperature=0.0, stop=(99, -1)) == said
-    stop = said[0][2]
-    wanted = [row[: row.index(stop)] if stop in row else row for row in said]
-    assert generate(model, start, steps=6, temperature=0.0, stop=(99, stop)) == wanted
-    assert torch.equal(greedy(model, start, steps=3, stop=-1), greedy(model, start, steps=3))
-
-
 def test_a_stop_may_come_from_an_array_and_anything_else_is_one_line():
     for stop, wanted in (
         (None, ()), (3, (3,)), (np.int64(3), (3,)), (torch.tensor(3), (3,)), ((3, 4), (3, 4)),
@@ -121,20 +110,3 @@ def test_a_stop_may_come_from_an_array_and_anything_else_is_one_line():
         refused(
             lambda wrong=wrong: stops_of("greedy", wrong), "greedy: stop must be a token or a list of tokens but is"
         )
-
-
-@pytest.mark.parametrize("place", ["blocks.1", "blocks.0.attention.out", "outputs"])
-def test_a_call_that_was_interrupted_leaves_its_cache(place):
-    """Memory that is full, or Ctrl-C: the call is made once more."""
-    model, start, _ = make("dual")
-    cache = Cache(2)
-    model(start, cache=cache)
-
-    def fails(*given):
-        raise KeyboardInterrupt
-
-    handle = model.get_submodule(place).register_forward_hook(fails)
-    with pytest.raises(KeyboardInterrupt):
-        model(start, cache=cache)
-    handle.remove()
-    assert_close(model(start, cache=cache), model(torch.cat((start, start), 1))[:, 2:])

@@ -140,11 +140,11 @@ def is_own(group: Any) -> bool:
     return not (computes(group, HeadGroup.forward) and _is_same(group.attend, group.functions.attend))
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Whether two functions are the same.  An op with a named impl is a partial; torch.compile may copy it."""
-    if isinstance(one, partial) and isinstance(other, partial):
-        return one.func is other.func and one.args == other.args and one.keywords == other.keywords
-    return one is other
+    if isinstance(first, partial) and isinstance(second, partial):
+        return first.func is second.func and first.args == second.args and first.keywords == second.keywords
+    return first is second
 
 
 def coder(group: Any) -> Code:

@@ -158,19 +158,19 @@ def build(
     Raises ValueError for an unknown mechanism, and for heads that must divide the model width but do not.
     """
     name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
-    place: dict[str, Any] = {"device": device, "dtype": dtype}
+    placement: dict[str, Any] = {"device": device, "dtype": dtype}
     if isinstance(mechanism, HasCode):  # first, because a user's mechanism may inherit from one of ours
         own_sizes = dataclasses.replace(size, takes="v" if mechanism.share else "qkv")
-        return OwnHeads(mechanism, own_sizes, **place)
+        return OwnHeads(mechanism, own_sizes, **placement)
     if isinstance(mechanism, config.SymbolHeads):
         symbol_std = mechanism.symbols.start_std(width, max_length)
-        return _build_symbol_heads(mechanism, width, size, symbol_std, bias=bias, **place)
+        return _build_symbol_heads(mechanism, width, size, symbol_std, bias=bias, **placement)
     if not isinstance(mechanism, MECHANISMS):
         names = ", ".join(known.__name__ for known in MECHANISMS)
         raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
     row = next(row for row in spec.MECHANISMS if isinstance(mechanism, getattr(config, row.config)))
     options: dict[str, Any] = {option: getattr(mechanism, option) for option in row.options}
-    options |= {"kv_heads": size.kv_heads, "share": mechanism.share, "impl": mechanism.impl, **place}
+    options |= {"kv_heads": size.kv_heads, "share": mechanism.share, "impl": mechanism.impl, **placement}
     if isinstance(mechanism, config.Softmax):
         return SoftmaxHeads(size.heads, size.dim, size.value_dim, **options)
     if isinstance(mechanism, config.Linear):

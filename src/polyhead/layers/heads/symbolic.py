@@ -93,18 +93,18 @@ class SymbolGroup(HeadGroup):
 
     def receive(self, f: Tensor) -> dict[str, Tensor]:
         """From the features of receivers: q_rel (b t r p) or (b t h p), and q (b t h d) with hidden features."""
-        made = {} if self.hidden is None else {"q": self.hidden.queries(f)}
+        tensors = {} if self.hidden is None else {"q": self.hidden.queries(f)}
         if self.q_rel is not None:
-            made["q_rel"] = self.q_rel(f).unflatten(-1, (self.related[0], self.relation_dim))
-        return made
+            tensors["q_rel"] = self.q_rel(f).unflatten(-1, (self.related[0], self.relation_dim))
+        return tensors
 
     def send(self, f: Tensor) -> dict[str, Tensor]:
         """From the features of senders: k_rel (b s r p) or (b s g p), and k (b s g d) with hidden features."""
-        made = {} if self.hidden is None else {"k": self.hidden.keys(f)}
+        tensors = {} if self.hidden is None else {"k": self.hidden.keys(f)}
         k_rel = self.q_rel if self.k_rel is None else self.k_rel
         if k_rel is not None:
-            made["k_rel"] = k_rel(f).unflatten(-1, (self.related[1], self.relation_dim))
-        return made
+            tensors["k_rel"] = k_rel(f).unflatten(-1, (self.related[1], self.relation_dim))
+        return tensors
 
     def values(self, symbols: Float[Tensor, "... m"]) -> Float[Tensor, "... g e"]:
         """The mapped symbols of the heads, from symbols by key or from a table by offset."""

@@ -69,8 +69,8 @@ class SamplingOptions:
         if self.top_p is not None:  # a token stays if the more likely ones do not reach top_p
             before = falling.cumsum(-1) - falling
             falling = falling.masked_fill(before >= self.top_p, 0.0)
-        kept = torch.zeros_like(p).scatter(-1, order, falling)
-        return kept / kept.sum(-1, keepdim=True)
+        weights = torch.zeros_like(p).scatter(-1, order, falling)
+        return weights / weights.sum(-1, keepdim=True)
 
 
 def row_draws(rows: int, steps: int, generator: torch.Generator | None = None) -> Float[Tensor, "b t"]:

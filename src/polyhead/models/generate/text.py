@@ -52,11 +52,11 @@ def generate_text(
     from the model's.
     """
     texts = [""] * len(prompts)
-    for said in stream_text(
+    for pieces in stream_text(
         model, codec, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
         generator=generator, use_cache=use_cache,
     ):  # fmt: skip
-        texts = [text + (piece or "") for text, piece in zip(texts, said, strict=True)]
+        texts = [text + (piece or "") for text, piece in zip(texts, pieces, strict=True)]
     return texts
 
 
@@ -85,8 +85,8 @@ def stream_text(
         raise ValueError("generate: a stop string must not be empty")
     assert isinstance(model.config.inputs, config.Tokens)
     if codec.count != model.config.inputs.count:
-        wanted = model.config.inputs.count
-        raise ValueError(f"generate: the tokenizer has {codec.count} tokens but the model was made for {wanted}")
+        expected = model.config.inputs.count
+        raise ValueError(f"generate: the tokenizer has {codec.count} tokens but the model was made for {expected}")
     begin = () if codec.end is None else (codec.end,)
     tokens = [codec.encode(prompt) or list(begin) for prompt in prompts]
     if [] in tokens:
@@ -98,8 +98,8 @@ def stream_text(
     return _pieces(steps_of, [_Row(codec, row, stops) for row in tokens])
 
 
-def _pieces(said: Iterator[list[int | None]], rows: Sequence["_Row"]) -> Iterator[list[str | None]]:
-    for new in said:
+def _pieces(steps: Iterator[list[int | None]], rows: Sequence["_Row"]) -> Iterator[list[str | None]]:
+    for new in steps:
         yield [row.say(token) for row, token in zip(rows, new, strict=True)]
         if all(row.ended for row in rows):
             return
@@ -122,10 +122,10 @@ class _Row:
             return None
         self.tokens += [] if token is None else [token]
         self.held += self._decoded(whole=token is None)
-        found = [(self.held.find(stop) + len(stop), -len(stop)) for stop in self.stops if stop in self.held]
-        self.ended = token is None or bool(found)
+        ends = [(self.held.find(stop) + len(stop), -len(stop)) for stop in self.stops if stop in self.held]
+        self.ended = token is None or bool(ends)
         waits = 0 if self.ended else _begun(self.held, self.stops)
-        cut = sum(min(found)) if found else len(self.held) - waits
+        cut = sum(min(ends)) if ends else len(self.held) - waits
         piece, self.held = self.held[:cut], self.held[cut:]
         return piece
 
@@ -143,5 +143,5 @@ def _begun(text: str, stops: Sequence[str]) -> int:
     >>> _begun("a = 1\\n", ["\\n\\n", "x"]), _begun("abc", ["bd"])
     (1, 0)
     """
-    most = min(len(text), max(map(len, stops), default=0))
-    return next((n for n in range(most, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
+    longest = min(len(text), max(map(len, stops), default=0))
+    return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)

@@ -50,12 +50,12 @@ def generate(
     (with an encoder use `greedy`), and if prompt and steps together exceed its positions.
     """
     rows: list[list[int]] = []
-    for said in stream(
+    for new_tokens in stream(
         model, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
         generator=generator, use_cache=use_cache,
     ):  # fmt: skip
-        rows = rows or [[] for _ in said]
-        for row, token in zip(rows, said, strict=True):
+        rows = rows or [[] for _ in new_tokens]
+        for row, token in zip(rows, new_tokens, strict=True):
             if token is not None:
                 row.append(token)
     return rows
@@ -91,8 +91,8 @@ def stream(
 
     def told() -> Iterator[list[int | None]]:
         for new, ended in loop:
-            said = zip(new.tolist(), ended.tolist(), strict=True)
-            yield [None if over or token in stops else token for token, over in said]
+            new_tokens = zip(new.tolist(), ended.tolist(), strict=True)
+            yield [None if over or token in stops else token for token, over in new_tokens]
 
     return told()
 
@@ -137,13 +137,13 @@ def greedy(
     return torch.cat([start, *(new[:, None].to(start.dtype) for new, _ in loop)], dim=1)
 
 
-def stops_of(who: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
+def stops_of(caller: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
     """The tokens that end a sequence, as numbers.  Raises ValueError unless it is a token, tokens or None."""
-    given = () if stop is None else stop if isinstance(stop, Iterable) and getattr(stop, "ndim", True) else (stop,)
+    stops = () if stop is None else stop if isinstance(stop, Iterable) and getattr(stop, "ndim", True) else (stop,)
     try:
-        return tuple(map(operator.index, given))  # type: ignore[arg-type]  # an array without dimensions is one token
+        return tuple(map(operator.index, stops))  # type: ignore[arg-type]  # an array without dimensions is one token
     except TypeError:
-        raise ValueError(f"{who}: stop must be a token or a list of tokens but is {stop!r:.60}") from None
+        raise ValueError(f"{caller}: stop must be a token or a list of tokens but is {stop!r:.60}") from None
 
 
 class Padded(NamedTuple):
@@ -170,11 +170,11 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
 
     Raises ValueError without prompts, for an empty prompt, for texts and for tokens outside the vocabulary.
     """
-    given = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
-    if isinstance(prompts, str) or any(isinstance(row, str) or not hasattr(row, "__iter__") for row in given):
-        said = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
-        raise ValueError(f"generate: prompts must be lists of {said}, but {prompts!r:.60} came")
-    rows: list[list[int]] = [list(row) for row in given]
+    rows_given = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
+    if isinstance(prompts, str) or any(isinstance(row, str) or not hasattr(row, "__iter__") for row in rows_given):
+        expected = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
+        raise ValueError(f"generate: prompts must be lists of {expected}, but {prompts!r:.60} came")
+    rows: list[list[int]] = [list(row) for row in rows_given]
     if not rows or not all(rows):
         raise ValueError(f"generate: {'an empty prompt' if rows else 'no prompt'} came: each needs at least one token")
     assert isinstance(model.config.inputs, config.Tokens)
@@ -192,7 +192,7 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
 
 def _steps(
     model: Transformer,
-    seen: Padded,
+    sequences: Padded,
     steps: int,
     choose: Callable[[Tensor, int], Tensor],
     stops: tuple[int, ...],
@@ -208,12 +208,12 @@ def _steps(
     cache = Cache(model.config.layers) if use_cache else None
     assert isinstance(model.config.inputs, config.Tokens)
     stops = tuple(stop for stop in stops if 0 <= stop < model.config.inputs.count)  # the others never come
-    ended = torch.zeros(len(seen.tokens), dtype=torch.bool, device=seen.tokens.device)
+    ended = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=sequences.tokens.device)
     last = torch.tensor(stops, device=ended.device)
     for step in range(steps):
         with looking(model):
             logits = model(
-                seen.tokens, mask=seen.mask, positions=seen.positions, source_mask=source_mask, tail=1,
+                sequences.tokens, mask=sequences.mask, positions=sequences.positions, source_mask=source_mask, tail=1,
                 encoded=encoded, cache=cache,
             )[:, 0]  # fmt: skip
             new = choose(logits, step)
@@ -224,21 +224,21 @@ def _steps(
             ended = torch.isin(new, last)
             if bool(ended.all()):
                 return
-        seen = seen.then(new[:, None].to(seen.tokens.dtype), alone=use_cache)
+        sequences = sequences.then(new[:, None].to(sequences.tokens.dtype), alone=use_cache)
 
 
-def check_model(who: str, model: Transformer, steps: int) -> None:
+def check_model(caller: str, model: Transformer, steps: int) -> None:
     """Raise ValueError unless the model can generate `steps` tokens."""
     ends = (model.config.inputs, model.config.outputs)
     if not (isinstance(ends[0], config.Tokens) and isinstance(ends[1], config.Logits) and model.config.causal):
         raise ValueError(
-            f"{who}: a causal model between Tokens and Logits was wanted but it is between {ends[0]} and {ends[1]}, "
+            f"{caller}: a causal model between Tokens and Logits was wanted but it is between {ends[0]} and {ends[1]}, "
             f"causal={model.config.causal}"
         )
     if ends[0].count < ends[1].count:
-        raise ValueError(f"{who}: the model knows {ends[0].count} tokens but gives logits of {ends[1].count}")
+        raise ValueError(f"{caller}: the model knows {ends[0].count} tokens but gives logits of {ends[1].count}")
     if steps < 1:
-        raise ValueError(f"{who}: steps must be at least 1 but is {steps}")
+        raise ValueError(f"{caller}: steps must be at least 1 but is {steps}")
 
 
 def reach(settings: config.TransformerConfig) -> int | None:
@@ -258,14 +258,16 @@ def reach(settings: config.TransformerConfig) -> int | None:
     return settings.max_length if ends else None
 
 
-def check_length(who: str, settings: config.TransformerConfig, prompt: int, steps: int) -> None:
+def check_length(caller: str, settings: config.TransformerConfig, prompt: int, steps: int) -> None:
     """Raise ValueError unless the model can read `prompt` tokens and all generated tokens but the last."""
-    most = reach(settings)
-    if most is None or prompt + steps - 1 <= most:
+    context = reach(settings)
+    if context is None or prompt + steps - 1 <= context:
         return
-    longest = max(1, most - steps + 1)  # a longer prompt leaves no room for `steps`
-    advice = f"at most {most - prompt + 1} steps" if prompt <= most else f"a prompt of at most {longest} tokens"
+    if prompt <= context:
+        advice = f"at most {context - prompt + 1} steps"
+    else:  # a longer prompt leaves no room for `steps`
+        advice = f"a prompt of at most {max(1, context - steps + 1)} tokens"
     raise ValueError(
-        f"{who}: {prompt} tokens and {steps} steps more go beyond the model's context of {most} (max_length): "
+        f"{caller}: {prompt} tokens and {steps} steps more go beyond the model's context of {context} (max_length): "
         f"give {advice}"
     )

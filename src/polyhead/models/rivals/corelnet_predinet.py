@@ -127,10 +127,10 @@ def _line(count: int, device: torch.device) -> Tensor:
     return torch.linspace(-1, 1, count, device=device) if count > 1 else torch.zeros(1, device=device)
 
 
-def _objects(who: str, x: Tensor, count: int, mask: Tensor | None) -> Tensor:
+def _objects(kind: str, x: Tensor, count: int, mask: Tensor | None) -> Tensor:
     """`x` (b t m) if it holds the right number of objects."""
     if mask is not None:
-        raise ValueError(f"{who}: it compares {count} objects, all of them there, so mask must be None")
+        raise ValueError(f"{kind}: it compares {count} objects, all of them there, so mask must be None")
     if x.shape[1] != count:
-        raise ValueError(f"{who}: {count} objects were wanted (length) but {x.shape[1]} came")
+        raise ValueError(f"{kind}: {count} objects were wanted (length) but {x.shape[1]} came")
     return x

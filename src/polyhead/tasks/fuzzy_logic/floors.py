@@ -172,10 +172,10 @@ def ceiling(task: FuzzyLogic, batch: Batch) -> tuple[Float[Tensor, "b"], Int[Ten
     x, y = inputs[..., :-1], inputs[:, :-1, -1]
     terms = torch.arange(2**task.variables)
     values = torch.stack([zadeh(x, term.expand(len(x), 1)) for term in terms], dim=-1)  # (b t terms)
-    found = [_consistent(*one, task.terms) for one in zip(values, y, strict=True)]
-    guesses = torch.stack([answers.double().mean() for answers in found])
+    scores = [_consistent(*one, task.terms) for one in zip(values, y, strict=True)]
+    guesses = torch.stack([answers.double().mean() for answers in scores])
     device = batch.inputs.device
-    return guesses.to(device), torch.tensor([len(answers) for answers in found], device=device)
+    return guesses.to(device), torch.tensor([len(answers) for answers in scores], device=device)
 
 
 def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:

@@ -112,11 +112,11 @@ class FuzzyLogic(Task):
                 f"FuzzyLogic: {self.terms} terms a function need as many known and unknown ones, but {self.variables} "
                 f"variables with unknown={self.unknown} give {known} known and {reserved} unknown"
             )
-        most = max(known, reserved)
-        if math.comb(most, self.terms) > LISTED_COMBINATIONS:
+        largest = max(known, reserved)
+        if math.comb(largest, self.terms) > LISTED_COMBINATIONS:
             raise ValueError(
-                f"FuzzyLogic: {math.comb(most, self.terms)} combinations of {self.terms} in {most} terms, but at most "
-                f"{LISTED_COMBINATIONS} can be listed; use fewer variables or terms"
+                f"FuzzyLogic: {math.comb(largest, self.terms)} combinations of {self.terms} in {largest} terms, but at "
+                f"most {LISTED_COMBINATIONS} can be listed; use fewer variables or terms"
             )
         if self.split != "covered" and (self.variables, self.terms, self.known) != (4, 2, 12):
             raise ValueError(
@@ -217,9 +217,9 @@ class FuzzyLogic(Task):
 
     def _square(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The squared errors (b t), 0 where nothing is scored.  Broadcasting other outputs would give a wrong loss."""
-        wanted, came = tuple(batch.targets.shape), tuple(outputs.shape)
-        if came != wanted:
-            raise ValueError(f"FuzzyLogic: outputs must have the targets' shape {wanted} but have {came}")
+        expected, shape = tuple(batch.targets.shape), tuple(outputs.shape)
+        if shape != expected:
+            raise ValueError(f"FuzzyLogic: outputs must have the targets' shape {expected} but have {shape}")
         return (outputs - batch.targets).square()[..., 0].masked_fill(~batch.scored, 0)
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
@@ -238,8 +238,8 @@ class FuzzyLogic(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """R² of baselines that do not compose, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.floors`."""
-        found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
-        return found
+        scores: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
+        return scores
 
 
 @shaped
@@ -259,8 +259,8 @@ def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
     if split == "novel":
         rows = list(itertools.combinations(range(task.known, 2**task.variables), task.terms))
     else:
-        train, held = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
-        rows = list(held if split == "compositional" else train)
+        train, num_held_out = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
+        rows = list(num_held_out if split == "compositional" else train)
     return torch.tensor(rows, device=device)
 
 
@@ -277,23 +277,23 @@ def _split(
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
     """Training and held-out combinations of `known` terms."""
     rows: list[Combination] = list(itertools.combinations(range(known), terms))
-    held = held_out_count("FuzzyLogic", held_out, len(rows), "combinations")
+    num_held_out = held_out_count("FuzzyLogic", held_out, len(rows), "combinations")
     if split != "covered":
         order = original_order("FuzzyLogic", __package__, rows, split, seed)
-        return tuple(order[held:]), tuple(order[:held])
-    if (len(rows) - held) * terms < known:
+        return tuple(order[num_held_out:]), tuple(order[:num_held_out])
+    if (len(rows) - num_held_out) * terms < known:
         raise ValueError(
-            f"FuzzyLogic: held_out={held_out} leaves {len(rows) - held} training functions of {terms} terms, "
+            f"FuzzyLogic: held_out={held_out} leaves {len(rows) - num_held_out} training functions of {terms} terms, "
             f"too few to cover {known} known terms"
         )
     for attempt in range(TRIES):
         order = shuffled(rows, stream(seed, "fuzzy_logic/split", attempt))
-        if len(set(itertools.chain(*order[held:]))) == known:
-            return tuple(order[held:]), tuple(order[:held])
+        if len(set(itertools.chain(*order[num_held_out:]))) == known:
+            return tuple(order[num_held_out:]), tuple(order[:num_held_out])
     cover = _cover(known, terms, stream(seed, "fuzzy_logic/cover"))
-    rest = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
-    order = rest + sorted(cover)
-    return tuple(order[held:]), tuple(order[:held])
+    others = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
+    order = others + sorted(cover)
+    return tuple(order[num_held_out:]), tuple(order[:num_held_out])
 
 
 def _cover(known: int, terms: int, seed: int) -> set[Combination]:

@@ -107,11 +107,15 @@ def cifar(data: str, folder: str, part: str) -> LabelledImages:
         if not len(raw) or len(raw) % (labels + 3072):
             raise ValueError(f"Images: {root / name} has {len(raw)} bytes, no multiple of {labels + 3072}, a record")
         records.append(raw.reshape(-1, labels + 3072))
-    whole = np.concatenate(records)
-    found = whole[:, labels - 1].astype(np.int64)
-    if found.max() >= SOURCES[data].classes:
-        raise ValueError(f"Images: {root} has the label {found.max()}, but {data} has {SOURCES[data].classes} classes")
-    return LabelledImages(torch.from_numpy(found), torch.from_numpy(whole[:, labels:].reshape(-1, 3, 32, 32)))
+    all_records = np.concatenate(records)
+    finest_labels = all_records[:, labels - 1].astype(np.int64)
+    if finest_labels.max() >= SOURCES[data].classes:
+        raise ValueError(
+            f"Images: {root} has the label {finest_labels.max()}, but {data} has {SOURCES[data].classes} classes"
+        )
+    return LabelledImages(
+        torch.from_numpy(finest_labels), torch.from_numpy(all_records[:, labels:].reshape(-1, 3, 32, 32))
+    )
 
 
 def _wanted(root: pathlib.Path, data: str) -> str:
@@ -124,16 +128,16 @@ def classes(folder: str) -> list[str]:
     """The names of the classes: the folders in `folder/train`, sorted."""
     train = pathlib.Path(folder) / "train"
     try:
-        found = [path.name for path in _inside(train) if path.is_dir()]
+        names = [path.name for path in _inside(train) if path.is_dir()]
     except OSError as error:
         raise ValueError(
             f"Images: {train} cannot be read ({error.strerror}); wanted are folder/train/CLASS/IMAGE and folder/val/..."
         ) from None
-    if len(found) < 2:
+    if len(names) < 2:
         raise ValueError(
-            f"Images: {train} has {len(found)} folders, but at least two classes, a folder each, are wanted"
+            f"Images: {train} has {len(names)} folders, but at least two classes, a folder each, are wanted"
         )
-    return found
+    return names
 
 
 def _inside(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -168,8 +168,8 @@ class Maths(Task):
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the training questions, unless they are generated."""
         if self.data != "generated":
-            found = record.fingerprint(_pool(self, "train", torch.device("cpu"), located(self.folder)))
-            record.keep("Maths", folder, f"{self.module} ({self.data})", found)
+            fingerprint = record.fingerprint(_pool(self, "train", torch.device("cpu"), located(self.folder)))
+            record.keep("Maths", folder, f"{self.module} ({self.data})", fingerprint)
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
@@ -194,15 +194,15 @@ class Maths(Task):
 def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
     """`count` questions of `split`, drawn with `seed`."""
     dice, levels, tries = StableRandom(seed), task.levels(split), 0
-    found: list[Pair] = []
+    questions: list[Pair] = []
     level: Level | None = None
     wanted = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)
-    while len(found) < count:
+    while len(questions) < count:
         # A question that is drawn again keeps its level: hard ones are more often too long.
         level = level or (dice.pick(levels) if len(levels) > 1 else levels[0])
         pair = question(task.module, level, dice)
         tries += 1
-        if tries > TRIES * (len(found) + 1):
+        if tries > TRIES * (len(questions) + 1):
             raise ValueError(
                 f"Maths: {tries} draws gave no question of {split!r} within {task.question} characters and an answer "
                 f"within {task.answer}; allow more"
@@ -210,9 +210,9 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
         if pair is None or len(pair[0]) > task.question or len(pair[1]) > task.answer:
             continue
         if wanted is None or maths_text.bucket(pair[0]) in wanted:
-            found.append(pair)
+            questions.append(pair)
             level = None
-    return found
+    return questions
 
 
 @functools.lru_cache(maxsize=8)

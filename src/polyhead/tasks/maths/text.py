@@ -98,10 +98,10 @@ def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]
     """
     root = pathlib.Path(folder)
     train = [pair for level in levels(difficulty) for pair in _file(root / f"train-{level}" / f"{module}.txt", sizes)]
-    found = {"train": train, "iid": list(_file(root / "interpolate" / f"{module}.txt", sizes))}
+    questions = {"train": train, "iid": list(_file(root / "interpolate" / f"{module}.txt", sizes))}
     if module in SUFFIXES:
-        found["novel"] = list(_file(root / "extrapolate" / f"{module}{SUFFIXES[module]}.txt", sizes))
-    return divided(found)
+        questions["novel"] = list(_file(root / "extrapolate" / f"{module}{SUFFIXES[module]}.txt", sizes))
+    return divided(questions)
 
 
 def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
@@ -119,20 +119,20 @@ def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
     for i in range(0, len(lines), 2):
         for what, line, most in (("question", i, sizes[0]), ("answer", i + 1, sizes[1])):
             if not 1 <= len(lines[line]) <= most or not lines[line].isprintable():
-                came = f"{len(lines[line])} came" if lines[line].isprintable() else f"{lines[line]!r} came"
-                raise ValueError(f"Maths: {path}, line {line + 1}: {what} of 1 to {most} characters wanted, {came}")
+                problem = f"{len(lines[line])} came" if lines[line].isprintable() else f"{lines[line]!r} came"
+                raise ValueError(f"Maths: {path}, line {line + 1}: {what} of 1 to {most} characters wanted, {problem}")
         yield lines[i], lines[i + 1]
 
 
-def divided(found: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
+def divided(parts: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
     """`found` with validation taken from `train`; a question that is in a held-out split is removed from `train`."""
     seen: set[str] = set()
     splits: dict[str, list[Pair]] = {}
     for split in ("novel", "iid"):
-        if split in found:
-            splits[split] = [pair for pair in found[split] if pair[0] not in seen]
+        if split in parts:
+            splits[split] = [pair for pair in parts[split] if pair[0] not in seen]
             seen |= {pair[0] for pair in splits[split]}
-    rest = [pair for pair in found["train"] if pair[0] not in seen]
+    rest = [pair for pair in parts["train"] if pair[0] not in seen]
     splits["validation"] = [pair for pair in rest if bucket(pair[0]) == 0]
     splits["train"] = [pair for pair in rest if bucket(pair[0]) != 0]
     return splits
@@ -155,16 +155,16 @@ def from_package(module: str, difficulty: str, sizes: tuple[int, int], count: in
         names = levels(difficulty)
         train = [makers.train(_third(DIFFICULTIES.index(level)))[area][name] for level in names]
         held = max(1, count // BUCKETS)
-        found = {
+        questions = {
             "train": list(_drawn(train, count + held, sizes)),
             "iid": list(_drawn([makers.test()[area][name]], held, sizes)),
         }
         if module in SUFFIXES:
-            found["novel"] = list(_drawn([makers.test_extra()[area][name + SUFFIXES[module]]], held, sizes))
+            questions["novel"] = list(_drawn([makers.test_extra()[area][name + SUFFIXES[module]]], held, sizes))
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-    return divided(found)
+    return divided(questions)
 
 
 def _third(level: int) -> Any:

@@ -186,8 +186,8 @@ class RelationalGames(Classification):
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the published pentominoes, unless the images are generated."""
         if self.data == "original":
-            found = record.fingerprint(original.load(located(self.folder), self.game, "pentominoes"))
-            record.keep("RelationalGames", folder, original.file_of(self.game, "pentominoes"), found)
+            fingerprint = record.fingerprint(original.load(located(self.folder), self.game, "pentominoes"))
+            record.keep("RelationalGames", folder, original.file_of(self.game, "pentominoes"), fingerprint)
 
     def _original(self, split: str, sets: tuple[str, ...], batch_size: int, generator: torch.Generator) -> Batch:
         """A batch of the published images, on the generator's device."""

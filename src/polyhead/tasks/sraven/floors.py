@@ -49,17 +49,17 @@ def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) ->
     single = []
     for step, start in enumerate(range(0, sequences, CHUNK)):
         panels = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step).latents["panels"]
-        found = {
+        hits_of_batch = {
             "copy_left": hits(copy_left(panels), panels),
             "symbol_counts": hits(symbol_counts(panels, _learned(task).to(panels.device), task.values), panels),
         }
         if task.permuted:
-            found["same_slot"] = hits(same_slot(panels, task), panels)
+            hits_of_batch["same_slot"] = hits(same_slot(panels, task), panels)
         if searchable(task):
-            found["known_combinations"] = known_combinations(panels, task)
-            found["ceiling"], answers = bayes(panels, task)
+            hits_of_batch["known_combinations"] = known_combinations(panels, task)
+            hits_of_batch["ceiling"], answers = bayes(panels, task)
             single.append(answers == 1)
-        for name, values in found.items():
+        for name, values in hits_of_batch.items():
             scores.setdefault(name, []).append(values)
     table = {"chance": Score(float(task.values) ** -task.features, 0.0, 0)}
     table |= {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}

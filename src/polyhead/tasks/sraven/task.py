@@ -247,8 +247,8 @@ class Sraven(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Accuracy of baselines that do not combine rules, and of the Bayes-optimal solver: see floors.py."""
-        found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
-        return found
+        scores: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
+        return scores
 
     def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (b features values) in at least float32 and targets (b features) of the query tokens."""
@@ -353,24 +353,24 @@ def _vectors(values: int, device: torch.device) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- splits
 @functools.lru_cache(maxsize=64)
 def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
-    train, held = _split(task.features, task.held_out, task.split, task.split_seed)
-    return torch.tensor(held if split in ("compositional", "novel") else train, device=device)
+    train, num_held_out = _split(task.features, task.held_out, task.split, task.split_seed)
+    return torch.tensor(num_held_out if split in ("compositional", "novel") else train, device=device)
 
 
 @functools.lru_cache(maxsize=64)
 def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple[Multiset, ...], tuple[Multiset, ...]]:
     """Training and held-out multisets of rules."""
     rows = list(itertools.combinations_with_replacement(range(len(RULES)), features))
-    held = held_out_count("Sraven", held_out, len(rows), "multisets of rules")
+    num_held_out = held_out_count("Sraven", held_out, len(rows), "multisets of rules")
     if split != "covered":
         order = original_order("Sraven", __package__, rows, split, seed)
-        return tuple(order[held:]), tuple(order[:held])
-    if features == 1 or (len(rows) - held) * features >= len(RULES):
+        return tuple(order[num_held_out:]), tuple(order[:num_held_out])
+    if features == 1 or (len(rows) - num_held_out) * features >= len(RULES):
         for attempt in range(TRIES):
             order = shuffled(rows, stream(seed, "sraven/split", attempt))
-            if features == 1 or len(set(itertools.chain(*order[held:]))) == len(RULES):
-                return tuple(order[held:]), tuple(order[:held])
+            if features == 1 or len(set(itertools.chain(*order[num_held_out:]))) == len(RULES):
+                return tuple(order[num_held_out:]), tuple(order[:num_held_out])
     raise ValueError(
-        f"Sraven: held_out={held_out} leaves {len(rows) - held} training multisets of {features} rules, too few to "
-        f"cover all {len(RULES)} rules"
+        f"Sraven: held_out={held_out} leaves {len(rows) - num_held_out} training multisets of {features} rules, too "
+        f"few to cover all {len(RULES)} rules"
     )

@@ -223,8 +223,8 @@ def _text_of(piece: Piece) -> str:
     try:
         return piece.data.decode()
     except UnicodeDecodeError as error:
-        place = f"{piece.name}: byte {piece.start + error.start + 1} is no UTF-8"
-        raise ValueError(f"Text: {place}; tokenizer='bytes' takes any file") from None
+        location = f"{piece.name}: byte {piece.start + error.start + 1} is no UTF-8"
+        raise ValueError(f"Text: {location}; tokenizer='bytes' takes any file") from None
 
 
 def _warn_of_lost_text(request: Request, codec: Codec, text: str) -> None:

@@ -31,24 +31,24 @@ def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
     corpus = task._corpus()
     tokens = np.array(task._tokens(split)[: sequences * task.length + 1])
     plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes
-    whole = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
+    data = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
     rate = corpus.rate(split)
     size = rate * (len(tokens) - 1)  # of the text, which is longer than `whole` if the tokenizer loses some
     bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / rate
     return {
-        "zlib": Score.of(torch.tensor(_zlib(whole), dtype=torch.double) * (len(whole) / size)),
-        "lzma": Score(8 * len(lzma.compress(whole, preset=9)) / size, 0.0, 1),
+        "zlib": Score.of(torch.tensor(_zlib(data), dtype=torch.double) * (len(data) / size)),
+        "lzma": Score(8 * len(lzma.compress(data, preset=9)) / size, 0.0, 1),
         "unigram": Score.of(torch.tensor([part.mean() for part in _stretches(bits, task.length)])),
     }
 
 
 def _zlib(data: bytes) -> list[float]:
     """Bits per byte of each chunk of one compressed stream."""
-    packer, found = zlib.compressobj(9), []
+    packer, bits = zlib.compressobj(9), []
     for part in _stretches(np.frombuffer(data, np.uint8), STRETCH):
         packed = packer.compress(part.tobytes()) + packer.flush(zlib.Z_SYNC_FLUSH)
-        found.append(8 * len(packed) / len(part))
-    return found
+        bits.append(8 * len(packed) / len(part))
+    return bits
 
 
 def _surprise(train: np.ndarray, count: int) -> np.ndarray:

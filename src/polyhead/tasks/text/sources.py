@@ -165,15 +165,15 @@ def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
 def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str, bool]]:
     """The blocks of the files, each with its split and whether its document ends with it."""
     quota = held_out * sum(file.size for file in files)
-    whole = _assign([(file.name, file.size) for file in files], quota)
+    split_of_files = _assign([(file.name, file.size) for file in files], quota)
     sizes = dict.fromkeys(SPLITS, 0)
-    for file, split in zip(files, whole, strict=True):
+    for file, split in zip(files, split_of_files, strict=True):
         sizes[split] += file.size
     keeps_files_whole = len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota
     size = CHUNK if keeps_files_whole else max(1, min(int(quota / 4), CHUNK))
     blocks = [block for file in files for block in _cut(file, size)]
     if keeps_files_whole:
-        split_by_file = dict(zip(files, whole, strict=True))
+        split_by_file = dict(zip(files, split_of_files, strict=True))
         splits = [split_by_file[file] for file, _, _ in blocks]
     else:
         splits = _assign([(f"{file.name}/{start}", stop - start) for file, start, stop in blocks], quota)

@@ -159,8 +159,8 @@ class Text(Task):
         check_split(self, split)
         tokens = self._corpus().tokens[split]
         if len(tokens) <= self.length:
-            wanted = f"a sequence takes {self.length + 1}; {'lower length' if len(tokens) > 1 else 'give more text'}"
-            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but {wanted}")
+            advice = f"a sequence takes {self.length + 1}; {'lower length' if len(tokens) > 1 else 'give more text'}"
+            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but {advice}")
         return tokens
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
@@ -241,8 +241,8 @@ class Text(Task):
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Bits per byte of compressors and of token frequencies: see floors.py."""
-        found: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences)
-        return found
+        scores: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences)
+        return scores
 
     # ------------------------------------------------------------------------------------------------------------ words
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
@@ -265,8 +265,8 @@ class Text(Task):
         """
         corpus, root = self._corpus(), pathlib.Path(folder)
         splits = {
-            split: {"tokens": found["tokens"], "bytes": found["bytes"]}
-            for split, found in corpus.manifest["splits"].items()
+            split: {"tokens": counts["tokens"], "bytes": counts["bytes"]}
+            for split, counts in corpus.manifest["splits"].items()
         }
         text = {"tokenizer": corpus.manifest["tokenizer"], "splits": splits}
         record.keep("Text", folder, self.data, self.fingerprint(), text)
@@ -274,7 +274,7 @@ class Text(Task):
 
 
 # ---------------------------------------------------------------------------------------------------------------- order
-def order(places: np.ndarray, count: int, *, key: int) -> np.ndarray:
+def order(indices: np.ndarray, count: int, *, key: int) -> np.ndarray:
     """The images of `places` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network, no memory.
 
     A number is two digits in base n, the smallest n with n² >= count.  In each round a hash of one digit is added to
@@ -282,7 +282,7 @@ def order(places: np.ndarray, count: int, *, key: int) -> np.ndarray:
     """
     base = max(1, math.isqrt(max(0, count - 1)) + 1)
     keys = _keys(key)
-    result = places.astype(np.int64)
+    result = indices.astype(np.int64)
     out = np.arange(len(result))
     while len(out):
         left, right = np.divmod(result[out], base)

@@ -180,11 +180,11 @@ def train(texts: Iterable[str], count: int) -> Subwords:
 
 def check(tokenizer: str) -> None:
     """Raise a ValueError unless `tokenizer` has a valid form; whether files and libraries exist is not checked."""
-    kind, _, rest = tokenizer.partition(":")
-    if kind == "bpe" and rest:
-        if not rest.isdecimal() or int(rest) < 257:
-            raise ValueError(f"Text: tokenizer='bpe:N' takes N of at least 257, the bytes and an end, but is {rest!r}")
-    elif tokenizer != "bytes" and not (kind == "hub" and rest) and not tokenizer.endswith(".json"):
+    kind, _, name = tokenizer.partition(":")
+    if kind == "bpe" and name:
+        if not name.isdecimal() or int(name) < 257:
+            raise ValueError(f"Text: tokenizer='bpe:N' takes N of at least 257, the bytes and an end, but is {name!r}")
+    elif tokenizer != "bytes" and not (kind == "hub" and name) and not tokenizer.endswith(".json"):
         raise ValueError(f"Text: tokenizer must be {FORMS} but is {tokenizer!r}")
 
 
@@ -193,11 +193,11 @@ def existing(tokenizer: str) -> Codec | None:
 
     Raises ValueError for a missing file or library, and for a name of the Hub without a network.
     """
-    kind, _, rest = tokenizer.partition(":")
+    kind, _, name = tokenizer.partition(":")
     if tokenizer == "bytes":
         return Bytes()
     if kind == "hub":
-        return _from_hub(rest)
+        return _from_hub(name)
     return None if kind == "bpe" else read(tokenizer)
 
 
