@@ -42,7 +42,7 @@ class Attention(nn.Module):
 def snippet(op="hyla"):
     """The names that the snippet of the docs defines, with another op of `polyhead.ops` in it."""
     section = PAGE.read_text(encoding="utf-8").partition("## Models of timm")[2]
-    code = re.search(r"```python\n(.*?)```", section, re.DOTALL).group(1)
+    code = re.search(r"```py\n(.*?)```", section, re.DOTALL).group(1)
     library = types.SimpleNamespace(Attention=Attention, register_notrace_module=lambda cls: cls)
     module = types.ModuleType(f"timm_snippet_{op}")
     sys.modules[module.__name__] = module  # torch.compile imports it by its name

@@ -1,7 +1,7 @@
-"""Stanford CS336, assignment 1: its state dict, and its names and signatures over our parts.
+"""Stanford CS336, assignment 1: its state dict, and its names and signatures over our functions.
 
     load / save     a state dict of the course  <->  polyhead.Transformer
-    TransformerLM   and its parts: modules with the course's signatures and keys, computed by polyhead.ops
+    TransformerLM   and its parts: modules with the course's signatures and keys, computed by polyhead.ops.textbook
 
 The course's conventions: no biases; rows of q, k and v are head by head; rotary positions count from 0 and rotate pairs
 (2j, 2j + 1); a mask is True where a query may attend; RMSNorm has eps 1e-5 inside the root; blocks are pre-norm;
@@ -10,80 +10,107 @@ attention is causal; the output table is not tied to the input table.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polyhead import ops
-from polyhead.compat.foreign import check_functions, uncompiled
+from polyhead.compat.foreign import check_functions, tensor_of, uncompiled
 from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers.device import Device
-from polyhead.layers.positions import RotaryEmbedding
 from polyhead.models.transformer import Transformer
-from polyhead.ops.norms import rms_norm
+from polyhead.ops import textbook
+from polyhead.ops.readable import is_cheap_to_read
+from polyhead.ops.rope import check_even, check_range, check_shape
+from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax  # noqa: F401 (the course's names)
 from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import check_number
 
+TOKEN_TABLE = "token_embeddings.weight"
+
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
-def load(state_dict: Mapping[str, Tensor], *, heads: int, theta: float, context: int) -> Transformer:
-    """The course's state dict as a `polyhead.Transformer`, on the device and in the dtype of its token table.
+def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: int) -> Transformer:
+    """Return the course's state dict as a `polyhead.Transformer`, on the device and in the dtype of its token table.
 
-    Layers, widths and vocabulary are read from the shapes.  The number of heads, the rotary theta and the context
-    length are arguments, because no tensor has them.  The prefix `_orig_mod.` of torch.compile is removed.
+    Values are tensors, or arrays of NumPy.  Layers, widths and vocabulary are read from the shapes.  The number of
+    heads, the rotary theta and the context length are arguments, because no tensor has them.  Prefixes of torch.compile
+    (`_orig_mod.`) and of DistributedDataParallel (`module.`) are removed.
 
-    Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match.
+    Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match, and for a whole
+    checkpoint.
     """
-    state = uncompiled(state_dict)
+    state = _course_state(state_dict)
     layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
     _compare_keys(set(state), layers)
-    table, up = state["token_embeddings.weight"], state["layers.0.ffn.w1.weight"]
+    table, up = state[TOKEN_TABLE], state["layers.0.ffn.w1.weight"]
     if table.ndim != 2 or up.ndim != 2:
-        came = f"{tuple(table.shape)} and {tuple(up.shape)}"
-        raise ValueError(f"cs336.load: tables must be (c m) and (f m) but are {came}")
-    (count, dim), hidden = table.shape, up.shape[0]
-    settings = _course(count, dim, hidden, layers, heads, theta=theta, context=context)
+        shapes = f"{tuple(table.shape)} and {tuple(up.shape)}"
+        raise ValueError(f"cs336.load: tables must be (c m) and (f m) but are {shapes}")
+    settings = course_config(*table.shape, up.shape[0], layers, heads, theta=theta, context=context)
     model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
-    ours = model.state_dict()
-    for name, keys in _names(layers).items():
-        for key, part in zip(keys, ours[name].chunk(len(keys)), strict=True):
+    parameters = model.state_dict()
+    for name, keys in _keys_by_name(layers).items():
+        for key, part in zip(keys, parameters[name].chunk(len(keys)), strict=True):
             if state[key].shape != part.shape:
                 raise ValueError(f"cs336.load: {key} must be {tuple(part.shape)} but is {tuple(state[key].shape)}")
             part.copy_(state[key])
     return model
 
 
+def _course_state(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors by the course's names.  Raises ValueError for a whole checkpoint, which holds a state dict."""
+    for name, value in state_dict.items():
+        if isinstance(value, Mapping) and any(str(key).endswith(TOKEN_TABLE) for key in value):
+            raise ValueError(f"cs336.load: a state dict must come, got a whole checkpoint; give its entry {name!r}")
+    keys = uncompiled(state_dict)
+    if all(key.startswith("module.") for key in keys):
+        keys = {key.removeprefix("module."): value for key, value in keys.items()}
+    state = {}
+    for key, value in keys.items():
+        state[key] = value.detach() if isinstance(value, Tensor) else tensor_of(f"cs336.load: {key}", value)
+    return state
+
+
 def save(model: Transformer) -> dict[str, Tensor]:
-    """The inverse of `load`: the course's state dict, copied.
+    """Return the course's state dict, copied: the inverse of `load`.
 
     Raises ValueError, which names the field, if the model does not have the course's architecture, and for heads that
     compute a user's function.
     """
     check_functions("cs336.save", model)
-    given = model.config
-    count = given.inputs.count if isinstance(given.inputs, Tokens) else 1
-    swiglu = given.feedforward if isinstance(given.feedforward, Swiglu) else Swiglu()
-    heads = sum(group.heads for group in given.layer_heads(0))
-    theta = given.positions.theta if isinstance(given.positions, Rotary) else 1e4
-    course = _course(count, given.dim, swiglu.hidden, given.layers, heads, theta=theta, context=given.max_length)
-    wanted, own = _plain(course), _plain(given)
-    for field in dataclasses.fields(wanted):
-        want, came = getattr(wanted, field.name), getattr(own, field.name)
-        if came != want:
-            raise ValueError(f"cs336.save: {field.name} must be {want} but is {came}")
-    state = uncompiled(model.state_dict())
-    parts = [zip(keys, state[name].chunk(len(keys)), strict=True) for name, keys in _names(given.layers).items()]
-    return {key: part.clone() for pairs in parts for key, part in pairs}
+    config = model.config
+    course = course_config(
+        config.inputs.count if isinstance(config.inputs, Tokens) else 1,
+        config.dim,
+        config.feedforward.hidden if isinstance(config.feedforward, Swiglu) else None,
+        config.layers,
+        sum(group.heads for group in config.layer_heads(0)),
+        theta=config.positions.theta if isinstance(config.positions, Rotary) else 1e4,
+        context=config.max_length,
+    )
+    expected, settings = _of_the_format(course), _of_the_format(config)
+    for field in dataclasses.fields(expected):
+        value, setting = getattr(expected, field.name), getattr(settings, field.name)
+        if setting != value:
+            raise ValueError(f"cs336.save: {field.name} must be {value} but is {setting}")
+    parameters = uncompiled(model.state_dict())
+    state = {}
+    for name, keys in _keys_by_name(config.layers).items():
+        for key, part in zip(keys, parameters[name].chunk(len(keys)), strict=True):
+            state[key] = part.clone()
+    return state
 
 
-def _plain(settings: TransformerConfig) -> TransformerConfig:
-    """The settings with heads by layer, and without fields that do not belong to the format."""
-    layers = map(settings.layer_heads, range(settings.layers))
+def _of_the_format(settings: TransformerConfig) -> TransformerConfig:
+    """The settings with heads by layer, and with defaults for fields that do not belong to the format."""
+    heads = []
+    for layer in range(settings.layers):
+        heads.append(tuple(dataclasses.replace(group, impl="auto") for group in settings.layer_heads(layer)))
     return dataclasses.replace(
         settings,
-        heads=tuple(tuple(dataclasses.replace(group, impl="auto") for group in heads) for heads in layers),
+        heads=tuple(heads),
         init="cs336",
         dropout=0.0,
         dropout_shared=False,
@@ -92,9 +119,10 @@ def _plain(settings: TransformerConfig) -> TransformerConfig:
     )
 
 
-def _course(
+def course_config(
     count: int, dim: int, hidden: int | None, layers: int, heads: int, *, theta: float, context: int
 ) -> TransformerConfig:
+    """Return our configuration of the course's model."""
     if heads < 1 or dim % heads:
         raise ValueError(f"cs336: the number of heads must divide the width {dim} but is {heads}")
     return TransformerConfig(
@@ -114,31 +142,33 @@ def _course(
     )
 
 
-def _names(layers: int) -> dict[str, tuple[str, ...]]:
+def _keys_by_name(layers: int) -> dict[str, tuple[str, ...]]:
     """Our names -> the course's keys whose rows they hold."""
-    names: dict[str, tuple[str, ...]] = {"inputs.table.weight": ("token_embeddings.weight",)}
+    keys: dict[str, tuple[str, ...]] = {"inputs.table.weight": (TOKEN_TABLE,)}
     for i in range(layers):
-        ours, theirs = f"blocks.{i}", f"layers.{i}"
-        names[f"{ours}.attention.qkv.weight"] = tuple(f"{theirs}.attn.{x}_proj.weight" for x in "qkv")
-        names[f"{ours}.attention.out.weight"] = (f"{theirs}.attn.output_proj.weight",)
+        ours, course = f"blocks.{i}", f"layers.{i}"
+        keys[f"{ours}.attention.qkv.weight"] = tuple(f"{course}.attn.{name}_proj.weight" for name in "qkv")
+        keys[f"{ours}.attention.out.weight"] = (f"{course}.attn.output_proj.weight",)
         for n in "12":
-            names[f"{ours}.norm{n}.weight"] = (f"{theirs}.ln{n}.weight",)
+            keys[f"{ours}.norm{n}.weight"] = (f"{course}.ln{n}.weight",)
         for n in "123":
-            names[f"{ours}.feedforward.w{n}.weight"] = (f"{theirs}.ffn.w{n}.weight",)
-    return {**names, "norm.weight": ("ln_final.weight",), "outputs.linear.weight": ("lm_head.weight",)}
+            keys[f"{ours}.feedforward.w{n}.weight"] = (f"{course}.ffn.w{n}.weight",)
+    keys["norm.weight"] = ("ln_final.weight",)
+    keys["outputs.linear.weight"] = ("lm_head.weight",)
+    return keys
 
 
 def _compare_keys(keys: set[str], layers: int) -> None:
-    wanted = {key for ours in _names(max(layers, 1)).values() for key in ours}
-    pairs = (("missing", wanted - keys), ("unknown", keys - wanted))
-    if problems := [f"{what} {', '.join(sorted(names))}" for what, names in pairs if names]:
+    expected = {key for names in _keys_by_name(max(layers, 1)).values() for key in names}
+    problems = []
+    for problem, names in (("missing", expected - keys), ("unknown", keys - expected)):
+        if names:
+            problems.append(f"{problem} {', '.join(sorted(names))}")
+    if problems:
         raise ValueError(f"cs336.load: {'; '.join(problems)}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
-softmax, silu, scaled_dot_product_attention = ops.softmax, ops.silu, ops.scaled_dot_product_attention
-
-
 class Linear(nn.Module):
     """`x W^T`, no bias; N(0, 2 / (in + out)) truncated at three standard deviations."""
 
@@ -153,7 +183,7 @@ class Linear(nn.Module):
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... f"]:
         if x.shape[-1] != self.weight.shape[1]:
             raise ValueError(f"Linear: m = {self.weight.shape[1]} but x (... m) = {tuple(x.shape)}")
-        return F.linear(x, self.weight)
+        return x @ self.weight.T
 
 
 class Embedding(nn.Module):
@@ -167,11 +197,16 @@ class Embedding(nn.Module):
         nn.init.trunc_normal_(self.weight, a=-3.0, b=3.0)
 
     def forward(self, token_ids: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
-        return F.embedding(token_ids, self.weight)
+        if is_cheap_to_read(token_ids) and token_ids.numel():
+            lowest, highest = (int(end) for end in token_ids.aminmax())
+            if lowest < 0 or highest >= len(self.weight):
+                token = lowest if lowest < 0 else highest
+                raise ValueError(f"Embedding: tokens must be in [0, {len(self.weight)}), got {token}")
+        return self.weight[token_ids]
 
 
 class RMSNorm(nn.Module):
-    """`ops.rms_norm` and its gain."""
+    """`textbook.rms_norm` and its gain."""
 
     def __init__(
         self, d_model: int, eps: float = 1e-5, device: Device = None, dtype: torch.dtype | None = None
@@ -182,7 +217,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(d_model, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        return rms_norm(x, self.weight, self.eps)
+        return textbook.rms_norm(x, self.weight, self.eps)
 
 
 class SwiGLU(nn.Module):
@@ -198,7 +233,7 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff, device, dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        return self.w2(ops.silu(self.w1(x)) * self.w3(x))
+        return self.w2(silu(self.w1(x)) * self.w3(x))
 
 
 class RotaryPositionalEmbedding(nn.Module):
@@ -206,16 +241,18 @@ class RotaryPositionalEmbedding(nn.Module):
 
     def __init__(self, theta: float, d_k: int, max_seq_len: int, device: Device = None) -> None:
         super().__init__()
-        self.rotary = RotaryEmbedding(d_k, theta, max_seq_len, device=device)
+        check_even("RotaryPositionalEmbedding", d_k)
+        self.theta = theta
+        self.max_seq_len = max_seq_len
 
     def forward(self, x: Float[Tensor, "... d"], token_positions: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
-        return self.rotary(x, token_positions)
+        check_shape("RotaryPositionalEmbedding", token_positions, tuple(x.shape[:-1]))
+        check_range("RotaryPositionalEmbedding", token_positions, self.max_seq_len)
+        return textbook.rotary(x, token_positions, self.theta)
 
 
 class MultiHeadSelfAttention(nn.Module):
     """Causal self-attention over x (..., t, d_model); rotary when `max_seq_len` and `theta` are given."""
-
-    rope: RotaryPositionalEmbedding | None
 
     def __init__(
         self,
@@ -232,25 +269,25 @@ class MultiHeadSelfAttention(nn.Module):
         if (max_seq_len is None) != (theta is None):
             raise ValueError("MultiHeadSelfAttention: rotary positions need both max_seq_len and theta")
         self.num_heads = num_heads
-        self.q_proj, self.k_proj, self.v_proj, self.output_proj = (
-            Linear(d_model, d_model, device, dtype) for _ in range(4)
-        )
-        self.rope = None
-        if max_seq_len is not None and theta is not None:
-            self.rope = RotaryPositionalEmbedding(theta, d_model // num_heads, max_seq_len, device)
+        self.max_seq_len = max_seq_len
+        self.theta = theta
+        self.q_proj = Linear(d_model, d_model, device, dtype)
+        self.k_proj = Linear(d_model, d_model, device, dtype)
+        self.v_proj = Linear(d_model, d_model, device, dtype)
+        self.output_proj = Linear(d_model, d_model, device, dtype)
 
     def forward(
         self, x: Float[Tensor, "... t m"], token_positions: Int[Tensor, "... t"] | None = None
     ) -> Float[Tensor, "... t m"]:
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (project(x).unflatten(-1, (self.num_heads, -1)) for project in projections)  # (..., t, h, d)
-        if self.rope is not None:
-            where = torch.arange(x.shape[-2], device=x.device) if token_positions is None else token_positions
-            q, k = self.rope(q, where[..., None]), self.rope(k, where[..., None])
-        elif token_positions is not None:
-            raise ValueError("MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed")
-        q, k, v = (a.reshape(a.shape[:-3].numel(), *a.shape[-3:]) for a in (q, k, v))
-        return self.output_proj(ops.softmax_attention(q, k, v, causal=True).reshape(x.shape))
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if self.theta is None:
+            if token_positions is not None:
+                raise ValueError("MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed")
+            return self.output_proj(textbook.causal_heads(q, k, v, self.num_heads))
+        if token_positions is None:
+            token_positions = torch.arange(x.shape[-2], device=x.device)
+        check_range("MultiHeadSelfAttention", token_positions, self.max_seq_len)
+        return self.output_proj(textbook.causal_heads(q, k, v, self.num_heads, token_positions, self.theta))
 
 
 class TransformerBlock(nn.Module):
@@ -281,10 +318,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """Tokens (..., t) to logits (..., t, vocab_size).  `rope_theta` may also be the seventh positional argument.
-
-    Raises TypeError for an eighth one.
-    """
+    """Tokens (..., t) to logits (..., t, vocab_size)."""
 
     def __init__(
         self,
@@ -294,22 +328,19 @@ class TransformerLM(nn.Module):
         num_layers: int,
         num_heads: int,
         d_ff: int,
-        *seventh: float,
         rope_theta: float = 1e4,
+        *,
         device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if len(seventh) > 1:
-            raise TypeError("TransformerLM: only 7 arguments may be positional, the last is rope_theta")
-        theta = seventh[0] if seventh else rope_theta
         self.context_length = context_length
         self.token_embeddings = Embedding(vocab_size, d_model, device, dtype)
-        sizes = (d_model, num_heads, d_ff, context_length, theta)
-        blocks = [TransformerBlock(*sizes, device=device, dtype=dtype) for _ in range(num_layers)]
-        for block in blocks[1:]:
-            block.attn.rope = blocks[0].attn.rope  # one table for all layers
-        self.layers = nn.ModuleList(blocks)
+        self.layers = nn.ModuleList()
+        for _ in range(num_layers):
+            self.layers.append(
+                TransformerBlock(d_model, num_heads, d_ff, context_length, rope_theta, device=device, dtype=dtype)
+            )
         self.ln_final = RMSNorm(d_model, device=device, dtype=dtype)
         self.lm_head = Linear(d_model, vocab_size, device, dtype)
 

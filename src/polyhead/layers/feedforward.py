@@ -8,13 +8,13 @@ experts(x) = sum_{i in top k} p_i MLP_i(x),   p = softmax over the chosen k of W
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.layers.device import Device
 from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.precision import autocast_dtype
-from polyhead.ops.textbook import silu
 from polyhead.spec.numbers import swiglu_width
 
 __all__ = ["MixtureOfExperts", "MlpLayer", "SwigluLayer"]
@@ -72,7 +72,7 @@ class SwigluLayer(nn.Module):
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("SwigluLayer", self.w1.in_features, x)
-        return self.w2(silu(self.w1(x)) * self.w3(x))
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class MixtureOfExperts(nn.Module):

@@ -1,27 +1,31 @@
-"""Attention in textbook form: (..., t, d) tensors, any number of batch dimensions, no heads.
+"""The course's functions, written out: no call of PyTorch's own softmax, SiLU, norms or attention.
 
-softmax(x)_i = exp(x_i - max x) / sum_j exp(x_j - max x)
-silu(x)      = x * sigmoid(x)
-attention    = softmax(q k^T / sqrt(d)) v                             (Vaswani et al. 2017, eq. 1)
+    softmax(x)_i = exp(x_i - max x) / sum_j exp(x_j - max x)
+    silu(x)      = x sigmoid(x)
+    glu(x)       = sigmoid(W1 x) * W2 x
+    swiglu(x)    = W2 (silu(W1 x) * W3 x)
+    rms_norm(x)  = x / sqrt(mean(x^2) + eps) * weight
+    rotary(x)    = each pair of components, turned by position * theta^(-2 j / d)
+    attention    = softmax(q k^T / sqrt(d)) v
+
+Weights are [out, in].  Statistics are in at least float32, whatever the dtype of the inputs, and results are rounded
+once.  Stanford CS336, assignment 1; docs/course.md shows this code part by part.
 """
 
-import math
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polyhead.ops.kernel import needs_more_than_one_backward
-from polyhead.ops.latent_code import is_known_finite, wide
+from polyhead.ops.latent_code import wide
 from polyhead.ops.precision import casting
-from polyhead.ops.torch_kernels import torch_attention
 from polyhead.spec.shapes import shaped
 
 
 @shaped
 def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
-    """`exp(x - max x)` divided by its sum along `dim`, computed in at least float32: no finite logit overflows.
+    """`exp(x - max x)` divided by its sum along `dim`: no finite number overflows.
 
     A slice of -inf only gives NaN, as in PyTorch.  Attention knows its mask and gives 0 there.  Raises ValueError for a
     `dim` out of range.
@@ -33,7 +37,12 @@ def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
         raise ValueError(
             f"softmax: dim must be in [{-x.dim()}, {x.dim()}) for x of shape {tuple(x.shape)} but is {dim}"
         )
-    return torch.softmax(x, dim).to(x.dtype)
+    if x.numel() == 0:
+        return x.clone()
+    # The largest number becomes 0, so no exponential exceeds 1.  It cancels: it is a constant for gradients.
+    largest = wide(x).amax(dim, keepdim=True).detach()
+    exponentials = torch.exp(wide(x) - largest)
+    return (exponentials / exponentials.sum(dim, keepdim=True)).to(x.dtype)
 
 
 @shaped
@@ -43,7 +52,39 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     >>> silu(torch.tensor([-20.0, 0.0, 20.0]))
     tensor([-4.1223e-08,  0.0000e+00,  2.0000e+01])
     """
-    return F.silu(x)
+    return (wide(x) * torch.sigmoid(wide(x))).to(x.dtype)
+
+
+def glu(x: Float[Tensor, "... m"], w1: Float[Tensor, "f m"], w2: Float[Tensor, "f m"]) -> Float[Tensor, "... f"]:
+    """`sigmoid(W1 x) * W2 x` (Dauphin et al. 2017)."""
+    return torch.sigmoid(x @ w1.T) * (x @ w2.T)
+
+
+def swiglu(
+    x: Float[Tensor, "... m"], w1: Float[Tensor, "f m"], w2: Float[Tensor, "m f"], w3: Float[Tensor, "f m"]
+) -> Float[Tensor, "... m"]:
+    """`W2 (silu(W1 x) * W3 x)` (Shazeer 2020)."""
+    return (silu(x @ w1.T) * (x @ w3.T)) @ w2.T
+
+
+def rms_norm(x: Float[Tensor, "... m"], weight: Float[Tensor, " m"], eps: float = 1e-5) -> Float[Tensor, "... m"]:
+    """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019)."""
+    # In float32: the square of 1e4 exceeds what float16 holds.
+    mean_square = wide(x).square().mean(-1, keepdim=True)
+    return (wide(x) / torch.sqrt(mean_square + eps) * weight).to(x.dtype)
+
+
+def rotary(x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], theta: float = 1e4) -> Float[Tensor, "... d"]:
+    """Turn the pairs (2j, 2j + 1) of `x` by `position * theta^(-2 j / d)`; positions count from 0 (Su et al. 2021)."""
+    # In float64: at position 100,000 a float32 angle is off by 0.006.
+    dim = x.shape[-1]
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=x.device) / -dim
+    angles = positions[..., None] * theta**exponents
+    cos = angles.cos().to(wide(x).dtype)
+    sin = angles.sin().to(wide(x).dtype)
+    first, second = wide(x)[..., 0::2], wide(x)[..., 1::2]
+    turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
 
 
 @shaped
@@ -64,38 +105,117 @@ def scaled_dot_product_attention(
     tensor([[1.5000]])
     """
     with casting(q, k, v) as (q, k, v):
-        batch = _batch(q, k, v, mask)
-        if mask is None:
-            return _fused(q, k, v, None, batch)
-        mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])
-        # NaN in a key that no query reads would be multiplied by 0.
-        is_read = mask.any(-2)[..., None]
-        k = k if is_known_finite(k) else torch.where(is_read, k, 0)
-        v = v if is_known_finite(v) else torch.where(is_read, v, 0)
-        # A row without a key is unmasked before the softmax and zeroed after it, so no kernel computes 0 / 0.
-        is_empty_row = ~mask.any(-1, keepdim=True)
-        return _fused(q, k, v, mask | is_empty_row, batch).masked_fill(is_empty_row, 0.0)
+        check_batch(q, k, v, mask)
+        return attention(q, k, v, mask)
 
 
-def _batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[int, ...]:
-    who = "scaled_dot_product_attention"
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The equation, for tensors of one dtype."""
+    if mask is None:
+        scores = wide(q) @ wide(k).mT * q.shape[-1] ** -0.5
+        return (softmax(scores, -1) @ wide(v)).to(v.dtype)
+
+    # NaN in a key that no query sees would be multiplied by 0.
+    mask = mask.expand(*mask.shape[:-2], q.shape[-2], k.shape[-2])
+    is_seen = mask.any(-2)[..., None]
+    k, v = torch.where(is_seen, k, 0), torch.where(is_seen, v, 0)
+    scores = wide(q) @ wide(k).mT * q.shape[-1] ** -0.5
+
+    # Hidden scores are -inf, but 0 in a row without keys: a softmax of -inf alone would be NaN.
+    has_keys = mask.any(-1, keepdim=True)
+    hidden = torch.where(has_keys, -torch.inf, 0.0).to(scores.dtype)
+    weights = softmax(torch.where(mask, scores, hidden), -1) * mask
+    return (weights @ wide(v)).to(v.dtype)
+
+
+def split_heads(x: Float[Tensor, "... t m"], num_heads: int) -> Float[Tensor, "... h t d"]:
+    """Cut vectors into heads, which become a batch dimension."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+
+
+def causal_heads(
+    q: Float[Tensor, "... t m"],
+    k: Float[Tensor, "... t m"],
+    v: Float[Tensor, "... t m"],
+    num_heads: int,
+    positions: Int[Tensor, "... t"] | None = None,
+    theta: float = 1e4,
+) -> Float[Tensor, "... t m"]:
+    """Attention of each head to itself and to earlier tokens, side by side; rotary if `positions` are given."""
+    q, k, v = (split_heads(x, num_heads) for x in (q, k, v))
+    if positions is not None:
+        q = rotary(q, positions[..., None, :], theta)
+        k = rotary(k, positions[..., None, :], theta)
+    num_tokens = q.shape[-2]
+    mask = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=q.device).tril()
+    return scaled_dot_product_attention(q, k, v, mask).transpose(-3, -2).flatten(-2)
+
+
+def self_attention(
+    x: Float[Tensor, "... t m"],
+    w_q: Float[Tensor, "m m"],
+    w_k: Float[Tensor, "m m"],
+    w_v: Float[Tensor, "m m"],
+    w_o: Float[Tensor, "m m"],
+    num_heads: int,
+    positions: Int[Tensor, "... t"] | None = None,
+    theta: float = 1e4,
+) -> Float[Tensor, "... t m"]:
+    """Causal multi-head self-attention; queries, keys and values of all heads are three products."""
+    return causal_heads(x @ w_q.T, x @ w_k.T, x @ w_v.T, num_heads, positions, theta) @ w_o.T
+
+
+def self_attention_one_product(
+    x: Float[Tensor, "... t m"],
+    w_qkv: Float[Tensor, "3*m m"],
+    w_o: Float[Tensor, "m m"],
+    num_heads: int,
+    positions: Int[Tensor, "... t"] | None = None,
+    theta: float = 1e4,
+) -> Float[Tensor, "... t m"]:
+    """The same with `w_qkv = torch.cat((w_q, w_k, w_v))`: one product."""
+    q, k, v = (x @ w_qkv.T).chunk(3, dim=-1)
+    return causal_heads(q, k, v, num_heads, positions, theta) @ w_o.T
+
+
+def transformer_block(
+    x: Float[Tensor, "... t m"],
+    weights: Mapping[str, Tensor],
+    num_heads: int,
+    positions: Int[Tensor, "... t"] | None = None,
+    theta: float = 1e4,
+) -> Float[Tensor, "... t m"]:
+    """A pre-norm block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`; keys are the course's."""
+    projections = [weights[f"attn.{name}_proj.weight"] for name in ("q", "k", "v", "output")]
+    x = x + self_attention(rms_norm(x, weights["ln1.weight"]), *projections, num_heads, positions, theta)
+    feedforward = [weights[f"ffn.w{i}.weight"] for i in (1, 2, 3)]
+    return x + swiglu(rms_norm(x, weights["ln2.weight"]), *feedforward)
+
+
+def transformer_lm(
+    tokens: Int[Tensor, "... t"],
+    weights: Mapping[str, Tensor],
+    num_layers: int,
+    num_heads: int,
+    theta: float = 1e4,
+) -> Float[Tensor, "... t c"]:
+    """The language model: embedding, blocks, a last norm, and the logits of the next token."""
+    x = weights["token_embeddings.weight"][tokens]
+    positions = torch.arange(tokens.shape[-1], device=tokens.device)
+    for i in range(num_layers):
+        prefix = f"layers.{i}."
+        block = {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
+        x = transformer_block(x, block, num_heads, positions, theta)
+    return rms_norm(x, weights["ln_final.weight"]) @ weights["lm_head.weight"].T
+
+
+def check_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+    """Raise ValueError unless dtypes are the same and batch dimensions broadcast."""
+    name = "scaled_dot_product_attention"
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"{who}: q, k and v must share a dtype but are {q.dtype}, {k.dtype} and {v.dtype}")
+        raise ValueError(f"{name}: q, k and v must share a dtype but are {q.dtype}, {k.dtype} and {v.dtype}")
     shapes = [tuple(x.shape[:-2]) for x in (q, k, v, mask) if x is not None]
     try:
-        return tuple(torch.broadcast_shapes(*shapes))
+        torch.broadcast_shapes(*shapes)
     except RuntimeError:
-        raise ValueError(f"{who}: batch dimensions do not broadcast: {', '.join(map(str, shapes))}") from None
-
-
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, batch: tuple[int, ...]) -> Tensor:
-    """PyTorch's fast path takes exactly two batch dimensions, so ours are folded into the first."""
-    if needs_more_than_one_backward():
-        scores = wide(q @ k.mT) * q.shape[-1] ** -0.5
-        scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
-        return scores.softmax(-1).to(v.dtype) @ v
-    count = math.prod(batch)
-    q, k, v = (x.expand(*batch, *x.shape[-2:]).reshape(count, 1, *x.shape[-2:]) for x in (q, k, v))
-    if mask is not None and mask.dim() > 2:
-        mask = mask.expand(*batch, *mask.shape[-2:]).reshape(count, 1, *mask.shape[-2:])
-    return torch_attention(q, k, v, mask=mask).reshape(*batch, q.shape[-2], v.shape[-1])
+        raise ValueError(f"{name}: batch dimensions do not broadcast: {', '.join(map(str, shapes))}") from None
