@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from polyhead.config import Learned, Run
-from polyhead.papers.claims import Scores, Verdict, above, mean
+from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, Relations, classifier
 from polyhead.papers.dual.shared import (
     Cells,
@@ -13,6 +13,7 @@ from polyhead.papers.dual.shared import (
     by_examples,
     ends_of,
     gap,
+    has_models,
     learns,
     operators,
     run_of,
@@ -78,9 +79,10 @@ def games(scale: str = "small") -> tuple[Run, ...]:
     runs = []
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         for n in EXAMPLES[scale][game]:
-            own = replace(shape, steps=50 * -(-n // shape.batch_size)) if scale == "paper" else shape
+            sized = replace(shape, steps=50 * -(-n // shape.batch_size)) if scale == "paper" else shape
             task = RelationalGames(game, examples=n, split_seed=seed)
-            runs += [game_run(task, row, own, setting, seed) for row in ROWS for setting in own.grid()]
+            for row, setting in itertools.product(ROWS, sized.grid()):
+                runs.append(game_run(task, row, sized, setting, seed))
     return tuple(runs)
 
 
@@ -162,31 +164,34 @@ parameters (CoRelNet: 215,522)."""
 
 
 def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
-    """Claims about means over games.  `novel[split][game]`: scores on unseen shapes with the most training images."""
+    """Return claims about means over games.  `novel[split][game]`: scores on unseen shapes with the most images."""
     verdicts = []
     for other in ("dual-package", "corelnet", "predinet", "abstractor", "softmax"):
-        those = [name for name, curve in curves.items() if all({"dual", other} <= set(s) for s in curve.values())]
-        if not those:
+        games = [game for game, curve in curves.items() if has_models(curve.values(), "dual", other)]
+        if not games:
             continue
-        of = f"mean of {', '.join(name.replace('_', ' ') for name in those)}"
+        names = f"mean of {', '.join(game.replace('_', ' ') for game in games)}"
+        parts = {}
         if other == "dual-package":
             claim = (
                 "relation weights that start balanced learn more from as many examples than with the package's start"
             )
-            parts = {of: mean([gap(curves[name], "dual", other) for name in those])}
+            parts[names] = mean([gap(curves[game], "dual", other) for game in games])
         elif other == "softmax":
             claim = "on unseen shapes, too, dual attention is better than softmax heads"
-            parts = {
-                f"{split.removeprefix('novel_')}, {of}": mean([by[name]["dual"] - by[name][other] for name in those])
-                for split, by in novel.items()
-            }
+            for split, by_game in novel.items():
+                differences = [by_game[game]["dual"] - by_game[game][other] for game in games]
+                parts[f"{split.removeprefix('novel_')}, {names}"] = mean(differences)
         else:
             claim = f"{ROWS[other].label}, a model made for relations alone, is better than dual attention"
-            most = [curves[name][max(curves[name])] for name in those]
-            parts = {f"at the most images, {of}": mean([scores[other] - scores["dual"] for scores in most])}
+            largest = [curves[game][max(curves[game])] for game in games]
+            parts[f"at the most images, {names}"] = mean([scores[other] - scores["dual"] for scores in largest])
         verdicts.append(above(claim, parts))
-    at = {name: {row: mean([scores[row] for scores in c.values()]) for row in c[max(c)]} for name, c in curves.items()}
-    return verdicts + operators("relational games", at)
+    means: dict[str, dict[str, Estimate]] = {}
+    for game, curve in curves.items():
+        for model in curve[max(curve)]:
+            means.setdefault(game, {})[model] = mean([scores[model] for scores in curve.values()])
+    return verdicts + operators("relational games", means)
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
@@ -199,25 +204,29 @@ def draw(study: Study) -> FigureOutcome:
     cells = cells_by_model(study, "game", "examples")
     pictures = []
     for words, split, _ in SHOWN:
-        stem = "games" if split == "iid" else f"games-{words}"
+        stem, unseen = f"games-{words}", ", never seen in training"
+        if split == "iid":
+            stem, unseen = "games", ""
         figure = by_examples(cells, split, "training images", 0.5)
-        unseen = "" if split == "iid" else ", never seen in training"
         pictures.append(Picture(stem, f"Accuracy on {words}{unseen}; {SEED_CAPTION}.", figure))
-    found = table(cells, ("game", "images"), SHOWN, lambda at, m: paper(PRINTED[at[0]].get(m, {})))
-    return replace(found, pictures=tuple(pictures), verdicts=tuple(_verdicts(cells)))
+    outcome = table(cells, ("game", "images"), SHOWN, lambda place, model: paper(PRINTED[place[0]].get(model, {})))
+    return replace(outcome, pictures=tuple(pictures), verdicts=tuple(claims(cells)))
 
 
-def _verdicts(cells: Cells) -> list[Verdict]:
-    """Verdicts on the complete games only: missing runs would change the comparison."""
-    every = {name: {n: by for (game, n), by in cells.items() if game == name} for name, _ in cells}
-    mine = {name: of for name, of in every.items() if is_complete_grid({(n,): by for n, by in of.items()})}
-    curves = {name: {n: scores_by_model(by, "iid") for n, by in of.items()} for name, of in mine.items()}
-    verdicts = [verdict for name, curve in curves.items() for verdict in learns(name.replace("_", " "), curve)]
-    if not curves:
-        return verdicts
-    unseen = [split for _, split, _ in SHOWN if split != "iid"]
-    novel = {split: {name: scores_by_model(of[max(of)], split) for name, of in mine.items()} for split in unseen}
-    return verdicts + all_games(curves, novel)
+def claims(cells: Cells) -> list[Verdict]:
+    """Return verdicts on the complete games only: missing runs would change the comparison."""
+    curves: dict[str, Curve] = {}
+    novel: dict[str, dict[str, Scores]] = {split: {} for _, split, _ in SHOWN if split != "iid"}
+    verdicts: list[Verdict] = []
+    for game in dict.fromkeys(game for game, _ in cells):
+        by_size = {size: by_model for (name, size), by_model in cells.items() if name == game}
+        if not is_complete_grid({(size,): by_model for size, by_model in by_size.items()}):
+            continue
+        curves[game] = {size: scores_by_model(by_model, "iid") for size, by_model in by_size.items()}
+        for split, by_game in novel.items():
+            by_game[game] = scores_by_model(by_size[max(by_size)], split)
+        verdicts += learns(game.replace("_", " "), curves[game])
+    return verdicts + all_games(curves, novel) if curves else verdicts
 
 
 def paper(values: Mapping[int, float]) -> str:

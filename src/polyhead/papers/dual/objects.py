@@ -71,11 +71,11 @@ def sorting(scale: str = "small") -> tuple[Run, ...]:
     shape = size(OBJECTS, scale)
     runs = []
     for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
-        own = replace(shape, steps=400 * -(-n // shape.batch_size)) if scale == "paper" else shape
+        sized = replace(shape, steps=400 * -(-n // shape.batch_size)) if scale == "paper" else shape
         task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
-        for row, setting in itertools.product((*WRITERS, *EARLIER), own.grid()):
-            model = written(task, (task.source, task.length), row, own, ASYMMETRIC)
-            runs.append(run_of(f"sorting-{n}-{row}-{seed}", task, model, own, setting))
+        for row, setting in itertools.product((*WRITERS, *EARLIER), sized.grid()):
+            model = written(task, (task.source, task.length), row, sized, ASYMMETRIC)
+            runs.append(run_of(f"sorting-{n}-{row}-{seed}", task, model, sized, setting))
     return tuple(runs)
 
 

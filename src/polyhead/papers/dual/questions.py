@@ -6,7 +6,7 @@ minutes, and softmax heads do not.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import means, size as size_of
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEED_CAPTION, Cells, FigureOutcome, Panel, Picture, settings_note
+from polyhead.papers.outcome import SEED_CAPTION, Cells, FigureOutcome, Panel, Picture, settings_of
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Cell, Coordinates, Study
 from polyhead.tasks import RelationalGames
 
-ASKED = ("occurs", "between")
+GAMES = ("occurs", "between")
 IMAGES = {"paper": 1000, "small": 1000, "smoke": 32}
 RELATIONS = {"paper": (1, 2, 4, 8), "small": (1, 4, 16), "smoke": (1, 4)}
 TOTALS = {"paper": (2, 4, 8, 16), "small": (2, 4, 8), "smoke": (2, 4)}
@@ -40,16 +40,15 @@ def symbols(scale: str = "small") -> tuple[Run, ...]:
     on maths and images, and a symbol library in language.
     """
     shape = _shape(scale)
+    settings: list[tuple[str, Relations, Position]] = []
+    for name, is_symmetric, count in itertools.product(SYMBOLS, (True, False), RELATIONS[scale]):
+        settings.append((name, Relations(SYMBOLS[name], is_symmetric, None if count == 1 else count), Learned()))
+    for name in SYMBOLS:
+        settings.append((name, Relations(SYMBOLS[name]), Rotary()))
     runs = []
-    for seed, game in itertools.product(range(shape.seeds), ASKED):
+    for seed, game in itertools.product(range(shape.seeds), GAMES):
         task = RelationalGames(game, examples=IMAGES[scale], split_seed=seed)
-        grid = itertools.product(SYMBOLS, (True, False), RELATIONS[scale])
-        choices: list[tuple[str, Relations, Position]] = [
-            (name, Relations(SYMBOLS[name], symmetric, None if count == 1 else count), Learned())
-            for name, symmetric, count in grid
-        ]
-        choices += [(name, Relations(SYMBOLS[name]), Rotary()) for name in SYMBOLS]
-        for name, relations, positions in choices:
+        for name, relations, positions in settings:
             run = game_run(task, "dual", replace(shape, positions=positions), shape.grid()[0], seed, relations)
             if (relations, positions) != (BY_PLACE, Learned()):  # runs of `games` keep their name
                 run = replace(run, name=f"{game}-{task.examples}-{_name(name, relations, positions)}-{seed}")
@@ -65,16 +64,21 @@ def split(scale: str = "small") -> tuple[Run, ...]:
     """
     shape = _shape(scale)
     dim = shape.dim // 4
+    head_counts: dict[tuple[int, int], None] = {}
+    for total in TOTALS[scale]:
+        head_counts[total, 0] = None
+    for total in TOTALS[scale]:
+        head_counts[total // 2, total // 2] = None
+    for relational in range(5):
+        head_counts[4 - relational, relational] = None
     runs = []
-    for seed, game in itertools.product(range(shape.seeds), ASKED):
+    for seed, game in itertools.product(range(shape.seeds), GAMES):
         task = RelationalGames(game, examples=IMAGES[scale], split_seed=seed)
-        splits = [(total, 0) for total in TOTALS[scale]] + [(n // 2, n // 2) for n in TOTALS[scale]]
-        splits += [(4 - relational, relational) for relational in range(5)]
-        for softmax, relational in dict.fromkeys(splits):
-            one = game_run(task, "softmax", shape, shape.grid()[0], seed)
+        base = game_run(task, "softmax", shape, shape.grid()[0], seed)
+        for softmax, relational in head_counts:
             heads = BY_PLACE.heads(softmax, relational, dim)
-            model = replace(one.transformer, heads=heads, feedforward=Swiglu(shape.hidden))
-            runs.append(replace(one, model=model, name=f"{game}-{task.examples}-{softmax}+{relational}x{dim}-{seed}"))
+            model = replace(base.transformer, heads=heads, feedforward=Swiglu(shape.hidden))
+            runs.append(replace(base, model=model, name=f"{game}-{task.examples}-{softmax}+{relational}x{dim}-{seed}"))
     return tuple(runs)
 
 
@@ -83,9 +87,10 @@ def _shape(scale: str) -> Scale:
     return replace(shape, steps=100, seeds=3) if scale == "paper" else shape
 
 
-def _name(what: str, relations: Relations, positions: Position) -> str:
-    parts = [what.replace(" ", "-"), "" if relations.symmetric else "asymmetric", f"{relations.relations or 1}"]
-    return "-".join(filter(None, [*parts, type(positions).__name__.lower()]))
+def _name(symbol_source: str, relations: Relations, positions: Position) -> str:
+    symmetry = "" if relations.symmetric else "asymmetric"
+    parts = (symbol_source.replace(" ", "-"), symmetry, str(relations.relations or 1), type(positions).__name__.lower())
+    return "-".join(filter(None, parts))
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
@@ -102,56 +107,67 @@ class RelationSetting(NamedTuple):
 
 
 def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
-    """Claims about symmetry, number of relations and symbols.  `scores`: the mean over the games for each choice.
+    """Return claims about symmetry, number of relations and symbols.  `scores`: the mean over the games.
 
     Each part is the effect of one change to a setting, averaged over all that were trained with and without it.
     """
-    learned = {
-        RelationSetting(kind, same, count): score
-        for (kind, positions, same, count), score in scores.items()
-        if positions == "learned"
-    }
+    learned: dict[RelationSetting, Estimate] = {}
+    for (kind, positions, is_symmetric, count), score in scores.items():
+        if positions == "learned":
+            learned[RelationSetting(kind, is_symmetric, count)] = score
     counts = {setting.relations for setting in learned} or {0}
     fewest, most = min(counts), max(counts)
-    by_place = [setting for setting in learned if setting.symbols == "by place"]
-    others = dict.fromkeys(setting.symbols for setting in learned if setting.symbols != "by place")
 
-    symmetric = [(setting, setting._replace(symmetric=False)) for setting in learned if setting.symmetric]
-    many = [(setting, setting._replace(relations=fewest)) for setting in learned if setting.relations == most > fewest]
-    symbols = {f"over symbols {kind}": [(s, s._replace(symbols=kind)) for s in by_place] for kind in others}
-    claims = {
-        "symmetric relations learn faster": {"symmetric over not, mean of symbols and relations": symmetric},
-        "more relations than one per head help": {f"{most} over {fewest}, mean of symbols, symmetric or not": many},
-        "symbols by place are the best on games": symbols,
-    }
-    measured = {claim: _differences(learned, parts) for claim, parts in claims.items()}
-    return [above(claim, parts) for claim, parts in measured.items() if parts]
+    # Differences of pairs of settings, by claim and part.
+    differences: dict[str, dict[str, list[Estimate]]] = {claim: {} for claim in CHOICE_CLAIMS}
+    symmetric, many, by_place = CHOICE_CLAIMS
+
+    def compare(claim: str, part: str, setting: RelationSetting, other: RelationSetting) -> None:
+        if other in learned:
+            differences[claim].setdefault(part, []).append(learned[setting] - learned[other])
+
+    for setting in learned:
+        if setting.symmetric:
+            part = "symmetric over not, mean of symbols and relations"
+            compare(symmetric, part, setting, setting._replace(symmetric=False))
+        if setting.relations == most > fewest:
+            part = f"{most} over {fewest}, mean of symbols, symmetric or not"
+            compare(many, part, setting, setting._replace(relations=fewest))
+        if setting.symbols == "by place":
+            for kind in dict.fromkeys(other.symbols for other in learned):
+                if kind != "by place":
+                    compare(by_place, f"over symbols {kind}", setting, setting._replace(symbols=kind))
+    verdicts = []
+    for claim, parts in differences.items():
+        if parts:
+            verdicts.append(above(claim, {part: mean(estimates) for part, estimates in parts.items()}))
+    return verdicts
 
 
-def _differences(
-    scores: Mapping[RelationSetting, Estimate], parts: Mapping[str, Sequence[tuple[RelationSetting, RelationSetting]]]
-) -> dict[str, Estimate]:
-    """For each part, the mean of the first score of a pair minus the second, over pairs that were both trained."""
-    found = {part: [scores[a] - scores[b] for a, b in pairs if b in scores] for part, pairs in parts.items()}
-    return {part: mean(differences) for part, differences in found.items() if differences}
+CHOICE_CLAIMS = (
+    "symmetric relations learn faster",
+    "more relations than one per head help",
+    "symbols by place are the best on games",
+)
 
 
 def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
-    """Claims about numbers of heads.  `scores[softmax, relational]`: the mean score over the games."""
-    softmax = sorted(n for n, relational in scores if not relational)
-    halves = sorted(n for n, relational in scores if n == relational)
+    """Return claims about numbers of heads.  `scores[softmax, relational]`: the mean score over the games."""
+    softmax = sorted(total for total, relational in scores if not relational)
+    halves = sorted(half for half, relational in scores if half == relational)
     verdicts = []
     if len(softmax) > 1:
-        few, many = softmax[0], softmax[-1]
-        parts = {f"{many} softmax heads over {few}": scores[many, 0] - scores[few, 0]}
+        smallest, *_, largest = softmax
+        parts = {f"{largest} softmax heads over {smallest}": scores[largest, 0] - scores[smallest, 0]}
         verdicts.append(above("more softmax heads help", parts))
     if softmax and halves:
-        least, many = halves[0], softmax[-1]
-        parts = {f"{least} + {least} heads over {many} softmax heads": scores[least, least] - scores[many, 0]}
+        half, total = halves[0], softmax[-1]
+        parts = {f"{half} + {half} heads over {total} softmax heads": scores[half, half] - scores[total, 0]}
         verdicts.append(above("a few heads of both kinds are better than the most softmax heads", parts))
     if len(halves) > 1:
-        few, many = halves[0], halves[-1]
-        parts = {f"{many} + {many} heads over {few} + {few}": scores[many, many] - scores[few, few]}
+        smallest, *_, largest = halves
+        difference = scores[largest, largest] - scores[smallest, smallest]
+        parts = {f"{largest} + {largest} heads over {smallest} + {smallest}": difference}
         verdicts.append(above("more heads of both kinds keep helping", parts))
     return verdicts
 
@@ -160,115 +176,126 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
 def draw_symbols(study: Study) -> FigureOutcome:
     """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
     axes = ("symbols", "positions", "symmetric", "relations")
-    cells, games = _by_game(study, *axes)
+    cells, games = cells_by_game(study, *axes)
     panels: list[Panel] = []
-    for game, symmetric in itertools.product(games, (True, False)):
-        lines: dict[str, dict[Any, list[float]]] = {}
-        for (kind, positions, same, count), by in cells.items():
-            if game in by and (same, positions) == (symmetric, "learned"):
-                lines.setdefault(f"symbols {kind}", {})[count] = _seeds(by[game])
-        if lines:
-            levels = {"chance": 0.5, **_floors(cells, game)}
-            panels.append((f"{game}, {_words(symmetric)}", lines, levels))
+    for game, is_symmetric in itertools.product(games, (True, False)):
+        curves: dict[str, dict[Any, list[float]]] = {}
+        for (kind, positions, symmetry, count), by_game in cells.items():
+            if game in by_game and (symmetry, positions) == (is_symmetric, "learned"):
+                curves.setdefault(f"symbols {kind}", {})[count] = seed_scores(by_game[game])
+        if curves:
+            levels = {"chance": 0.5, **baselines_of(cells, game)}
+            panels.append((f"{game}, {symmetry_words(is_symmetric)}", curves, levels))
     figure = figures.lines(panels, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
-    validation = _over_games(cells, games, "validation")
-    order = sorted(validation, key=lambda place: -validation[place].mean)  # the best first
+    validation = over_games(cells, games, "validation")
+    best_first = sorted(validation, key=lambda place: -validation[place].mean)
     rows = []
-    for place in order:
-        kind, positions, symmetric, count = place
-        choice = (kind, positions, "yes" if symmetric else "no", str(count))
+    for place in best_first:
+        kind, positions, is_symmetric, count = place
+        setting = (kind, positions, "yes" if is_symmetric else "no", str(count))
         sizes = size_of(cells[place][games[0]])
-        rows.append((*choice, *_texts(cells[place], games), str(validation[place]), *sizes))
+        rows.append((*setting, *score_texts(cells[place], games), str(validation[place]), *sizes))
+    notes = list(notes_of(cells, games))
+    if best_first:
+        kind, positions, is_symmetric, count = best_first[0]
+        setting_text = f"symbols {kind}, {positions} positions, {symmetry_words(is_symmetric)}, {count} relations"
+        notes.insert(0, f"The best on validation data: {setting_text}.")
+    numbers = {}
+    for game in games:
+        for place, by_game in cells.items():
+            if game in by_game:
+                numbers[", ".join(map(str, (game, *place)))] = by_game[game].score("iid").as_json()
+    caption = f"Accuracy by number of relations, learned positions; {SEED_CAPTION}."
     return FigureOutcome(
-        pictures=(Picture("symbols", f"Accuracy by number of relations, learned positions; {SEED_CAPTION}.", figure),),
+        pictures=(Picture("symbols", caption, figure),),
         head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
         rows=tuple(rows),
-        verdicts=tuple(choices(_over_games(cells, games, "iid"))),
-        notes=(*(f"The best on validation data: {_choice(place)}." for place in order[:1]), *_notes(cells, games)),
-        numbers={
-            ", ".join(map(str, (game, *place))): by[game].score("iid").as_json()
-            for game in games
-            for place, by in cells.items()
-            if game in by
-        },
+        verdicts=tuple(choices(over_games(cells, games, "iid"))),
+        notes=tuple(notes),
+        numbers=numbers,
     )
 
 
 def draw_split(study: Study) -> FigureOutcome:
     """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
-    placed, games = _by_game(study, "split")
-    cells = {heads: by for (heads,), by in placed.items()}
+    by_place, games = cells_by_game(study, "split")
+    cells = {heads: by_game for (heads,), by_game in by_place.items()}
     panels: list[Panel] = []
+    numbers = {}
     for game in games:
-        mine = {heads: _seeds(by[game]) for heads, by in cells.items() if game in by}
-        lines = {
-            "Softmax heads alone": {s: values for (s, r), values in mine.items() if not r},
-            "Half of them relational": {s + r: values for (s, r), values in mine.items() if s == r},
-        }
-        levels = {"chance": 0.5, **_floors(cells, game)}
-        panels.append((game, {name: points for name, points in lines.items() if points}, levels))
+        curves: dict[str, dict[Any, list[float]]] = {}
+        for (softmax, relational), by_game in cells.items():
+            if game not in by_game:
+                continue
+            scores = seed_scores(by_game[game])
+            numbers[f"{game}, {softmax} + {relational}"] = by_game[game].score("iid").as_json()
+            if relational == 0:
+                curves.setdefault("Softmax heads alone", {})[softmax] = scores
+            if relational == softmax:
+                curves.setdefault("Half of them relational", {})[softmax + relational] = scores
+        panels.append((game, curves, {"chance": 0.5, **baselines_of(cells, game)}))
     figure = figures.lines(panels, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
-    rows = [
-        (str(softmax), str(relational), *_texts(by, games), *size_of(next(iter(by.values()))))
-        for (softmax, relational), by in sorted(cells.items(), key=lambda one: (sum(one[0]), one[0][1]))
-    ]
+    rows = []
+    for softmax, relational in sorted(cells, key=lambda heads: (sum(heads), heads[1])):
+        by_game = cells[softmax, relational]
+        sizes = size_of(next(iter(by_game.values())))
+        rows.append((str(softmax), str(relational), *score_texts(by_game, games), *sizes))
+    caption = f"Accuracy by number of heads, every one as wide; {SEED_CAPTION}."
     return FigureOutcome(
-        pictures=(Picture("split", f"Accuracy by number of heads, every one as wide; {SEED_CAPTION}.", figure),),
+        pictures=(Picture("split", caption, figure),),
         head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
         rows=tuple(rows),
-        verdicts=tuple(splits(_over_games(cells, games, "iid"))),
-        notes=_notes(cells, games),
-        numbers={
-            f"{game}, {s} + {r}": by[game].score("iid").as_json()
-            for game in games
-            for (s, r), by in cells.items()
-            if game in by
-        },
+        verdicts=tuple(splits(over_games(cells, games, "iid"))),
+        notes=notes_of(cells, games),
+        numbers=numbers,
     )
 
 
-def _by_game(study: Study, *axes: str) -> tuple[dict[Coordinates, dict[str, Cell]], list[str]]:
-    """The cells by place on `axes`, then by game; and the games."""
-    found: dict[Coordinates, dict[str, Cell]] = {}
+def cells_by_game(study: Study, *axes: str) -> tuple[dict[Coordinates, dict[str, Cell]], list[str]]:
+    """Return the cells by place on `axes`, then by game; and the games."""
+    cells: dict[Coordinates, dict[str, Cell]] = {}
+    games: dict[str, None] = {}
     for (game, *place), cell in study.cells("game", *axes).items():
-        found.setdefault(tuple(place), {})[game] = cell
-    return found, list(dict.fromkeys(game for by in found.values() for game in by))
+        cells.setdefault(tuple(place), {})[game] = cell
+        games[game] = None
+    return cells, list(games)
 
 
-def _seeds(cell: Cell) -> list[float]:
+def seed_scores(cell: Cell) -> list[float]:
     return list(cell.score("iid").values.values())
 
 
-def _words(symmetric: bool) -> str:
-    return "symmetric" if symmetric else "not symmetric"
+def symmetry_words(is_symmetric: bool) -> str:
+    return "symmetric" if is_symmetric else "not symmetric"
 
 
-def _choice(place: Coordinates) -> str:
-    kind, positions, symmetric, count = place
-    return f"symbols {kind}, {positions} positions, {_words(symmetric)}, {count} relations"
+def score_texts(by_game: Mapping[str, Cell], games: list[str]) -> list[str]:
+    """Return the scores on the games as text."""
+    return [str(by_game[game].score("iid")) if game in by_game else "–" for game in games]
 
 
-def _texts(by: Mapping[str, Cell], games: list[str]) -> list[str]:
-    """The scores on the games, as text."""
-    return [str(by[game].score("iid")) if game in by else "–" for game in games]
+def over_games(cells: Cells, games: list[str], split: str) -> dict[Any, Estimate]:
+    """Return the mean over the games, for each place that was trained on all games."""
+    means = {}
+    for place, by_game in cells.items():
+        if len(by_game) == len(games):
+            means[place] = mean([by_game[game].score(split) for game in games])
+    return means
 
 
-def _over_games(cells: Cells, games: list[str], split: str) -> dict[Any, Estimate]:
-    """The mean over the games, for each place that was trained on all games."""
-    whole = {place: by for place, by in cells.items() if len(by) == len(games)}
-    return {place: mean([by[game].score(split) for game in games]) for place, by in whole.items()}
+def baselines_of(cells: Cells, game: str) -> dict[str, float]:
+    """Return the baselines without relations, on pentominoes."""
+    return means({place: by_game[game] for place, by_game in cells.items() if game in by_game}, "iid")
 
 
-def _floors(cells: Cells, game: str) -> dict[str, float]:
-    """The floors without relations, on pentominoes."""
-    return means({place: by[game] for place, by in cells.items() if game in by}, "iid")
-
-
-def _notes(cells: Cells, games: list[str]) -> tuple[str, ...]:
-    """The floors, for a table whose rows are not models, and the settings."""
-    each = [f"{game}, {name.lower()}: {value:.3f}" for game in games for name, value in _floors(cells, game).items()]
-    floors = (f"Baselines without a network: {'; '.join(each)}.",) if each else ()
-    return (*floors, settings_note(cell for by in cells.values() for cell in by.values()))
+def notes_of(cells: Cells, games: list[str]) -> tuple[str, ...]:
+    """Return the baselines, for a table whose rows are not models, and the settings."""
+    texts = []
+    for game in games:
+        for name, value in baselines_of(cells, game).items():
+            texts.append(f"{game}, {name.lower()}: {value:.3f}")
+    notes = (settings_of(cells),)
+    return (f"Baselines without a network: {'; '.join(texts)}.", *notes) if texts else notes
 
 
 FIGURES = {

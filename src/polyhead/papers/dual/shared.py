@@ -13,7 +13,7 @@ the games' numbers without standard errors, so those cannot be tested.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from polyhead.papers.outcome import (
     labelled_baselines,
     score_curves,
     scores_by_model,
-    settings_note,
+    settings_of,
 )
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Coordinates, Study
@@ -74,11 +74,12 @@ def classified(
     shape: Scale,
     relations: Relations,
 ) -> tuple[Run, ...]:
+    """Return the runs of every task, model and setting that classify."""
     runs = []
     for task, row, setting in itertools.product(tasks, rows, shape.grid()):
         model = classifier(ends_of(task), task.length, row, replace(shape, steps=0), relations)
-        what = task.data if isinstance(task, Images) else name
-        runs.append(run_of(f"{what}-{row}-{task.split_seed}", task, model, shape, setting))
+        prefix = task.data if isinstance(task, Images) else name
+        runs.append(run_of(f"{prefix}-{row}-{task.split_seed}", task, model, shape, setting))
     return tuple(runs)
 
 
@@ -103,45 +104,63 @@ def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-def learns(what: str, curve: Curve) -> list[Verdict]:
-    """Claims that dual attention learns from fewer examples than softmax heads, with learned positions (as in the
-    paper) and with relative positions.  Claims whose models were not run are omitted."""
+def learns(subject: str, curve: Curve) -> list[Verdict]:
+    """Return claims that dual attention learns from fewer examples than softmax heads.
+
+    With learned positions, as in the paper, and with relative positions.  Claims whose models were not run are omitted.
+    """
     sizes = " and ".join(map(str, curve))
     verdicts = []
     for others, words in ((("softmax",), ""), (RELATIVE, " that know relative positions")):
-        found = [other for other in others if all({"dual", other} <= set(scores) for scores in curve.values())]
-        parts = {f"over {ROWS[other].label}, mean of n {sizes}": gap(curve, "dual", other) for other in found}
+        parts = {}
+        for other in others:
+            if has_models(curve.values(), "dual", other):
+                parts[f"over {ROWS[other].label}, mean of n {sizes}"] = gap(curve, "dual", other)
         if parts:
-            claim = f"dual attention learns {what} from fewer examples than softmax heads{words}"
+            claim = f"dual attention learns {subject} from fewer examples than softmax heads{words}"
             verdicts.append(above(claim, parts))
     return verdicts
 
 
-def better(what: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
-    """The claim that `one` is better than each of `others`, by the mean of `scores[place]` over places with both.
+def has_models(scores: Iterable[Scores], *models: str) -> bool:
+    """Return whether every place has a score of each of these models."""
+    return all(set(models) <= set(by_model) for by_model in scores)
 
-    The claim names those of `others` that were run, with a part for each; no claim if none was.
+
+def better(subject: str, one: str, others: Sequence[str], scores: Mapping[str, Scores]) -> list[Verdict]:
+    """Return the claim that `one` is better than each of `others`, by the mean over places with both.
+
+    `scores[place]`: scores by model.  The claim names those of `others` that were run, with a part for each; no claim
+    if none was.
     """
-    parts, named = {}, []
+    parts = {}
+    labels = []
     for other in others:
-        those = {place: by for place, by in scores.items() if {one, other} <= set(by)}
-        if those:
-            named.append(ROWS[other].label)
-            of = f", mean of {', '.join(those)}" if len(scores) > 1 else ""
-            parts[f"over {named[-1]}{of}"] = mean([by[one] - by[other] for by in those.values()])
-    claim = f"{ROWS[one].label} is better than {' and '.join(named)} at {what}"
-    return [above(claim, parts)] if parts else []
+        differences = {}
+        for place, by_model in scores.items():
+            if {one, other} <= set(by_model):
+                differences[place] = by_model[one] - by_model[other]
+        if differences:
+            labels.append(ROWS[other].label)
+            places = f", mean of {', '.join(differences)}" if len(scores) > 1 else ""
+            parts[f"over {labels[-1]}{places}"] = mean(list(differences.values()))
+    if not parts:
+        return []
+    return [above(f"{ROWS[one].label} is better than {' and '.join(labels)} at {subject}", parts)]
 
 
-def operators(what: str, scores: Mapping[str, Scores]) -> list[Verdict]:
-    """Claims about operators: dual attention against earlier operators, each mixed with softmax heads; and the
-    draft's own operator (disentangled) against softmax heads alone, with and without relative positions."""
-    found = better(what, "dual", EARLIER, scores)
-    return found + better(what, "disentangled", ("softmax", *RELATIVE), scores)
+def operators(subject: str, scores: Mapping[str, Scores]) -> list[Verdict]:
+    """Return claims about operators.
+
+    Dual attention against earlier operators, each mixed with softmax heads; and the draft's own operator (disentangled)
+    against softmax heads alone, with and without relative positions.
+    """
+    verdicts = better(subject, "dual", EARLIER, scores)
+    return verdicts + better(subject, "disentangled", ("softmax", *RELATIVE), scores)
 
 
 def gap(curve: Curve, one: str, other: str) -> Estimate:
-    """The difference of `one` and `other`, averaged over the sizes."""
+    """Return the difference of `one` and `other`, averaged over the sizes."""
     return mean([scores[one] - scores[other] for scores in curve.values()])
 
 
@@ -149,68 +168,78 @@ def gap(curve: Curve, one: str, other: str) -> Estimate:
 def course(
     axis: str, columns: Columns, claim: Callable[[Cells], list[Verdict]], printed: Printed
 ) -> Callable[[Study], FigureOutcome]:
-    """Draws the validation score by optimiser step, a panel per value of `axis`, and the table."""
+    """Draw the validation score by optimiser step, a panel per value of `axis`, and the table."""
 
     def draw(study: Study) -> FigureOutcome:
         cells = cells_by_model(study, axis)
         panels: list[Panel] = []
-        for (value,), by in cells.items():
+        for (value,), by_model in cells.items():
             name = str(value).partition("__")[2] or str(value)
-            courses = {label(m): cell.course("validation") for m, cell in by.items()}
-            panels.append((name.replace("_", " "), courses, means(by, "validation")))
+            curves = {label(model): cell.course("validation") for model, cell in by_model.items()}
+            panels.append((name.replace("_", " "), curves, means(by_model, "validation")))
         metric = study.points[0].run.task.metric.replace("_", " ")
         figure = figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
         caption = f"{metric.capitalize()} on validation data in the course of training; {SEED_CAPTION}."
         verdicts = claim(cells) if is_complete_grid(cells) else []
-        found = table(cells, (axis,), tuple(one for one in columns if scored_on(cells, one[1])), printed)
-        return replace(found, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
+        outcome = table(cells, (axis,), [column for column in columns if scored_on(cells, column[1])], printed)
+        return replace(outcome, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
 
     return draw
 
 
 def scored_on(cells: Cells, split: str) -> bool:
-    """Whether all runs have scores on `split`; published data lack some."""
-    return all(split in point.result.scores for by in cells.values() for cell in by.values() for point in cell.points)
+    """Return whether all runs have scores on `split`; published data lack some."""
+    for by_model in cells.values():
+        for cell in by_model.values():
+            if not all(split in point.result.scores for point in cell.points):
+                return False
+    return True
 
 
 def by_examples(cells: Cells, split: str, x_label: str, chance: float) -> Any:
-    """A panel per value of the first axis, with the second axis, the number of examples, on x."""
+    """Draw a panel per value of the first axis, with the second axis, the number of examples, on x."""
     panels: list[Panel] = []
     for name in dict.fromkeys(place[0] for place in cells):
-        mine = {n: by for (which, n), by in cells.items() if which == name}
-        points = {n: scores_by_model(by, split) for n, by in mine.items()}
+        cells_by_size = {place[1]: by_model for place, by_model in cells.items() if place[0] == name}
+        points = {size: scores_by_model(by_model, split) for size, by_model in cells_by_size.items()}
         levels: dict[str, Any] = {"chance": chance} if chance else {}
-        levels |= baseline_curves(mine, split)
+        levels |= baseline_curves(cells_by_size, split)
         panels.append((str(name).replace("_", " "), score_curves(points, label), levels))
-    low = chance - 0.1 if chance else 0.0
-    return figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(low, 1.02))
+    lowest = chance - 0.1 if chance else 0.0
+    return figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(lowest, 1.02))
 
 
-def means(by: Mapping[Any, Cell], split: str) -> dict[str, float]:
-    """The means of the floors of these cells."""
-    return {name: level.mean for name, level in labelled_baselines(by, split).items()}
+def means(by_model: Mapping[Any, Cell], split: str) -> dict[str, float]:
+    """Return the means of the baselines of these cells."""
+    return {name: level.mean for name, level in labelled_baselines(by_model, split).items()}
 
 
 def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printed | None = None) -> FigureOutcome:
-    """A table with a row per place and model; below the models of a place, a row per floor."""
-    head = (*axes, "model", *(name for name, _, _ in columns), *(["paper"] if printed else []), "parameters", "steps")
-    rows, found = [], {}
-    for place, by in cells.items():
+    """Return a table with a row per place and model; below the models of a place, a row per baseline."""
+    names = [name for name, _, _ in columns]
+    head = (*axes, "model", *names, *(["paper"] if printed else []), "parameters", "steps")
+    rows: list[tuple[str, ...]] = []
+    numbers: dict[str, dict[str, dict[str, Any]]] = {}
+    for place, by_model in cells.items():
         where = [str(value).replace("__", ": ").replace("_", " ") for value in place]
-        mine = {}
-        for model, cell in by.items():
-            values = {name: cell.score(split, metric) for name, split, metric in columns}
-            own = [printed(place, model)] if printed else []
-            rows.append((*where, label(model), *map(str, values.values()), *own, *size(cell)))
-            mine[model] = {name: value.as_json() for name, value in values.items()}
-        levels = {name: labelled_baselines(by, split) for name, split, metric in columns if metric is None}
-        for floor in dict.fromkeys(floor for by_floor in levels.values() for floor in by_floor):
-            values = {name: by_floor[floor] for name, by_floor in levels.items() if floor in by_floor}
-            texts = [str(values.get(name, "–")) for name, _, _ in columns]
-            rows.append((*where, floor, *texts, *["–"] * (len(head) - len(where) - 1 - len(texts))))
-            mine[floor] = {name: value.as_json() for name, value in values.items()}
-        found[", ".join(map(str, place))] = mine
-    return FigureOutcome(head=head, rows=tuple(rows), numbers=found, notes=notes(cells))
+        place_numbers = numbers.setdefault(", ".join(map(str, place)), {})
+        for model, cell in by_model.items():
+            scores = {name: cell.score(split, metric) for name, split, metric in columns}
+            paper = [printed(place, model)] if printed else []
+            rows.append((*where, label(model), *map(str, scores.values()), *paper, *size(cell)))
+            place_numbers[model] = {name: score.as_json() for name, score in scores.items()}
+        # Baselines are scored by the task's own metric only.
+        estimates: dict[str, dict[str, Estimate]] = {}
+        for name, split, metric in columns:
+            if metric is None:
+                for baseline, estimate in labelled_baselines(by_model, split).items():
+                    estimates.setdefault(baseline, {})[name] = estimate
+        for baseline, by_column in estimates.items():
+            texts = [str(by_column.get(name, "–")) for name in names]
+            rest = ["–"] * (len(head) - len(where) - 1 - len(texts))
+            rows.append((*where, baseline, *texts, *rest))
+            place_numbers[baseline] = {name: estimate.as_json() for name, estimate in by_column.items()}
+    return FigureOutcome(head=head, rows=tuple(rows), numbers=numbers, notes=notes(cells))
 
 
 def size(cell: Cell) -> tuple[str, str]:
@@ -221,12 +250,15 @@ def size(cell: Cell) -> tuple[str, str]:
 
 
 def notes(cells: Cells) -> tuple[str, ...]:
-    """The settings, and our choices where the papers are silent."""
-    ran = {model for by in cells.values() for model in by}
-    return (
-        *(f"{row.label}: {row.choice}." for name, row in ROWS.items() if row.choice and name in ran),
-        settings_note(cell for by in cells.values() for cell in by.values()),
-    )
+    """Return the settings, and our choices where the papers are silent."""
+    models: set[str] = set()
+    for by_model in cells.values():
+        models |= set(by_model)
+    lines = []
+    for name, row in ROWS.items():
+        if row.choice and name in models:
+            lines.append(f"{row.label}: {row.choice}.")
+    return (*lines, settings_of(cells))
 
 
 def percent(values: Mapping[str, tuple[float, float]], model: str) -> str:
