@@ -96,6 +96,8 @@ def _run(arguments: list[str]) -> int:
 def _call(words: list[str]) -> int:
     import tyro
 
+    if os.environ.get("NO_COLOR"):
+        tyro._experimental_options["ansi_codes"] = False
     if words == ["--version"]:
         from polyhead import __version__
 

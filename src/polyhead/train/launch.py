@@ -38,7 +38,7 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     with contextlib.ExitStack() as held:
         finished = begin(config, folder, held, resume, again)
     if not finished:
-        command = [sys.executable, "-m", "polyhead.train", str(folder / CONFIG)]
+        command = [sys.executable, "-P", "-m", "polyhead.train", str(folder / CONFIG)]
         if not progress:
             command.append("--quiet")
         with handed_on(config, "train"):

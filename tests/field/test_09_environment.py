@@ -1,0 +1,67 @@
+"""Python's switches, the terminal and the environment never break the command line."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from polyhead.cli import main
+
+
+def run(*words, **environment):
+    """A new Python process; returns its output in one text, and its exit code."""
+    command = [sys.executable, "-m", "polyhead", *words]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
+    )
+    return done.stdout.decode(), done.returncode
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["eval", "--help"], ["train", "fuzzy-hyla", "--help"], ["list", "tasks"]]
+)
+def test_python_without_docstrings_shows_help_and_lists(words):
+    text, code = run(*words, PYTHONOPTIMIZE="2")
+    assert code == 0, text
+    assert "Traceback" not in text
+
+
+def test_help_in_a_terminal_of_one_column_ends():
+    text, code = run("train", "fuzzy-hyla", "--help", COLUMNS="1")
+    assert code == 0
+    assert "--train.lr" in text
+
+
+@pytest.mark.parametrize("words", [["eval", "--help"], ["list", "tasks"]])
+def test_no_color_means_none_on_a_terminal(words):
+    reader, writer = pty.openpty()
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "polyhead", *words], env=environment, stdout=writer, stderr=writer
+    )
+    os.close(writer)
+    text = b""
+    try:
+        while chunk := os.read(reader, 65536):
+            text += chunk
+    except OSError:  # Linux says that the other end is closed
+        pass
+    os.close(reader)
+    assert process.wait() == 0
+    colours = [code for code in (b"\x1b[3", b"\x1b[9", b"\x1b[4", b"\x1b[36m") if code in text.replace(b"\x1b[3m", b"")]
+    assert not colours, text
+
+
+def test_a_prompt_that_is_not_utf8_is_refused_in_one_line(capsys):
+    assert main(["generate", "lm-bytes-softmax", "--prompt", "caf\udce9"]) == 2
+    assert capsys.readouterr().err == "polyhead: generate: the prompt must be UTF-8 (character 3 is not)\n"
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_output_is_no_error(redirection):
+    command = f"{sys.executable} -m polyhead list tasks {redirection}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
