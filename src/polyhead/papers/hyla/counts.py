@@ -1,6 +1,7 @@
 """Results without training: Table A2 (ambiguous instances) and Figure A9 (counts of tasks) of Schug et al. 2024."""
 
 import math
+from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.papers.claims import Estimate, Verdict, above
@@ -25,61 +26,71 @@ def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005
 
 def draw_a2(scale: str) -> FigureOutcome:
     """Draw Table A2: ambiguous instances by both definitions, and the Bayes-optimal accuracy."""
-    count = {"smoke": 64}.get(scale, 4096)
-    rows, found, verdicts = [], {}, []
+    count = 64 if scale == "smoke" else 4096
+    rows = []
+    numbers = {}
+    verdicts = []
     for (features, values), (paper, error) in TABLE_A2.items():
-        task = Sraven(features=features, values=values)
-        measured = ambiguity(task, count)
-        texts = [_share(measured[name]) for name in ("code", "text", "bayes")]
-        rows.append((str(features), str(values), *texts[:2], f"{paper:.4f} ± {error:.4f}", texts[2]))
-        found[f"M {features}, K {values}"] = {name: vars(score) for name, score in measured.items()}
+        scores = ambiguity(Sraven(features=features, values=values), count)
+        paper_text = f"{paper:.4f} ± {error:.4f}"
+        texts = (
+            fraction_text(scores["code"]),
+            fraction_text(scores["text"]),
+            paper_text,
+            fraction_text(scores["bayes"]),
+        )
+        rows.append((str(features), str(values), *texts))
+        numbers[f"M {features}, K {values}"] = {name: vars(score) for name, score in scores.items()}
         if (features, values) == (4, 8):
-            named = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
-            verdicts = [rarely_ambiguous(words, measured[n].mean, measured[n].count) for n, words in named.items()]
+            for name, words in DEFINITIONS.items():
+                verdicts.append(rarely_ambiguous(words, scores[name].mean, scores[name].count))
     head = ("M", "K", "ambiguous, the code's definition", "ambiguous, the text's", "paper", "Bayes-optimal accuracy")
     note = f"{count} instances of the training split, seed 0. ± is the standard error over instances."
-    return FigureOutcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=found)
+    return FigureOutcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=numbers)
 
 
-def _share(score: Score) -> str:
-    """A fraction as text; 0 is written as "none of n", because its standard error of 0 would be misleading."""
-    none = f"0 of {score.count}"
-    return none if score.mean == 0 else f"{score.mean:.4f} ± {score.standard_error:.4f}"
+DEFINITIONS = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
+
+
+def fraction_text(score: Score) -> str:
+    """Return a fraction as text; 0 as "0 of n", because its standard error of 0 would be misleading."""
+    if score.mean == 0:
+        return f"0 of {score.count}"
+    return f"{score.mean:.4f} ± {score.standard_error:.4f}"
 
 
 def draw_a9(scale: str) -> FigureOutcome:
     """Draw Figure A9: counts of tasks and instances by number of features, by the paper's formula and exact."""
-    features, sizes = range(2, 7), (4, 8, 16)
-    tasks = {m: sraven_counts.tasks(m) for m in features}
-    made = {(m, k): sraven_counts.instances(m, k) for m in features for k in sizes}
-    by_name = {name: {m: [math.log10(getattr(tasks[m], name))] for m in features} for name in ("paper", "exact")}
-    by_size = {
-        f"K {k}, {name}": {m: [math.log10(getattr(made[m, k], name))] for m in features}
-        for k in sizes
-        for name in ("paper", "exact")
-    }
-    panels: list[Panel] = [("A: tasks", by_name, {}), ("B: instances", by_size, {})]
+    task_curves: dict[str, dict[int, list[float]]] = {"paper": {}, "exact": {}}
+    instance_curves: dict[str, dict[int, list[float]]] = {}
+    rows = []
+    numbers: dict[str, dict[Any, Any]] = {"tasks": {}, "instances": {}}
+    for features in range(2, 7):
+        tasks = sraven_counts.tasks(features)
+        numbers["tasks"][features] = vars(tasks)
+        texts = [str(features), f"{tasks.paper:,}", f"{tasks.exact:,}"]
+        for name, curve in task_curves.items():
+            curve[features] = [math.log10(getattr(tasks, name))]
+        for values in VALUES:
+            instances = sraven_counts.instances(features, values)
+            numbers["instances"][f"{features}, {values}"] = vars(instances)
+            texts.append(f"{instances.paper:.2e} / {instances.exact:.2e}")
+            for name in task_curves:
+                curve = instance_curves.setdefault(f"K {values}, {name}", {})
+                curve[features] = [math.log10(getattr(instances, name))]
+        rows.append(tuple(texts))
+    panels: list[Panel] = [("A: tasks", task_curves, {}), ("B: instances", instance_curves, {})]
     figure = figures.lines(panels, x_label="features M", y_label="log10 of the count", columns=2)
-    rows = [
-        (
-            str(m),
-            f"{tasks[m].paper:,}",
-            f"{tasks[m].exact:,}",
-            *(f"{made[m, k].paper:.2e} / {made[m, k].exact:.2e}" for k in sizes),
-        )
-        for m in features
-    ]
-    head = ("M", "tasks, the paper's formula", "tasks, exact", *(f"instances K {k}, paper / exact" for k in sizes))
-    found = {
-        "tasks": {m: vars(c) for m, c in tasks.items()},
-        "instances": {f"{m}, {k}": vars(c) for (m, k), c in made.items()},
-    }
+    caption = "Counts by number of features, on a logarithmic scale; M 1 is left out: the paper's formula gives 0."
+    head = ("M", "tasks, the paper's formula", "tasks, exact")
+    head += tuple(f"instances K {values}, paper / exact" for values in VALUES)
     note = "The paper's C(R + M - 1, M) ((M!)^(G-1) - M) is 0 for M = 1, which is left out."
-    caption = (
-        "Counts by number of features, on a logarithmic scale; M 1 is left out, for which the paper's formula gives 0."
-    )
-    return FigureOutcome((Picture("fig-a9", caption, figure),), head, tuple(rows), notes=(note,), numbers=found)
+    picture = Picture("fig-a9", caption, figure)
+    return FigureOutcome((picture,), head, tuple(rows), notes=(note,), numbers=numbers)
 
+
+VALUES = (4, 8, 16)
+"""Numbers of values of a feature."""
 
 FIGURES = {
     "fig-a9": Figure("Fig. A9: counts of tasks and instances", HYLA, draw_a9),

@@ -86,40 +86,44 @@ def draw(study: Study) -> FigureOutcome:
     again = swapped(replace(study, points=others), PAIRS)
     study = replace(study, points=points)
     swaps = swapped(study, PAIRS)
-    panels = [(ROWS[name].label, *_course(one)) for name, one in swaps.items()]
+    panels = [(ROWS[name].label, *curves_of(scores)) for name, scores in swaps.items()]
     figure = figures.lines(panels, x_label="share of the donor's code", y_label="R²")
+
     probes = last_layer(probed(study, lambda row: str(row["target"]).startswith("term") and row["query"] == "alone"))
-    tested = {kind: {place: e for place, e in by.items() if _tested(place)} for kind, by in probes.items()}
-    read = [
-        *decodable("the terms of the function", tested[TRAINED], tested[PERMUTED]),
-        *learned("the terms of the function", tested[TRAINED], tested[UNTRAINED]),
+    tested: dict[str, dict[str, Estimate]] = {}
+    for kind, by_place in probes.items():
+        tested[kind] = {place: score for place, score in by_place.items() if is_tested(place)}
+    subject = "the terms of the function"
+    probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])
+    probe_verdicts += learned(subject, tested[TRAINED], tested[UNTRAINED])
+    notes = [
+        f"Swaps: the last layer, {PAIRS:,} pairs of unseen combinations a run, two sequences with the same inputs and "
+        "different functions. Probes: macro F1 on unseen combinations, last layer, one context for all sequences as in "
+        "the paper's Fig. 2B.",
+        "The tests are those of docs/results/protocol.md: the swap for HYLA, the probes for HYLA and softmax.",
     ]
+    notes += [f"With seed 6 in place of seed 1: {verdict}" for verdict in repeated(swaps, again)]
     return FigureOutcome(
         pictures=(Picture(study.figure, _caption(swaps), figure),),
         head=("", "", *(ROWS[name].label for name in swaps)),
-        rows=(*_swap_rows(swaps), *_probe_rows(swaps, probes)),
-        verdicts=(*verdicts(swaps), *(replace(verdict, family="probes") for verdict in read)),
-        numbers=_numbers(swaps, probes),
-        notes=(
-            f"Swaps: the last layer, {PAIRS:,} pairs of unseen combinations a run, two sequences with the same inputs "
-            "and different functions. Probes: macro F1 on unseen combinations, last layer, one context for all "
-            "sequences as in the paper's Fig. 2B.",
-            "The tests are those of docs/results/protocol.md: the swap for HYLA, the probes for HYLA and softmax.",
-            *(f"With seed 6 in place of seed 1: {verdict}" for verdict in repeated(swaps, again)),
-        ),
+        rows=(*swap_rows(swaps), *probe_rows(swaps, probes)),
+        verdicts=(*verdicts(swaps), *(replace(verdict, family="probes") for verdict in probe_verdicts)),
+        numbers=numbers_of(swaps, probes),
+        notes=tuple(notes),
     )
 
 
-def _tested(place: str) -> bool:
+def is_tested(place: str) -> bool:
+    """Return whether the probe's model is one of those of the protocol."""
     return place.rpartition(", ")[2] in {ROWS[name].label for name in PROBED}
 
 
-def _course(one: SwapScores) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
-    """A panel's lines, and the level of a third sequence's code."""
-    lines: dict[str, dict[float, list[float]]] = {}
-    for (share, rule), by_seed in one.shares.items():
-        lines.setdefault(RULES[rule], {})[share] = list(by_seed.values())
-    return lines, {"donor's function, a third sequence's code": Estimate.of(one.codes["other", "donor"]).mean}
+def curves_of(scores: SwapScores) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
+    """Return a panel's lines, and the level of a third sequence's code."""
+    curves: dict[str, dict[float, list[float]]] = {}
+    for (share, rule), by_seed in scores.shares.items():
+        curves.setdefault(RULES[rule], {})[share] = list(by_seed.values())
+    return curves, {"donor's function, a third sequence's code": Estimate.of(scores.codes["other", "donor"]).mean}
 
 
 def _caption(swaps: Mapping[str, SwapScores]) -> str:
@@ -131,37 +135,40 @@ def _caption(swaps: Mapping[str, SwapScores]) -> str:
     )
 
 
-def _swap_rows(swaps: Mapping[str, SwapScores]) -> list[tuple[str, ...]]:
-    return [
-        (f"code: {words}", f"R² {RULES[rule]}", *(_text(one.codes[code, rule]) for one in swaps.values()))
-        for code, words in GIVEN.items()
-        for rule in RULES
-    ]
+def swap_rows(swaps: Mapping[str, SwapScores]) -> list[tuple[str, ...]]:
+    """Return a row for each code after the swap and each function."""
+    rows = []
+    for code, words in GIVEN.items():
+        for rule, rule_words in RULES.items():
+            texts = [str(Estimate.of(scores.codes[code, rule])).replace("-", "−") for scores in swaps.values()]
+            rows.append((f"code: {words}", f"R² {rule_words}", *texts))
+    return rows
 
 
-def _probe_rows(swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]) -> list[tuple[str, ...]]:
-    terms = list(dict.fromkeys(place.rpartition(", ")[0] for place in probes[TRAINED]))
+def probe_rows(swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]) -> list[tuple[str, ...]]:
+    """Return a row for each term and kind of network."""
     words = {TRAINED: "trained", UNTRAINED: "before its first step", PERMUTED: "permuted labels"}
-    return [
-        (f"probe of {term}", words[kind], *(str(by[f"{term}, {ROWS[name].label}"]) for name in swaps))
-        for term in terms
-        for kind, by in probes.items()
-    ]
+    rows = []
+    for term in dict.fromkeys(place.rpartition(", ")[0] for place in probes[TRAINED]):
+        for kind, by_place in probes.items():
+            texts = [str(by_place[f"{term}, {ROWS[name].label}"]) for name in swaps]
+            rows.append((f"probe of {term}", words[kind], *texts))
+    return rows
 
 
-def _text(by_seed: Mapping[int, float]) -> str:
-    return str(Estimate.of(by_seed)).replace("-", "−")
-
-
-def _numbers(
+def numbers_of(
     swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]
 ) -> dict[str, dict[str, dict[str, object]]]:
-    shown = {}
-    for name, one in swaps.items():
-        codes = {f"{GIVEN[code]}, {RULES[rule]}": Estimate.of(x).as_json() for (code, rule), x in one.codes.items()}
-        shares = {
-            f"share {share:g}, {RULES[rule]}": Estimate.of(x).as_json() for (share, rule), x in one.shares.items()
-        }
-        shown[ROWS[name].label] = codes | shares
-    shown["probes"] = {f"{place}{kind}": e.as_json() for kind, by in probes.items() for place, e in by.items()}
-    return shown
+    """Return all scores as JSON values."""
+    numbers: dict[str, dict[str, dict[str, object]]] = {}
+    for name, scores in swaps.items():
+        by_place = numbers.setdefault(ROWS[name].label, {})
+        for (code, rule), by_seed in scores.codes.items():
+            by_place[f"{GIVEN[code]}, {RULES[rule]}"] = Estimate.of(by_seed).as_json()
+        for (share, rule), by_seed in scores.shares.items():
+            by_place[f"share {share:g}, {RULES[rule]}"] = Estimate.of(by_seed).as_json()
+    numbers["probes"] = {}
+    for kind, by_target in probes.items():
+        for place, estimate in by_target.items():
+            numbers["probes"][f"{place}{kind}"] = estimate.as_json()
+    return numbers

@@ -5,8 +5,7 @@ information about the task.  The other is of the network before its first step: 
 examples, too, so it has information about the task before anything is learned.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -55,116 +54,126 @@ def untrained(run: Run) -> nn.Module:
 
 
 # --------------------------------------------------------------------------------------------------------------- claims
-def decodable(what: str, scores: Scores, chance: Scores) -> list[Verdict]:
-    """The claim that a probe beats the same probe fitted on permuted labels.
+def decodable(subject: str, scores: Scores, chance: Scores) -> list[Verdict]:
+    """Return the claim that a probe beats the same probe fitted on permuted labels.
 
     `scores[model]`, `chance[model]`: macro F1 of the last layer on unseen tasks.  An uninformative code scores as
     permuted labels do, so no true difference is negative.
     """
-    parts = {f"{name} (permuted labels {chance[name].mean:.3f})": e - chance[name] for name, e in scores.items()}
-    return [above(f"{what} can be decoded from the latent code on unseen tasks", parts, can_refute=False)]
+    parts = {}
+    for name, score in scores.items():
+        parts[f"{name} (permuted labels {chance[name].mean:.3f})"] = score - chance[name]
+    return [above(f"{subject} can be decoded from the latent code on unseen tasks", parts, can_refute=False)]
 
 
-def learned(what: str, scores: Scores, before: Scores) -> list[Verdict]:
-    """The claim that a probe of the trained network beats that of the same network before its first step."""
-    parts = {f"{name} (untrained {before[name].mean:.3f})": e - before[name] for name, e in scores.items()}
-    return [above(f"training puts {what} into the latent code: more is read on unseen tasks than before it", parts)]
+def learned(subject: str, scores: Scores, before: Scores) -> list[Verdict]:
+    """Return the claim that a probe of the trained network beats that of the network before its first step."""
+    parts = {}
+    for name, score in scores.items():
+        parts[f"{name} (untrained {before[name].mean:.3f})"] = score - before[name]
+    return [above(f"training puts {subject} into the latent code: more is read on unseen tasks than before it", parts)]
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
-def probes(what: str, wanted: Callable[[dict[str, Any]], bool]) -> Draw:
+def probes(subject: str, is_wanted: Callable[[dict[str, Any]], bool]) -> Draw:
     """Scores of logistic regressions on the code, on unseen tasks, by layer."""
 
     def draw(study: Study) -> FigureOutcome:
         size = FIT.get(study.scale, 2048)
-        found = probed(study, wanted)
-        names = [label(model) + kind for model in selected(study) for kind in KINDS]
+        scores = probed(study, is_wanted)
+        seed_count = max(len(points) for points in selected(study).values())
+        seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds"
         caption = (
-            f"Macro F1 on unseen tasks of a probe for the {what}, by layer, {_seeds(study)}. Dashed lines with hollow "
+            f"Macro F1 on unseen tasks of a probe for the {subject}, by layer, {seeds}. Dashed lines with hollow "
             "marks: the same networks before their first step. Horizontal: permuted labels, mean of the models."
         )
-        figure = figures.lines(_panels(found), x_label="layer", y_label="macro F1", limits=(0.0, None))
-        ends = last_layer(found)
+        figure = figures.lines(panels_of(scores), x_label="layer", y_label="macro F1", limits=(0.0, None))
+        rows = []
+        numbers: dict[str, dict[str, Any]] = {}
+        for (place, layer), by_model in scores.items():
+            name = f"{panel_title(place)}, layer {layer}"
+            estimates = {model + kind: Estimate.of(by_seed) for (model, kind), by_seed in by_model.items()}
+            rows.append((name, *map(str, estimates.values())))
+            numbers[name] = {model: estimate.as_json() for model, estimate in estimates.items()}
+        head = ["probe"]
+        for model in selected(study):
+            head += [label(model) + kind for kind in KINDS]
+        ends = last_layer(scores)
+        verdicts = decodable(f"the {subject}", ends[TRAINED], ends[PERMUTED])
+        verdicts += learned(f"the {subject}", ends[TRAINED], ends[UNTRAINED])
         return FigureOutcome(
             pictures=(Picture(study.figure, caption, figure),),
-            head=("probe", *names),
-            rows=tuple(
-                (f"{_panel(place)}, layer {layer}", *(str(Estimate.of(by_seed)) for by_seed in by.values()))
-                for (place, layer), by in found.items()
-            ),
-            verdicts=(
-                *decodable(f"the {what}", ends[TRAINED], ends[PERMUTED]),
-                *learned(f"the {what}", ends[TRAINED], ends[UNTRAINED]),
-            ),
+            head=tuple(head),
+            rows=tuple(rows),
+            verdicts=tuple(verdicts),
             notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
-            numbers={
-                f"{_panel(place)}, layer {layer}": {m + kind: Estimate.of(x).as_json() for (m, kind), x in by.items()}
-                for (place, layer), by in found.items()
-            },
+            numbers=numbers,
         )
 
     return draw
 
 
-def probed(study: Study, wanted: Callable[[dict[str, Any]], bool]) -> Found:
-    """The scores of every selected model, of the network that it was before training, and on permuted labels."""
+def probed(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> Found:
+    """Return the scores of every selected model, of the network before training, and on permuted labels."""
     size = FIT.get(study.scale, 2048)
-    found: dict[Any, dict[Any, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    scores: dict[tuple[Place, int], dict[tuple[str, str], dict[int, float]]] = {}
     for model, point, network in models(study):
-        for kind, one in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
-            for row in filter(wanted, probe_model(one, point.run.task, sequences=size, queries=1)):
-                by = found[(row["target"], row["pairs"], row["query"]), row["layer"] + 1]
-                by[model, kind][point.run.seed] = row["f1"]
+        for kind, probed_network in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
+            for row in filter(is_wanted, probe_model(probed_network, point.run.task, sequences=size, queries=1)):
+                place = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
+                if place not in scores:  # the columns of the table, in the order of the models
+                    scores[place] = {(name, kind_): {} for name in selected(study) for kind_ in KINDS}
+                scores[place][model, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
-                    by[model, PERMUTED][point.run.seed] = row["chance"]
-    ordered = sorted(found, key=lambda place: not _papers(place[0]))
-    return {place: {(m, k): found[place][m, k] for m in selected(study) for k in KINDS} for place in ordered}
+                    scores[place][model, PERMUTED][point.run.seed] = row["chance"]
+    return {place: scores[place] for place in sorted(scores, key=lambda place: not is_of_paper(place[0]))}
 
 
-def _seeds(study: Study) -> str:
-    count = max(len(points) for points in selected(study).values())
-    return f"{count} seed{'s' * (count > 1)}"
-
-
-def _papers(place: Place) -> bool:
-    """Whether these are the paper's pairs and queries."""
+def is_of_paper(place: Place) -> bool:
+    """Return whether these are the paper's pairs and queries."""
     target, pairs, query = place
     return pairs == "self" and target != "target value" and (query == "alone" or not target.startswith("term"))
 
 
-def _panels(found: Found) -> list[Panel]:
+def panels_of(scores: Found) -> list[Panel]:
+    """Return a panel per place: a line per model and kind of network, and the level of permuted labels."""
     panels: list[Panel] = []
-    for place in dict.fromkeys(place for place, _ in found):
-        lines: dict[str, dict[int, list[float]]] = defaultdict(dict)
-        level = {}
-        for (_, layer), by in _at(found, place):
-            for (model, kind), by_seed in by.items():
-                if kind != PERMUTED:
-                    lines[label(model) + kind][layer] = list(by_seed.values())
-            level[layer] = mean([Estimate.of(x) for (_, kind), x in by.items() if kind == PERMUTED]).mean
-        panels.append((_panel(place), dict(lines), {"Permuted labels": level}))
+    for place in dict.fromkeys(place for place, _ in scores):
+        curves: dict[str, dict[int, list[float]]] = {}
+        levels = {}
+        for layer, by_model in layers_at(scores, place).items():
+            permuted = []
+            for (model, kind), by_seed in by_model.items():
+                if kind == PERMUTED:
+                    permuted.append(Estimate.of(by_seed))
+                else:
+                    curves.setdefault(label(model) + kind, {})[layer] = list(by_seed.values())
+            levels[layer] = mean(permuted).mean
+        panels.append((panel_title(place), curves, {"Permuted labels": levels}))
     return panels
 
 
-def _at(found: Found, place: Place) -> Iterable[tuple[tuple[Place, int], Mapping[tuple[str, str], Any]]]:
-    return [(where, by) for where, by in found.items() if where[0] == place]
+def layers_at(scores: Found, place: Place) -> dict[int, Mapping[tuple[str, str], Mapping[int, float]]]:
+    """Return the scores at a place by layer."""
+    return {layer: by_model for (where, layer), by_model in scores.items() if where == place}
 
 
-def _panel(place: Place) -> str:
+def panel_title(place: Place) -> str:
     target, pairs, query = place
-    kind = (
-        {"varies": "own contexts and queries", "alone": "one context", "fixed": "one query"}[query]
-        if target.startswith("term")
-        else ""
-    )
-    return ", ".join(part for part in (target, kind, "" if pairs == "self" else pairs.replace("_", " ")) if part)
+    parts = [target]
+    if target.startswith("term"):
+        parts.append({"varies": "own contexts and queries", "alone": "one context", "fixed": "one query"}[query])
+    if pairs != "self":
+        parts.append(pairs.replace("_", " "))
+    return ", ".join(parts)
 
 
-def last_layer(found: Found) -> dict[str, dict[str, Estimate]]:
-    """By kind, target and model: the scores in the last layer, on the paper's pairs and queries (fixed beforehand)."""
-    scores: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
-    for place in dict.fromkeys(place for place, _ in found if _papers(place)):
-        _, by = max(_at(found, place), key=lambda one: one[0][1])
-        for (model, kind), by_seed in by.items():
-            scores[kind][f"{place[0]}, {label(model)}"] = Estimate.of(by_seed)
-    return scores
+def last_layer(scores: Found) -> dict[str, dict[str, Estimate]]:
+    """Return the scores in the last layer by kind, target and model, on the paper's pairs and queries."""
+    ends: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
+    for place in dict.fromkeys(place for place, _ in scores):
+        if is_of_paper(place):
+            layers = layers_at(scores, place)
+            for (model, kind), by_seed in layers[max(layers)].items():
+                ends[kind][f"{place[0]}, {label(model)}"] = Estimate.of(by_seed)
+    return ends

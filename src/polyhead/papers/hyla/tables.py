@@ -11,7 +11,7 @@ from polyhead.papers.claims import Estimate, Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import FigureOutcome, Picture, baseline_means, baselines, runs_of, setting_text
+from polyhead.papers.outcome import Baselines, FigureOutcome, Picture, baseline_means, baselines, runs_of, setting_text
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Cell, Study, over_seeds, select
 
@@ -73,19 +73,23 @@ _A1: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 
 
 def ablations(task: str, measured: Scores) -> list[Verdict]:
-    """The claims about Table A1 on `task` ("fuzzy" or "sraven"), without claims whose models were not run."""
+    """Return the claims about Table A1 on `task` ("fuzzy" or "sraven"), without claims whose models were not run."""
     verdicts = []
     for claim, pairs in _A1:
-        if not all(name in measured for pair in pairs for name in pair):
-            continue
-        parts = {f"{ROWS[a].label} over {ROWS[b].label}": measured[a] - measured[b] for a, b in pairs}
-        own = {f"{ROWS[a].label} over {ROWS[b].label}": printed(task, a) - printed(task, b) for a, b in pairs}
-        verdicts.append(above(f"{claim} ({task})", parts, printed=own))
+        parts = {}
+        paper = {}
+        for first, second in pairs:
+            if first in measured and second in measured:
+                name = f"{ROWS[first].label} over {ROWS[second].label}"
+                parts[name] = measured[first] - measured[second]
+                paper[name] = printed(task, first) - printed(task, second)
+        if len(parts) == len(pairs):
+            verdicts.append(above(f"{claim} ({task})", parts, printed=paper))
     return verdicts
 
 
 def printed(task: str, name: str) -> Estimate:
-    """The paper's number for a model of Table A1, as a fraction."""
+    """Return the paper's number for a model of Table A1, as a fraction."""
     value = getattr(ROWS[name], task)
     assert value is not None
     return Estimate.printed(value[0] / 100, value[1] / 100)
@@ -94,81 +98,104 @@ def printed(task: str, name: str) -> Estimate:
 # -------------------------------------------------------------------------------------------------------------- drawing
 def draw_a1(study: Study) -> FigureOutcome:
     """Draw the compositional score of every model on both tasks beside the paper's."""
-    cells = {task: _models(study, task) for task in TASKS}
-    cells = {task: found for task, found in cells.items() if found}
-    levels = {task: baselines(runs_of(found)) for task, found in cells.items()}
+    cells_of_task: dict[str, dict[str, Cell]] = {}
+    for task in TASKS:
+        cells = {model: cell for (model,), cell in study.cells("model", task=task).items()}
+        if cells:
+            cells_of_task[task] = {model: cells[model] for model in (ROWS | OURS) if model in cells}
+    estimates = {task: baselines(runs_of(cells)) for task, cells in cells_of_task.items()}
     pictures: list[Picture] = []
     verdicts: list[Verdict] = []
-    for task, found in cells.items():
-        measured = {label(model): cell.score("compositional").values for model, cell in found.items()}
-        lines = baseline_means(runs_of(found), levels[task])
-        values = {name: list(by_seed.values()) for name, by_seed in measured.items()}
-        figure = figures.results(values, baselines=lines, metric=METRICS[task])
+    head = ["model"]
+    for task, cells in cells_of_task.items():
+        scores = {model: cell.score("compositional") for model, cell in cells.items()}
+        by_label = {label(model): list(score.values.values()) for model, score in scores.items()}
+        levels = baseline_means(runs_of(cells), estimates[task])
+        figure = figures.results(by_label, baselines=levels, metric=METRICS[task])
         caption = f"{TASKS[task]} on unseen combinations: means, standard errors and seeds of the selected settings."
         pictures.append(Picture(f"table-a1-{task}", caption, figure))
-        verdicts += ablations(task, {model: cell.score("compositional") for model, cell in found.items()})
+        verdicts += ablations(task, scores)
+        head += [f"{TASKS[task]}: {column}" for column in COLUMNS]
     return FigureOutcome(
         pictures=tuple(pictures),
-        head=("model", *(f"{TASKS[task]}: {column}" for task in cells for column in COLUMNS)),
-        rows=tuple(_a1_rows(cells, levels)),
+        head=tuple(head),
+        rows=tuple(rows_of_a1(cells_of_task, estimates)),
         verdicts=tuple(verdicts),
-        notes=tuple(_choices(cells)),
-        numbers={task: {model: _numbers(cell, task) for model, cell in found.items()} for task, found in cells.items()},
+        notes=tuple(choices_of_a1(cells_of_task)),
+        numbers=numbers_of_a1(cells_of_task),
     )
 
 
-def _models(study: Study, task: str) -> dict[str, Cell]:
-    found = {place[0]: cell for place, cell in study.cells("model", task=task).items()}
-    return {model: found[model] for model in (ROWS | OURS) if model in found}
-
-
-def _a1_rows(cells: Mapping[str, Mapping[str, Cell]], levels: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def rows_of_a1(
+    cells_of_task: Mapping[str, Mapping[str, Cell]], estimates: Mapping[str, Baselines]
+) -> list[tuple[str, ...]]:
+    """Return a row for each model that was run, then for each baseline."""
     rows = []
-    for model, row in (ROWS | OURS).items():
-        if not any(model in found for found in cells.values()):
+    for model, table_row in (ROWS | OURS).items():
+        if not any(model in cells for cells in cells_of_task.values()):
             continue
-        line = [row.label]
-        for task, found in cells.items():
-            cell, own = found.get(model), getattr(row, task)
-            line += ["–", "–"] if cell is None else [str(cell.score(split)) for split in ("compositional", "iid")]
-            line.append("–" if own is None else f"{own[0] / 100:.3f} ± {own[1] / 100:.3f}")
-            line.append("–" if cell is None else setting_text(cell))
-        rows.append(tuple(line))
-    for name in dict.fromkeys(name for found in levels.values() for name in found):
-        line = [name.replace("_", " ")]
-        for task in cells:
-            line += [str(levels[task][name]) if name in levels[task] else "–", "–", "–", "–"]
-        rows.append(tuple(line))
+        texts = [table_row.label]
+        for task, cells in cells_of_task.items():
+            paper = getattr(table_row, task)
+            paper_text = "–" if paper is None else f"{paper[0] / 100:.3f} ± {paper[1] / 100:.3f}"
+            if model in cells:
+                cell = cells[model]
+                texts += [str(cell.score("compositional")), str(cell.score("iid")), paper_text, setting_text(cell)]
+            else:
+                texts += ["–", "–", paper_text, "–"]
+        rows.append(tuple(texts))
+    names: dict[str, None] = {}
+    for by_name in estimates.values():
+        names |= dict.fromkeys(by_name)
+    for name in names:
+        texts = [name.replace("_", " ")]
+        for task in cells_of_task:
+            texts += [str(estimates[task].get(name, "–")), "–", "–", "–"]
+        rows.append(tuple(texts))
     return rows
 
 
-def _choices(cells: Mapping[str, Mapping[str, Cell]]) -> list[str]:
-    ran = {model for found in cells.values() for model in found}
-    return [f"{row.label}: {row.choice}." for model, row in (ROWS | OURS).items() if row.choice and model in ran]
+def choices_of_a1(cells_of_task: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    """Return our choices where the paper is silent, for the models that were run."""
+    notes = []
+    for model, row in (ROWS | OURS).items():
+        if row.choice and any(model in cells for cells in cells_of_task.values()):
+            notes.append(f"{row.label}: {row.choice}.")
+    return notes
 
 
-def _numbers(cell: Cell, task: str) -> dict[str, Any]:
-    splits = [split for split in cell.points[0].result.scores if split != "validation"]
-    scores = {split: cell.score(split).as_json() for split in splits}
-    return {"setting": vars(cell.setting), "tried": cell.tried, "validation": cell.validation.as_json(), **scores}
+def numbers_of_a1(cells_of_task: Mapping[str, Mapping[str, Cell]]) -> dict[str, dict[str, Any]]:
+    """Return the setting and all scores of every model as JSON values."""
+    numbers: dict[str, dict[str, Any]] = {}
+    for task, cells in cells_of_task.items():
+        numbers[task] = {}
+        for model, cell in cells.items():
+            values = {"setting": vars(cell.setting), "tried": cell.tried, "validation": cell.validation.as_json()}
+            for split in cell.points[0].result.scores:
+                if split != "validation":
+                    values[split] = cell.score(split).as_json()
+            numbers[task][model] = values
+    return numbers
 
 
 def draw_a3(study: Study) -> FigureOutcome:
     """Draw all searched settings: validation score, score on unseen combinations, and the selected setting."""
-    rows, found = [], {}
+    rows = []
+    numbers = {}
     for task in TASKS:
         for (model,), by_setting in study.searched("model", task=task).items():
             selected = select(by_setting).setting
             for setting, points in by_setting.items():
-                scores = {split: over_seeds(points, split) for split in ("validation", "compositional")}
+                validation = over_seeds(points, "validation")
+                unseen = over_seeds(points, "compositional")
                 values = (f"{setting.lr:g}", f"{setting.weight_decay:g}", str(setting.warmup))
-                chosen = "selected" if setting == selected else ""
-                rows.append((TASKS[task], label(model), *values, *map(str, scores.values()), chosen))
-                key = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
-                found[key] = {split: score.as_json() for split, score in scores.items()}
+                mark = "selected" if setting == selected else ""
+                rows.append((TASKS[task], label(model), *values, str(validation), str(unseen), mark))
+                name = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
+                numbers[name] = {"validation": validation.as_json(), "compositional": unseen.as_json()}
     head = ("task", "model", "lr", "weight decay", "warm-up", "validation", "compositional", "")
     note = "Selected by the mean validation score over seeds; the column beside it is not looked at for that."
-    return FigureOutcome(head=head, rows=tuple(rows), notes=(note,), numbers=found)
+    return FigureOutcome(head=head, rows=tuple(rows), notes=(note,), numbers=numbers)
 
 
 BOTH_GPU = f"{FUZZY_GPU}, {SRAVEN_GPU}"
