@@ -42,7 +42,12 @@ class PolyheadCache(transformers.Cache):
     @property
     def is_croppable(self) -> bool:
         """Whether every layer stores each token separately, and all of them."""
-        return all(_whole(name, kept, layer) for layer in self for name, kept in layer._kept.items())
+        for layer in self:
+            for name, tensor in layer._kept.items():
+                is_sum = isinstance(name, tuple) and name[-1] == "state"
+                if is_sum or tensor.ndim < 2 or tensor.shape[1] != layer.length:
+                    return False
+        return True
 
     @property
     def is_linear(self) -> list[bool]:
@@ -97,12 +102,9 @@ class PolyheadCache(transformers.Cache):
             return
         if not self.is_croppable:
             raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, or only the last: none can be removed")
-        left = self.memory.length + tokens_to_remove
+        length = self.memory.length + tokens_to_remove
         for layer in self:
-            layer._kept = {name: kept[:, :left] for name, kept in layer._kept.items()}
-            layer.real = None if layer.real is None else layer.real[:, :left]
-            layer.length = left
-
-
-def _whole(name: Any, kept: Tensor, layer: LayerCache) -> bool:
-    return not (isinstance(name, tuple) and name[-1] == "state") and kept.ndim > 1 and kept.shape[1] == layer.length
+            layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
+            if layer.real is not None:
+                layer.real = layer.real[:, :length]
+            layer.length = length

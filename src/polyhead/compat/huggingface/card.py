@@ -1,19 +1,17 @@
-"""The README of an exported folder, which the Hub shows as the model card: heads, scores, how to load it."""
+"""The README of an exported folder, which the Hub shows as the model card: heads, and how to load it."""
 
 import pathlib
 
 from polyhead.compat.huggingface.base import PolyheadPreTrainedModel
-from polyhead.compat.huggingface.config import PolyheadConfig
-from polyhead.config import TransformerConfig
-from polyhead.train.store.folder import Result, read_config, read_result
+from polyhead.train.store.folder import read_config
 
-_PIPELINES = {
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForImageClassification": "image-classification",
-    "AutoModelForSequenceClassification": "text-classification",
+PIPELINES = {
+    "PolyheadForCausalLM": ("AutoModelForCausalLM", "text-generation"),
+    "PolyheadForImageClassification": ("AutoModelForImageClassification", "image-classification"),
+    "PolyheadForSequenceClassification": ("AutoModelForSequenceClassification", "text-classification"),
 }
 
-_CARD = """\
+CARD = """\
 ---
 library_name: transformers
 pipeline_tag: {pipeline}
@@ -23,11 +21,11 @@ tags:
 
 # {name}
 
-A {kind} with {parameters:,} parameters, trained with polyhead on the task {task}: {layers} of width {dim}.
+A model with {parameters:,} parameters, trained with polyhead on the task {task}.
 
+| layer | heads |
+|---|---|
 {heads}
-{scores}
-## Loading it
 
 polyhead must be installed: `pip install 'polyhead[hf]'`. One import tells transformers its classes.
 
@@ -38,56 +36,23 @@ from transformers import {auto}
 model = {auto}.from_pretrained("PATH")
 ```
 
-Without that import, `{auto}.from_pretrained("PATH", trust_remote_code=True)` runs `modeling_polyhead.py` in
-this folder, which holds nothing but an import of polyhead.
+Without that import, `trust_remote_code=True` runs `modeling_polyhead.py` in this folder, which only imports polyhead.
 """
 
 
 def card(model: PolyheadPreTrainedModel, run: str | pathlib.Path) -> str:
     """The text of the card for an exported model and its run folder; `PATH` is a placeholder for its location."""
-    config = model.config
-    assert isinstance(config, PolyheadConfig)
-    task, auto = read_config(run).task, _auto(config, type(model).__name__)
-    count = config.num_hidden_layers
-    return _CARD.format(
-        pipeline=_PIPELINES[auto],
-        name=read_config(run).name,
-        kind=_PIPELINES[auto].replace("-", " ") + " model",
-        parameters=model.num_parameters(),
-        task=type(task).__name__,
-        layers=f"{count} layer{'' if count == 1 else 's'}",
-        dim=config.hidden_size,
-        heads=_heads(config.settings),
-        scores=_scores(read_result(run)),
-        auto=auto,
-    )
-
-
-def _auto(config: PolyheadConfig, kind: str) -> str:
-    return next(auto for auto, name in config.auto_classes().items() if name == kind)
-
-
-def _heads(settings: TransformerConfig) -> str:
-    """A table of the heads; layers with the same heads share a row."""
-    rows: list[tuple[str, int, int]] = []
+    auto, pipeline = PIPELINES[type(model).__name__]
+    config, settings = read_config(run), model.config.settings
+    rows = []
     for layer in range(settings.layers):
         heads = ", ".join(f"{type(group).__name__}({group.heads})" for group in settings.layer_heads(layer))
-        first = rows.pop()[1] if rows and rows[-1][0] == heads else layer
-        rows.append((heads, first, layer))
-    lines = [f"| {first if first == last else f'{first} to {last}'} | {heads} |" for heads, first, last in rows]
-    return "\n".join(("| layers | heads |", "|---|---|", *lines)) + "\n"
-
-
-def _scores(result: Result | None) -> str:
-    """The final scores of the run, by split; empty for an unfinished run."""
-    if result is None:
-        return ""
-    lines = [
-        f"| {split} | {name} | {value:.4g} |"
-        for split, values in result.scores.items()
-        for name, value in values.items()
-        if not name.endswith("_se")
-    ]
-    return "\n".join(
-        (f"## Scores after {result.steps:,} steps\n", "| split | metric | value |", "|---|---|---|", *lines, "")
+        rows.append(f"| {layer} | {heads} |")
+    return CARD.format(
+        pipeline=pipeline,
+        name=config.name,
+        parameters=model.num_parameters(),
+        task=type(config.task).__name__,
+        heads="\n".join(rows),
+        auto=auto,
     )

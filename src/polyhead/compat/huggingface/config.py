@@ -77,8 +77,13 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
                 "this is no configuration of a polyhead model"
             )
         self.transformer = configs.to_dict(_settings(transformer))
-        self._check(others)
         settings = self.settings
+        for name in SIZES:  # which a file repeats
+            size = others.pop(name, getattr(self, name))
+            if size != getattr(self, name):
+                raise ValueError(
+                    f"PolyheadConfig: {name} is {getattr(self, name)!r} by its `transformer` but {size!r} came"
+                )
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
             others.setdefault(name, None)
         if isinstance(settings.outputs, Classes):
@@ -88,14 +93,6 @@ class PolyheadConfig(FindsItself, transformers.PretrainedConfig):
             raise ValueError(
                 f"PolyheadConfig: {self.num_labels} labels but the model has {settings.outputs.count} classes"
             )
-
-    def _check(self, others: dict[str, Any]) -> None:
-        """Raise ValueError unless sizes repeated in a file equal those of `transformer`."""
-        for name in SIZES:
-            if name in others and (came := others.pop(name)) != getattr(self, name):
-                raise ValueError(
-                    f"PolyheadConfig: {name} is {getattr(self, name)!r} by its `transformer` but {came!r} came"
-                )
 
     def auto_classes(self) -> dict[str, str]:
         """Name of an Auto class -> our class, for the classes that these settings allow."""
@@ -165,12 +162,15 @@ SIZES = (
 )
 
 
-def _settings(given: Any) -> TransformerConfig:
-    if isinstance(given, TransformerConfig):
-        return given
-    where = "PolyheadConfig: transformer"
-    data = {"kind": "TransformerConfig", **given} if isinstance(given, Mapping) else given
-    settings = configs.from_dict(data, where=where)
+def _settings(transformer: Any) -> TransformerConfig:
+    """The dataclass, from itself or from its JSON, whose fields are all checked."""
+    if isinstance(transformer, TransformerConfig):
+        return transformer
+    if isinstance(transformer, Mapping):
+        transformer = {"kind": "TransformerConfig", **transformer}
+    settings = configs.from_dict(transformer, where="PolyheadConfig: transformer")
     if not isinstance(settings, TransformerConfig):
-        raise ValueError(f"{where}: a TransformerConfig was wanted but a {type(settings).__name__} came")
+        raise ValueError(
+            f"PolyheadConfig: transformer: a TransformerConfig was wanted but a {type(settings).__name__} came"
+        )
     return settings

@@ -234,8 +234,8 @@ def _by_name(
 def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
     """Layers with our heads compute these; all others compute softmax attention by PyTorch's kernels."""
     if not isinstance(getattr(module, "config", None), HoldsHeads):
-        who = type(module).__name__
-        raise ValueError(f"polyhead: {who} must belong to a model whose configuration holds heads: use AutoModel")
+        name = type(module).__name__
+        raise ValueError(f"polyhead: {name} must belong to a model whose configuration holds heads: use AutoModel")
     heads = _heads_of(module)
     if heads is not None:
         note(module, _described(module, heads))

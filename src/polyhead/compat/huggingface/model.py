@@ -248,12 +248,14 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
         if not reads_tokens(settings):
-            wanted = "a model of Tokens, without an encoder, was wanted"
-            raise ValueError(f"PolyheadForSequenceClassification: {wanted} but {reads(settings)}")
-        own = isinstance(settings.outputs, Classes)
-        super().__init__(config, outputs=own)
+            raise ValueError(
+                "PolyheadForSequenceClassification: a model of Tokens, without an encoder, was wanted but "
+                f"{reads(settings)}"
+            )
+        has_classes = isinstance(settings.outputs, Classes)
+        super().__init__(config, outputs=has_classes)
         self.num_labels = config.num_labels or 0
-        self.score = None if own else nn.Linear(settings.dim, self.num_labels, bias=False)
+        self.score = None if has_classes else nn.Linear(settings.dim, self.num_labels, bias=False)
         self.post_init()
 
     @torch.no_grad()
@@ -328,9 +330,10 @@ class PolyheadForImageClassification(PolyheadPreTrainedModel):
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
         if not (isinstance(settings.inputs, Patches) and isinstance(settings.outputs, Classes)):
-            wanted = "a model between Patches and Classes was wanted"
-            came = f"it is between {settings.inputs} and {settings.outputs}"
-            raise ValueError(f"PolyheadForImageClassification: {wanted} but {came}")
+            raise ValueError(
+                "PolyheadForImageClassification: a model between Patches and Classes was wanted but it is between "
+                f"{settings.inputs} and {settings.outputs}"
+            )
         super().__init__(config)
         self.post_init()
 

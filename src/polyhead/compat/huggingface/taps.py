@@ -55,27 +55,26 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
 
     Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
-    given = by_name(model, batch, inputs)
+    arguments = by_name(model, batch, inputs)
     names = {module: name for name, module in model.named_modules()}
-    recorder = _Recorder(names, {part for inner in without_sdpa(model) for part in inner.modules()})
-    with torch.inference_mode(False), _watched(model, recorder), looking(model):
-        model(**given)
-    if not recorder.found:
+    eager_modules: set[nn.Module] = set()
+    for module in model.modules():
+        if not getattr(module, "_supports_sdpa", True):
+            eager_modules.update(module.modules())
+    recorder = _Recorder(names, eager_modules)
+    with torch.inference_mode(False), _recording(model, recorder), looking(model):
+        model(**arguments)
+    if not recorder.taps:
         raise ValueError(
             f"capture: {type(model).__name__} must call its attention through transformers' AttentionInterface "
             "but called none"
         )
-    return recorder.found
+    return recorder.taps
 
 
 def ours(name: object) -> bool:
     """Whether an `attn_implementation` is one of our heads."""
     return isinstance(name, str) and name.startswith(PREFIX)
-
-
-def without_sdpa(model: nn.Module) -> list[nn.Module]:
-    """The inner models that do not support SDPA."""
-    return [module for module in model.modules() if not getattr(module, "_supports_sdpa", True)]
 
 
 def causal(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
@@ -84,7 +83,9 @@ def causal(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
     `eager`: it is of a model without SDPA.  These never are: they make every causal mask, and their `is_causal` may be
     wrong, as nothing reads it.
     """
-    return not eager and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    return not eager and bool(is_causal)
 
 
 def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,57 +93,68 @@ def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: 
 
     Offloaded parameters are on the meta device until accelerate loads them, and then it moves the inputs, too.
     """
-    given = {getattr(model, "main_input_name", "input_ids"): batch} if isinstance(batch, Tensor) else batch or {}
+    if isinstance(batch, Tensor):
+        batch = {getattr(model, "main_input_name", "input_ids"): batch}
+    arguments = {**(batch or {}), **inputs}
     device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in {**given, **inputs}.items()}
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            arguments[name] = value.to(device)
+    return arguments
 
 
 @contextlib.contextmanager
-def _watched(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
+def _recording(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
-    linear = _interface(bool(recorder.eager))
-    configs = {id(c): c for module in model.modules() if hasattr(c := getattr(module, "config", None), _IMPL)}
-    foreign = [name for c in configs.values() if ours(name := getattr(c, _IMPL))]
-    if foreign:  # their code is not that of softmax attention
-        raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {foreign[0]}")
-    during = {_IMPL: NAME, "use_cache": False}  # a cache would copy keys and values
-    before = [(c, name, getattr(c, name)) for c in configs.values() for name in during if hasattr(c, name)]
-    hooks = []
-    active = _ACTIVE.set(recorder)
-    try:
-        for config, name, _ in before:
-            setattr(config, name, during[name])
-        adapters = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), nn.Module)]
-        others = [child for module in adapters for name, child in module.named_children() if name != "base_layer"]
-        matrices = {part for child in others for part in child.modules()}  # they read the input of the base layer
-        for module in model.modules():
-            if type(module) in linear and module not in matrices:  # a subclass may compute something else
-                hooks.append(module.register_forward_hook(recorder.linear, prepend=True))
-                hooks.append(module.register_forward_hook(recorder.changed))
-        hooks += [module.register_forward_hook(recorder.changed) for module in adapters]
-        yield
-    finally:
-        _ACTIVE.reset(active)
-        for hook in hooks:
-            hook.remove()
-        for config, name, value in before:
-            setattr(config, name, value)
-
-
-_IMPL = "_attn_implementation_internal"
-_ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
-
-
-def _interface(eager: bool) -> tuple[type[nn.Module], ...]:
-    """Register our attention with the masks of SDPA, or of eager attention; returns the classes of linear layers."""
     with optional("polyhead.compat.huggingface", "polyhead[hf]"):
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import eager_mask, sdpa_mask
         from transformers.pytorch_utils import Conv1D
 
     AttentionInterface.register(NAME, _attend)
-    AttentionMaskInterface.register(NAME, eager_mask if eager else sdpa_mask)
-    return nn.Linear, Conv1D
+    AttentionMaskInterface.register(NAME, eager_mask if recorder.eager_modules else sdpa_mask)
+    configs = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if hasattr(config, _IMPLEMENTATION):
+            configs[id(config)] = config
+            heads = getattr(config, _IMPLEMENTATION)
+            if ours(heads):  # their code is not that of softmax attention
+                name = type(model).__name__
+                raise ValueError(f"capture: {name} must run softmax attention but its heads are {heads}")
+
+    # The matrices of an adapter read the input of its base layer, but are no projections.
+    adapters = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), nn.Module)]
+    matrices: set[nn.Module] = set()
+    for adapter in adapters:
+        for name, child in adapter.named_children():
+            if name != "base_layer":
+                matrices.update(child.modules())
+
+    settings = {_IMPLEMENTATION: NAME, "use_cache": False}  # a cache would copy keys and values
+    before = [(c, name, getattr(c, name)) for c in configs.values() for name in settings if hasattr(c, name)]
+    hooks = []
+    token = _ACTIVE.set(recorder)
+    try:
+        for config, name, _ in before:
+            setattr(config, name, settings[name])
+        for module in model.modules():
+            if type(module) in (nn.Linear, Conv1D) and module not in matrices:  # a subclass may compute something else
+                hooks.append(module.register_forward_hook(recorder.linear, prepend=True))
+                hooks.append(module.register_forward_hook(recorder.forget_if_changed))
+        for adapter in adapters:
+            hooks.append(adapter.register_forward_hook(recorder.forget_if_changed))
+        yield
+    finally:
+        _ACTIVE.reset(token)
+        for hook in hooks:
+            hook.remove()
+        for config, name, value in before:
+            setattr(config, name, value)
+
+
+_IMPLEMENTATION = "_attn_implementation_internal"
+_ACTIVE: ContextVar["_Recorder"] = ContextVar("recorder")
 
 
 def _attend(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
@@ -158,16 +170,13 @@ class _Linear:
     y: Tensor
     version: int  # version of y, which detects in-place changes
 
-    @property
-    def weight(self) -> Tensor | None:
-        """The weight [out, in], or None if it is offloaded; Conv1D of transformers stores it transposed."""
-        weight = self.module.get_parameter("weight").detach()
-        return None if weight.is_meta else weight if isinstance(self.module, nn.Linear) else weight.T
-
-    @property
-    def bias(self) -> Tensor | None:
-        bias = self.module.bias
-        return bias.detach() if isinstance(bias, Tensor) and not bias.is_meta else None
+    def weight_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weight [out, in] and the bias; None where there is none, or accelerate has offloaded it."""
+        weight, bias = self.module.get_parameter("weight").detach(), self.module.bias
+        if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
+            weight = weight.T
+        has_bias = isinstance(bias, Tensor) and not bias.is_meta
+        return None if weight.is_meta else weight, bias.detach() if has_bias else None
 
 
 @dataclass
@@ -175,40 +184,41 @@ class _Recorder:
     """Follows one forward pass."""
 
     names: dict[nn.Module, str]
-    eager: set[nn.Module]  # the modules of models without SDPA
-    found: list[Taps] = field(default_factory=list)
-    linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention, without `out`
-    out: _Linear | None = None  # the output projection of the last attention
+    eager_modules: set[nn.Module]  # the modules of models without SDPA
+    taps: list[Taps] = field(default_factory=list)
+    linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention, without `output`
+    output: _Linear | None = None  # the output projection of the last attention
     version: int = 0  # version of the last attention's output
 
     def linear(self, module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
-        """A hook on linear layers."""
+        """A hook on linear layers: the first that reads the output of attention is the output projection."""
         if not args:
             return
         call = _Linear(module, args[0], y, y._version)
-        if not self.found or not self._reads_heads(call):
+        if not self.taps or not self._reads_heads(call.x):
             self.linears.append(call)
-        elif self.out is None:
-            self.out, taps = call, self.found[-1]
-            heads = taps.groups[0]
-            weight, (h, e) = call.weight, heads.output.shape[2:]
-            w_out = None if weight is None else weight.unflatten(1, (h, e)).transpose(0, 1)
+        elif self.output is None:
+            self.output, layer = call, self.taps[-1]
+            heads = layer.groups[0]
+            weight, bias = call.weight_and_bias()
+            if weight is not None:
+                weight = weight.unflatten(1, heads.output.shape[2:]).transpose(0, 1)
             output = y.reshape(*heads.output.shape[:2], -1)
-            self.found[-1] = replace(taps, output=output, b_out=call.bias, groups=(replace(heads, w_out=w_out),))
+            self.taps[-1] = replace(layer, output=output, b_out=bias, groups=(replace(heads, w_out=weight),))
 
-    def changed(self, module: nn.Module, args: object, y: Tensor) -> None:
+    def forget_if_changed(self, module: nn.Module, args: object, y: Tensor) -> None:
         """A hook on linear layers and adapters, after all other hooks: a changed output has unknown weights."""
-        out = self.out
-        if out is None or (y is out.y and y._version == out.version):
+        call = self.output
+        if call is None or (y is call.y and y._version == call.version):
             return
-        if any(part is out.module for part in module.modules()):
-            taps = self.found[-1]
-            self.found[-1] = replace(taps, output=None, b_out=None, groups=(replace(taps.groups[0], w_out=None),))
+        if any(part is call.module for part in module.modules()):
+            layer = self.taps[-1]
+            self.taps[-1] = replace(layer, output=None, b_out=None, groups=(replace(layer.groups[0], w_out=None),))
 
-    def _reads_heads(self, call: _Linear) -> bool:
-        heads, x = self.found[-1].groups[0].output, call.x
-        same = x.data_ptr() == heads.data_ptr() and x.numel() == heads.numel() and x.is_contiguous()
-        return same and x.shape[-1] == heads.shape[2:].numel() and heads._version == self.version
+    def _reads_heads(self, x: Tensor) -> bool:
+        heads = self.taps[-1].groups[0].output
+        is_same = x.data_ptr() == heads.data_ptr() and x.numel() == heads.numel() and x.is_contiguous()
+        return is_same and x.shape[-1] == heads.shape[2:].numel() and heads._version == self.version
 
     def attend(
         self,
@@ -229,47 +239,54 @@ class _Recorder:
             if options.get(option) is not None:
                 raise ValueError(f"capture: {name} must be plain softmax attention but {option} changes its code")
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        if attention_mask is None and causal(module, is_causal, eager=module in self.eager) and q.shape[1] > 1:
+        t, s = q.shape[1], k.shape[1]
+        if attention_mask is None and causal(module, is_causal, eager=module in self.eager_modules) and t > 1:
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
-            ones = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
-            attention_mask = ones.tril()[None, None]
-        given = masks(f"capture: a mask of {name}", (attention_mask, position_bias), k.shape[1])
-        bias, mask = limits(given, q.shape[1], k.shape[1], q.dtype)
+            attention_mask = torch.ones(t, s, dtype=torch.bool, device=q.device).tril()[None, None]
+        bias, mask = limits(masks(f"capture: a mask of {name}", (attention_mask, position_bias), s), t, s, q.dtype)
         x, context, w_value, b_value = self._inputs(module, q, v)
         group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, w_value=w_value, b_value=b_value)
         self.version = group.output._version
         self.linears.clear()
-        self.out = None
-        self.found.append(Taps(x=x, context=context, output=None, b_out=None, groups=(group,), name=name))
+        self.output = None
+        self.taps.append(Taps(x=x, context=context, output=None, b_out=None, groups=(group,), name=name))
         return group.output
 
     def _inputs(self, module: nn.Module, q: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
         """What the queries and the values are made of (b t m), (b s m), and the value projection, where known."""
         (b, t, _, _), s = q.shape, v.shape[1]
-        inner = set(module.modules())
-        inputs = {id(call.x): call.x for call in self.linears if call.module in inner}
+        parts = set(module.modules())
+        inputs = {id(call.x): call.x for call in self.linears if call.module in parts}
         for call in reversed(self.linears):
             rows = _columns(v, call)
             if rows is None:
                 continue
+            # Queries read the same tensor as values or, in cross-attention, the only other one.
             others = [x for key, x in inputs.items() if key != id(call.x)] or [call.x]
-            x = others[0].reshape(b, t, -1) if len(others) == 1 and others[0].shape[:-1].numel() == b * t else None
-            weight, bias = (None if array is None else array[rows] for array in (call.weight, call.bias))
-            return x, call.x.reshape(b, s, -1), weight, bias
+            x = None
+            if len(others) == 1 and others[0].shape[:-1].numel() == b * t:
+                x = others[0].reshape(b, t, -1)
+            weight, bias = call.weight_and_bias()
+            w_value = None if weight is None else weight[rows]
+            b_value = None if bias is None else bias[rows]
+            return x, call.x.reshape(b, s, -1), w_value, b_value
         return None, None, None, None
 
 
-def masks(what: str, given: Sequence[Tensor | None], s: int) -> list[Tensor]:
+def masks(caller: str, arrays: Sequence[Tensor | None], s: int) -> list[Tensor]:
     """Foreign masks, cut to the first `s` keys: further ones are empty rows of a static cache.
 
-    Raises ValueError, with `what`, unless each is (b h t s), and Boolean or floating.
+    Raises ValueError, with `caller`, unless each is (b h t s), and Boolean or floating.
     """
-    found = [array for array in given if array is not None]
-    for array in found:
+    cut = []
+    for array in arrays:
+        if array is None:
+            continue
         if array.ndim != 4:
-            raise ValueError(f"{what} must be (b h t s) but is {tuple(array.shape)}")
-        check_mask(what, array)
-    return [array[..., :s] for array in found]
+            raise ValueError(f"{caller} must be (b h t s) but is {tuple(array.shape)}")
+        check_mask(caller, array)
+        cut.append(array[..., :s])
+    return cut
 
 
 def _columns(v: Tensor, call: _Linear) -> Tensor | None:
@@ -277,10 +294,11 @@ def _columns(v: Tensor, call: _Linear) -> Tensor | None:
     y = call.y
     b, s, g, e = v.shape
     c = y.shape[-1]
-    mine = y.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and y._version == call.version
-    rows = (b == 1 or v.stride(0) == s * c) and (s == 1 or v.stride(1) == c)
-    if not mine or not rows or not y.is_contiguous() or y.numel() != b * s * c:
+    is_view = y.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and y._version == call.version
+    has_rows = (b == 1 or v.stride(0) == s * c) and (s == 1 or v.stride(1) == c)
+    if not is_view or not has_rows or not y.is_contiguous() or y.numel() != b * s * c:
         return None
-    first, head, width = int(v.storage_offset() - y.storage_offset()), int(v.stride(2)), int(v.stride(3))
-    columns = torch.tensor([[first + i * head + j * width for j in range(e)] for i in range(g)], device=v.device)
+    first = int(v.storage_offset() - y.storage_offset())
+    heads, widths = torch.arange(g, device=v.device), torch.arange(e, device=v.device)
+    columns = first + heads[:, None] * int(v.stride(2)) + widths * int(v.stride(3))
     return columns if columns.min() >= 0 and columns.max() < c else None

@@ -51,6 +51,6 @@ def _bytes(codec: Bytes) -> tokenizers.Tokenizer:
     parts = json.loads(codec.to_json())
     names = parts["model"]["vocab"]
     parts["model"]["vocab"] = {NUL if byte == 0 else name: byte for name, byte in names.items()}
-    made = tokenizers.Tokenizer.from_str(json.dumps(parts))
-    made.add_special_tokens([tokenizers.AddedToken(NUL, normalized=False)])
-    return made
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(parts))
+    tokenizer.add_special_tokens([tokenizers.AddedToken(NUL, normalized=False)])
+    return tokenizer
