@@ -1,7 +1,33 @@
 // Products of a tile: 16 rows of one side in lanes, some rows of the other side as they lie in memory.
 //
-// Own rows are packed [head][width][lane].  Every inner loop multiplies vectors of lanes by single numbers of a row
-// of the other side, or by vectors of lanes; only `add_rows` has the width in its vectors.
+// Lanes.  A vector has 16 lanes, and lane l belongs to row l of the tile: queries in a forward pass, keys in a backward
+// pass (the "own" side).  Own rows are packed [head][width][lane], so that one load brings a number of all 16 rows.  The
+// other side stays as it is.  A score then is a sum over the width of (vector of own numbers) x (single number of the
+// other row), which the machine broadcasts while it multiplies.  No sum runs across lanes: each lane ends with the scores
+// of its own row.  For that reason heads, too, can be mixed in registers: the codes of a pair over all heads are the same
+// lane of different vectors, so rms over heads and HYLA's value network are arithmetic on whole vectors.  A matrix library
+// would have to write the codes of all pairs to memory between its products, which costs more than the products.
+//
+// Reuse.  A core multiplies two vectors for each vector that it loads, so a number must be used several times while it is
+// in a register.  Every product below is therefore a small block: R rows of the other side (or R columns, or A heads
+// times C columns) with R sums in registers; a vector of own numbers is loaded once and multiplied R times.  R is WIDE, as
+// many sums as there are registers: 8 with the 32 registers of AVX-512, 6 or 4 with 16.  `steps` cuts any length into
+// blocks of WIDE, 4, 2 and 1, whose sizes the compiler knows and unrolls.
+//
+// Caches.  The next level of reuse is the first cache, 32 to 48 KB.  OTHERS rows of the other side are taken at once;
+// TOGETHER tiles of queries (PAIR tiles of keys) go through them before the next rows are read.  Rows of a head that lie
+// a power of two apart fall into the same few lines of the cache, so they are copied together (`together`, `in_blocks`)
+// before they are read 8 times.  The copy also has fixed distances: an address that is one register plus a constant costs
+// nothing, while an address of two registers costs an instruction for each load.
+//
+// Sums.  The gradient of an own row is a sum in lanes again (`own_grads`).  The gradient of a row of the other side is
+// the only sum over lanes; `other_grads` turns it around: it keeps own rows as they lie in memory (`copy_rows`), puts the
+// width into the vectors and multiplies by the 16 single numbers of a row of score gradients.  Each thread adds to memory
+// of its own (the parts of samples and of keys in parallel.h), and parts are added in a fixed order.  So there is no atomic
+// addition, and the result of a given number of threads is the same every time.
+//
+// Registers.  Compilers like to read a vector from memory again for each product instead of keeping it, as if a load
+// were free.  `hold` in vec.h makes them keep it, with an empty assembler instruction; see there.
 
 #pragma once
 #include <algorithm>

@@ -147,6 +147,9 @@ POLYHEAD_INLINE Vec smaller(const Vec& x, const Vec& y) {
 
 // A load whose result stays in a register.  Compilers would read memory again for every product, as if that cost nothing;
 // but a core reads no more vectors at once than it multiplies, and the products of a pair have to read its rows as well.
+//
+// The assembler text is empty, so it computes nothing.  Its operand "+v"(x) says that it reads and writes x, in a vector
+// register: after it the compiler no longer knows that x equals what is in memory, so it cannot replace x by a load.
 template <class T> POLYHEAD_INLINE void settle(T&) {}
 #if defined(__AVX512F__)
 POLYHEAD_INLINE void settle(real16& x) { asm("" : "+v"(x)); }
