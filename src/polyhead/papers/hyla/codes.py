@@ -5,7 +5,6 @@ the original code ("last_row").  Numbers and verdicts use every model trained at
 first seed.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -91,64 +90,76 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     def draw(study: Study) -> FigureOutcome:
         count = MAP.get(study.scale, 800)
         pictures: list[Picture] = []
-        clustered = FigureOutcome()
         for model, points in selected(study).items():
-            network, task = load_model(points[0].result.folder)[1], points[0].run.task
-            drawn = with_field(task, "inputs", "fixed_context")
-            codes, batch = query_codes(network, drawn, "compositional", count, purpose="maps")
-            those = range(len(codes)) if layers == "all" else range(len(codes) - 1, len(codes))
+            run = points[0].run
+            network = load_model(points[0].result.folder)[1]
+            task = with_field(run.task, "inputs", "fixed_context")
+            codes, batch = query_codes(network, task, "compositional", count, purpose="maps")
             labels = targets(batch) | {"target": batch.targets[:, -1].reshape(count, -1)[:, 0].numpy()}
             if "term 1" in labels:
-                labels["function"] = labels["term 1"] * 2**task.variables + labels["term 2"]  # type: ignore[attr-defined]
-            panels = [
-                (f"layer {i + 1}, by {name}", points_of, labels[name], _names(task, name, labels[name]))
-                for i in those
-                for points_of in [embed(codes[i])]
-                for name in colours
-            ]
-            named = {title: names for title, *_, names in panels if names}
-            shown = [panel[:3] for panel in panels]
-            figure = figures.code_maps(shown, columns=max(len(colours), 2), names=named)
-            caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {points[0].run.seed}."
+                labels["function"] = labels["term 1"] * 2**run.task.variables + labels["term 2"]  # type: ignore[attr-defined]
+            panels = []
+            class_names = {}
+            for layer in range(len(codes)) if layers == "all" else [len(codes) - 1]:
+                embedded = embed(codes[layer])
+                for colour in colours:
+                    title = f"layer {layer + 1}, by {colour}"
+                    panels.append((title, embedded, labels[colour]))
+                    names = names_of_classes(run.task, colour, labels[colour])
+                    if names:
+                        class_names[title] = names
+            figure = figures.code_maps(panels, columns=max(len(colours), 2), names=class_names)
+            caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {run.seed}."
             pictures.append(Picture(f"{study.figure}-{model}", caption, figure))
-        if "rule" in colours:
-            clustered = _clusters(study)
-        return replace(clustered, pictures=tuple(pictures))
+        outcome = purity_of_neighbours(study) if "rule" in colours else FigureOutcome()
+        return replace(outcome, pictures=tuple(pictures))
 
     return draw
 
 
-def _names(task: Task, name: str, values: np.ndarray) -> dict[int, str]:
+def names_of_classes(task: Task, name: str, values: np.ndarray) -> dict[int, str]:
+    """Return the names of the classes of a label; empty for numbers."""
     if np.issubdtype(values.dtype, np.floating) or name == "function":
         return {}
-    return {int(v): class_name(task, name, int(v)) for v in np.unique(values)}
+    return {int(value): class_name(task, name, int(value)) for value in np.unique(values)}
 
 
-def _clusters(study: Study) -> FigureOutcome:
-    """The purity of neighbours by magnitude and by rule, of every model and of the networks before their first step."""
-    purity: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
+def purity_of_neighbours(study: Study) -> FigureOutcome:
+    """Tabulate the purity of neighbours by magnitude and by rule, of every model and of the networks before training.
+
+    Purity is given over chance.
+    """
+    by_place: dict[tuple[str, str, int], dict[int, float]] = {}
     count = MAP.get(study.scale, 800)
     for model, point, network in models(study):
-        for kind, one in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
-            for row in clusters(one, point.run.task, sequences=count):
+        for kind, network_of_kind in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
+            for row in clusters(network_of_kind, point.run.task, sequences=count):
                 if row["pairs"] == "self":
-                    place = model + kind, row["target"], row["layer"]
-                    purity[place][point.run.seed] = row["purity"] - row["chance"]
-    values = {place: Estimate.of(by_seed) for place, by_seed in purity.items()}
-    last = max(layer for _, _, layer in values)
-    rule = {label(m): values[m, "rule", last] - values[m, "rule", 0] for m in selected(study)}
-    magnitude = {label(m): values[m, "target value", 0] - values[m, "target value", last] for m in selected(study)}
-    names = [(m + kind, label(m) + kind) for m in selected(study) for kind in (TRAINED, UNTRAINED)]
-    shown = {f"{m}, {target}, layer {i + 1}": e.as_json() for (m, target, i), e in values.items()}
+                    by_seed = by_place.setdefault((model + kind, row["target"], row["layer"]), {})
+                    by_seed[point.run.seed] = row["purity"] - row["chance"]
+    purity = {place: Estimate.of(by_seed) for place, by_seed in by_place.items()}
+    last = max(layer for _, _, layer in purity)
+    rule = {}
+    magnitude = {}
+    columns = {}
+    for model in selected(study):
+        rule[label(model)] = purity[model, "rule", last] - purity[model, "rule", 0]
+        magnitude[label(model)] = purity[model, "target value", 0] - purity[model, "target value", last]
+        for kind in (TRAINED, UNTRAINED):
+            columns[model + kind] = label(model) + kind
+    rows = []
+    for target in dict.fromkeys(target for _, target, _ in purity):
+        for layer in range(last + 1):
+            texts = [str(purity[column, target, layer]) for column in columns]
+            rows.append((f"{target}, layer {layer + 1}", *texts))
+    numbers = {}
+    for (column, target, layer), estimate in purity.items():
+        numbers[f"{column}, {target}, layer {layer + 1}"] = estimate.as_json()
     return FigureOutcome(
-        head=("purity of neighbours over chance", *(name for _, name in names)),
-        rows=tuple(
-            (f"{target}, layer {i + 1}", *(str(values[m, target, i]) for m, _ in names))
-            for target in dict.fromkeys(target for _, target, _ in values)
-            for i in range(last + 1)
-        ),
+        head=("purity of neighbours over chance", *columns.values()),
+        rows=tuple(rows),
         verdicts=tuple(order_of_layers(rule, magnitude)),
-        numbers={"purity of neighbours over chance": shown},
+        numbers={"purity of neighbours over chance": numbers},
     )
 
 
@@ -163,69 +174,94 @@ def similar(model: str, *, samples: bool = False) -> Draw:
     def draw(study: Study) -> FigureOutcome:
         count = FIT.get(study.scale, 2048)
         pictures: list[Picture] = []
-        over: dict[str, dict[int, float]] = {name + kind: {} for kind in (TRAINED, UNTRAINED) for name in COSINES}
+        differences: dict[str, dict[int, float]] = {}
+        for kind in (TRAINED, UNTRAINED):
+            differences |= {name + kind: {} for name in COSINES}
         matrices: dict[str, Any] = {}
         for point in selected(study).get(model, []):
-            network, task, seed = load_model(point.result.folder)[1], point.run.task, point.run.seed
+            task, seed = point.run.task, point.run.seed
+            network = load_model(point.result.folder)[1]
             codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
             before, _ = query_codes(untrained(point.run), task, "compositional", count, purpose="similarity")
             rules = targets(batch)["rule"]
-            found = {
-                name + kind: similarity(of[-1], rules, centred=name == "centred")
-                for kind, of in ((TRAINED, codes), (UNTRAINED, before))
-                for name in COSINES
-            }
-            for name, (classes, matrix) in found.items():
-                if {SUM, DIFFERENCE} <= set(classes.tolist()):
-                    over[name][seed] = _over_others(classes.tolist(), matrix)
-            names = [class_name(task, "rule", int(c)) for c in found["plain"][0]]
-            shown = {name: found[name][1] for name in COSINES}
-            matrices[str(seed)] = {"rules": names, **{name: x.round(6).tolist() for name, x in shown.items()}}
+            shown: dict[str, np.ndarray] = {}
+            for kind, codes_of_kind in ((TRAINED, codes), (UNTRAINED, before)):
+                for name in COSINES:
+                    classes, matrix = similarity(codes_of_kind[-1], rules, centred=name == "centred")
+                    if {SUM, DIFFERENCE} <= set(classes.tolist()):
+                        differences[name + kind][seed] = _over_others(classes.tolist(), matrix)
+                    if kind == TRAINED:
+                        shown[name] = matrix
+            names = [class_name(task, "rule", int(value)) for value in classes]
+            matrices[str(seed)] = {"rules": names} | {name: shown[name].round(6).tolist() for name in COSINES}
             if not pictures:  # only for the first seed
-                panels = [(name, matrix, names, names) for name, matrix in shown.items()]
-                pictures = _pictures(study.figure, panels, (codes[-1], rules, names) if samples else None)
-        return _similar_outcome(pictures, over, matrices)
+                pictures.append(picture_of_similarity(study.figure, shown, names))
+                if samples:
+                    pictures.insert(0, picture_of_codes(f"{study.figure}-codes", codes[-1], rules, names))
+        return similar_outcome(pictures, differences, matrices)
 
     return draw
 
 
-def _similar_outcome(
-    pictures: list[Picture], over: Mapping[str, dict[int, float]], matrices: dict[str, Any]
+def similar_outcome(
+    pictures: list[Picture], differences: Mapping[str, dict[int, float]], matrices: dict[str, Any]
 ) -> FigureOutcome:
-    if not over["plain"]:
+    """Return the verdict on sum and difference, and what the centred cosine and the untrained networks give."""
+    if not differences["plain"]:
         none = ("Sum and difference do not both occur in the held-out combinations.",)
         return FigureOutcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=none)
-    centred, *before = (Estimate.of(over[name]) for name in ("centred", *(n + UNTRAINED for n in COSINES)))
+    estimates = {name: Estimate.of(by_seed) for name, by_seed in differences.items()}
+    before, before_centred = estimates[f"plain{UNTRAINED}"], estimates[f"centred{UNTRAINED}"]
     notes = (
-        f"Centred, the cosine of sum and difference is {centred} above the mean of the other pairs.",
-        f"Before training it is {before[0]} above that mean, centred {before[1]}.",
+        f"Centred, the cosine of sum and difference is {estimates['centred']} above the mean of the other pairs.",
+        f"Before training it is {before} above that mean, centred {before_centred}.",
     )
-    found = {name: Estimate.of(values).as_json() for name, values in over.items()}
-    verdicts = shared_code(Estimate.of(over["plain"]))
-    numbers_ = {"sum and difference over other pairs": found, "by seed": matrices}
-    return FigureOutcome(pictures=tuple(pictures), verdicts=tuple(verdicts), numbers=numbers_, notes=notes)
+    numbers = {name: estimate.as_json() for name, estimate in estimates.items()}
+    return FigureOutcome(
+        pictures=tuple(pictures),
+        verdicts=tuple(shared_code(estimates["plain"])),
+        numbers={"sum and difference over other pairs": numbers, "by seed": matrices},
+        notes=notes,
+    )
 
 
 def _over_others(classes: list[int], matrix: np.ndarray) -> float:
-    """The cosine of the mean codes of sum and difference, minus the mean over all other pairs of rules."""
-    i, j = classes.index(SUM), classes.index(DIFFERENCE)
-    rest = [matrix[a, b] for a in range(len(classes)) for b in range(a) if {a, b} != {i, j}]
-    return float(matrix[i, j] - np.mean(rest))
+    """Return the cosine of the mean codes of sum and difference, minus the mean over all other pairs of rules."""
+    pair = {classes.index(SUM), classes.index(DIFFERENCE)}
+    others = []
+    for first in range(len(classes)):
+        for second in range(first):
+            if {first, second} != pair:
+                others.append(matrix[first, second])
+    first, second = pair
+    return float(matrix[first, second] - np.mean(others))
 
 
-def _pictures(stem: str, panels: list[Any], samples: Any) -> list[Picture]:
-    words = "Cosine similarity between the mean codes of the rules, last layer; right: after their mean is taken away."
-    pictures = [Picture(stem, words, figures.heat(panels, label="cosine similarity", limits=(-1, 1)))]
-    if samples is not None:
-        codes, rules, names = samples
-        heads = [str(i + 1) for i in range(codes.shape[1])]
-        classes, middle = means(codes, rules)
-        order = np.concatenate([np.flatnonzero(rules == c)[:6] for c in classes])
-        named = [names[classes.tolist().index(c)] for c in rules[order]]
-        shown = [("A: sampled codes", codes[order], named, heads), ("B: mean codes", middle, names, heads)]
-        caption = "A: codes of random instances by rule, a column per head.  B: their means."
-        pictures.insert(0, Picture(f"{stem}-codes", caption, figures.heat(shown, label="code", columns=2)))
-    return pictures
+def picture_of_similarity(stem: str, matrices: Mapping[str, np.ndarray], names: list[str]) -> Picture:
+    """Draw the cosines between the mean codes of the rules, plain and centred."""
+    caption = (
+        "Cosine similarity between the mean codes of the rules, last layer; right: after their mean is taken away."
+    )
+    panels = [(name, matrix, names, names) for name, matrix in matrices.items()]
+    return Picture(stem, caption, figures.heat(panels, label="cosine similarity", limits=(-1, 1)))
+
+
+def picture_of_codes(stem: str, codes: np.ndarray, rules: np.ndarray, names: list[str]) -> Picture:
+    """Draw six sampled codes of each rule, and the mean code of each."""
+    heads = [str(head + 1) for head in range(codes.shape[1])]
+    classes, mean_codes = means(codes, rules)
+    sampled: list[int] = []
+    sampled_names: list[str] = []
+    for value, name in zip(classes, names, strict=True):
+        of_class = np.flatnonzero(rules == value)[:6].tolist()
+        sampled += of_class
+        sampled_names += [name] * len(of_class)
+    panels = [
+        ("A: sampled codes", codes[np.array(sampled)], sampled_names, heads),
+        ("B: mean codes", mean_codes, names, heads),
+    ]
+    caption = "A: codes of random instances by rule, a column per head.  B: their means."
+    return Picture(stem, caption, figures.heat(panels, label="code", columns=2))
 
 
 # -------------------------------------------------------------------------------------------------------------- listing

@@ -24,11 +24,13 @@ GB = 10**9
 LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
 
 
-def compared(what: str, rows: Sequence[str], shape: LanguageScale, *, matched: bool = True) -> tuple[Run, ...]:
-    """The runs of every model, setting and seed of `shape`."""
+def compared(name: str, rows: Sequence[str], shape: LanguageScale, *, matched: bool = True) -> tuple[Run, ...]:
+    """Return the runs of every model, setting and seed of `shape`."""
     models = {row: model(row, shape, matched=matched) for row in rows}
-    every = itertools.product(range(shape.seeds), rows, shape.grid())
-    return tuple(run_of(f"{what}-{row}-{seed}", models[row], shape, setting, seed) for seed, row, setting in every)
+    runs = []
+    for seed, row, setting in itertools.product(range(shape.seeds), rows, shape.grid()):
+        runs.append(run_of(f"{name}-{row}-{seed}", models[row], shape, setting, seed))
+    return tuple(runs)
 
 
 def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting: Setting, seed: int) -> Run:
@@ -43,20 +45,32 @@ def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting
 
 
 def lower(scores: Scores, one: str, others: tuple[str, ...]) -> dict[str, Estimate]:
-    """The score of each of `others` that was run, minus that of `one`."""
-    return {f"{ROWS[o].label} − {ROWS[one].label}": scores[o] - scores[one] for o in others if o in scores}
+    """Return the score of each of `others` that was run, minus that of `one`."""
+    parts = {}
+    for other in others:
+        if other in scores:
+            parts[f"{ROWS[other].label} − {ROWS[one].label}"] = scores[other] - scores[one]
+    return parts
 
 
 def one_text(study: Study) -> tuple[bool, str]:
-    """Whether all runs of a study read the same text, and a note about it."""
-    found = sorted({point.fingerprint() or "unknown" for point in study.points})
-    data = ", ".join(sorted({point.run.task.data for point in study.points if isinstance(point.run.task, Text)}))
-    if found == ["unknown"]:
+    """Return whether all runs of a study read the same text, and a note about it."""
+    fingerprints: set[str] = set()
+    sources: set[str] = set()
+    for point in study.points:
+        fingerprints.add(point.fingerprint() or "unknown")
+        if isinstance(point.run.task, Text):
+            sources.add(point.run.task.data)
+    data = ", ".join(sorted(sources))
+    if fingerprints == {"unknown"}:
         return False, f"Text: {data}; its fingerprint was not kept, so no claim is put to these runs."
-    if len(found) == 1:
-        same = f"Text: {data}, fingerprint {found[0]}. Scores can be compared where it is the same."
-        return True, same + (ONE_TEXT if len({point.run.seed for point in study.points}) > 1 else "")
-    return False, f"Texts of several fingerprints ({', '.join(found)}) of {data}: no claim is put to these runs."
+    if len(fingerprints) > 1:
+        several = ", ".join(sorted(fingerprints))
+        return False, f"Texts of several fingerprints ({several}) of {data}: no claim is put to these runs."
+    note = f"Text: {data}, fingerprint {fingerprints.pop()}. Scores can be compared where it is the same."
+    if len({point.run.seed for point in study.points}) > 1:
+        note += ONE_TEXT
+    return True, note
 
 
 ONE_TEXT = (
@@ -77,24 +91,32 @@ def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
 
 
+MEASURED = (
+    ("bits per byte, validation", "validation", None),
+    ("bits per byte, iid", "iid", None),
+    ("perplexity, iid", "iid", "perplexity"),
+    ("accuracy, iid", "iid", "accuracy"),
+)
+"""Title, split and metric of a column of the table."""
+
+
 def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> FigureOutcome:
-    """A table with a row per cell: final score, size and time."""
-    measured = (
-        ("bits per byte, validation", "validation", None),
-        ("bits per byte, iid", "iid", None),
-        ("perplexity, iid", "iid", "perplexity"),
-        ("accuracy, iid", "iid", "accuracy"),
-    )
-    rows, found = [], {}
+    """Return a table with a row per cell: final score, size and time."""
+    rows = []
+    numbers = {}
+    labels = set()
     for place, (name, cell) in cells.items():
-        values = {head: cell.score(split, metric) for head, split, metric in measured}
-        rows.append((name, *map(str, values.values()), *cost(cell)))
-        found[str(place)] = {head: value.as_json() for head, value in values.items()}
-    ran = {name for name, _ in cells.values()}
-    choices = (f"{row.label}: {row.choice}." for row in ROWS.values() if row.choice and row.label in ran)
-    head = (axis, *(head for head, _, _ in measured), *COST)
-    notes = (*notes, *choices, settings_note(cell for _, cell in cells.values()))
-    return FigureOutcome(head=head, rows=tuple(rows), numbers=found, notes=notes)
+        scores = {title: cell.score(split, metric) for title, split, metric in MEASURED}
+        rows.append((name, *map(str, scores.values()), *cost(cell)))
+        numbers[str(place)] = {title: score.as_json() for title, score in scores.items()}
+        labels.add(name)
+    lines = list(notes)
+    for row in ROWS.values():
+        if row.choice and row.label in labels:
+            lines.append(f"{row.label}: {row.choice}.")
+    lines.append(settings_note(cell for _, cell in cells.values()))
+    head = (axis, *(title for title, _, _ in MEASURED), *COST)
+    return FigureOutcome(head=head, rows=tuple(rows), numbers=numbers, notes=tuple(lines))
 
 
 COST = ("parameters", "million tokens", "minutes of a run")

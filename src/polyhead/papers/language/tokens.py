@@ -18,10 +18,10 @@ from polyhead.papers.outcome import (
     Picture,
     cells_by_model,
     scores_by_model,
-    settings_note,
+    settings_of,
 )
 from polyhead.papers.sizes import size, widened
-from polyhead.papers.study import Cell, Coordinates, Study
+from polyhead.papers.study import Cell, Study
 
 LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
 Named = Mapping[str, Cell]
@@ -115,20 +115,27 @@ TOKENS: dict[int, dict[str, dict[float, float]]] = {
 
 
 def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Scores]) -> list[Verdict]:
-    """Claims: `tokens[size, level][model]`: log of tokens to reach a perplexity; `scores[size]`: the final scores."""
-    gains = [by["softmax"] - by["dual"] for by in tokens.values() if {"softmax", "dual"} <= set(by)]
+    """Return claims about the tokens to reach a perplexity, and about the final scores.
+
+    `tokens[size and level][model]`: log of the tokens; `scores[size][model]`: the final score.
+    """
     verdicts = []
+    gains = []
+    for by_model in tokens.values():
+        if {"softmax", "dual"} <= set(by_model):
+            gains.append(by_model["softmax"] - by_model["dual"])
     if gains:
         gain = mean(gains)
         name = f"log of tokens, mean of {len(gains)} places that both reach, {-math.expm1(-gain.mean):.1%} fewer"
-        verdicts = [above("dual attention reaches a perplexity with fewer tokens than softmax heads", {name: gain})]
-    ends = {
-        f"{size}, {name}": e
-        for size, by in scores.items()
-        if "dual" in by
-        for name, e in lower(by, "dual", ("softmax",)).items()
-    }
-    return verdicts + ([above("after all tokens, dual attention is better at every size", ends)] if ends else [])
+        verdicts.append(above("dual attention reaches a perplexity with fewer tokens than softmax heads", {name: gain}))
+    parts = {}
+    for size_name, by_model in scores.items():
+        if "dual" in by_model:
+            for name, difference in lower(by_model, "dual", ("softmax",)).items():
+                parts[f"{size_name}, {name}"] = difference
+    if parts:
+        verdicts.append(above("after all tokens, dual attention is better at every size", parts))
+    return verdicts
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing
@@ -150,75 +157,91 @@ def reached(course: Mapping[float, float], level: float) -> float | None:
 
 
 def needs(cell: Cell, level: float) -> Estimate | None:
-    """The log of the millions of tokens until the validation perplexity is `level`; None if a seed never reaches it."""
-    found = {}
+    """Return the log of the millions of tokens until the validation perplexity is `level`; None if a seed misses it."""
+    by_seed = {}
     for point in cell.points:
-        size = update_tokens(point.run)
-        losses = {step * size / 1e6: loss for step, loss in point.course("validation", "loss").items()}
-        if (at := reached(losses, math.log(level))) is None:
+        tokens = update_tokens(point.run) / 1e6
+        losses = {step * tokens: loss for step, loss in point.course("validation", "loss").items()}
+        needed = reached(losses, math.log(level))
+        if needed is None:
             return None
-        found[point.run.seed] = math.log(at)
-    return Estimate.of(found)
+        by_seed[point.run.seed] = math.log(needed)
+    return Estimate.of(by_seed)
 
 
 def draw(study: Study) -> FigureOutcome:
     """Draw perplexity by number of tokens, a panel per width, and the tokens needed for several perplexities."""
-    cells = cells_by_model(study, "width")
+    cells = {width: by_model for (width,), by_model in cells_by_model(study, "width").items()}
     panels: list[Panel] = []
-    for (width,), by in cells.items():
-        series = {label(m): {x: list(map(math.exp, v)) for x, v in course(c, "loss").items()} for m, c in by.items()}
-        panels.append((f"width {width}", series, {}))
+    tokens: dict[tuple[Any, float], dict[str, Estimate]] = {}
+    for width, by_model in cells.items():
+        curves: dict[str, dict[float, list[float]]] = {}
+        for model, cell in by_model.items():
+            for x, losses in course(cell, "loss").items():
+                curves.setdefault(label(model), {})[x] = [math.exp(loss) for loss in losses]
+        panels.append((f"width {width}", curves, {}))
+        for level in LEVELS[study.scale]:
+            by_level = tokens.setdefault((width, level), {})
+            for model, cell in by_model.items():
+                needed = needs(cell, level)
+                if needed is not None:
+                    by_level[model] = needed
     figure = figures.lines(panels, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True)
     caption = f"Perplexity of validation text in the course of training; {SEED_CAPTION}."
-    same, text = one_text(study)
-    tokens = {
-        (width, level): {m: e for m, cell in by.items() if (e := needs(cell, level)) is not None}
-        for (width,), by in cells.items()
-        for level in LEVELS[study.scale]
-    }
-    named = {f"width {width}, perplexity {level:g}": by for (width, level), by in tokens.items()}
-    ends = {f"width {width}": scores_by_model(by, "iid") for (width,), by in cells.items()}
-    return replace(
-        _efficiency(cells, tokens, study.scale, text),
-        pictures=(Picture(study.figure, caption, figure),),
-        verdicts=tuple(sooner(named, ends)) if same else (),
-    )
+    is_same, text = one_text(study)
+    verdicts: list[Verdict] = []
+    if is_same:
+        named = {f"width {width}, perplexity {level:g}": by_level for (width, level), by_level in tokens.items()}
+        scores = {f"width {width}": scores_by_model(by_model, "iid") for width, by_model in cells.items()}
+        verdicts = sooner(named, scores)
+    outcome = efficiency(cells, tokens, study.scale, text)
+    return replace(outcome, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
 
 
-def _efficiency(
-    cells: Mapping[Coordinates, Named],
+def efficiency(
+    cells: Mapping[Any, Mapping[str, Cell]],
     tokens: Mapping[tuple[Any, float], Mapping[str, Estimate]],
     scale: str,
     text: str,
 ) -> FigureOutcome:
-    """The token-efficiency table: a row per width and model."""
-    levels = [level for level in LEVELS[scale] if any(tokens[width, level] for (width,) in cells)]  # that some reach
-    printed = all(width in TOKENS for (width,) in cells)
-    rows, found = [], {}
-    for (width,), by in cells.items():
-        for model, cell in by.items():
-            mine = {level: tokens[width, level].get(model) for level in levels}
-            until = ["–" if e is None else f"{math.exp(e.mean):.3g}" for e in mine.values()]
-            paper = [_printed(width, model), f"{PERPLEXITY[width][model]}"] if printed else []
-            ends = (cell.score("validation", "perplexity"), cell.score("iid"))
-            rows.append((str(width), label(model), *until, *map(str, ends), *paper, *cost(cell)))
-            known = {f"log of million tokens to {level:g}": e.as_json() for level, e in mine.items() if e is not None}
-            found[f"width {width}, {model}"] = {
-                **known,
-                "perplexity": ends[0].as_json(),
-                "bits per byte": ends[1].as_json(),
-            }
-    head = ("width", "model", *(f"to {level:g}" for level in levels), "perplexity, validation", "bits per byte, iid")
-    head += ("paper: billion tokens to 30, 27, 24, 21, 18, 15", "paper: perplexity") if printed else ()
-    notes = (
+    """Return the token-efficiency table: a row per width and model."""
+    levels = [
+        level for level in LEVELS[scale] if any(tokens[width, level] for width in cells)
+    ]  # that some model reaches
+    is_of_paper = all(width in TOKENS for width in cells)
+    rows = []
+    numbers = {}
+    for width, by_model in cells.items():
+        for model, cell in by_model.items():
+            perplexity, bits = cell.score("validation", "perplexity"), cell.score("iid")
+            values = {}
+            texts = [str(width), label(model)]
+            for level in levels:
+                needed = tokens[width, level].get(model)
+                if needed is None:
+                    texts.append("–")
+                else:
+                    texts.append(f"{math.exp(needed.mean):.3g}")
+                    values[f"log of million tokens to {level:g}"] = needed.as_json()
+            texts += [str(perplexity), str(bits)]
+            if is_of_paper:
+                texts += [_printed(width, model), f"{PERPLEXITY[width][model]}"]
+            rows.append((*texts, *cost(cell)))
+            values |= {"perplexity": perplexity.as_json(), "bits per byte": bits.as_json()}
+            numbers[f"width {width}, {model}"] = values
+    head = ["width", "model", *(f"to {level:g}" for level in levels), "perplexity, validation", "bits per byte, iid"]
+    notes = [
         text,
         "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – where "
         "a seed does not come there.",
         f"{label('dual')}: {ROWS['dual'].choice}.",
-        *(() if printed else _papers()),
-        settings_note(cell for by in cells.values() for cell in by.values()),
-    )
-    return FigureOutcome(head=(*head, *COST), rows=tuple(rows), numbers=found, notes=notes)
+    ]
+    if is_of_paper:
+        head += ["paper: billion tokens to 30, 27, 24, 21, 18, 15", "paper: perplexity"]
+    else:
+        notes += paper_notes()
+    notes.append(settings_of(cells))
+    return FigureOutcome(head=(*head, *COST), rows=tuple(rows), numbers=numbers, notes=tuple(notes))
 
 
 def _printed(width: int, model: str) -> str:
@@ -226,14 +249,16 @@ def _printed(width: int, model: str) -> str:
     return ", ".join(f"{values[level]:.2f}" if level in values else "–" for level in LEVELS["paper"])
 
 
-def _papers() -> tuple[str, ...]:
-    """The paper's numbers as notes, if its sizes differ from ours."""
-    return tuple(
-        f"Paper, width {width}, {label(model)}: perplexity {value} on FineWeb-Edu; billion tokens to 30, 27, 24, 21, "
-        f"18 and 15: {_printed(width, model)}."
-        for width, by in PERPLEXITY.items()
-        for model, value in by.items()
-    )
+def paper_notes() -> list[str]:
+    """Return the paper's numbers as notes, if its sizes differ from ours."""
+    notes = []
+    for width, by_model in PERPLEXITY.items():
+        for model, value in by_model.items():
+            notes.append(
+                f"Paper, width {width}, {label(model)}: perplexity {value} on FineWeb-Edu; billion tokens to 30, 27, "
+                f"24, 21, 18 and 15: {_printed(width, model)}."
+            )
+    return notes
 
 
 FIGURES = {"dual-lm": Figure("Dual attention in language", LANGUAGE, draw, dual_lm, minutes=45.4)}
