@@ -2,9 +2,6 @@
 
 import functools
 import inspect
-import os
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -105,36 +102,6 @@ def test_an_impl_that_refuses_says_so_as_torch_does():
     kinds = "bfloat16, bfloat16, bfloat16, float32"
     with refusing(f"hyla: q, k, v and value_weight must have one dtype but have {kinds}"):
         jaxside.hyla(*(x.astype("bfloat16") for x in (q, k, v)), value_weight=np.ones((4, 5, 5), np.float32))
-
-
-# ------------------------------------------------------------------------------------------------------------ imports
-ALONE = """
-import sys
-from polyhead import jaxside
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from polyhead.jaxside import tiles
-tiles.TILE = 3
-assert not {"torch", "flax", "haiku", "einops"} & set(sys.modules)
-q, k, v = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 5, 2, 3)), jnp.float32)
-options = {"causal": True, "normalise": "softmax", "impl": "blocked"}
-run = jax.jit(jax.grad(lambda *a: jnp.sin(jaxside.hyla(*a, **options)).sum(), (0, 1, 2)))
-alone = run(q, k, v)
-for kind in (AxisType.Auto, AxisType.Explicit):
-    shard = NamedSharding(jax.make_mesh((2,), ("rows",), axis_types=(kind,)), PartitionSpec("rows"))
-    for x, y in zip(alone, run(*(jax.device_put(x, shard) for x in (q, k, v)))):
-        assert y.sharding.is_equivalent_to(shard, y.ndim), y.sharding
-        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
-print(jax.device_count())
-"""
-
-
-def test_alone_it_imports_no_torch_and_keeps_what_is_sharded():
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
-    environment = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2"]
 
 
 # ----------------------------------------------------------------------------------------------- jit, vmap, causality

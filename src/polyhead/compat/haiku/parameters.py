@@ -89,7 +89,7 @@ def _prefix(params: Params, name: str | None) -> str:
 
 
 def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, dict[str, NDArray[Any]]]:
-    """Return the tutorial's parameters of `attention`, copied: the inverse of `from_haiku`.
+    """Return the tutorial's parameters of `attention`, copied: the inverse of `from_haiku`; bfloat16 as float32.
 
     Raises ValueError unless it is one group of softmax heads with biases, of width / heads each.
     """
@@ -114,8 +114,14 @@ def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, d
     biases = [*state["qkv.bias"].split(dim), state["out.bias"]]
     params = {}
     for linear, weight, bias in zip(LINEARS, weights, biases, strict=True):
-        params[f"{name}/~/{linear}"] = {"w": weight.T.cpu().numpy().copy(), "b": bias.cpu().numpy().copy()}
+        params[f"{name}/~/{linear}"] = {"w": _array(weight.T), "b": _array(bias)}
     return params
+
+
+def _array(parameter: Tensor) -> NDArray[Any]:
+    """A copy in NumPy, which has no bfloat16: as float32."""
+    parameter = parameter.float() if parameter.dtype == torch.bfloat16 else parameter
+    return parameter.cpu().numpy().copy()
 
 
 def from_haiku_mask(mask: Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]) -> Bool[Tensor, "b 1 t s"]:
