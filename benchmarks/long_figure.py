@@ -22,7 +22,7 @@ from polyhead.papers.reproduce import described, written
 from polyhead.papers.study import Study
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.store import shipped
-from polyhead.train.store.checkpoint import candidates
+from polyhead.train.store.checkpoint import checkpoints
 
 PLACE = Path(__file__).parents[1] / "docs" / "results"
 PAGES = {
@@ -67,7 +67,7 @@ def main() -> None:
     for name in given.pages:
         mine = [(run, result) for row, run, result in finished if row in of[name]]
         if name == "inside":
-            mine = [(run, result) for run, result in mine if candidates(result.folder)]
+            mine = [(run, result) for run, result in mine if checkpoints(result.folder)]
         if not mine or (name in BESIDE and not there & set(BESIDE[name])):
             print(f"{name}: no run is finished")
             continue

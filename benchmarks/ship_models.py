@@ -22,19 +22,16 @@ import sys
 
 from safetensors.torch import save
 
-from polyhead.config import Task, TransformerConfig, digest
+from polyhead.config import Run, TransformerConfig, digest
 from polyhead.tasks import Text
-from polyhead.train import evaluate, load_model, read_config, read_result
+from polyhead.train import Result, evaluate, load_model, read_config, read_result
 from polyhead.train.store import shipped
-from polyhead.train.store.checkpoint import read_checkpoint
-from polyhead.train.store.claims import LOCK
-from polyhead.train.store.files import checksum, seal
+from polyhead.train.store.checkpoint import checkpoints, read_checkpoint, with_checksums
 
 ROWS, FEWER = 1000, 5000  # a training row is kept every so many steps; without weights
 COUNTED = ("accuracy", "exact_match")
 LIMIT = 20_000_000  # bytes of all models
 CARD = "README.md"
-SAMPLE, TEXTS = 128, 16  # sequences a split that the tests score again; of text
 
 
 def publish(family: str, folder: pathlib.Path) -> str:
@@ -43,9 +40,9 @@ def publish(family: str, folder: pathlib.Path) -> str:
     name = run.name if run.name.startswith(f"{family}-") else f"{family}-{run.name}"
     into = shipped.REPOSITORY / name
     keep(folder, into, ROWS)
-    tensors, metadata = read_checkpoint(folder, digest(run))
+    tensors, metadata = read_checkpoint(checkpoints(folder)[0], digest(run))
     weights = {key: value for key, value in tensors.items() if key.startswith("model/")}
-    text = json.dumps(seal({**{k: v for k, v in metadata.items() if k != "seal"}, "checksum": checksum(weights)}))
+    text = json.dumps(with_checksums(metadata, weights))
     (into / "checkpoint.safetensors").write_bytes(save(weights, {"polyhead": text}))
     return name
 
@@ -63,57 +60,25 @@ def keep(folder: pathlib.Path, into: pathlib.Path, rows: int) -> None:
     (into / "metrics.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
 
 
-def described() -> dict[str, dict]:
+def described() -> dict[str, dict[str, str]]:
     """The index of all that lies in `models/`."""
-    found = {}
-    for into in sorted(path.parent for path in shipped.REPOSITORY.glob("*/config.json")):
-        run, result = read_config(into), read_result(into)
-        files = sorted(path for path in into.iterdir() if path.name not in (CARD, LOCK))
-        found[into.name] = {
-            "task": run.task.name,
-            "digest": result.digest,
-            "steps": result.steps,
-            "seed": run.seed,
-            "parameters": result.parameters,
-            "metric": run.task.metric,
-            "scores": {
-                split: [round(score[run.task.metric], 4), round(score[f"{run.task.metric}_se"], 4)]
-                for split, score in result.scores.items()
-            },
-            "sampled": sequences(run.task),
-            "sample": {split: round(sampled(into, split), 6) for split in result.scores},
-            "text": text(run.task),
-            "bytes": sum(path.stat().st_size for path in files),
-            "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
-        }
-    return found
+    index = {}
+    for folder in sorted(path.parent for path in shipped.REPOSITORY.glob("*/config.json")):
+        checksum = hashlib.sha256()
+        for file in shipped.FILES:
+            checksum.update((folder / file).read_bytes())
+        index[folder.name] = {"digest": read_result(folder).digest, "sha256": checksum.hexdigest()}
+    return index
 
 
-def sequences(task: Task) -> int:
-    """How many of a split the tests score again."""
-    return TEXTS if isinstance(task, Text) else SAMPLE
-
-
-def text(task: Task) -> str | None:
-    """What changes with the text on this machine, for a task of text."""
-    return task.fingerprint() if isinstance(task, Text) else None
-
-
-def sampled(folder: pathlib.Path, split: str) -> float:
-    """The score on the first sequences of a card: the same wherever the model is loaded, but for rounding."""
-    run, model = load_model(folder)
-    found = evaluate(model, run.task, split, seed=run.seed, batches=1, batch_size=sequences(run.task))
-    return found[run.task.metric]
-
-
-def card(name: str, about: dict, into: pathlib.Path) -> str:
+def card(name: str, into: pathlib.Path) -> str:
     """What a model is, for a reader of its folder."""
     run, result = read_config(into), read_result(into)
     words = run.task.words.splits
     counted = next(iter(result.scores.values()))["sequences"]
     scores = [
         f"| {split}{f': {words[split]}' if split in words else ''} | {mean:.3f} ± {error:.3f} |"
-        for split, (mean, error) in about["scores"].items()
+        for split, (mean, error) in rounded_scores(run, result).items()
     ]
     made, model, task = result.environment, run.model, run.task.name.replace("_", " ")
     heads = ", ".join(map(short, model.heads)) if isinstance(model, TransformerConfig) else "none"
@@ -122,7 +87,7 @@ def card(name: str, about: dict, into: pathlib.Path) -> str:
 Model: {type(model).__name__.removesuffix("Config")}; heads: {heads}. Task: {task}, seed {run.seed}.
 {result.steps:,} steps, {result.parameters:,} parameters, float32. Run {result.digest}.
 
-| split | {about["metric"]}, mean ± standard error over {counted:,} sequences |
+| split | {run.task.metric}, mean ± standard error over {counted:,} sequences |
 |---|---|
 {chr(10).join(scores)}
 
@@ -160,25 +125,34 @@ def short(group: object) -> str:
     return f"`{type(group).__name__}({', '.join(said)})`"
 
 
+def rounded_scores(run: Run, result: Result) -> dict[str, tuple[float, float]]:
+    """Mean and standard error of the main metric by split."""
+    metric = run.task.metric
+    return {
+        split: (round(scores[metric], 4), round(scores[f"{metric}_se"], 4)) for split, scores in result.scores.items()
+    }
+
+
 def write() -> None:
     """Index and cards of what lies in `models/`."""
-    found = described()
-    size = sum(about["bytes"] for about in found.values())
+    size = sum(path.stat().st_size for path in shipped.REPOSITORY.rglob("*") if path.name in shipped.FILES)
     if size > LIMIT:
-        raise SystemExit(f"ship_models: {size / 1e6:.1f} MB, at most {LIMIT / 1e6:.0f} MB are wanted in the repository")
-    for name, about in found.items():
-        into = shipped.REPOSITORY / name
-        (into / CARD).write_text(card(name, about, into), encoding="utf-8")
-    shipped.INDEX.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{len(found)} models, {size / 1e6:.1f} MB")
+        raise SystemExit(f"ship_models: {size / 1e6:.1f} MB, expected at most {LIMIT / 1e6:.0f} MB")
+    rows = []
+    for name, about in described().items():
+        folder = shipped.REPOSITORY / name
+        (folder / CARD).write_text(card(name, folder), encoding="utf-8")
+        rows.append(f" {json.dumps(name)}: {json.dumps(about)}")
+    shipped.INDEX.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
+    print(f"{len(rows)} models, {size / 1e6:.1f} MB")
 
 
 def check(name: str, part: int = 1) -> int:
     """Score a model anew on its card's splits; how many scores are not the card's."""
     run, model = load_model(name)
     metric, wrong = run.task.metric, 0
-    if text(run.task) != shipped.models()[name]["text"]:
-        print(f"{name}: not scored, the text on this machine is another than that of its card")
+    if isinstance(run.task, Text):
+        print(f"{name}: not scored, the text on this machine may be another than that of its card")
         return 0
     for split, card in read_result(run.folder).scores.items():
         batches = max(1, -(-int(card["sequences"]) // run.train.batch_size) // part)  # the last one may be short

@@ -2,7 +2,7 @@
 
 import pytest
 from fuzz import FEW, fuzz, targets
-from scenarios import tiny
+from tiny_runs import tiny
 
 import polyhead as ph
 
@@ -11,7 +11,6 @@ COUNTS = {
     "config.json": 200,
     "run.yaml": 100,
     "checkpoint": 200,
-    "vouched checkpoint": 60,
     "result.json": 100,
     "metrics.jsonl": 160,
     "tokenizer.json": 40,

@@ -10,7 +10,7 @@ import pytest
 from dual_arguments import PLAIN, plain_state
 from run_folders import copied
 from safetensors.torch import save_file
-from scenarios import corpus
+from texts import write_documents
 from traps import guises, spring
 
 import polyhead as ph
@@ -21,7 +21,6 @@ from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.relational_games import original as games_original
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config
-from polyhead.train.store.bad_batch import read_batch, write_batch
 from polyhead.train.store.checkpoint import read_checkpoint
 from polyhead.train.store.folder import read_metrics, read_result
 
@@ -31,14 +30,12 @@ from polyhead.train.store.folder import read_metrics, read_result
 def model_files(tmp_path_factory):
     """A run on text that was trained, with all that a run folder may hold; its tokens; models for other libraries."""
     root = tmp_path_factory.mktemp("hostile")
-    task = ph.tasks.Text(str(corpus(root)), length=8, held_out=0.2, folder=str(root / "tokens"))
+    task = ph.tasks.Text(str(write_documents(root)), length=8, held_out=0.2, folder=str(root / "tokens"))
     small = {"dim": 8, "layers": 1, "heads": ph.Softmax(2), "positions": ph.Rotary(), "causal": True}
     model = ph.TransformerConfig(*task.ends, max_length=8, norm="rms", **small)
     train = ph.Train(steps=4, batch_size=2, warmup=1, save_every=2, eval_every=2, evaluate=("iid",), eval_batches=1)
     run = ph.Run(name="mine", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
     ph.train.run(run, progress=False)
-    batch = task.batch("train", 2, seed=0, step=0)
-    write_batch(root / "run" / "bad_batch.safetensors", batch, {"step": 1})
     (root / "package").mkdir()
     state = plain_state()
     del state["layers.final_out.weight"]  # the same tensor as that of the tokens
@@ -77,7 +74,6 @@ READERS = [
     ("mine.json", "train", verb("train", "F/mine.json")),
     ("grid.yaml", "sweep", verb("sweep", "F/grid.yaml", "--status")),
     ("run/checkpoint.safetensors", "load_model", lambda root: load_model(root / "run")),
-    ("run/bad_batch.safetensors", "read_batch", lambda root: read_batch(root / "run")),
     ("run/result.json", "read_result", lambda root: read_result(root / "run")),
     ("run/tokenizer.json", "read", lambda root: text_tokens.read(root / "run" / "tokenizer.json")),
     ("run/data.json", "codec_of", lambda root: text_tokens.codec_of(read_config(root / "run"), root / "run")),
@@ -194,8 +190,7 @@ METADATA = ([], {"polyhead": [1]}, {"polyhead": "[" * 100_000}, {"polyhead": "[]
 def test_odd_metadata_of_safetensors(header, tmp_path):
     text = json.dumps(header).encode()
     for file, read in (
-        ("checkpoint.safetensors", lambda: read_checkpoint(tmp_path, "x")),
-        ("bad_batch.safetensors", lambda: read_batch(tmp_path)),
+        ("checkpoint.safetensors", lambda: read_checkpoint(tmp_path / "checkpoint.safetensors", "x")),
     ):
         (tmp_path / file).write_bytes(struct.pack("<Q", len(text)) + text)
         with pytest.raises(ValueError, match=LINE):

@@ -1,7 +1,6 @@
 """Run folders in tests: their contents, whether two have the same run, damage, and full disks."""
 
 import contextlib
-import dataclasses
 import json
 import re
 import resource
@@ -11,9 +10,7 @@ import pytest
 from safetensors.torch import load
 from torch.testing import assert_close
 
-import polyhead as ph
-from polyhead.train import run
-from polyhead.train.store.checkpoint import candidates, read_checkpoint
+from polyhead.train.store.checkpoint import checkpoints, step_of
 from polyhead.train.store.folder import read_metrics
 
 CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
@@ -31,9 +28,8 @@ def rows(folder, kind=None):
 
 
 def steps(folder):
-    """Of the checkpoints that are kept, newest first."""
-    found = [read_checkpoint(folder, ph.digest(ph.train.read_config(folder)), path.name) for path in candidates(folder)]
-    return [metadata["step"] for _, metadata in found]
+    """The steps of the checkpoints, newest first."""
+    return [step_of(path) for path in checkpoints(folder)]
 
 
 def copied(source, folder):
@@ -59,10 +55,6 @@ def same(one, two, rel=0.0):
         assert scores[1][split] == pytest.approx(own, rel=rel, abs=rel)
 
 
-def alone(runs, folder):
-    return [run(dataclasses.replace(r, folder=str(folder / r.name)), progress=False, resume=True) for r in runs]
-
-
 def losses(folder):
     return [row["loss"] for row in rows(folder, "train")]
 
@@ -73,8 +65,12 @@ def damage(path, how):
         path.unlink()
     elif how in ("empty", "truncated"):
         path.write_bytes(data[: len(data) // 2 if how == "truncated" else 0])
-    else:  # "flipped", or "flipped digit": step 11 becomes 10
-        flip(path, -9 if how == "flipped" else re.search(rb'step\\": \d+', data).end() - 1)
+    else:
+        assert how in ("flipped", "flipped digit"), how
+        place = -9
+        if how == "flipped digit":  # step 11 becomes 10
+            place = re.search(rb'step\\": \d+', data).end() - 1
+        flip(path, place)
 
 
 def flip(path, place):

@@ -33,3 +33,12 @@ def documents(task):
 
 def all_documents(by_split):
     return [document for split in SPLITS for document in by_split[split]]
+
+
+def write_documents(root, count=12):
+    """A folder of documents, a few hundred bytes each."""
+    place = root / "documents"
+    place.mkdir(parents=True)
+    for i in range(count):
+        (place / f"{i:02}.py").write_text("".join(f"def f{i}_{j}(x):\n    return x + {i * j}\n" for j in range(8)))
+    return place

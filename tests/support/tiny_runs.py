@@ -38,25 +38,6 @@ def whole(tmp_path_factory):
     return folder
 
 
-OWN = (  # settings that may differ between members
-    {"seed": 0, "lr": 2e-3, "weight_decay": 0.1, "warmup": 0, "clip": 0.05},
-    {"seed": 1, "lr": 5e-4, "weight_decay": 0.5, "warmup": 3, "final": 0.0, "betas": (0.8, 0.95)},
-    {"seed": 0, "lr": 1e-3, "weight_decay": 0.0, "warmup": 5, "early_floor": True, "clip": 1.0, "eps": 1e-6},
-)
-
-
-@pytest.fixture
-def members():
-    """Three runs that differ in all they may, small and without residual dropout."""
-
-    def make(**changes):
-        common = {"residual_dropout": 0.0, "dim": 8, "feedforward": ph.Mlp(8)}
-        common |= {"steps": 6, "eval_every": 4, "save_every": 3}
-        return [tiny(None, name=f"m{i}", **{**common, **own, **changes}) for i, own in enumerate(OWN)]
-
-    return make
-
-
 def before_batch(patch, kind, step, action):
     """Call `action`, once, before training draws batch number `step` (from 0) of a task of this kind."""
     draw, waiting = kind.batch, [action]

@@ -9,7 +9,7 @@ from polyhead.train import progress
 from polyhead.train.progress import Progress, _Bar
 from polyhead.train.store.folder import Result, write_result
 
-ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0, "tokens_per_second": 12345.6, "share_of_peak": 0.381}
+ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0, "tokens_per_second": 12345.6}
 
 
 def finished(folder, name, seconds, parameters=1000):
@@ -47,7 +47,7 @@ def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, c
     assert capsys.readouterr().err == "mine: step 0: accuracy iid 0.125, novel 0.125\n"
     clock[0] += 40.0  # of which half a minute was an evaluation's
     shown.trained({**ROW, "step": 1})
-    said = "loss 0.2500, accuracy 0.500, tokens/s 12,346, of peak 38%, 2.0 steps/s, 13:19:20 left\n"
+    said = "loss 0.2500, accuracy 0.500, tokens/s 12,346, 2.0 steps/s, 13:19:20 left\n"
     assert capsys.readouterr().err == f"mine: step 1/1200, {said}"
     shown.close()
     again = Progress("other", "accuracy", start=300, steps=1200)
@@ -62,7 +62,7 @@ def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, c
 @pytest.mark.parametrize(("width", "bar"), [(30, False), (60, False), (120, True)])
 def test_the_bar_is_one_line_however_narrow(width, bar):
     shown = _Bar(12000, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
-    shown.show(600, "12:34", "loss 0.1234, accuracy 0.987, tokens/s 12,345, of peak 38%")
+    shown.show(600, "12:34", "loss 0.1234, accuracy 0.987, tokens/s 12,345")
     page = Console(file=io.StringIO(), width=width)
     page.print(shown.rich.get_renderable())
     shown.close()
@@ -70,4 +70,4 @@ def test_the_bar_is_one_line_however_narrow(width, bar):
     assert "\n" not in line
     assert "600/12000 12:34 left loss" in line
     assert ("━" in line) == bar
-    assert ("38%" in line) == bar == ("…" not in line)
+    assert ("12,345" in line) == bar == ("…" not in line)

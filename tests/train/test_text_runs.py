@@ -9,7 +9,7 @@ import pytest
 import torch
 from run_folders import losses, rows
 from safetensors.torch import load_file
-from scenarios import corpus
+from texts import write_documents
 from tiny_runs import tiny
 from torch import nn
 
@@ -23,7 +23,7 @@ from polyhead.train.store.folder import read_metrics
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     root = tmp_path_factory.mktemp("text")
-    return Text(str(corpus(root, 40)), length=16, tokenizer="bytes", held_out=0.1, folder=str(root / "tokens"))
+    return Text(str(write_documents(root, 40)), length=16, tokenizer="bytes", held_out=0.1, folder=str(root / "tokens"))
 
 
 def config(text, folder, **changes):

@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     trains = bool(arguments) and arguments[0] in ("train", "resume", "sweep")
-    with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
+    resumes = trains and arguments[0] != "train" and "--again" not in arguments  # the same command goes on
+    with safe_error_stream(), leaving(again=resumes) if trains else contextlib.nullcontext():
         return _main_with_errors(arguments)
 
 

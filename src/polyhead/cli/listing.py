@@ -244,20 +244,24 @@ def implementations() -> list[Row]:
 
 
 def models() -> list[Row]:
-    """The trained models with their scores."""
+    """The trained models, with the scores of those whose files are on this machine."""
+    from polyhead.train import read_config, read_result
     from polyhead.train.store import shipped
 
     rows: list[Row] = []
-    for name, model in shipped.models().items():
-        scores = {
-            split: f"{model['metric']} {mean:.3f} ± {error:.3f}" for split, (mean, error) in model["scores"].items()
-        }
-        unseen = [split for split in scores if split.startswith(UNSEEN_SPLITS)]
-        row = {"model": name, "task": model["task"], "known": scores["iid"]}
-        row["unseen"] = scores[unseen[0]] if unseen else "–"
-        row |= {"steps": f"{model['steps']:,}", "parameters": f"{model['parameters']:,}"}
-        row |= {"MB": f"{model['bytes'] / 1e6:.1f}", "here": "yes" if shipped.at_hand(name) else "no"}
-        rows.append(row)
+    for name in shipped.models():
+        row: Row = dict.fromkeys(("model", "task", "known", "unseen", "steps", "parameters"), "–") | {"model": name}
+        folder = shipped.at_hand(name)
+        result = None if folder is None else read_result(folder)
+        if folder is not None and result is not None:
+            task = read_config(folder).task
+            scores = {}
+            for split, numbers in result.scores.items():
+                scores[split] = f"{task.metric} {numbers[task.metric]:.3f} ± {numbers[f'{task.metric}_se']:.3f}"
+            unseen = [split for split in scores if split.startswith(UNSEEN_SPLITS)]
+            row |= {"task": task.name, "known": scores["iid"], "unseen": scores[unseen[0]] if unseen else "–"}
+            row |= {"steps": f"{result.steps:,}", "parameters": f"{result.parameters:,}"}
+        rows.append(row | {"here": "no" if folder is None else "yes"})
     return rows
 
 

@@ -9,7 +9,7 @@ from polyhead.analysis import figures
 from polyhead.config.serial import legal
 from polyhead.pages.document import figure_as_svg, render
 from polyhead.papers.outcome import FigureOutcome
-from polyhead.train.store.folder import write
+from polyhead.train.store.files import write
 
 RESULTS, PAGE, README = "results.json", "index.html", "README.md"
 RUN_COLUMNS = {

@@ -28,8 +28,8 @@ from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Maths, RelationalGames
 from polyhead.train import Result
+from polyhead.train.device import environment
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import environment
 
 About = dict[str, Any]
 """The content of results.json."""

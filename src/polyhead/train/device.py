@@ -2,15 +2,20 @@
 
 import contextlib
 import ctypes
+import datetime
 import os
+import pathlib
+import platform
 import threading
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Any
 
 import torch
 
 from polyhead.config import Run
 from polyhead.spec.shapes import one_of
+from polyhead.train.products import FAST, SWITCH, fast_products
 
 
 def pick_device(name: str) -> torch.device:
@@ -92,56 +97,72 @@ def usual_defaults() -> Iterator[None]:
                 torch.set_default_dtype(dtype)
 
 
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """A context in which float32 products are computed in float32, whatever precision the caller has set.
-
-    The precision of a run is in its configuration; another one would give one digest two results.
-    """
-    backends: list[Any] = [torch.backends.cuda.matmul]
-    if hasattr(torch.backends.mkldnn, "matmul"):
-        backends.append(torch.backends.mkldnn.matmul)
-    before = [backend.fp32_precision for backend in backends]
-    for backend in backends:
-        backend.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
-
-
 _busy = threading.RLock()
 
 
 @contextlib.contextmanager
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
-    """Set threads, determinism, default dtype, default device and random state for a run, and restore them afterwards.
+    """Set threads, determinism, precision, default dtype, default device and random state for a run; restore them.
 
-    Autocast, `no_grad` and `inference_mode` of the caller do not apply.
+    Autocast, `no_grad`, `inference_mode` and the matmul precision of the caller do not apply: what a run computes is in
+    its configuration, or one digest would have two results.
     `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
     threads of a process share its random numbers, so both runs would differ from what their digests say.
     """
     device = pick_device(config.device) if device is None else device
     if not _busy.acquire(blocking=False):
         raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
-    threads = torch.get_num_threads()
-    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    num_threads = torch.get_num_threads()
+    is_strict = torch.are_deterministic_algorithms_enabled()
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    cuda_precision = torch.backends.cuda.matmul.fp32_precision
     try:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         if config.deterministic:
             be_deterministic()
-        forked = torch.random.fork_rng(devices=[device] if device.type != "cpu" else [], device_type=device.type)
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        # The compiler may ask for the precision, which raises under the switch of fast products.
+        is_fast = config.fast_products and device.type == "cpu" and not config.compile
+        devices = [] if device.type == "cpu" else [device]
         with (
             usual_defaults(),
-            full_precision(),
-            forked,
+            fast_products(is_fast),
+            torch.random.fork_rng(devices=devices, device_type=device.type),
             torch.autocast(device.type, enabled=False),
             torch.inference_mode(False),
         ):
             yield device
     finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warns)
-        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.fp32_precision = cuda_precision
+        torch.use_deterministic_algorithms(is_strict, warn_only=warns_only)
+        torch.set_num_threads(num_threads)
         _busy.release()
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The environment of a run: versions, machine, threads, device, matrix products (products.py), date."""
+    try:
+        version = metadata.version("polyhead")
+    except metadata.PackageNotFoundError:  # run from the source tree
+        version = "source"
+    about = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "polyhead": version,
+        "platform": platform.platform(),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": device.type,
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    }
+    with contextlib.suppress(OSError):  # Linux
+        for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                about["cpu"] = line.partition(":")[2].strip()
+    if device.type == "cuda":
+        about["device"] = f"cuda ({torch.cuda.get_device_name(device)})"
+    elif device.type == "cpu":
+        about["products"] = "oneDNN" if SWITCH is not None and SWITCH.fp32_precision == FAST else "stock"
+    return about

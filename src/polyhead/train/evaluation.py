@@ -23,7 +23,6 @@ three times as much in training.  On a CPU the loss then takes 20 % more time an
 
 OWN = (
     "loss", "sequences", "kind", "step", "split", "seconds", "lr", "grad_norm", "steps_per_second", "tokens_per_second",
-    "share_of_peak",
 )  # fmt: skip
 """What results and rows of metrics.jsonl hold beside metrics."""
 

@@ -94,8 +94,6 @@ class Progress:
         self.shown[self.metric] = f"{row[self.metric]:.3f}"
         if "tokens_per_second" in row:
             self.shown["tokens/s"] = f"{row['tokens_per_second']:,.0f}"
-        if "share_of_peak" in row:
-            self.shown["of peak"] = f"{row['share_of_peak']:.0%}"
         if self.bar is not None:
             self.bar.show(self.at, self._left(), self._text(self.shown))
         elif self.enabled and time.monotonic() - self.spoken > QUIET_SECONDS:

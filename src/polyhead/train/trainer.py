@@ -1,30 +1,45 @@
-"""One run in its folder, from its checks to its result."""
+"""One run in its folder, from its checks to its result.  It can be killed at any moment and resumes exactly."""
 
 import contextlib
+import math
 import pathlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from polyhead.config import Run, check_run, digest
+import torch
+
+from polyhead.config import Run, Train, check_run, digest
 from polyhead.models.build import build
+from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
-from polyhead.train.device import process
-from polyhead.train.loop import Callback, alone
+from polyhead.train.device import environment, process
+from polyhead.train.messages import print_notice, safe_error_stream
+from polyhead.train.network import Network
+from polyhead.train.progress import Progress
 from polyhead.train.stop import StopSignals
-from polyhead.train.store.checkpoint import read_checkpoint
+from polyhead.train.store.checkpoint import checkpoints, read_metadata, restore, save_checkpoint, save_sharded
 from polyhead.train.store.claims import claim
-from polyhead.train.store.files import DAMAGED, Damaged, set_aside
+from polyhead.train.store.files import Damaged, delete
 from polyhead.train.store.folder import (
-    CHECKPOINT,
+    BEST,
+    CONFIG,
     RESULT,
+    Metrics,
     Result,
+    checkpoint_files,
     clear,
-    expected,
     folder_of,
-    kept_rows,
     read_result,
-    saves,
+    write_result,
 )
-from polyhead.train.world import World
+from polyhead.train.store.state import ENDED, State, write_end
+from polyhead.train.tracking import Trackers
+from polyhead.train.world import StopBroadcast, World
+
+Row = dict[str, Any]
+Callback = Callable[[Row], object]
+"""Called with every row of metrics.jsonl when it is written."""
 
 
 def run(
@@ -41,41 +56,49 @@ def run(
     `callbacks`: called with every row of metrics.jsonl when it is written (kind "train" or "eval", step, split,
     numbers), only in the first of several processes.  An exception in a callback ends the run; its last checkpoint
     remains.
-    Damaged files are renamed, and the run resumes from the last undamaged checkpoint.  After a disk error, writing is
-    retried until it works.
+    A damaged checkpoint is left for the one before.
     Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given,
-    and while another thread of this process trains;
-    OSError if the disk fails before the first step; Interrupted after Ctrl-C, SIGTERM or SIGUSR1, with the run saved.
+    and while another thread of this process trains; OSError if the disk fails; Interrupted after Ctrl-C, SIGTERM,
+    SIGHUP or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)
     world, folder = World.here(config.device), folder_of(config)
-    with world.joined(), contextlib.ExitStack() as held:
+    with safe_error_stream(), world.joined(), contextlib.ExitStack() as stack:
         check(config, world.size)
-        if world.on_rank_zero(lambda: begin(config, folder, held, resume, again)):
+        if world.on_rank_zero(lambda: begin(config, folder, stack, resume, again)):
             result = read_result(folder)
             assert result is not None
             return result
         if not world.first:
             read_all(config)
         with process(config, world.device) as device, StopSignals() as stop:
-            loop = alone(config, folder, device, progress, stop, world, callbacks=callbacks)
+            training = Training(config, folder, device, world, stop, progress=progress, callbacks=callbacks)
             try:
-                return loop.fit(stop)[0]
+                return training.fit()
             finally:
-                loop.close()
+                training.close()
 
 
-def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume: bool, again: bool) -> int:
-    """Lock the folder; returns 1 if the run is already finished, else 0."""
+def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume: bool, again: bool) -> int:
+    """Lock the folder until `stack` closes; return 1 if the run is already finished, else 0."""
     check_read_back(config)
     if not folder.exists():
         build(config.model, device="meta")  # a model that cannot be built leaves no folder
-    held.enter_context(claim(config, folder))
+    stack.enter_context(claim(config, folder))
     if again:
         clear(folder)
-    if _done(config, folder, resume) is not None:
+    try:
+        result = read_result(folder)
+    except Damaged as error:
+        print_notice(f"{error}; it is computed again")
+        result, resume = None, True
+    if result is not None:
+        if result.digest != digest(config):
+            raise ValueError(
+                f"{folder / RESULT} is that of run {result.digest} but the folder's run is {digest(config)}"
+            )
         return 1
-    if saves(folder) and not resume and not (folder / (RESULT + DAMAGED)).exists():
+    if checkpoint_files(folder) and not resume:
         raise ValueError(
             f"train: {folder} holds an unfinished run; resume it with `polyhead resume {folder}` (resume=True), "
             "or delete its training and start over with --again (again=True)"
@@ -85,19 +108,233 @@ def begin(config: Run, folder: pathlib.Path, held: contextlib.ExitStack, resume:
     return 0
 
 
-def _done(config: Run, folder: pathlib.Path, resume: bool) -> Result | None:
-    """The result of a finished run, or None if it is damaged, or if `resume` and the model is damaged."""
-    try:
-        result = read_result(folder)
-    except Damaged as error:
-        set_aside(folder / RESULT, error)
-        return None
-    if result is not None and result.digest != digest(config):
-        raise ValueError(f"{folder / RESULT} is that of run {result.digest} but the folder's run is {digest(config)}")
-    if result is not None and resume and (folder / CHECKPOINT).exists():
-        try:
-            metadata = read_checkpoint(folder, digest(config))[1]
-        except Damaged:  # the caller renames it
-            return None
-        kept_rows(folder, *expected(config.train.steps, metadata.get("rows", 0), result))  # prints what is lost
-    return result
+def selection_split(train: Train) -> str:
+    """The split whose main metric selects the best checkpoint: validation, else the first one; "" without any."""
+    if "validation" in train.evaluate:
+        return "validation"
+    return train.evaluate[0] if train.evaluate else ""
+
+
+class Training:
+    """A run after `step` updates: its network, rows and checkpoints."""
+
+    def __init__(
+        self,
+        config: Run,
+        folder: pathlib.Path,
+        device: torch.device,
+        world: World,
+        stop: StopSignals,
+        *,
+        progress: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.config, self.folder, self.device, self.world, self.stop = config, folder, device, world, stop
+        self.digest = digest(config)
+        self.step = self.saved_step = 0
+        self.scores: dict[str, dict[str, float]] = {}
+        self.score: float | None = None  # of this step, on the selection split
+        self.best_score: float | None = None
+        self.stop_broadcast = StopBroadcast(world)
+        seconds = self._load()
+
+        self.metrics: Metrics | None = None
+        self.callbacks = callbacks
+        if world.first:
+            delete(folder / ENDED)  # why the last process ended
+            self.metrics = Metrics(folder, self.step, config.train.steps)
+            self.trackers = Trackers(config, folder, self.step)
+        self.progress = Progress(
+            config.name,
+            config.task.metric,
+            start=self.step,
+            steps=config.train.steps,
+            enabled=progress and world.first,
+        )
+        if self.step < config.train.steps:
+            self.progress.begin(folder, self.network.num_parameters)
+        # The run has trained since `start`; its rate counts the steps since `rate_start`, without evaluations.
+        self.start = time.perf_counter() - seconds
+        self.rate_start, self.rate_step = time.perf_counter(), self.step
+
+    def _load(self) -> float:
+        """Make the network and load the last undamaged checkpoint; return its seconds of training."""
+        paths = checkpoints(self.folder)
+        for path in [*paths, None]:
+            # Anew for each attempt, because a part of a damaged checkpoint may have been loaded.
+            self.network = Network(self.config, self.device, self.world)
+            if path is None:
+                break
+            metadata, problem = None, "it is damaged for another process"
+            try:
+                metadata = restore(path, self.digest, self.network.model, self.network.optimiser, self.world)
+            except Damaged as error:
+                problem = str(error)
+            if not self.world.sum(torch.tensor([float(metadata is None)])):
+                break
+            if self.world.first:
+                print_notice(f"{self.config.name}: {problem}; the one before is used")
+        if path is None:
+            if paths and self.world.first:
+                print_notice(f"{self.config.name}: no undamaged checkpoint is left, so the run starts at step 0")
+            return 0.0
+        assert metadata is not None
+        if metadata.get("scaler"):
+            self.network.scaler.load_state_dict(metadata["scaler"])
+        self.step = self.saved_step = metadata["step"]
+        self.score = metadata.get("score")
+        with contextlib.suppress(ValueError):  # a missing or damaged best checkpoint does not count
+            best = read_metadata(self.folder / BEST)
+            if best["digest"] == self.digest:
+                self.best_score = best.get("score")
+        return float(metadata.get("seconds", 0.0))
+
+    def fit(self) -> Result:
+        """Train to the end.  Raises Interrupted after a signal, with the run saved."""
+        train = self.config.train
+        is_evaluated = False
+        while self.step < train.steps:
+            is_last = self.step + 1 == train.steps
+            is_logged = is_last or self.step == 0 or (self.step + 1) % train.log_every == 0
+            values = self.network.step(self.step, needs_metrics=is_logged)
+            self.step += 1
+            self.score = None
+            self.progress.step()
+            if is_logged:
+                self._log(values)
+            is_evaluated = is_last or self.step % train.eval_every == 0
+            if is_evaluated:
+                self._evaluate()
+            signal_number = self.stop_broadcast.exchange(self.stop.asked)
+            if is_last or signal_number or self.step % train.save_every == 0:
+                self._save()
+            if signal_number and not is_last:
+                self.stop.asked = signal_number
+                self.world.on_rank_zero(self._interrupt)
+        self.stop_broadcast.last()
+        if not is_evaluated:  # killed between its last checkpoint and its result
+            self._evaluate()
+        return self._finish()
+
+    def _log(self, values: dict[str, float]) -> None:
+        """Write a training row: loss and metrics of the step's own batch.  Raises ValueError if the run diverged."""
+        if not math.isfinite(values["loss"]):
+            self._diverge(f"the loss of {self.config.name} is {values['loss']}")
+        norm = values.pop("grad_norm")
+        rate = (self.step - self.rate_step) / (time.perf_counter() - self.rate_start)
+        row: Row = {"kind": "train", "step": self.step, **values}
+        row["lr"] = optimiser.learning_rate(self.step - 1, self.config.train)
+        row["grad_norm"] = norm if math.isfinite(norm) else None
+        row["steps_per_second"] = rate
+        if self.network.tokens_per_step:
+            row["tokens_per_second"] = rate * self.network.tokens_per_step
+        self._add(row)
+        self.progress.trained(row)
+        self.rate_start, self.rate_step = time.perf_counter(), self.step
+
+    def _add(self, row: Row) -> None:
+        row["seconds"] = time.perf_counter() - self.start
+        if self.metrics is None:  # process 0 writes
+            return
+        self.metrics.add(row)
+        self.trackers.add(row)
+        for callback in self.callbacks:
+            callback(dict(row))
+
+    def _evaluate(self) -> None:
+        """Evaluate: write a row for each split."""
+        begin_time = time.perf_counter()
+        for split in self.config.train.evaluate:
+            scores = self.network.evaluate(split)
+            self.scores[split] = scores
+            self._add({"kind": "eval", "step": self.step, "split": split, **scores})
+            self.progress.evaluated({"split": split, **scores})
+        score = self.scores.get(selection_split(self.config.train), {}).get(self.config.task.metric)
+        if score is not None and math.isfinite(score):
+            self.score = score
+        self.rate_start += time.perf_counter() - begin_time
+
+    def _save(self) -> None:
+        """Replace the checkpoint, after all rows are on the disk.  Raises OSError."""
+        begin_time = time.perf_counter()
+        if not self.network.is_finite():
+            self._diverge(f"parameters of {self.config.name} are not finite")
+        if self.metrics is not None:
+            self.metrics.sync()
+        gain = self.config.task.gain
+        is_best = self.score is not None
+        if self.score is not None and self.best_score is not None:
+            is_best = gain(self.score) > gain(self.best_score)
+        model, adamw = self.network.model, self.network.optimiser
+        about = self._metadata()
+        num_kept = self.config.train.keep
+        if not self.network.is_sharded:
+            save_checkpoint(self.folder, model, adamw, about, self.world, num_kept=num_kept, is_best=is_best)
+        else:
+            if is_best:
+                save_checkpoint(self.folder, model, adamw, about, self.world, num_kept=num_kept, is_best=True)
+            save_sharded(self.folder, model, adamw, about, self.world, num_kept=num_kept)
+        if is_best:
+            self.best_score = self.score
+        self.saved_step = self.step
+        self.rate_start += time.perf_counter() - begin_time
+
+    def _metadata(self) -> Row:
+        return {
+            "digest": self.digest,
+            "step": self.step,
+            "seconds": time.perf_counter() - self.start,
+            "score": self.score,
+            "scaler": self.network.scaler.state_dict(),
+        }
+
+    def _interrupt(self) -> int:
+        devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
+        raise self.stop.interrupted(
+            f"stopped and saved at step {self.step}; resume with: polyhead resume {self.folder}{devices}"
+        )
+
+    def _diverge(self, problem: str) -> None:
+        """Raise the ValueError of a run whose numbers are not finite; all processes call it."""
+        saved = "there is no checkpoint yet"
+        if self.saved_step:
+            saved = f"the checkpoint of step {self.saved_step} is kept"
+        text = f"train: {problem} at step {self.step}; {saved}; lower train.lr or set train.clip"
+
+        def fail() -> int:
+            write_end(self.folder, State.FAILED, text)
+            raise ValueError(text)
+
+        self.world.on_rank_zero(fail)
+
+    def _finish(self) -> Result:
+        """Write the result.  A sharded run also saves one whole checkpoint, for readers of single files."""
+        about = environment(self.device)
+        if self.world.size > 1:
+            about["devices"] = self.world.size
+        result = Result(
+            name=self.config.name,
+            digest=self.digest,
+            steps=self.step,
+            seconds=time.perf_counter() - self.start,
+            parameters=self.network.num_parameters,
+            scores=self.scores,
+            command=self.world.command(self.folder / CONFIG),
+            environment=about,
+            folder=self.folder,
+        )
+        if self.network.is_sharded:
+            model, adamw = self.network.model, self.network.optimiser
+            num_kept = self.config.train.keep
+            save_checkpoint(self.folder, model, adamw, self._metadata(), self.world, num_kept=num_kept)
+        if self.metrics is not None:
+            self.metrics.sync()
+            self.trackers.finish(result)
+            write_result(result)
+        return result
+
+    def close(self) -> None:
+        if self.metrics is not None:
+            self.metrics.close()
+            self.trackers.close()
+        self.progress.close()

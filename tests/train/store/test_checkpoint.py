@@ -1,99 +1,211 @@
-"""A checkpoint is read completely or not at all."""
+"""Checkpoints: the last two and the best are kept, and a damaged one is left for the one before."""
 
 import json
-import re
+import os
+import shutil
+import zlib
 
 import pytest
+import tiny_runs
 import torch
-from run_folders import copied, flip
-from safetensors import safe_open
-from safetensors.torch import load_file
+from run_folders import copied, damage, flip, full_disk, names, rows, same, steps
+from safetensors.torch import load, save
+from tiny_runs import interrupted
 
+import polyhead as ph
 from polyhead.train import load_model, run
-from polyhead.train.store.files import packed, unseal
+from polyhead.train.network import Network
+from polyhead.train.store.checkpoint import (
+    checkpoint_files,
+    checksum_of,
+    read_checkpoint,
+    read_metadata,
+    restore,
+    save_sharded,
+    step_of,
+)
+from polyhead.train.store.files import Damaged
+from polyhead.train.world import World
 
 
-@pytest.fixture
-def trained(whole, tmp_path):
-    return copied(whole, tmp_path)
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Stopped at step 11: checkpoints of steps 11 and 10."""
+    folder = tmp_path_factory.mktemp("begun")
+    interrupted(tiny_runs.tiny(folder), 11)
+    return folder
 
 
-def test_a_loaded_model_is_in_eval_mode_and_the_random_state_as_it_was(whole):
-    before = torch.get_rng_state()
-    assert not load_model(whole)[1].training
-    assert torch.equal(torch.get_rng_state(), before)
+# ------------------------------------------------------------------------------------------------------------- keeping
+def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path):
+    config = tiny(tmp_path, save_every=2, eval_every=4, keep=3)
+    run(config, progress=False)
+    assert steps(tmp_path) == [12, 10, 8]
+    assert names(tmp_path) == [
+        *(".lock", "best.safetensors", "checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors"),
+        *("checkpoint.safetensors", "config.json", "metrics.jsonl", "result.json"),
+    ]
+    scores = {row["step"]: row["r2"] for row in rows(tmp_path) if row.get("split") == "iid"}
+    best = read_metadata(tmp_path / "best.safetensors")
+    assert (best["score"], best["step"]) == max((score, step) for step, score in scores.items())
+    for which, name in (("best", "best"), (10, "checkpoint-00000010"), ("newest", "checkpoint")):
+        weights = load_model(tmp_path, which=which)[1].state_dict()
+        stored = read_checkpoint(tmp_path / f"{name}.safetensors", ph.digest(config))[0]
+        assert all(torch.equal(value, stored[f"model/{key}"]) for key, value in weights.items())
+    with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, best, 8, 10, 12\)$"):
+        load_model(tmp_path, which=3)
 
 
-def truncate(path, share):
-    data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
+@pytest.mark.parametrize(("better", "best_step"), [("higher", 4), ("lower", 2)])
+def test_the_best_is_that_of_the_main_metric_on_validation(tiny, tmp_path, monkeypatch, better, best_step):
+    """Also after a pause; nan is no score."""
+    config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1, evaluate=("iid", "validation"))
+    scores = iter([0.1, -5.0, float("nan"), 0.7, 0.6, 0.5])
+    kind = type(config.task)
+    draw = kind.batch
+    monkeypatch.setattr(Network, "evaluate", lambda network, split: {"r2": 0.0 if split == "iid" else next(scores)})
+    monkeypatch.setattr(kind, "better", better)
+    monkeypatch.setattr(kind, "splits", ("train", "validation", "iid"))
+    monkeypatch.setattr(kind, "batch", lambda task, split, size, **at: draw(task, "train", size, **at))
+    interrupted(config, 5)
+    run(config, progress=False, resume=True)
+    assert step_of(tmp_path / "best.safetensors") == best_step
+
+
+def test_an_undamaged_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
+    """Looked at before every rename and removal once there is one."""
+    config = tiny(tmp_path, save_every=2, eval_every=4)
+    newest_steps = []
+
+    def watched(plain):
+        def change(*arguments, **options):
+            if checkpoint_files(tmp_path):
+                good = [read_checkpoint(path, ph.digest(config))[1]["step"] for path in checkpoint_files(tmp_path)]
+                newest_steps.append(max(good))
+            return plain(*arguments, **options)
+
+        return change
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    run(config, progress=False)
+    assert newest_steps == sorted(newest_steps)
+    assert set(newest_steps) == {2, 4, 6, 8, 10, 12}
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(tiny, tmp_path, begun, whole):
+    copied(begun, tmp_path)
+    with full_disk(5000), pytest.raises(OSError, match=r": cannot be written \(File too large\)"):
+        run(tiny(tmp_path), progress=False, resume=True)
+    assert steps(tmp_path) == [11, 10]
+    assert "checkpoint.safetensors.partial" not in names(tmp_path)
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "flipped digit", "missing"])
+def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(tiny, tmp_path, begun, whole, capsys, how):
+    copied(begun, tmp_path)
+    damage(tmp_path / "checkpoint.safetensors", how)
+    run(tiny(tmp_path), progress=False, resume=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (how != "missing")
+    if lines:
+        assert "checkpoint.safetensors is damaged" in lines[0]
+        assert lines[0].endswith("; the one before is used")
+    same(tmp_path, whole)
+
+
+def test_without_an_undamaged_checkpoint_a_run_starts_over(tiny, tmp_path, begun, whole, capsys):
+    copied(begun, tmp_path)
+    for path in checkpoint_files(tmp_path):
+        damage(path, "flipped")
+    run(tiny(tmp_path), progress=False, resume=True)
+    assert capsys.readouterr().err.endswith("no undamaged checkpoint is left, so the run starts at step 0\n")
+    same(tmp_path, whole)
 
 
 def rewrite(path, drop=None, put=None, **changes):
-    """Write it again without the tensor `drop`, with those of `put`, and with other metadata; its checksums fit."""
-    with safe_open(path, "pt") as file:
-        metadata = unseal(json.loads(file.metadata()["polyhead"]), path)
-    tensors = {name: value for name, value in load_file(path).items() if name != drop} | (put or {})
-    path.write_bytes(packed(tensors, metadata | changes))
+    """Write a checkpoint again with other tensors or metadata; its checksums fit."""
+    tensors = load(path.read_bytes()) | (put or {})
+    tensors.pop(drop, None)
+    values = read_metadata(path) | {"checksum": checksum_of(tensors)} | changes
+    values["seal"] = zlib.crc32(json.dumps(values).encode())
+    path.write_bytes(save(tensors, {"polyhead": json.dumps(values)}))
 
 
-DAMAGED = r"is damaged \([^\n]+\)$"
 WEIGHT = "outputs.linear.weight"
-ODD = (("step", "2"), ("step", -1), ("step", 10**400), ("rows", 2.5), ("seconds", None), ("scaler", []))
 REFUSED = {
-    **{f"truncated to {share}": (lambda path, s=share: truncate(path, s), DAMAGED) for share in (0, 0.001, 0.5, 0.999)},
-    **{f"a bit of byte {place}": (lambda path, p=place: flip(path, p), DAMAGED) for place in (0, 9, 20_000, -1)},
-    **{
-        f"{name} {str(odd)[:9]}": (
-            lambda path, n=name, odd=odd: rewrite(path, **{n: odd}),
-            rf"is damaged \(its metadata have {name} ",
-        )
-        for name, odd in ODD
-    },
-    "a missing parameter": (
-        lambda path: rewrite(path, drop=f"model/{WEIGHT}"),
-        f"lacks 1 parameters of the model, first '{WEIGHT}'$",
-    ),
-    "another parameter": (
-        lambda path: rewrite(path, put={"model/../../x": torch.zeros(1)}),
-        "has 1 parameters the model lacks, first '../../x'$",
-    ),
-    "a parameter of another shape": (
-        lambda path: rewrite(path, put={f"model/{WEIGHT}": torch.zeros(3)}),
-        rf"has '{WEIGHT}' of shape \(3,\) but the model wants \(1, 16\)$",
-    ),
-    "another run": (
-        lambda path: rewrite(path, digest="0" * 12),
-        r"belongs to run 000000000000 but the folder's run is [0-9a-f]{12}: undo the change of its config\.json, choose"
-        " another folder, or start over with --again$",
-    ),
-    "another version": (lambda path: rewrite(path, format=99), "has format 99 but this version reads 1$"),
+    "no bytes": (lambda path: path.write_bytes(b""), "is damaged"),
+    "half of its bytes": (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), "is damaged"),
+    "a flipped bit in its header": (lambda path: flip(path, 9), "is damaged"),
+    "a flipped bit in a tensor": (lambda path: flip(path, -1), "do not match their checksum"),
+    "a missing parameter": (lambda path: rewrite(path, drop=f"model/{WEIGHT}"), f"lacks 1 .*, first '{WEIGHT}'$"),
+    "another parameter": (lambda path: rewrite(path, put={"model/x": torch.zeros(1)}), "has 1 .*, first 'x'$"),
+    "another shape": (lambda path: rewrite(path, put={f"model/{WEIGHT}": torch.zeros(3)}), r"shape \(3,\), expected"),
+    "another run": (lambda path: rewrite(path, digest="0" * 12), "belongs to run 000000000000 but the folder's run is"),
+    "another version": (lambda path: rewrite(path, format=99), "format 99, expected 1"),
     "no file": (lambda path: path.unlink(), "does not exist: this run has not been trained yet$"),
 }
 
 
 @pytest.mark.parametrize("how", REFUSED)
-def test_other_files_are_refused_in_one_line(trained, how):
+def test_a_wrong_checkpoint_is_refused_in_one_line(tmp_path, whole, how):
+    copied(whole, tmp_path)
+    (tmp_path / "checkpoint-00000010.safetensors").unlink()
     change, text = REFUSED[how]
-    change(trained / "checkpoint.safetensors")
-    with pytest.raises(ValueError, match=r"^checkpoint: ") as caught:
-        load_model(trained)
-    said = re.sub(r"; that of step (\d+) is there, too: --checkpoint \1, which=\1$", "", str(caught.value))
-    assert re.search(rf"^checkpoint: \S+checkpoint\.safetensors {text}", said)
+    change(tmp_path / "checkpoint.safetensors")
+    with pytest.raises(ValueError, match=text) as error:
+        load_model(tmp_path)
+    assert str(error.value).startswith("checkpoint: ")
+    assert "\n" not in str(error.value)
 
 
-STATE = f"optimiser/{WEIGHT}/exp_avg_sq"
+def test_loading_leaves_the_random_state_as_it_was(whole):
+    before = torch.get_rng_state()
+    assert not load_model(whole)[1].training
+    assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"drop": STATE}, f"lacks '{STATE}'$"),
-        ({"put": {STATE: torch.zeros(3)}}, f"has optimiser state of another shape for '{WEIGHT}'$"),
-    ],
-)
-def test_other_optimiser_state_is_refused_on_resume(tiny, trained, change, text):
-    (trained / "result.json").unlink()
-    rewrite(trained / "checkpoint.safetensors", **change)
-    with pytest.raises(ValueError, match=text):
-        run(tiny(trained), progress=False, resume=True)
+# ------------------------------------------------------------------------------------------------------------- sharded
+@pytest.fixture
+def sharded(tiny, tmp_path):
+    """A sharded checkpoint, here of one process; ../test_devices.py has several."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        config = tiny(tmp_path / "run", parallel="sharded")
+        network = Network(config, torch.device("cpu"), World.alone())
+        network.step(0, needs_metrics=False)
+        about = {"digest": ph.digest(config), "step": 1, "seconds": 1.0, "score": None, "scaler": {}}
+        (tmp_path / "run").mkdir()
+        save_sharded(tmp_path / "run", network.model, network.optimiser, about, World.alone(), num_kept=2)
+    finally:
+        torch.distributed.destroy_process_group()
+    return config, network, tmp_path / "run" / "checkpoint-00000001.sharded"
+
+
+def test_a_sharded_checkpoint_restores_all_tensors(sharded):
+    config, network, path = sharded
+    other = Network(config, torch.device("cpu"), World.alone())
+    assert restore(path, ph.digest(config), other.model, other.optimiser, World.alone())["step"] == 1
+    for one, two in zip(network.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(one, two)
+        for key, value in network.optimiser.state[one].items():
+            assert torch.equal(value, other.optimiser.state[two][key])
+
+
+def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_path):
+    config, _, path = sharded
+    network = Network(config, torch.device("cpu"), World.alone())
+    arguments = network.model, network.optimiser, World.alone()
+    with pytest.raises(ValueError, match="belongs to run"):
+        restore(path, "other", *arguments)
+    deep = Network(tiny(tmp_path, layers=3), torch.device("cpu"), World.alone())
+    with pytest.raises(ValueError, match="does not fit the model"):
+        restore(path, ph.digest(config), deep.model, deep.optimiser, World.alone())
+    for file in sorted(path.iterdir()):
+        copy = shutil.copytree(path, tmp_path / f"copy-{file.name}")
+        flip(copy / file.name, -9)
+        with pytest.raises(Damaged, match=r"is damaged"):
+            restore(copy, ph.digest(config), *arguments)

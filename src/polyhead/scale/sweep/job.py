@@ -11,7 +11,7 @@ from polyhead.config import Run, digest
 from polyhead.scale.sweep.engines import LOG, LOST, Worker, open_log
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
-from polyhead.train.store.claims import FolderInUse, claim, claimed_by
+from polyhead.train.store.claims import FolderInUse, claim, is_claimed
 from polyhead.train.store.folder import METRICS, Result, finished
 from polyhead.train.store.state import State, write_end
 
@@ -37,8 +37,8 @@ class Job:
         self.retries = retries
         self.deaths = 0
         self.worker: Worker | None = None
-        self.holder: str | None = None
-        """The host of another process that trains the run."""
+        self.is_held = False
+        """Whether another process trains the run."""
         self.outcome: Result | Failure | None = finished(folder, self.digest)
         self.last_words = ""
         self.has_rows = False
@@ -56,7 +56,7 @@ class Job:
             return State.DONE
         if self.outcome is not None:
             return State.FAILED
-        if self.holder is not None:
+        if self.is_held:
             return State.ELSEWHERE
         if self.worker is not None and self.has_rows:
             return State.RUNNING
@@ -64,7 +64,7 @@ class Job:
 
     def prepare(self) -> bool:
         """Write the configuration into the folder.  Return False if there is nothing to train here."""
-        self.holder = None
+        self.is_held = False
         self.outcome = finished(self.folder, self.digest)
         self.read_rows()
         if self.outcome is not None:
@@ -73,14 +73,14 @@ class Job:
             with claim(self.run, self.folder):
                 open_log(self.folder).close()
         except FolderInUse:
-            self.holder = claimed_by(self.folder) or ""
+            self.is_held = True
         except ValueError as error:
             self.outcome = Failure(self.run.name, self.folder, MISTAKE, str(error))
         except OSError as error:
             path = error.filename or self.folder / LOG
             text = f"{path}: cannot be written ({error.strerror})"
             self.outcome = Failure(self.run.name, self.folder, DISK, text)
-        return self.outcome is None and self.holder is None
+        return self.outcome is None and not self.is_held
 
     def start(self, worker: Worker) -> None:
         self.worker = worker
@@ -100,7 +100,7 @@ class Job:
             return True
         self.last_words = last_words(self.folder / LOG, code)
         if code == HELD:
-            self.holder = claimed_by(self.folder) or ""
+            self.is_held = True
         elif code in (MISTAKE, INTERRUPTED):  # the worker has written its end itself
             self._fail(code)
         elif code != PREEMPTED and self.deaths < self.retries:
@@ -115,8 +115,8 @@ class Job:
         """Return whether the other process has stopped training the run, with or without a result."""
         self.read_rows()
         self.outcome = finished(self.folder, self.digest)
-        self.holder = claimed_by(self.folder) if self.outcome is None else None
-        return self.holder is None
+        self.is_held = self.outcome is None and is_claimed(self.folder)
+        return not self.is_held
 
     def _fail(self, code: int) -> None:
         text = self.last_words
@@ -172,8 +172,8 @@ class Job:
             return f"failed: {self.outcome.error}"
         if self.outcome is not None:
             parts.append(f"done in {duration(self.outcome.seconds)}")
-        elif self.holder is not None:
-            parts.append(f"trained by another process on {self.holder or 'this machine'}")
+        elif self.is_held:
+            parts.append("trained by another process")
         elif self.worker is not None and self.has_rows:
             parts.append(f"{self.steps_per_second:.1f} steps/s")
         elif self.worker is not None:

@@ -117,7 +117,7 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
                 ready.append(job)
                 screen.tell(job, f"started ({job.folder})")
             else:
-                if job.holder is not None:
+                if job.is_held:
                     elsewhere.append(job)
                 screen.tell(job, job.text())
         if ready:
@@ -133,7 +133,7 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
             working.remove(job)
             if job.outcome is not None:
                 screen.tell(job, job.text())
-            elif job.holder is not None:
+            elif job.is_held:
                 elsewhere.append(job)
                 screen.tell(job, job.text())
             else:

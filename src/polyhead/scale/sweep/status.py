@@ -1,14 +1,13 @@
-"""The states of the runs of a sweep: done, running, retrying, elsewhere, failed (and why), stopped, waiting."""
+"""The states of the runs of a sweep: done, running, retrying, failed (and why), stopped, waiting."""
 
 import pathlib
-import platform
 from collections.abc import Sequence
 from typing import Any
 
 from polyhead.config import Run, digest
 from polyhead.scale.sweep import naming
 from polyhead.scale.sweep.engines import LOG
-from polyhead.train.store.claims import claimed_by
+from polyhead.train.store.claims import is_claimed
 from polyhead.train.store.folder import Result, finished, read_metrics
 from polyhead.train.store.state import State, read_end
 
@@ -19,7 +18,7 @@ def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, An
     It has the name, the fields in which runs differ, the state, the step, the main metric on the last evaluated
     split, and the error of a failed run.
 
-    elsewhere: a process on another machine trains it.  retrying: its worker died, and a sweep will restart it.
+    running: a process trains it, here or elsewhere.  retrying: its worker died, and a sweep will restart it.
     failed: it ended with an error, and no process works on it.  stopped: no error; the same command resumes it.
     """
     rows = []
@@ -44,11 +43,8 @@ def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
         return State.DONE, result.steps, _score(run, result)
     rows = read_metrics(place)
     step = max((row["step"] for row in rows), default=0)
-    holder = claimed_by(place)
-    if holder in ("", platform.node()):
+    if is_claimed(place):
         return State.RUNNING, step, ""
-    if holder is not None:
-        return State.ELSEWHERE, step, f"on {holder}"
     if (end := read_end(place)) is not None:
         state, said = end
         return state, step, "" if state == State.STOPPED else said

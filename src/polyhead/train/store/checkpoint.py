@@ -1,20 +1,27 @@
-"""A checkpoint is one safetensors file with all that resuming needs: parameters, optimiser state, number of steps.
+"""A checkpoint has all that resuming needs: parameters, optimiser state, number of steps, loss scale.
+
+    checkpoint.safetensors               the newest of a run whose processes each hold the whole model
+    checkpoint-<step>.safetensors        earlier ones
+    checkpoint-<step>.sharded/           of a sharded run: files of PyTorch's distributed checkpoints, and about.json
 
     model/<name>                                   parameters and persistent buffers
     optimiser/<parameter>/{exp_avg, exp_avg_sq, step}
-    metadata "polyhead"                            JSON: format, digest, step, seconds, loss scale
+    metadata "polyhead", or about.json             JSON: format, digest, step, seconds, score, loss scale, checksums
 
-Batches and dropout are pure functions of (seed, step), so no generator state is stored.  Nothing is ever unpickled.
+Batches and dropout are pure functions of (seed, step), so no generator state is stored.  Nothing is unpickled.
 """
 
 import json
+import os
 import pathlib
+import warnings
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from polyhead import config as configs
@@ -22,229 +29,281 @@ from polyhead.config import Run
 from polyhead.models.build import build
 from polyhead.train.device import usual_defaults
 from polyhead.train.parallel import like, whole
-from polyhead.train.store.disk import Retry, once
-from polyhead.train.store.files import Damaged, checksum, forget, link, one_line, packed, unseal, write
-from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, read_config, saves
+from polyhead.train.store.files import Damaged, delete, one_line, sync_folder, write, write_beside
+from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, checkpoint_files, read_config
+from polyhead.train.world import World
 
 FORMAT = 1
+STATES = ("exp_avg", "exp_avg_sq", "step")
+ABOUT = "about.json"
 MAX_HEADER = 1 << 28
 """The longest header that is read; that of a damaged file may have any length."""
-STATES = ("exp_avg", "exp_avg_sq", "step")
+UNKNOWN = 1 << 62
+"""In place of the step of a checkpoint whose metadata are damaged: it is tried first."""
 
 
+# -------------------------------------------------------------------------------------------------------------- saving
 def save_checkpoint(
     folder: pathlib.Path,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     metadata: dict[str, Any],
+    world: World,
     *,
-    keep: int = 1,
-    best: bool = False,
-    retry: Retry = once,
+    num_kept: int,
+    is_best: bool = False,
 ) -> None:
-    """Replace the folder's checkpoint atomically; the last `keep` remain.  `best`: also give it the name BEST.
+    """Write a new checkpoint and delete all but the last `num_kept`; all processes call it.  Raises OSError.
 
-    A complete checkpoint exists at any time.  Raises OSError for a disk error that `retry` does not retry.
+    `is_best`: write it also as the best checkpoint.
     """
-    data = _packed(model, optimiser, metadata)
-    retry(lambda: _put(folder, data, metadata["step"], keep, best))
+    # Every process takes part in putting the tensors of a sharded model together; process 0 writes.
+    tensors = {}
+    for name, value in training_state(model, optimiser):
+        tensor = whole(value)
+        if world.first:
+            tensors[name] = tensor.to("cpu", copy=True).contiguous()
+    if not world.first:
+        return
+    data = save(tensors, {"polyhead": json.dumps(with_checksums(metadata, tensors))})
+    if is_best:  # before the newest: a run that is killed in between comes to this step again
+        write(folder / BEST, data)
+    newest = folder / CHECKPOINT
+    partial = write_beside(newest, data)
+    if newest.exists() and step_of(newest) < metadata["step"]:
+        os.replace(newest, folder / f"{EARLIER.format(step_of(newest))}.safetensors")
+    os.replace(partial, newest)
+    sync_folder(folder)
+    delete_old_checkpoints(folder, num_kept)
 
 
-def save_best(
+def save_sharded(
     folder: pathlib.Path,
     model: nn.Module,
     optimiser: torch.optim.Optimizer,
     metadata: dict[str, Any],
+    world: World,
     *,
-    retry: Retry = once,
+    num_kept: int,
 ) -> None:
-    """Save only the best checkpoint of a model whose other checkpoints are sharded.  Raises as save_checkpoint."""
-    data = _packed(model, optimiser, metadata)
-    retry(lambda: write(folder / BEST, data))
+    """`save_checkpoint` for a sharded model: each process writes its part.  Raises OSError."""
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+
+    path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
+    partial = path.with_name(path.name + ".partial")
+    world.on_rank_zero(lambda: delete(partial) or 0)
+    try:
+        writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        dcp.save(_untied_state(model, optimiser), storage_writer=writer)
+    except CheckpointException as error:
+        cause = next(iter(error.failures.values()))[0]
+        if isinstance(cause, OSError):
+            raise OSError(cause.errno, f"{partial}: cannot be written ({cause.strerror})") from None
+        raise RuntimeError(f"checkpoint: {partial}: {one_line(cause)}") from cause
+    checksums = _file_checksums(partial, world, sync=True)
+
+    def finish() -> int:
+        write(partial / ABOUT, json.dumps(with_checksums({**metadata, "files": checksums}, {})).encode())
+        delete(path)
+        os.replace(partial, path)
+        sync_folder(folder)
+        delete_old_checkpoints(folder, num_kept)
+        return 0
+
+    world.on_rank_zero(finish)
 
 
-def _packed(model: nn.Module, optimiser: torch.optim.Optimizer, metadata: dict[str, Any]) -> bytes:
-    # Copies, because tied tensors must not share memory in the file.
-    tensors = {name: whole(value).to("cpu", copy=True).contiguous() for name, value in state(model, optimiser)}
-    return packed(tensors, {"format": FORMAT, **metadata})
+def _file_checksums(folder: pathlib.Path, world: World, *, sync: bool = False) -> dict[str, int]:
+    """The checksums of the files of a sharded checkpoint; each process reads some of the files."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    checksums = torch.zeros(len(names), dtype=torch.int64)
+    for i in range(world.rank, len(names), world.size):
+        with open(folder / names[i], "rb") as file:
+            while data := file.read(1 << 24):
+                checksums[i] = zlib.crc32(data, int(checksums[i]))
+            if sync:
+                os.fsync(file.fileno())
+    return dict(zip(names, world.sum(checksums).tolist(), strict=True))
 
 
-def state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def training_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint by name."""
-    yield from ((f"model/{name}", value.detach()) for name, value in model.state_dict().items())
+    for name, value in model.state_dict().items():
+        yield f"model/{name}", value.detach()
     for name, parameter in model.named_parameters():
-        kept = optimiser.state.get(parameter, {})
-        yield from ((f"optimiser/{name}/{key}", kept[key]) for key in STATES if key in kept)
+        state = optimiser.state.get(parameter, {})
+        for key in STATES:
+            if key in state:
+                yield f"optimiser/{name}/{key}", state[key]
 
 
-def _put(folder: pathlib.Path, data: bytes, step: int, keep: int, best: bool) -> None:
-    """Write the file of step `step` and its links; safe to repeat after any failure."""
-    path = folder / CHECKPOINT
-    if keep > 1 and (earlier := step_of(path)) not in (0, step):  # of this step only if it is repeated
-        link(path, folder / f"{EARLIER.format(earlier)}.safetensors")
-    write(path, data)
-    if best:
-        link(path, folder / BEST)
-    rotate(folder, keep)
+def _untied_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors of a sharded checkpoint: of tied parameters only the first, because their memory is shared."""
+    untied = {name for name, _ in model.named_parameters()}
+    tied = {f"model/{name}" for name, _ in model.named_parameters(remove_duplicate=False) if name not in untied}
+    return {name: value for name, value in training_state(model, optimiser) if name not in tied}
 
 
-def rotate(folder: pathlib.Path, keep: int) -> None:
-    """Delete all checkpoints except the last `keep` and the best."""
-    for path in sorted(saves(folder), key=step_of, reverse=True)[keep:]:
-        forget(path)
+def checksum_of(tensors: dict[str, Tensor]) -> int:
+    """The checksum of tensors and their names: safetensors checks only sizes, so it would miss a flipped bit."""
+    checksum = 0
+    for name in sorted(tensors):
+        data = tensors[name].reshape(-1).view(torch.uint8).numpy().data
+        checksum = zlib.crc32(data, zlib.crc32(name.encode(), checksum))
+    return checksum
+
+
+def with_checksums(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The metadata with the checksum of the tensors, and with that of the metadata themselves."""
+    values = {"format": FORMAT, **metadata, "checksum": checksum_of(tensors)}
+    return {**values, "seal": zlib.crc32(json.dumps(values).encode())}
+
+
+def delete_old_checkpoints(folder: pathlib.Path, num_kept: int) -> None:
+    """Delete all checkpoints except the last `num_kept` and the best."""
+    for path in checkpoints(folder)[num_kept:]:
+        delete(path)
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+def checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints from which a run can resume, the newest first; of one step the whole file before its parts."""
+    return sorted(checkpoint_files(folder), key=lambda path: (step_of(path), path.is_file()), reverse=True)
 
 
 def step_of(path: pathlib.Path) -> int:
-    """The step of a checkpoint, from its name or its header; 0 if it cannot be read."""
-    if (said := path.stem.removeprefix("checkpoint-")).isdecimal():
-        return int(said)
+    """The step of a checkpoint, from its name or its metadata; UNKNOWN if these are damaged.  Raises OSError."""
+    step = path.stem.removeprefix("checkpoint-")
+    if step.isdecimal():
+        return int(step)
     try:
         return int(read_metadata(path)["step"])
-    except (ValueError, OSError):
-        return 0
-
-
-def candidates(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Checkpoints from which a run can resume, each file once, in the order in which they are tried.
-
-    First sharded ones with a larger step than the newest file, then the newest file, then the others, the largest step
-    first, then the best.
-    """
-    newest, best = folder / CHECKPOINT, folder / BEST
-    found = others = sorted((path for path in saves(folder) if path != newest), key=step_of, reverse=True)
-    if newest.exists():
-        reached = step_of(newest)
-        further = [path for path in others if path.suffix == ".sharded" and 0 < reached < step_of(path)]
-        found = [*further, newest, *(path for path in others if path not in further)]
-    return [*found, best] if best.exists() and not any(best.samefile(path) for path in found) else found
-
-
-def read_checkpoint(
-    folder: pathlib.Path, digest: str, name: str = CHECKPOINT
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata.  Raises Damaged for a damaged file, ValueError for one of another run or version."""
-    path = folder / name
-    metadata, tensors = read_metadata(path), _tensors(path)
-    if metadata["checksum"] != checksum(tensors):
-        raise Damaged(f"checkpoint: {path} is damaged (its contents do not match their checksum)")
-    if metadata["digest"] != digest:
-        raise ValueError(another_run(path, metadata["digest"], digest))
-    return tensors, metadata
-
-
-def another_run(path: pathlib.Path, theirs: str, mine: str) -> str:
-    """What is wrong with a checkpoint of another run, and the ways on."""
-    other = f"checkpoint: {path} belongs to run {theirs} but the folder's run is {mine}"
-    return f"{other}: undo the change of its {CONFIG}, choose another folder, or start over with --again"
-
-
-def read_header(path: pathlib.Path) -> dict[str, Any]:
-    """The header of a safetensors file.  Raises Damaged, and OSError for a file that cannot be read."""
-    # Python opens the file, because safetensors refuses folders whose names are not UTF-8 and mounts without mmap.
-    try:
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, MAX_HEADER)))
-    except FileNotFoundError:
-        raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
-    except (ValueError, RecursionError) as error:
-        raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
-    if not isinstance(header, dict):
-        raise Damaged(f"checkpoint: {path} is damaged (its header is no table)")
-    return header
-
-
-def _tensors(path: pathlib.Path) -> dict[str, Tensor]:
-    try:
-        return load(path.read_bytes())
-    except SafetensorError as error:
-        raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
+    except ValueError:
+        return UNKNOWN
 
 
 def read_metadata(path: pathlib.Path) -> dict[str, Any]:
-    """The metadata of a checkpoint, without its tensors.  Raises as read_checkpoint."""
-    about = read_header(path).get("__metadata__")
-    text = about.get("polyhead") if isinstance(about, dict) else None
-    if text is None:
-        raise Damaged(f"checkpoint: {path} was not written by polyhead")
+    """The metadata of a checkpoint.
+
+    Raises Damaged; ValueError for a missing file and for another format; OSError for a file that cannot be read.
+    """
+    # Python opens the file, because safetensors refuses folders whose names are not UTF-8 and mounts without mmap.
     try:
-        values = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        raise Damaged(f"checkpoint: {path} is damaged (its metadata cannot be read)") from None
-    metadata = unseal(values, f"checkpoint: {path}")
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"checkpoint: {path} has format {metadata.get('format')} but this version reads {FORMAT}")
-    if lost := [name for name in ("checksum", "digest", "step") if name not in metadata]:
-        raise Damaged(f"checkpoint: {path} is damaged (its metadata lacks {lost[0]!r})")
-    check_kinds(metadata, path)
+        if path.is_dir():
+            values = json.loads((path / ABOUT).read_bytes())
+        else:
+            with open(path, "rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(min(length, MAX_HEADER)))
+            values = json.loads(header["__metadata__"]["polyhead"])
+        seal = values.pop("seal")
+        if seal != zlib.crc32(json.dumps(values).encode()):
+            raise ValueError("its metadata do not match their checksum")
+        if values["format"] != FORMAT:
+            raise ValueError(f"format {values['format']}, expected {FORMAT}")
+        if not 0 <= int(values["step"]) < UNKNOWN or not isinstance(values["digest"], str):
+            raise ValueError("its metadata lack a step or a digest")
+    except FileNotFoundError:
+        raise ValueError(f"checkpoint: {path} does not exist: this run has not been trained yet") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"checkpoint: {path} is damaged, or no checkpoint of polyhead ({one_line(error)})") from None
+    return dict(values)
+
+
+def read_checkpoint(path: pathlib.Path, digest: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of a file.  Raises as read_metadata, and ValueError for a checkpoint of another run."""
+    metadata = read_metadata(path)
+    check_digest(path, metadata, digest)
+    try:
+        tensors = load(path.read_bytes())
+    except SafetensorError as error:
+        raise Damaged(f"checkpoint: {path} is damaged ({one_line(error)})") from None
+    if metadata["checksum"] != checksum_of(tensors):
+        raise Damaged(f"checkpoint: {path} is damaged (its tensors do not match their checksum)")
+    return tensors, metadata
+
+
+def check_digest(path: pathlib.Path, metadata: dict[str, Any], digest: str) -> None:
+    """Raise a ValueError for a checkpoint of another run."""
+    if metadata["digest"] != digest:
+        raise ValueError(
+            f"checkpoint: {path} belongs to run {metadata['digest']} but the folder's run is {digest}: "
+            f"undo the change of its {CONFIG}, choose another folder, or start over with --again"
+        )
+
+
+def restore(
+    path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer, world: World
+) -> dict[str, Any]:
+    """Load a checkpoint into model and optimiser; all processes call it.  Returns its metadata.
+
+    Raises as read_checkpoint, and ValueError for a checkpoint of another model.
+    """
+    if path.is_dir():
+        return _restore_sharded(path, digest, model, optimiser, world)
+    tensors, metadata = read_checkpoint(path, digest)
+    load_weights(model, tensors, path)
+    for name, parameter in model.named_parameters():
+        prefix = f"optimiser/{name}/"
+        if prefix + "step" not in tensors:
+            continue  # this parameter has had no gradient yet
+        step = tensors[prefix + "step"].to(_step_device(optimiser, parameter), copy=True)
+        moments = {key: like(tensors[prefix + key], parameter) for key in STATES[:2]}
+        optimiser.state[parameter] = {**moments, "step": step}
     return metadata
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "step": (int,),
-    "rows": (int,),
-    "checksum": (int,),
-    "digest": (str,),
-    "seconds": (int, float),
-    "score": (int, float, type(None)),
-    "scaler": (dict,),
-    "fast_products": (bool,),
-}
+def _restore_sharded(
+    path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer, world: World
+) -> dict[str, Any]:
+    from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
-
-def check_kinds(metadata: dict[str, Any], path: pathlib.Path) -> None:
-    """Raise Damaged for metadata of wrong types: training never writes them, even if the checksum is right."""
-    for name, kinds in _KINDS.items():
-        value = metadata.get(name, kinds[0]())
-        if type(value) not in kinds or (name in ("step", "rows") and not 0 <= value < 1 << 62):
-            raise Damaged(f"checkpoint: {path} is damaged (its metadata have {name} {str(value)[:40]!r})")
-
-
-def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
-    """Load a checkpoint's tensors into `model`.  Raises ValueError for missing, extra or misshapen tensors."""
-    stored = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    wanted = model.state_dict()
-    if missing := sorted(wanted.keys() - stored.keys()):
-        raise ValueError(f"checkpoint: {path} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
-    if extra := sorted(stored.keys() - wanted.keys()):
-        raise ValueError(f"checkpoint: {path} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
-    for name, value in wanted.items():
-        if value.shape != stored[name].shape:
-            came, want = tuple(stored[name].shape), tuple(value.shape)
-            raise ValueError(f"checkpoint: {path} has {name!r} of shape {came} but the model wants {want}")
-    model.load_state_dict({name: like(stored[name], value) for name, value in wanted.items()})
-
-
-def load_optimiser(
-    model: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: object
-) -> None:
-    """Load the optimiser's state for each parameter by name."""
+    metadata = read_metadata(path)
+    check_digest(path, metadata, digest)
+    if metadata["files"] != _file_checksums(path, world):
+        raise Damaged(f"checkpoint: {path} is damaged (its files do not match their checksums)")
+    reader = HuggingFaceStorageReader(str(path))
+    stored = reader.read_metadata().state_dict_metadata
     for name, parameter in model.named_parameters():
-        keys = [f"optimiser/{name}/{key}" for key in STATES]
-        found = [key in tensors for key in keys]
-        if not any(found):
-            continue  # this parameter has had no gradient yet
-        if not all(found):
-            raise ValueError(f"checkpoint: {path} lacks {keys[found.index(False)]!r}")
-        state = {key: tensors[full] for key, full in zip(STATES, keys, strict=True)}
-        if state["exp_avg"].shape != parameter.shape or state["exp_avg_sq"].shape != parameter.shape:
-            raise ValueError(f"checkpoint: {path} has optimiser state of another shape for {name!r}")
-        moments = {key: like(state[key], parameter) for key in STATES[:2]}
-        steps = state["step"].to(step_place(optimiser, parameter), copy=True)
-        optimiser.state[parameter] = {**moments, "step": steps}
+        if f"optimiser/{name}/step" in stored:
+            step = torch.zeros((), device=_step_device(optimiser, parameter))
+            moments = {key: torch.zeros_like(parameter.detach()) for key in STATES[:2]}
+            optimiser.state[parameter] = {**moments, "step": step}
+    tensors = _untied_state(model, optimiser)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended for a single process
+            dcp.load(tensors, storage_reader=reader, no_dist=world.size == 1)
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        raise ValueError(f"checkpoint: {path} does not fit the model of this run ({one_line(cause)})") from None
+    return metadata
 
 
-def step_place(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
+def _step_device(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
     """The device on which AdamW counts the updates of a parameter."""
     return parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
 
 
-def restore(path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load a checkpoint into model and optimiser; returns its metadata.  Raises as read_checkpoint."""
-    tensors, metadata = read_checkpoint(path.parent, digest, path.name)
-    load_weights(model, tensors, path)
-    load_optimiser(model, optimiser, tensors, path)
-    return metadata
+def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
+    """Load a checkpoint's tensors into `model`.  Raises ValueError for missing, extra or misshapen tensors."""
+    prefix = "model/"
+    stored = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    expected = model.state_dict()
+    missing, extra = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
+    if missing:
+        raise ValueError(f"checkpoint: {path} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
+    if extra:
+        raise ValueError(f"checkpoint: {path} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
+    for name, value in expected.items():
+        shape = tuple(stored[name].shape)
+        if shape != value.shape:
+            raise ValueError(f"checkpoint: {path} has {name!r} of shape {shape}, expected {tuple(value.shape)}")
+    model.load_state_dict({name: like(stored[name], value) for name, value in expected.items()})
 
 
 def load_model(
@@ -256,29 +315,28 @@ def load_model(
     the first evaluated split; or the step of an existing checkpoint.
     """
     config = read_config(folder)
-    path = _find(pathlib.Path(config.folder or folder), which)
-    try:
-        tensors, _ = read_checkpoint(path.parent, configs.digest(config), path.name)
-    except Damaged as error:
-        others = [other for other in candidates(path.parent) if other != path and other.suffix == ".safetensors"]
-        if not (step := max(map(step_of, others), default=0)):
-            raise
-        raise Damaged(f"{error}; that of step {step} is there, too: --checkpoint {step}, which={step}") from None
+    path = _choose(pathlib.Path(config.folder or folder), which)
+    tensors, _ = read_checkpoint(path, configs.digest(config))
     with usual_defaults(), torch.random.fork_rng(devices=[]):
         model = build(config.model)
     load_weights(model, tensors, path)
     return config, model.to(device).eval()
 
 
-def _find(folder: pathlib.Path, which: str | int) -> pathlib.Path:
-    found, best = candidates(folder), folder / BEST
-    if which == "newest":
-        if found and found[0].is_dir():
-            raise ValueError(f"checkpoint: {found[0]} is in parts: `polyhead resume {folder}` until the run is done")
-        return folder / CHECKPOINT
-    there = {"best": best} if best.exists() else {}
-    there |= {str(step_of(path)): path for path in sorted(found, key=step_of) if path.suffix == ".safetensors"}
-    if str(which) not in there:
-        held = ", ".join(("newest", *there))
-        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from {held})")
-    return there[str(which)]
+def _choose(folder: pathlib.Path, which: str | int) -> pathlib.Path:
+    paths = checkpoints(folder)
+    path_by_name: dict[str, pathlib.Path] = {}
+    if paths:
+        path_by_name["newest"] = paths[0]
+    if (folder / BEST).exists():
+        path_by_name["best"] = folder / BEST
+    for path in reversed(paths):
+        path_by_name[str(step_of(path))] = path
+    if which == "newest" and not paths:
+        return folder / CHECKPOINT  # whose absence its reader reports
+    if str(which) not in path_by_name:
+        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from {', '.join(path_by_name)})")
+    path = path_by_name[str(which)]
+    if path.is_dir():
+        raise ValueError(f"checkpoint: {path} is in parts: `polyhead resume {folder}` until the run is done")
+    return path

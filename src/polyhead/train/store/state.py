@@ -5,7 +5,7 @@ import json
 import pathlib
 from enum import StrEnum
 
-from polyhead.train.store.files import seal, unseal, write
+from polyhead.train.store.files import write
 
 ENDED = "ended.json"
 
@@ -22,15 +22,15 @@ class State(StrEnum):
     STOPPED = "stopped"
 
 
-def write_end(folder: pathlib.Path, state: State, said: str) -> None:
-    """Record how a worker ended; does nothing in a read-only folder."""
+def write_end(folder: pathlib.Path, state: State, text: str) -> None:
+    """Record how a worker ended; do nothing in a folder that cannot be written."""
     with contextlib.suppress(OSError):
-        write(folder / ENDED, (json.dumps(seal({"state": state.value, "said": said})) + "\n").encode())
+        write(folder / ENDED, (json.dumps({"state": state.value, "said": text}) + "\n").encode())
 
 
 def read_end(folder: pathlib.Path) -> tuple[State, str] | None:
     """The recorded state and its message; None if the last worker still runs, or if the file is unreadable."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        values = unseal(json.loads((folder / ENDED).read_bytes()), folder / ENDED)
+        values = json.loads((folder / ENDED).read_bytes())
         return State(values["state"]), str(values["said"])
     return None

@@ -1,0 +1,118 @@
+"""A run folder: its configuration, result and rows, and whom it belongs to."""
+
+import json
+import math
+import os
+
+import pytest
+from refusals import refusing
+from run_folders import copied, damage, rows, same
+from tiny_runs import interrupted, tiny
+
+import polyhead as ph
+from polyhead.train import read_config, read_result, run
+from polyhead.train.network import Network
+from polyhead.train.store.claims import FolderInUse, claim, is_claimed
+from polyhead.train.store.files import write
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    interrupted(tiny(folder), 7)
+    return folder
+
+
+def test_a_failed_write_leaves_the_earlier_file(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write(path, b"one")
+
+    def fsync(handle):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(OSError, match=r"file: cannot be written \(No space left"):
+            write(path, b"two")
+    assert path.read_bytes() == b"one"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty"])
+def test_a_damaged_result_is_computed_again_without_training(tmp_path, whole, monkeypatch, capsys, how):
+    copied(whole, tmp_path)
+    damage(tmp_path / "result.json", how)
+    with pytest.raises(ph.train.Damaged, match=r"^\S+result.json: not a result"):
+        read_result(tmp_path)
+    monkeypatch.setattr(Network, "step", lambda *_, **__: pytest.fail("it trains"))
+    run(tiny(tmp_path), progress=False)
+    assert capsys.readouterr().err.endswith("; it is computed again\n")
+    same(tmp_path, whole)
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path, whole):
+    copied(whole, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert rows(tmp_path) == rows(whole)[:-1]
+
+
+def test_a_folder_with_checksums_of_rows_and_results_is_read(tmp_path, whole):
+    copied(whole, tmp_path)
+    for name in ("result.json", "metrics.jsonl"):
+        lines = (tmp_path / name).read_text()
+        values = [json.loads(lines)] if name == "result.json" else [json.loads(line) for line in lines.splitlines()]
+        text = "\n".join(json.dumps({**value, "seal": 3947178612}) for value in values)
+        (tmp_path / name).write_text(text + "\n")
+    same(tmp_path, whole)
+
+
+def test_a_score_that_is_no_number_is_null_in_json_and_nan_when_read(tmp_path):
+    """One sequence has no standard error."""
+    result = run(tiny(tmp_path, batch_size=1, eval_batches=1), progress=False)
+    assert math.isnan(result.scores["iid"]["r2_se"])
+    text = (tmp_path / "result.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["scores"]["iid"]["r2_se"] is None
+    assert math.isnan(read_result(tmp_path).scores["iid"]["r2_se"])
+    assert math.isnan(rows(tmp_path, "eval")[-1]["r2_se"])
+
+
+def test_a_missing_config_is_written_again_by_the_same_recipe(tmp_path, begun, whole):
+    copied(begun, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with refusing(
+        f"; `polyhead train RECIPE --folder {tmp_path}` with the recipe and fields of the run writes it again"
+    ):
+        read_config(tmp_path)
+    with refusing("belongs to run"):  # another recipe; nothing is lost
+        run(tiny(tmp_path, seed=8), progress=False, resume=True)
+    run(tiny(tmp_path), progress=False, resume=True)
+    same(tmp_path, whole)
+
+
+def test_a_changed_config_is_one_line(tmp_path, begun):
+    copied(begun, tmp_path)
+    path = tmp_path / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "train": {**values["train"], "lr": 0.5}}))
+    with refusing('undo that, or train it in another folder without its line "digest"'):
+        read_config(tmp_path)
+    with refusing("is damaged or edited"):
+        run(tiny(tmp_path), progress=False, resume=True)
+    path.write_text(json.dumps({**values, "train": {**values["train"], "momentum": 0.5}}))
+    with refusing("edited, or written by another version of polyhead"):
+        read_config(tmp_path)
+
+
+def test_a_lock_holds_as_long_as_its_process(tmp_path):
+    config = tiny(tmp_path)
+    assert not is_claimed(tmp_path)
+    with claim(config, tmp_path):
+        assert is_claimed(tmp_path)
+        with pytest.raises(FolderInUse, match="another process is training in"):
+            run(config, progress=False)
+    if os.fork() == 0:
+        claim(config, tmp_path).__enter__()
+        os._exit(0)
+    os.wait()
+    assert not is_claimed(tmp_path)
