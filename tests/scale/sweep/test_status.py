@@ -12,7 +12,7 @@ from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.status import place_of, status
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
-from polyhead.train.store.claims import LOCK, claim
+from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import METRICS
 from polyhead.train.store.state import ENDED, State, write_end
 
@@ -33,11 +33,10 @@ def test_all_states(tiny, tmp_path):
     (late / LOG).write_text("polyhead: run folder: another process is training in it\n")
     (damaged / ENDED).write_bytes(b"{")
     with claim(runs[1], running), claim(runs[5], elsewhere):
-        (elsewhere / LOCK).write_text("node7 123\n")
         rows = status(runs, tmp_path)
     assert [row["state"] for row in rows] == [
         *("done", "running", "failed", "stopped", "waiting"),
-        *("elsewhere", "retrying", "stopped", "waiting", "waiting"),
+        *("running", "retrying", "stopped", "waiting", "waiting"),
     ]
     assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", *["0/12"] * 6]
     assert [row["seed"] for row in rows] == [*range(10)]
@@ -45,7 +44,7 @@ def test_all_states(tiny, tmp_path):
     score, *details = (row[""] for row in rows)
     assert score.startswith("compositional r2 ")
     nan, killed = "train: the loss of r is nan at step 6", "(1 of 2): killed by signal 9"
-    assert details == ["", nan, "", "", "on node7", killed, "", "", ""]
+    assert details == ["", nan, "", "", "", killed, "", "", ""]
     assert status(runs, tmp_path)[1]["state"] == "stopped"  # its claim has ended
     assert not waiting.exists()  # looking leaves no folder behind
 
