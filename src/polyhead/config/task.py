@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from polyhead.config.components import Classes, Input, Output
+from polyhead.config.components import Input, Output
 from polyhead.config.serial import Checked
-from polyhead.config.words import Words
+from polyhead.config.words import SPLIT_NAMES, Words
 from polyhead.spec.shapes import one_of
 
 
@@ -187,16 +187,16 @@ class Task(Checked, abc.ABC):
         return None
 
     def class_name(self, target: str, label: int) -> str:
-        """The name of class `label` of `target`, one of the labels of `analysis.targets`."""
+        """The name of class `label` of `target`: "answer", or one of the labels of `analysis.targets`."""
         return str(label)
 
-    def asked(self, batch: Batch, sample: int) -> str:
-        """The question of one sample in words, printed before the answer."""
-        return "Class" if isinstance(self.ends[1], Classes) else "Answer"
-
-    def written(self, answer: Sequence[int]) -> str:
-        """An answer in words, from the classes at the scored positions."""
-        return " ".join(map(str, answer))
+    def split_name(self, split: str) -> str:
+        """The name of a split in tables and figures: that of `words`, or a usual one."""
+        if split in self.words.splits:
+            return self.words.splits[split]
+        if split == "iid" and "compositional" in self.splits:
+            return "known combinations"
+        return SPLIT_NAMES.get(split, split.replace("_", " "))
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """At the start of a run, write to its folder which data these are, and what the model needs without them.

@@ -6,6 +6,15 @@ from dataclasses import dataclass, field
 Term = tuple[str, str]
 """A word and its meaning."""
 
+SPLIT_NAMES = {
+    "train": "training data",
+    "validation": "validation data",
+    "iid": "fresh data",
+    "compositional": "unseen combinations",
+    "novel": "what was never seen in training",
+}
+"""Names of splits, for tasks that do not name them."""
+
 
 @dataclass(frozen=True)
 class Floor:
@@ -41,11 +50,13 @@ class Parts:
 class Words:
     """The words of a task.
 
-    `splits`: descriptions of splits ("unseen shapes"), if their names are not clear.  `metric`: the main metric and
+    `splits`: names of splits ("new shapes"), if the usual ones are not clear.  `question`: what a sample asks
+    ("Are they a set?").  `metric`: the main metric and
     its meaning.  `floors`: by their names in `task.floors`.  `views`: descriptions of the lists of `task.pairs`.
     `terms`: further entries of the glossary.  `parts`: for a task that combines parts."""
 
     splits: Mapping[str, str] = field(default_factory=dict)
+    question: str = "Answer"
     metric: Term | None = None
     floors: Mapping[str, Floor] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)

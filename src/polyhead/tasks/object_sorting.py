@@ -11,7 +11,6 @@ The decoder reads a start token (the number `length`) and then the positions wri
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -145,8 +144,8 @@ class ObjectSorting(Task):
             return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
         return tuple("start" if place == self.length else str(place + 1) for place in batch.inputs[0].tolist())
 
-    def written(self, answer: Sequence[int]) -> str:
-        return " ".join(str(position + 1) for position in answer)
+    def class_name(self, target: str, label: int) -> str:
+        return str(label + 1)
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Share of whole orders right: exact for guessing, and of learners without relations (object_floors.py)."""

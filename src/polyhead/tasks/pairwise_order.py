@@ -6,7 +6,6 @@ implies not j < i (antisymmetry).
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +53,7 @@ class PairwiseOrder(Classification):
     name: ClassVar[str] = "pairwise_order"
     items: ClassVar[str] = "pairs"
     words: ClassVar[Words] = Words(
+        question="Is the first before the second?",
         splits={"compositional": "unseen pairs"},
         metric=ACCURACY,
         floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS, "known_objects": KNOWN_OBJECTS},
@@ -108,11 +108,8 @@ class PairwiseOrder(Classification):
         """Index and place in the order."""
         return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
 
-    def asked(self, batch: Batch, sample: int) -> str:
-        return "Is the first before the second?"
-
-    def written(self, answer: Sequence[int]) -> str:
-        return ANSWERS[answer[0]]
+    def class_name(self, target: str, label: int) -> str:
+        return ANSWERS[label]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of learners without relations (object_floors.py), exact: over all pairs."""

@@ -11,7 +11,6 @@ Each pair of cards completes to exactly one set: 1080 of the 85320 triples are s
 
 import functools
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,6 +58,7 @@ class SetCards(Classification):
     name: ClassVar[str] = "set_cards"
     items: ClassVar[str] = "triples"
     words: ClassVar[Words] = Words(
+        question="Are they a set?",
         splits={"compositional": "unseen triples"},
         metric=ACCURACY,
         floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
@@ -116,11 +116,8 @@ class SetCards(Classification):
         """The four values of each card."""
         return tuple("".join(map(str, card)) for card in batch.latents["cards"][0].tolist())
 
-    def asked(self, batch: Batch, sample: int) -> str:
-        return "Are they a set?"
-
-    def written(self, answer: Sequence[int]) -> str:
-        return ANSWERS[answer[0]]
+    def class_name(self, target: str, label: int) -> str:
+        return ANSWERS[label]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of a learner without the rule (object_floors.py), exact: over all triples."""

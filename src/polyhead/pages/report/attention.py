@@ -14,7 +14,6 @@ from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, look, picture
 from polyhead.config import Batch, Task
 from polyhead.layers.taps import looking
-from polyhead.pages.report.results import split_name
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, in_order
 from polyhead.pages.report.section import Gallery, Section, slug
 from polyhead.train import load_model
@@ -48,7 +47,7 @@ def attention_section(
             section.details.append((f"{group.label}, seed {entry.run.seed}", drawings))
             section.text = (
                 "A row is a token that attends, a column the token it attends to; attention is the latent code of the "
-                f"pair. Inputs: {split_name(group.task, _split(group.task))}. Of inputs longer than {MAX_TOKENS} "
+                f"pair. Inputs: {group.task.split_name(_split(group.task))}. Of inputs longer than {MAX_TOKENS} "
                 "tokens the last ones are shown."
             )
     return section if section.details else None
@@ -119,9 +118,17 @@ def describe(task: Task, batch: Batch, outputs: Tensor, sample: int) -> str:
     if batch.targets.is_floating_point():
         texts = [f"{float(values.reshape(-1)[-1]):.3f}".replace("-", "−") for values in (targets, guesses)]
     else:
-        texts = [task.written(values.reshape(-1).tolist()) for values in (targets, guesses.argmax(-1))]
+        texts = [_answer(task, values.reshape(-1).tolist()) for values in (targets, guesses.argmax(-1))]
     answer, guess = texts
-    question = task.asked(batch, sample)
+    question = task.words.question
     if question.endswith("?"):
         answer = answer[:1].upper() + answer[1:]
     return f"{question} {answer}; the model says {guess}."
+
+
+def _answer(task: Task, classes: Sequence[int]) -> str:
+    """The names of the classes; of a text, in which every token is scored, that of the last one."""
+    if len(classes) > MAX_TOKENS:
+        classes = classes[-1:]
+    names = [task.class_name("answer", label) for label in classes]
+    return ("" if all(len(name) < 2 for name in names) else " ").join(names)

@@ -12,12 +12,6 @@ from polyhead.pages.report.section import Gallery, Section, Table, networks, num
 from polyhead.tasks.task import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}
-SPLITS = {
-    "compositional": "unseen combinations",
-    "novel": "what was never seen in training",
-    "validation": "validation data",
-}
-"""Names of splits for tasks that do not name them."""
 TEST_COLUMNS = ("90 % interval", "p (Holm)", "networks")
 OPEN_TEST = f"Fewer than {MIN_NETWORKS} networks on a side are no test: undecided."
 
@@ -60,15 +54,6 @@ def metric_name(task: Task) -> str:
     return METRICS.get(task.metric, task.metric.replace("_", " "))
 
 
-def split_name(task: Task, split: str) -> str:
-    """The task's name of a split: "unseen combinations"."""
-    if split in task.words.splits:
-        return task.words.splits[split]
-    if split == "iid":
-        return "known combinations" if "compositional" in task.splits else "fresh data"
-    return SPLITS.get(split, split.replace("_", " "))
-
-
 def baseline_label(task: Task, name: str) -> str:
     words = task.words.floors.get(name)
     return words.label if words else name.replace("_", " ").capitalize()
@@ -76,7 +61,7 @@ def baseline_label(task: Task, name: str) -> str:
 
 def title(results: Results) -> str:
     """The headline, in one line: "Best on unseen combinations: HYLA (R² 0.93)"."""
-    place = split_name(results.task, results.headline)
+    place = results.task.split_name(results.headline)
     order = results.ranked()
     if not order:
         return f"No finished run with a score on {place} yet"
@@ -88,7 +73,7 @@ def title(results: Results) -> str:
 def score_table(results: Results) -> Table:
     """Mechanisms, best first, then baselines: scores by split, networks, parameters, seconds of training."""
     task = results.task
-    head = ["", *(split_name(task, split) for split in results.splits), "trained", "parameters", "seconds"]
+    head = ["", *(task.split_name(split) for split in results.splits), "trained", "parameters", "seconds"]
     rows = []
     for group in results.table_order():
         cells = [with_error(group.score(split)) for split in results.splits]
@@ -153,9 +138,9 @@ def results_section(results: Results, gallery: Gallery) -> Section:
             {label: list(score.by_seed.values()) for label, score in scores.items()},
             errors={label: score.error or 0.0 for label, score in scores.items()},
             baselines=levels,
-            score=f"{metric} on {split_name(task, split)}",
+            score=f"{metric} on {task.split_name(split)}",
         )
-        caption = f"{metric} on {split_name(task, split)}: a dot per network, the mean with its standard error."
+        caption = f"{metric} on {task.split_name(split)}: a dot per network, the mean with its standard error."
         section.figures.append(gallery.add("results", figure, caption))
     section.tables.append(score_table(results))
     verdicts = verdict_table(results)
@@ -178,7 +163,7 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
     section = Section("curves", "Learning curves")
     columns = [("train", "loss", None, "training loss")]
     for split in results.splits:
-        columns.append(("eval", task.metric, split, f"{metric} on {split_name(task, split)}"))
+        columns.append(("eval", task.metric, split, f"{metric} on {task.split_name(split)}"))
     for kind, value, split, label in columns:
         series = {}
         for group in results.groups:
@@ -194,7 +179,7 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
                 levels[baseline_label(task, name)] = by_split[split].mean
         positive = all(y > 0 for points in series.values() for ys in points.values() for y in ys)
         figure = figures.lines(
-            [("" if split is None else split_name(task, split), series, levels)],
+            [("" if split is None else task.split_name(split), series, levels)],
             x_label="optimiser step",
             y_label="training loss" if split is None else metric,
             log_y=split is None and positive,

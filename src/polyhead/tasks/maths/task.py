@@ -9,7 +9,6 @@ modules.py makes questions of five modules.  text.py reads the published files a
 
 import functools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -158,12 +157,10 @@ class Maths(Task):
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         return maths_text.characters((batch.source if source else batch.inputs)[0].tolist())  # type: ignore[index]
 
-    def asked(self, batch: Batch, sample: int) -> str:
-        return f"{self.texts(batch)[sample][0]} Answer"
-
-    def written(self, answer: Sequence[int]) -> str:
+    def class_name(self, target: str, label: int) -> str:
         names = {"␣": " ", "end": "", "-": "−"}
-        return "".join(names.get(name, name) for name in maths_text.characters(answer))
+        (name,) = maths_text.characters([label])
+        return names.get(name, name)
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the training questions, unless they are generated."""

@@ -23,7 +23,6 @@ Half of all images have class 1.  Objects that the rule does not compare carry n
 import functools
 import itertools
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,14 +40,7 @@ from polyhead.tasks.relational_games.floors import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
 from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
 
-QUESTIONS = {
-    "same": "Are the two the same?",
-    "occurs": "Is the one above among the three below?",
-    "xoccurs": "Is the one above among the three below, exactly once?",
-    "between": "Are the outer two the same and the middle one another?",
-    "match_pattern": "Do the rows above and below have one pattern?",
-}
-GAMES = tuple(QUESTIONS)
+GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
 SHAPES_OF = {
     "train": ("pentominoes",),
     "validation": ("pentominoes",),
@@ -95,6 +87,7 @@ class RelationalGames(Classification):
     name: ClassVar[str] = "relational_games"
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
+        question="Does the relation hold?",
         splits={
             "novel": "unseen shapes",
             "novel_hexominoes": "unseen shapes (hexominoes)",
@@ -146,11 +139,8 @@ class RelationalGames(Classification):
             return _batch(sets, *(_in_turn(pair) for pair in zip(*parts, strict=True)))
         return _batch(sets, *self._fresh(sets[0], kinds, own))
 
-    def asked(self, batch: Batch, sample: int) -> str:
-        return QUESTIONS[self.game]
-
-    def written(self, answer: Sequence[int]) -> str:
-        return ANSWERS[answer[0]]
+    def class_name(self, target: str, label: int) -> str:
+        return ANSWERS[label]
 
     def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing; for generated images also of a learner without relations: see floors.py."""

@@ -17,7 +17,6 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -44,7 +43,6 @@ from polyhead.tasks.text.sources import SPLITS
 from polyhead.tasks.text.tokens import Codec
 
 ROUNDS = 5  # rounds of the Feistel network
-SHOWN = 64  # tokens that a report prints
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,7 @@ class Text(Task):
     lazy: ClassVar[bool] = True
     autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
+        question="The next token is",
         metric=(
             "Bits per byte",
             "The bits per byte of held-out text under the model, comparable between tokenizers: lower is better. A "
@@ -246,16 +245,10 @@ class Text(Task):
 
     # ------------------------------------------------------------------------------------------------------------ words
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
-        return tuple(piece.replace(" ", "␣") for piece in self.codec().pieces(batch.inputs[0].tolist()))
+        return tuple(self.class_name("answer", token) for token in batch.inputs[0].tolist())
 
-    def asked(self, batch: Batch, sample: int) -> str:
-        """The last tokens of the text, without separators of documents."""
-        read = self.codec().decode(batch.inputs[sample, -SHOWN:].tolist()).replace("\0", "")
-        return f"“…{read}” is followed by"
-
-    def written(self, answer: Sequence[int]) -> str:
-        """The last token."""
-        return f"“{self.codec().pieces(list(answer[-1:]))[0]}”"
+    def class_name(self, target: str, label: int) -> str:
+        return self.codec().pieces([label])[0].replace(" ", "␣")
 
     # ------------------------------------------------------------------------------------------------------------- runs
     def keep(self, folder: str | os.PathLike[str]) -> None:
