@@ -7,7 +7,6 @@ has the best mean validation score over seeds.  The reported splits never influe
 import json
 import math
 import pathlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,8 +61,12 @@ class Paper:
 
     def places(self, run: Run) -> dict[str, Any]:
         """The value of a run on each axis that it has."""
-        axes = {"model": self.row_of, **AXES, **self.axes}
-        return {axis: place for axis, read in axes.items() if (place := read(run)) is not None}
+        places = {}
+        for axis, read in {"model": self.row_of, **AXES, **self.axes}.items():
+            value = read(run)
+            if value is not None:
+                places[axis] = value
+        return places
 
 
 @dataclass(frozen=True)
@@ -200,32 +203,32 @@ class Study:
         return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
 
     def searched(self, *axes: str, task: str | None = None) -> dict[Coordinates, dict[Setting, list[FinishedRun]]]:
-        """The runs by place on `axes` and by setting, in the order of the runs; `task`: only runs of this task."""
-        found: dict[Coordinates, dict[Setting, list[FinishedRun]]] = defaultdict(lambda: defaultdict(list))
+        """Return the runs by place on `axes` and by setting, in the order of the runs; `task`: only of this task."""
+        runs: dict[Coordinates, dict[Setting, list[FinishedRun]]] = {}
         for point in self.points:
             places = self.paper.places(point.run)
             if task in (None, places["task"]):
-                found[tuple(places.get(axis) for axis in axes)][point.setting].append(point)
-        return found
+                place = tuple(places.get(axis) for axis in axes)
+                runs.setdefault(place, {}).setdefault(point.setting, []).append(point)
+        return runs
 
     def cells(self, *axes: str, task: str | None = None) -> dict[Coordinates, Cell]:
-        """The selected cells by place on `axes`, in the order of the runs; `task`: only cells of this task."""
+        """Return the selected cells by place on `axes`, in the order of the runs; `task`: only of this task."""
         return {place: select(by_setting) for place, by_setting in self.searched(*axes, task=task).items()}
 
 
 def select(by_setting: dict[Setting, list[FinishedRun]]) -> Cell:
-    """The setting with the best mean validation score, among settings with the most finished seeds."""
-    most = max(len(points) for points in by_setting.values())
-    scores = {
-        setting: over_seeds(points, "validation") for setting, points in by_setting.items() if len(points) == most
-    }
-
-    def rank(setting: Setting) -> float:
-        mean = scores[setting].mean
-        return -math.inf if math.isnan(mean) else by_setting[setting][0].run.task.gain(mean)
-
-    best = max(scores, key=rank)
-    return Cell(best, tuple(by_setting[best]), len(by_setting), scores[best])
+    """Return the setting with the best mean validation score, among settings with the most finished seeds."""
+    num_seeds = max(len(points) for points in by_setting.values())
+    estimates: dict[Setting, Estimate] = {}
+    ranks: dict[Setting, float] = {}
+    for setting, points in by_setting.items():
+        if len(points) == num_seeds:
+            estimates[setting] = over_seeds(points, "validation")
+            mean = estimates[setting].mean
+            ranks[setting] = -math.inf if math.isnan(mean) else points[0].run.task.gain(mean)
+    best = max(ranks, key=ranks.__getitem__)
+    return Cell(best, tuple(by_setting[best]), len(by_setting), estimates[best])
 
 
 def over_seeds(points: Iterable[FinishedRun], split: str) -> Estimate:

@@ -74,37 +74,35 @@ def norms(scale: str = "small") -> tuple[Run, ...]:
 
 # --------------------------------------------------------------------------------------------------------------- claims
 def gated(scores: Scores) -> list[Verdict]:
-    """The claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
-    if "SwiGLU" not in scores:
+    """Return the claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
+    if "SwiGLU" not in scores or len(scores) == 1:
         return []
-    parts = {f"{name} − SwiGLU": e - scores["SwiGLU"] for name, e in scores.items() if name != "SwiGLU"}
-    return (
-        [above("SwiGLU is better than feed-forward layers without a gate at equal parameters", parts)] if parts else []
-    )
+    parts = {f"{name} − SwiGLU": score - scores["SwiGLU"] for name, score in scores.items() if name != "SwiGLU"}
+    return [above("SwiGLU is better than feed-forward layers without a gate at equal parameters", parts)]
 
 
 def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -> list[Verdict]:
-    """The claims that pre-norm is better at the best rate of each and at the highest rate.
+    """Return the claims that pre-norm is better at the best rate of each and at the highest rate.
 
     `scores[rate]["pre"]`: the reported scores; those of `validation` choose the best rates.
     """
-    paired = {rate: by for rate, by in scores.items() if set(ORDERS) <= set(by)}
-    if not paired:
+    rates = [rate for rate, by_order in scores.items() if set(ORDERS) <= set(by_order)]
+    if not rates:
         return []
 
-    def rank(rate: float, order: str) -> tuple[bool, float]:
+    def validation_score(rate: float, order: str) -> float:
         mean = validation[rate][order].mean
-        return math.isnan(mean), mean  # a diverged run is the last
+        return math.inf if math.isnan(mean) else mean  # a diverged run is the last
 
-    rates = {order: min(paired, key=lambda rate: rank(rate, order)) for order in ORDERS}
-    best = {order: paired[rate][order] for order, rate in rates.items()}
-    most = max(paired)
+    best = {}
+    for order in ORDERS:
+        best_rate = min(rates, key=lambda rate, order=order: validation_score(rate, order))  # type: ignore[misc]
+        best[order] = scores[best_rate][order]
+    highest = max(rates)
+    difference = scores[highest]["post"] - scores[highest]["pre"]
     return [
         above("pre-norm is better than post-norm, each at its best rate", {"post − pre": best["post"] - best["pre"]}),
-        above(
-            "pre-norm bears a higher rate",
-            {f"post − pre at rate {most:g}": paired[most]["post"] - paired[most]["pre"]},
-        ),
+        above("pre-norm bears a higher rate", {f"post − pre at rate {highest:g}": difference}),
     ]
 
 

@@ -117,28 +117,27 @@ ENOUGH = 2.2  # bits per byte that minutes on a CPU should reach
 
 
 def reaches(scores: Scores, level: float) -> list[Verdict]:
-    """The claim that every model reaches `level` bits per byte.  Single runs have errors over sequences."""
-    parts = {f"{level} − {ROWS[model].label}": constant(level) - e for model, e in scores.items()}
+    """Return the claim that every model reaches `level` bits per byte.  Single runs have errors over sequences."""
+    parts = {f"{level} − {ROWS[model].label}": constant(level) - score for model, score in scores.items()}
     return [above(f"every model reaches {level} bits per byte on held-out files", parts)] if parts else []
 
 
 def below(scores: Scores, levels: Mapping[str, float]) -> list[Verdict]:
-    """The claim that every model is below zlib.  `levels`: bits per byte of zlib, by the compressed text."""
-    parts = {
-        f"zlib on {text}, {level:.3f} − {ROWS[model].label}": constant(level) - e
-        for text, level in levels.items()
-        for model, e in scores.items()
-    }
+    """Return the claim that every model is below zlib.  `levels`: bits per byte of zlib, by the compressed text."""
+    parts = {}
+    for text, level in levels.items():
+        for model, score in scores.items():
+            parts[f"zlib on {text}, {level:.3f} − {ROWS[model].label}"] = constant(level) - score
     return [above("fewer bits per byte of held-out files than zlib takes", parts)] if parts else []
 
 
 def kinds(scores: Scores) -> list[Verdict]:
-    """The claims that HYLA is better than linear heads, and dual attention better than softmax heads."""
+    """Return the claims that HYLA is better than linear heads, and dual attention better than softmax heads."""
     verdicts = []
-    if parts := lower(scores, "hyla", ("linear",)) if "hyla" in scores else {}:
-        verdicts.append(above("HYLA is better than linear attention", parts))
-    if parts := lower(scores, "dual", ("softmax",)) if "dual" in scores else {}:
-        verdicts.append(above("dual attention is better than softmax heads", parts))
+    if {"hyla", "linear"} <= set(scores):
+        verdicts.append(above("HYLA is better than linear attention", lower(scores, "hyla", ("linear",))))
+    if {"dual", "softmax"} <= set(scores):
+        verdicts.append(above("dual attention is better than softmax heads", lower(scores, "dual", ("softmax",))))
     return verdicts
 
 
