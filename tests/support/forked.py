@@ -59,7 +59,7 @@ def _live(command: Sequence[str], env: Mapping[str, str] | None, end: Callable[[
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         warnings.simplefilter("ignore")
         os.environ.update(env or {})
-        _, how, what, *words = command
+        _, how, what, *words = [word for word in command if word != "-P"]
         sys.argv = [how, *words]
         if how == "-c":
             exec(compile(what, "<forked>", "exec"), {"__name__": "__main__"})
