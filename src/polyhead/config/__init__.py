@@ -4,6 +4,7 @@ mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, 
 of the literature.  task.py: Batch and the abstract Task.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.
 """
 
+from polyhead.config.checked import non_semantic
 from polyhead.config.components import *  # noqa: F403
 from polyhead.config.components import __all__ as _components
 from polyhead.config.mechanisms import *  # noqa: F403
@@ -11,7 +12,7 @@ from polyhead.config.mechanisms import SymbolHeads, Symbols, SymbolSource, __all
 from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetConfig
 from polyhead.config.run import *  # noqa: F403
 from polyhead.config.run import __all__ as _run
-from polyhead.config.serial import non_semantic, to_dict
+from polyhead.config.serial import to_dict
 from polyhead.config.task import Batch, Task, stream
 
 __all__ = [

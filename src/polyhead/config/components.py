@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polyhead.config.serial import Checked, added_later
+from polyhead.config.checked import Checked, omitted_at_default
 from polyhead.spec import ACTS, LAYOUTS
 from polyhead.spec.shapes import check_number
 
@@ -128,7 +128,7 @@ class Swiglu(FeedForward):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
 
     hidden: int | None = None
-    bias: bool = added_later(False)
+    bias: bool = omitted_at_default(False)
 
     _least: ClassVar = {"hidden": 1}
 
@@ -171,7 +171,7 @@ class Tokens(Checked):
     """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
 
     count: int
-    scaled: bool = added_later(False)
+    scaled: bool = omitted_at_default(False)
 
     _least: ClassVar = {"count": 1}
 

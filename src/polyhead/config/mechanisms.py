@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from polyhead.config.serial import Checked, added_later, non_semantic
+from polyhead.config.checked import Checked, non_semantic, omitted_at_default
 from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
 
@@ -41,7 +41,7 @@ class Mechanism(Checked):
     dim: int | None = None
     value_dim: int | None = None
     kv_heads: int | None = None
-    share: bool = added_later(False)
+    share: bool = omitted_at_default(False)
     impl: str = non_semantic("auto")
 
     _least: ClassVar = {"heads": 1, "dim": 1, "value_dim": 1, "kv_heads": 1}
@@ -155,7 +155,7 @@ class SymbolicAttention(Symbols):
     heads: int | None = None
     trainable: bool = True
     once: bool = False
-    tied: bool = added_later(False)
+    tied: bool = omitted_at_default(False)
 
     _least: ClassVar = {"count": 1, "heads": 1}
 
@@ -173,7 +173,7 @@ class RelationalSymbols(SymbolicAttention):
     relations: int = 4
     include_self: bool = False
     normalise: bool = True
-    causal: bool | None = added_later(None)
+    causal: bool | None = omitted_at_default(None)
 
     _least: ClassVar = {"neighbours": 1, "relations": 1}
     _most: ClassVar = {"neighbours": LARGEST}

@@ -7,9 +7,9 @@ import typing
 from dataclasses import dataclass
 from typing import ClassVar
 
+from polyhead.config.checked import Checked
 from polyhead.config.components import Classes, Input, Patches
 from polyhead.config.mechanisms import LARGEST, PositionSymbols, RelativeSymbols, SymbolSource
-from polyhead.config.serial import Checked
 from polyhead.spec import RELATION_ACTS
 from polyhead.spec.shapes import check_rate
 

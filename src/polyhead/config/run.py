@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from polyhead.config import serial
+from polyhead.config.checked import Checked, non_semantic, omitted_at_default
 from polyhead.config.components import (
     FEEDFORWARDS,
     POSITIONS,
@@ -41,7 +42,7 @@ from polyhead.config.mechanisms import (
     SymbolSource,
 )
 from polyhead.config.rivals import AbstractorConfig, Baseline
-from polyhead.config.serial import Checked, added_later, non_semantic, to_dict
+from polyhead.config.serial import to_dict
 from polyhead.config.task import Task
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
 from polyhead.spec.notebook import as_table
@@ -110,13 +111,13 @@ class TransformerConfig(Checked):
     """One dropout mask per layer, shared by batch and heads, instead of one per element."""
     residual_dropout: float = 0.0
     init: str = "cs336"
-    final_norm: bool | None = added_later(None)
+    final_norm: bool | None = omitted_at_default(None)
     """A norm after the last block; None: with pre-norm only."""
-    encoder: "TransformerConfig | AbstractorConfig | None" = added_later(None)  # noqa: RUF009 (a field)
-    cross_heads: Mechanism | Sequence[Mechanism] | None = added_later(None)  # noqa: RUF009 (a field)
-    encoder_symbols: bool = added_later(False)
+    encoder: "TransformerConfig | AbstractorConfig | None" = omitted_at_default(None)  # noqa: RUF009 (a field)
+    cross_heads: Mechanism | Sequence[Mechanism] | None = omitted_at_default(None)  # noqa: RUF009 (a field)
+    encoder_symbols: bool = omitted_at_default(False)
     """The layers read the encoder's sources of symbols, which must be shared, instead of their own."""
-    window: int | None = added_later(None)
+    window: int | None = omitted_at_default(None)
     """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
     """Activation checkpointing: in training, save only the inputs of the blocks and recompute the rest in the backward
@@ -284,7 +285,7 @@ class Train(Checked):
     """Largest gradient norm; None does not clip."""
     precision: str = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
-    accumulate: int = added_later(1)
+    accumulate: int = omitted_at_default(1)
     """Gradient accumulation: a batch is processed in this many parts.  It takes less memory and gives the same
     gradient, except that each part draws its own dropout, and balances its own load of experts.  It must divide
     `batch_size`."""
@@ -404,5 +405,5 @@ def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
 
 def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:
     """The inverse of `to_dict`; `kinds`: see `load`.  Unknown fields, kinds, types are errors that name the field."""
-    serial.measure(data)
+    serial.check_size(data)
     return serial.build(data, Run, {cls.__name__: cls for cls in (*_KINDS, *kinds)}, where)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from polyhead.config.checked import Checked
 from polyhead.config.components import Input, Output
-from polyhead.config.serial import Checked
 from polyhead.config.words import SPLIT_NAMES, Words
 from polyhead.spec.shapes import one_of
 
