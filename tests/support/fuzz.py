@@ -39,7 +39,7 @@ NASTY: tuple[Any, ...] = (
 )
 
 
-FEW = ("demo", "fuzzy-original", "sraven-hyla", "lm-softmax", "lm-linear", "images", "split", "maths", "sorting")
+FEW = ("games", "fuzzy-original", "sraven-hyla", "lm-softmax", "lm-linear", "images", "split", "maths", "sorting")
 """Recipes that are quickly made and together have most classes of parts."""
 
 
