@@ -151,7 +151,7 @@ def test_yaml_reads_numbers_and_none_as_people_write_them(tmp_path):
 
 def test_whole_numbers_and_fractions_are_one_run(tmp_path):
     same = run_of(train=Train(weight_decay=0.0, clip=1.0, betas=(0.0, 0.9)))
-    whole = run_of(train=Train(**{"weight_decay": 0, "clip": 1, "betas": (0, 0.9)}))
+    whole = run_of(train=Train(weight_decay=0, clip=1, betas=(0, 0.9)))
     config.save(whole, tmp_path / "run.json")
     assert config.load(tmp_path / "run.json", KINDS) == same == whole
     assert config.digest(whole) == config.digest(same)
