@@ -102,8 +102,8 @@ def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Tensor:
     """A tile of logits in new memory, in at least float32."""
-    made = wide(F.linear(x, weight, bias))
-    return made if factor == 1.0 else made.mul_(factor)
+    logits = wide(F.linear(x, weight, bias))
+    return logits if factor == 1.0 else logits.mul_(factor)
 
 
 @torch.library.custom_op("polyhead::chunked_cross_entropy", mutates_args=())
@@ -111,23 +111,25 @@ def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, factor: float, chunk: int, guess: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses, z, and the most likely entries (empty unless `guess`)."""
-    if x.device.type == "cpu" and len(x) and not 0 <= (least := targets.min()) <= (most := targets.max()) < len(weight):
-        strange = int(least if least < 0 else most)
-        raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {strange} came")
+    if x.device.type == "cpu" and len(x):
+        lowest, highest_target = int(targets.min()), int(targets.max())
+        if lowest < 0 or highest_target >= len(weight):
+            wrong = lowest if lowest < 0 else highest_target
+            raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {wrong} came")
     chosen = torch.full_like(x[:, 0], float("nan"), dtype=wide(x[:0]).dtype)
     z, best = torch.empty_like(chosen), targets.new_zeros(len(x) if guess else 0, dtype=torch.long)
     with torch.autocast(x.device.type, enabled=False):
         for rows, chunks in _tiles(x, weight, chunk):
-            # Not -inf: a bias may forbid a whole chunk, and -inf - -inf is NaN.
+            # Start at the smallest finite number: where all entries have bias -inf, -inf - (-inf) would be NaN.
             top, total = torch.full_like(z[rows], torch.finfo(z.dtype).min), torch.zeros_like(z[rows])
             for columns in chunks:
                 logits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
-                inside, places = _places(targets[rows], columns)
-                found = logits.gather(1, places)[:, 0]
-                chosen[rows] = torch.where(inside, found, chosen[rows])
+                is_inside, columns_of_targets = _columns_of_targets(targets[rows], columns)
+                target_logits = logits.gather(1, columns_of_targets)[:, 0]
+                chosen[rows] = torch.where(is_inside, target_logits, chosen[rows])
                 if guess:
-                    highest, where = logits.max(-1)
-                    best[rows] = torch.where(highest > top, where + columns.start, best[rows])
+                    highest, column = logits.max(-1)
+                    best[rows] = torch.where(highest > top, column + columns.start, best[rows])
                 else:
                     highest = logits.amax(-1)
                 highest = torch.maximum(top, highest)
@@ -137,10 +139,10 @@ def _forward(
     return z - chosen, z, best
 
 
-def _places(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
+def _columns_of_targets(targets: Tensor, columns: slice) -> tuple[Tensor, Tensor]:
     """(t) whether a target is in this chunk of the vocabulary, and (t 1) its place there, any if it is not."""
-    inside = (targets >= columns.start) & (targets < columns.stop)
-    return inside, (targets - columns.start).clamp(0, columns.stop - columns.start - 1)[:, None]
+    is_inside = (targets >= columns.start) & (targets < columns.stop)
+    return is_inside, (targets - columns.start).clamp(0, columns.stop - columns.start - 1)[:, None]
 
 
 @_forward.register_fake
@@ -160,25 +162,27 @@ def _backward(
     *,
     factor: float,
     chunk: int,
-    wanted: list[bool],
+    needs_gradient: list[bool],
 ) -> list[Tensor]:
-    """Gradients of x, weight and bias; empty where not `wanted`."""
+    """Gradients of x, weight and bias; empty where not `needs_gradient`."""
     like = (x, weight, weight[:, 0])
-    grads = [torch.zeros_like(a if want else a[:0], dtype=z.dtype) for a, want in zip(like, wanted, strict=True)]
+    grads = [
+        torch.zeros_like(a if want else a[:0], dtype=z.dtype) for a, want in zip(like, needs_gradient, strict=True)
+    ]
     with torch.autocast(x.device.type, enabled=False):
         for rows, chunks in _tiles(x, weight, chunk):
             for columns in chunks:
                 dlogits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
                 dlogits.sub_(z[rows, None]).exp_()
-                inside, places = _places(targets[rows], columns)
-                dlogits.scatter_add_(1, places, -inside[:, None].to(dlogits.dtype))
+                is_inside, columns_of_targets = _columns_of_targets(targets[rows], columns)
+                dlogits.scatter_add_(1, columns_of_targets, -is_inside[:, None].to(dlogits.dtype))
                 dlogits.mul_((dloss[rows] * factor)[:, None])
                 narrow = dlogits.to(x.dtype)
-                if wanted[0]:
+                if needs_gradient[0]:
                     _add_product(grads[0][rows], narrow, weight[columns])
-                if wanted[1]:
+                if needs_gradient[1]:
                     _add_product(grads[1][columns], narrow.T, x[rows])
-                if wanted[2]:
+                if needs_gradient[2]:
                     grads[2][columns] += dlogits.sum(0)
     return [grad.to(x.dtype) for grad in grads]
 
@@ -192,9 +196,9 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 @_backward.register_fake
-def _(dloss, x, weight, bias, targets, z, *, factor, chunk, wanted):  # type: ignore[no-untyped-def]
+def _(dloss, x, weight, bias, targets, z, *, factor, chunk, needs_gradient):  # type: ignore[no-untyped-def]
     like = (x, weight, weight[:, 0])
-    return [torch.empty_like(a if want else a[:0]) for a, want in zip(like, wanted, strict=True)]
+    return [torch.empty_like(a if want else a[:0]) for a, want in zip(like, needs_gradient, strict=True)]
 
 
 def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
@@ -206,24 +210,24 @@ def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped
 def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
     if needs_more_than_backward():
         _refuse(ctx)
-    wanted = [bool(needs) for needs in ctx.needs_input_grad[:3]]
+    needs_gradient = [bool(needs) for needs in ctx.needs_input_grad[:3]]
     if is_grads_batched([dloss]):
         x, weight, bias, targets, _ = ctx.saved_tensors
         return *_all_at_once(dloss, (x, weight, bias), targets, ctx.factor), None
     grads = torch.ops.polyhead.chunked_cross_entropy_backward(
-        dloss, *ctx.saved_tensors, factor=ctx.factor, chunk=ctx.chunk, wanted=wanted
+        dloss, *ctx.saved_tensors, factor=ctx.factor, chunk=ctx.chunk, needs_gradient=needs_gradient
     )
-    return *(grad if want else None for grad, want in zip(grads, wanted, strict=True)), None
+    return *(grad if want else None for grad, want in zip(grads, needs_gradient, strict=True)), None
 
 
 def _all_at_once(
-    dloss: Tensor, given: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, factor: float
+    dloss: Tensor, arguments: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, factor: float
 ) -> list[Tensor | None]:
     """Gradients of many losses (is_grads_batched), from all logits."""
-    x, weight, bias = given
+    x, weight, bias = arguments
 
-    def losses(own: list[Tensor]) -> list[Tensor]:
-        logits = _logits(own[0], own[1], None if bias is None else own[2], factor)
+    def losses(tensors: list[Tensor]) -> list[Tensor]:
+        logits = _logits(tensors[0], tensors[1], None if bias is None else tensors[2], factor)
         return [_whole(logits, targets, guess=False)[0]]
 
     grads = gradients_by_autograd(losses, [x, weight] if bias is None else [x, weight, bias], [dloss])

@@ -103,27 +103,27 @@ def convert_layout(weight: Tensor, dim: int, *, source: str, target: str) -> Ten
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def check_even(who: str, dim: int) -> None:
+def check_even(function: str, dim: int) -> None:
     """Raise ValueError unless the width is even: components are rotated in pairs."""
     if dim % 2:
-        raise ValueError(f"{who}: the width must be even but is {dim}")
+        raise ValueError(f"{function}: the width must be even but is {dim}")
 
 
-def check_shape(who: str, positions: Tensor, shape: tuple[int, ...]) -> None:
+def check_shape(function: str, positions: Tensor, shape: tuple[int, ...]) -> None:
     """Raise ValueError unless positions are integers and broadcast to `shape`."""
     if positions.is_floating_point():
-        raise ValueError(f"{who}: positions must be of an integer dtype but are {positions.dtype}")
+        raise ValueError(f"{function}: positions must be of an integer dtype but are {positions.dtype}")
     lead = len(shape) - positions.dim()
     if lead < 0 or any(n not in (1, m) for n, m in zip(positions.shape, shape[lead:], strict=True)):
-        raise ValueError(f"{who}: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")
+        raise ValueError(f"{function}: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")
 
 
-def check_range(who: str, positions: Tensor, limit: int | None = None) -> None:
+def check_range(function: str, positions: Tensor, limit: int | None = None) -> None:
     """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`is_readable`)."""
     if not is_readable(positions) or not positions.numel():
         return
     low, high = (int(end) for end in positions.aminmax())
     if low < 0:
-        raise ValueError(f"{who}: positions must not be negative but hold {low}")
+        raise ValueError(f"{function}: positions must not be negative but hold {low}")
     if limit is not None and high >= limit:
-        raise ValueError(f"{who}: positions must be below max_length = {limit} but reach {high}")
+        raise ValueError(f"{function}: positions must be below max_length = {limit} but reach {high}")

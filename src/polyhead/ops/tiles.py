@@ -66,13 +66,13 @@ def visible_ranges(masks: Masks, t: int, s: int, device: torch.device) -> tuple[
 
     For a query without a visible key the range is empty.
     """
-    place = torch.arange(s - t, s, device=device, dtype=torch.int32)
-    first, end = torch.zeros_like(place), torch.full_like(place, s)
+    position = torch.arange(s - t, s, device=device, dtype=torch.int32)
+    first, end = torch.zeros_like(position), torch.full_like(position, s)
     if masks.causal:
-        end = place + 1
+        end = position + 1
     if masks.window is not None:
         window = min(masks.window, t + s)  # keep sums within int32
-        first, end = place - (window - 1), torch.minimum(end, place + window)
+        first, end = position - (window - 1), torch.minimum(end, position + window)
     if masks.cu_seqlens is not None:
         edges = F.pad(masks.cu_seqlens[1:], (1, 0))  # rows behind the last edge form one more sequence
         sequence = sequence_of(masks.cu_seqlens, t)

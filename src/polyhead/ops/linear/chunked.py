@@ -90,11 +90,11 @@ def _rows(x: Tensor, chunk: int, t: int) -> Tensor:
     return rearrange(x.unflatten(3, (-1, chunk)), "b g n r t e -> b (n t) (g r) e")[:, :t]
 
 
-def _own(q: Tensor, k: Tensor, v: Tensor, look: Tensor) -> Tensor:
-    """The part of the output from keys of the query's own chunk; the mask `look` is (t s) or (n t s)."""
-    chunk = look.shape[-1]
-    look = look.unsqueeze(-3)  # all heads of a group
-    return (q @ k.mT).unflatten(3, (-1, chunk)).masked_fill(~look, 0).flatten(3, 4) @ v
+def _own(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The part of the output from keys of the query's own chunk; the mask `visible` is (t s) or (n t s)."""
+    chunk = visible.shape[-1]
+    visible = visible.unsqueeze(-3)  # all heads of a group
+    return (q @ k.mT).unflatten(3, (-1, chunk)).masked_fill(~visible, 0).flatten(3, 4) @ v
 
 
 def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,8 +118,8 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
     r = q.shape[2] // g
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
     number = sequence_of(cu_seqlens, q.shape[2] * chunk).unflatten(0, (-1, chunk))
-    look = number[:, :, None] == number[:, None]
-    out = _own(q, k, v, look.tril() if causal else look)
+    visible = number[:, :, None] == number[:, None]
+    out = _own(q, k, v, visible.tril() if causal else visible)
     out = out + _entering(q, _before(k, v, number), (number == number[:, :1]).repeat(1, r))
     if not causal:
         after = _before(k.flip(2, 3), v.flip(2, 3), number.flip(0, 1)).flip(2)
@@ -145,8 +145,8 @@ def _before(k: Tensor, v: Tensor, number: Tensor) -> Tensor:
 def _sums_before(steps: Tensor, same: Tensor) -> Tensor:
     """Along dimension 2: out_0 = 0; out_(n+1) = steps_n + out_n where same_n, otherwise steps_n."""
     out = torch.zeros_like(steps)
-    for n, kept in enumerate(same[:-1]):
-        torch.add(torch.where(kept, out[:, :, n], 0), steps[:, :, n], out=out[:, :, n + 1])
+    for n, continues in enumerate(same[:-1]):
+        torch.add(torch.where(continues, out[:, :, n], 0), steps[:, :, n], out=out[:, :, n + 1])
     return out
 
 

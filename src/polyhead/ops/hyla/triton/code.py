@@ -61,19 +61,19 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
     if bias is not None:
         added = by_offset(bias, q0, k0, lengths, C.sight, C.q).to(C.dots.total)
     scores = tl.fma(dot(queries, tl.permute(keys, (0, 2, 1)), C.dots), scale, added)
-    seen = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
+    is_visible = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
     if bias is not None:
-        seen = seen & (scores != float("-inf"))
-    return tl.where(seen, scores, 0.0), seen
+        is_visible = is_visible & (scores != float("-inf"))
+    return tl.where(is_visible, scores, 0.0), is_visible
 
 
 @jit
 def code_tile(queries, keys, bias, at, call, C: tl.constexpr):
     """[head, query, key] code of a tile, and its factor `root` [head or 1, query, key], 0 at masked pairs."""
-    scores, seen = score_tile(queries, keys, bias, at, call, C)
-    root = seen.to(C.dots.total)
+    scores, is_visible = score_tile(queries, keys, bias, at, call, C)
+    root = is_visible.to(C.dots.total)
     if C.normalise == "rms_heads":
-        root = rms_root(scores, seen, C.q.heads, C.eps)
+        root = rms_root(scores, is_visible, C.q.heads, C.eps)
     return scores * root, root
 
 

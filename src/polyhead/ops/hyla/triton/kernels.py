@@ -139,8 +139,8 @@ def cut(x: Block, halves: bool) -> tuple[Rows, Rows]:
     if not halves:
         return Rows(x, deep(x)), Rows(x, deep(x))
     half = replace(x, width_padded=x.width_padded // 2)
-    rest = replace(half, first=half.width_padded)
-    return Rows(half, deep(half)), Rows(rest, deep(rest))
+    second_half = replace(half, first=half.width_padded)
+    return Rows(half, deep(half)), Rows(second_half, deep(second_half))
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,13 @@ class HylaKernelCall:
         kernel: Any,
         grid: tuple[int, ...],
         size: TileSettings,
-        more: tuple[Tensor, ...],
+        extra_tensors: tuple[Tensor, ...],
         settings: tuple[Any, ...],
     ) -> Launch:
-        """A launch of a kernel that takes `more` tensors, with strides, and more `settings`."""
-        tensors, where = (self.q, self.k, self.v, self.bias, *more), (self.q, self.k, self.v, *more)
-        first = tensors, tuple(map(strides, where)), self.q.shape[1], self.k.shape[1]
+        """A launch of a kernel that takes `extra_tensors`, with their strides, and further `settings`."""
+        tensors = self.q, self.k, self.v, self.bias, *extra_tensors
+        row_tensors = self.q, self.k, self.v, *extra_tensors
+        first = tensors, tuple(map(strides, row_tensors)), self.q.shape[1], self.k.shape[1]
         args = *first, (pair(self.scale), self.limits, *settings), self.config(size)
         return Launch(kernel, grid, args, size.warps, size.stages)
 
@@ -218,8 +219,8 @@ def tile(kernel: str, problem: HylaKernelCall) -> TileSettings:
         wide = itemsize > 2 and problem.shared < 200 << 10 and heads > 8
         return TileSettings((2 if wide else 8) if large else 16, 16, 8, 1)
     if itemsize == 2:
-        held = problem.config(TileSettings(16, 16, 8, 1)).k
-        return TileSettings(16, 16 if held.heads_padded * held.width_padded <= 512 else 8, 8, 1, halves=True)
+        keys = problem.config(TileSettings(16, 16, 8, 1)).k
+        return TileSettings(16, 16 if keys.heads_padded * keys.width_padded <= 512 else 8, 8, 1, halves=True)
     return TileSettings(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
 
 
@@ -286,9 +287,9 @@ def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tens
     """Write the gradient of q and add that of the bias, in groups of query tiles to bound the partial sums."""
     size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
-    each = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
-    for first in range(0, tiles, each):
-        count = min(each, tiles - first)
+    tiles_per_launch = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
+    for first in range(0, tiles, tiles_per_launch):
+        count = min(tiles_per_launch, tiles - first)
         partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
         settings = first * size.queries, count * size.queries, partial
         problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings)()

@@ -98,8 +98,8 @@ class Sight(CompiledIn):
 class RuntimeMasks(NamedTuple):
     """The part of the masks that is not compiled in; None where a field limits nothing."""
 
-    look: Tensor | None  # (b|1 s), True at visible keys
-    sample: int | None  # stride of its samples
+    mask: Tensor | None  # (b|1 s), True at visible keys
+    mask_stride: int | None  # stride of its samples
     first: Tensor | None  # (t,) first row of each row's own sequence
     end: Tensor | None  # (t,) one after its last row
     window: int | None
@@ -138,8 +138,8 @@ def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t
         first, end = edges[number], edges[number + 1]
     if mask is None:
         return RuntimeMasks(None, None, first, end, window)
-    look = rowwise(mask).view(torch.uint8)  # rowwise, because it may be a view of a wider mask
-    return RuntimeMasks(look, look.stride(0) * (mask.shape[0] > 1), first, end, window)
+    mask = rowwise(mask).view(torch.uint8)  # rowwise, because it may be a view of a wider mask
+    return RuntimeMasks(mask, mask.stride(0) * (mask.shape[0] > 1), first, end, window)
 
 
 def strides(x: Tensor) -> tuple[int, int, int]:
@@ -248,7 +248,7 @@ def by_offset(start, q0, k0, lengths, S: tl.constexpr, B: tl.constexpr):
 def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
     """[query, key], True where the query may attend to the key; False outside the lengths."""
     t, s = lengths
-    look, sample, first, end, window = limits
+    mask, mask_stride, first, end, window = limits
     i = q0 + tl.arange(0, S.queries)
     j = k0 + tl.arange(0, S.keys)
     high = tl.where(i < t, s, 0)
@@ -258,7 +258,7 @@ def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
         high = tl.minimum(high, i + (s - t + window))
     if first is not None:
         high = tl.minimum(high, tl.load(end + i, mask=i < t, other=0))
-    seen = j[None, :] < high[:, None]
+    is_visible = j[None, :] < high[:, None]
     low = i + (s - t)
     if window is not None:
         low -= window - 1
@@ -266,10 +266,10 @@ def visible(b, q0, k0, lengths, limits, S: tl.constexpr):
         lowest = tl.load(first + i, mask=i < t, other=0)
         low = lowest if window is None else tl.maximum(low, lowest)
     if window is not None or first is not None:
-        seen = seen & (j[None, :] >= low[:, None])
-    if look is not None:
-        seen = seen & (tl.load(look + b * sample + j, mask=j < s, other=0) != 0)[None, :]
-    return seen
+        is_visible = is_visible & (j[None, :] >= low[:, None])
+    if mask is not None:
+        is_visible = is_visible & (tl.load(mask + b * mask_stride + j, mask=j < s, other=0) != 0)[None, :]
+    return is_visible
 
 
 @jit
@@ -314,9 +314,9 @@ def queries_of(k0, lengths, limits, S: tl.constexpr):
 
 
 @jit
-def rms_root(scores, seen, HEADS: tl.constexpr, EPS: tl.constexpr):
+def rms_root(scores, is_visible, HEADS: tl.constexpr, EPS: tl.constexpr):
     """[head or 1, query, key]: 1 / root mean square over HEADS heads; 0 at masked pairs."""
-    return tl.where(seen, tl.rsqrt(tl.sum(scores * scores, 0) / HEADS + EPS)[None, :, :], 0.0)
+    return tl.where(is_visible, tl.rsqrt(tl.sum(scores * scores, 0) / HEADS + EPS)[None, :, :], 0.0)
 
 
 @jit
