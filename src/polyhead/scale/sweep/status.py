@@ -5,57 +5,60 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyhead.config import Run, digest
-from polyhead.scale.sweep import naming
 from polyhead.scale.sweep.engines import LOG
+from polyhead.scale.sweep.naming import differing
 from polyhead.train.store.claims import is_claimed
 from polyhead.train.store.folder import Result, finished, read_metrics
 from polyhead.train.store.state import State, read_end
 
 
 def status(runs: Sequence[Run], folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """A row for each run in `folder`/NAME-DIGEST.
+    """Return a row for each run in `folder`/NAME-DIGEST.
 
-    It has the name, the fields in which runs differ, the state, the step, the main metric on the last evaluated
-    split, and the error of a failed run.
+    It has the name, the fields in which runs differ, the state, the step, and a detail: the main metric on the last
+    evaluated split, or the error of a failed run.
 
-    running: a process trains it, here or elsewhere.  retrying: its worker died, and a sweep will restart it.
+    running: a process trains it, here or elsewhere.  retrying: its worker died, and a sweep will start it again.
     failed: it ended with an error, and no process works on it.  stopped: no error; the same command resumes it.
     """
     rows = []
-    differing = naming.differing(runs)
-    for run, fields in zip(runs, differing, strict=True):
-        place = place_of(run, folder)
-        state, step, detail = state_of(run, place)
+    for run, fields in zip(runs, differing(runs), strict=True):
+        state, step, detail = state_of(run, place_of(run, folder))
         rows.append({"run": run.name, **fields, "state": state, "step": f"{step}/{run.train.steps}", "": detail})
     return rows
 
 
 def place_of(run: Run, folder: str | pathlib.Path) -> pathlib.Path:
-    """Where a sweep trains a run."""
+    """Return the folder in which a sweep trains a run."""
     return pathlib.Path(folder) / f"{run.name}-{digest(run)}"
 
 
 def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
-    """The state of a run, its number of steps, and a detail: the score, the host, or the error."""
+    """Return the state of a run, its number of steps, and a detail: the score, the host, or the error."""
     if not place.is_dir():
         return State.WAITING, 0, ""
-    if (result := finished(place, digest(run))) is not None:
-        return State.DONE, result.steps, _score(run, result)
+    result = finished(place, digest(run))
+    if result is not None:
+        return State.DONE, result.steps, score_text(run, result)
     rows = read_metrics(place)
     step = max((row["step"] for row in rows), default=0)
     if is_claimed(place):
         return State.RUNNING, step, ""
-    if (end := read_end(place)) is not None:
-        state, said = end
-        return state, step, "" if state == State.STOPPED else said
+    end = read_end(place)
+    if end is not None:
+        state, message = end
+        return state, step, "" if state == State.STOPPED else message
     log = place / LOG
     if rows or (log.is_file() and log.stat().st_size > 0):
         return State.STOPPED, step, ""
     return State.WAITING, 0, ""
 
 
-def _score(run: Run, result: Result) -> str:
+def score_text(run: Run, result: Result) -> str:
+    """Return the main metric on unseen combinations, or on the last split; empty without evaluations."""
     splits = run.train.evaluate
-    split = "compositional" if "compositional" in splits else next(reversed(splits), "")
+    if not splits:
+        return ""
+    split = "compositional" if "compositional" in splits else splits[-1]
     score = result.scores.get(split, {}).get(run.task.metric)
     return "" if score is None else f"{split} {run.task.metric} {score:.3f}"
