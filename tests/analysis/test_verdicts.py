@@ -52,7 +52,7 @@ def test_one_network_has_no_interval():
 
 
 def test_tests_of_one_table_are_corrected_for_one_another():
-    ahead = difference(HYLA, {seed: value - 0.02 + 0.016 * (seed % 2) for seed, value in HYLA.items()})
+    ahead = difference(HYLA, {seed: value - 0.08 + 0.064 * (seed % 2) for seed, value in HYLA.items()})
     assert 0.01 < ahead.p_above < 0.05
     assert judge([ahead])[0].verdict == YES
     assert [one.verdict for one in judge([ahead] * 8)] == [UNDECIDED] * 8

@@ -25,7 +25,9 @@ def as_array(value: object) -> np.ndarray:
     """A NumPy array from a tensor on any device, or from anything that NumPy accepts.  bfloat16 becomes float32."""
     if isinstance(value, Tensor) and value.dtype == torch.bfloat16:
         value = value.float()
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    return np.asarray(value)
 
 
 def finite(codes: object, function: str) -> np.ndarray:
@@ -96,7 +98,9 @@ def codes(
     because the function may use any of them.  Raises ValueError if the code is unknown.
     """
     check_taps("codes", taps)
-    groups = taps.groups if group is None else (taps.groups[within("codes", "group", group, len(taps.groups))],)
+    groups = taps.groups
+    if group is not None:
+        groups = (groups[within("codes", "group", group, len(groups))],)
     if isinstance(q_index, INTEGER) and isinstance(k_index, INTEGER):
         return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]
     if isinstance(q_index, INTEGER) or isinstance(k_index, INTEGER) or len(q_index) != len(k_index):
@@ -118,16 +122,15 @@ def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Floa
 def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
     """The code of one pair, from one query and one key, or all keys if the code is normalised over keys."""
     t, s = taps.q.shape[1], taps.k.shape[1]
-    keys = slice(0, s) if SOFTMAX_AXIS.get(taps.normalise) == "s" else slice(j, j + 1)
-    visible = _mask_row(taps, i, t, s)
-    call = AttentionCall(
-        taps.q[:, i : i + 1],
-        taps.k[:, keys],
-        taps.v,
-        bias=None if taps.bias is None else _bias_row(taps.bias, i, t, s)[..., keys],
-        mask=None if visible is None else visible[..., keys],
-        scale=taps.scale,
-    )
+    keys = slice(j, j + 1)
+    if SOFTMAX_AXIS.get(taps.normalise) == "s":
+        keys = slice(0, s)
+    bias, mask = taps.bias, _mask_row(taps, i, t, s)
+    if bias is not None:
+        bias = _bias_row(bias, i, t, s)[..., keys]
+    if mask is not None:
+        mask = mask[..., keys]
+    call = AttentionCall(taps.q[:, i : i + 1], taps.k[:, keys], taps.v, bias=bias, mask=mask, scale=taps.scale)
     code = taps.coder(call)
     return code[:, :, 0, j - keys.start]
 

@@ -121,11 +121,11 @@ def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, sou
     These are the task's names, if it has some.  Otherwise integer tokens are their own names, and vectors and patches
     are numbered from 1.
     """
-    numbers = tuple(str(i + 1) for i in range(count))
+    numbers = tuple(map(str, range(1, count + 1)))
     inputs, tokens = _inputs(model, source=source), batch.source if source else batch.inputs
     names = None if task is None else task.token_names(batch, source=source)
     if names is None and isinstance(inputs, Tokens):
-        names = tuple(str(token) for token in as_array(tokens)[0].astype(int).tolist())
+        names = tuple(map(str, as_array(tokens)[0].astype(int).tolist()))
     elif names is None and isinstance(inputs, Patches) and inputs.class_token:
         names = ("class", *numbers[:-1])
     return names if names is not None and len(names) == count else numbers

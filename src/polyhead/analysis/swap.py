@@ -217,8 +217,9 @@ def replaced(model: Transformer, layer: int, codes: Codes) -> Iterator[None]:
     try:
         for group, code in zip(groups, codes, strict=True):
             attend = _attend_with(group, code)
-            # A function cannot take the place of a module.
-            group._modules = {name: module for name, module in group._modules.items() if name != "attend"}
+            # A function cannot take the place of a module; `before` keeps the old dictionary.
+            group._modules = dict(group._modules)
+            group._modules.pop("attend", None)
             group.use(attend)
         yield
     finally:

@@ -101,22 +101,22 @@ class Judged:
 
 def judge(differences: Sequence[Difference]) -> list[Judged]:
     """The verdicts on differences that belong together: their p-values are corrected for one another."""
-    tested = [one for one in differences if one.num_networks >= MIN_NETWORKS]
-    above = iter(holm([one.p_above for one in tested]))
-    below = iter(holm([one.p_below for one in tested]))
+    tested = [measured for measured in differences if measured.num_networks >= MIN_NETWORKS]
+    above = iter(holm([measured.p_above for measured in tested]))
+    below = iter(holm([measured.p_below for measured in tested]))
     results = []
-    for one in differences:
-        if one.num_networks < MIN_NETWORKS:
-            results.append(Judged(one, None, UNDECIDED))
+    for measured in differences:
+        if measured.num_networks < MIN_NETWORKS:
+            results.append(Judged(measured, None, UNDECIDED))
             continue
         p_above, p_below = next(above), next(below)
         if p_above < SIGNIFICANCE:
             verdict = YES
         elif p_below < SIGNIFICANCE:
             verdict = NO
-        elif max(-one.low, one.high) < EQUAL_WITHIN:
+        elif max(-measured.low, measured.high) < EQUAL_WITHIN:
             verdict = NO_DIFFERENCE
         else:
             verdict = UNDECIDED
-        results.append(Judged(one, p_above, verdict))
+        results.append(Judged(measured, p_above, verdict))
     return results

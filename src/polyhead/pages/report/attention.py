@@ -72,9 +72,11 @@ def _drawings(entry: Entry, label: str, gallery: Gallery) -> list:
             for kind, panels in matrices(layer).items():
                 if not all(np.isfinite(values).all() for _, values, _, _ in panels):
                     raise ValueError("its numbers are not finite")
-                shown = panels[:MAX_MATRICES]
+                title = f"{sentence} {layer.name.capitalize()}, {kind}."
+                if len(panels) > MAX_MATRICES:
+                    title += f" The first {MAX_MATRICES} of {len(panels)}."
                 figure = figures.heat(
-                    shown,
+                    panels[:MAX_MATRICES],
                     label=kind,
                     columns=4,
                     grouped=False,
@@ -83,9 +85,7 @@ def _drawings(entry: Entry, label: str, gallery: Gallery) -> list:
                     picture=image,
                 )
                 name = slug(label, entry.run.seed, "example", i + 1, layer.name, kind)
-                more = f" The first {len(shown)} of {len(panels)}." if len(shown) < len(panels) else ""
-                caption = f"{sentence} {layer.name.capitalize()}, {kind}.{more}"
-                drawings.append(gallery.add(name, figure, caption))
+                drawings.append(gallery.add(name, figure, title))
     return drawings
 
 
@@ -102,7 +102,10 @@ def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
             panels.setdefault("relations", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
         if group.assignments is not None:
             for values in group.assignments.transpose(1, 0, 2):
-                numbers = [str(i + 1) if (i + 1) % 8 == 0 or i == 0 else "" for i in range(values.shape[1])]
+                numbers = [""] * values.shape[1]  # a name for the first symbol and each eighth
+                numbers[0] = "1"
+                for i in range(7, len(numbers), 8):
+                    numbers[i] = str(i + 1)
                 title = f"symbols, head {len(panels.get('symbols', [])) + 1}"
                 panels.setdefault("symbols", []).append((title, values[-MAX_TOKENS:], keys, numbers))
     return panels

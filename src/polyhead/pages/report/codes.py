@@ -19,7 +19,7 @@ from polyhead.config import Task, TransformerConfig
 from polyhead.config.words import Parts
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, seed_score
-from polyhead.pages.report.section import Gallery, Section, Table, present, slug, with_error
+from polyhead.pages.report.section import Gallery, Section, Table, slug, with_error
 from polyhead.train import load_model
 
 Array = np.ndarray
@@ -28,6 +28,7 @@ PROBED = 2048  # sequences to fit a probe, and equally many to score it
 ZEROED = 512  # sequences per zeroed head
 PAIRS = 1000  # pairs of sequences whose codes are swapped
 NEIGHBOURS = 10
+ERROR_COLUMNS = {"score": "se", "drop": "drop_se"}
 CODE_NAMES = {
     "own": "its own",
     "donor": "the donor's",
@@ -173,7 +174,9 @@ def _over_layers(
     chances: dict[str, dict[int, list[float]]] = {}
     for analysis, rows in rows_of_runs:
         for row in rows:
-            panel = ", ".join(present([row["target"], f"pairs {row['pairs']}", row.get("query")]))
+            panel = f"{row['target']}, pairs {row['pairs']}"
+            if "query" in row:
+                panel += f", {row['query']}"
             layer = row["layer"] + 1
             by_layer = scores.setdefault(panel, {}).setdefault(analysis.group.label, {})
             by_layer.setdefault(layer, {})[analysis.entry.run.seed] = row[column]
@@ -190,8 +193,8 @@ def _over_layers(
         for layer, level in chance.items():
             cells = []
             for mechanism in mechanisms:
-                by_seed = by_mechanism.get(mechanism, {}).get(layer)
-                cells.append(with_error(seed_score(by_seed, None) if by_seed else None))
+                by_seed = by_mechanism.get(mechanism, {}).get(layer, {})
+                cells.append(with_error(seed_score(by_seed)))
             table[1].append([f"{panel}, layer {layer}", *cells, f"{level:.3f}"])
     if panels:
         figure = figures.lines(panels, x_label="layer", y_label=label, limits=(0.0, None))
@@ -220,11 +223,11 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], ga
             by_seed: dict[int, float] = {}
             error = None
             for analysis in analyses:
-                row = choose(analysis.zeroed) if analysis.group.label == label else None
-                if row is not None:
+                row = choose(analysis.zeroed)
+                if analysis.group.label == label and row is not None:
                     by_seed[analysis.entry.run.seed] = row[column]
-                    error = row["se" if column == "score" else "drop_se"]
-            texts.append(with_error(seed_score(by_seed, error) if by_seed else None))
+                    error = row[ERROR_COLUMNS[column]]
+            texts.append(with_error(seed_score(by_seed, error)))
         return texts
 
     rows = [[f"nothing zeroed: {metric}", *cells(lambda rows: rows[0], "score")]]
@@ -275,12 +278,12 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
     )
     scores: dict[str, dict[str, dict[int, float]]] = {}  # mechanism -> code -> seed -> score
     for analysis in analyses:
-        by_code = scores.setdefault(analysis.group.label, {}) if analysis.swaps else {}
         for row in analysis.swaps:
+            by_code = scores.setdefault(analysis.group.label, {})
             by_code.setdefault(row["code"], {})[analysis.entry.run.seed] = row["donor"]
     rows = []
     for code, name in CODE_NAMES.items():
-        rows.append([name, *(with_error(seed_score(by_code[code], None)) for by_code in scores.values())])
+        rows.append([name, *(with_error(seed_score(by_code[code])) for by_code in scores.values())])
     section.tables.append((["latent code of the query", *scores], rows))
     differences = [difference(by_code["donor"], by_code["other"]) for by_code in scores.values()]
     columns = ["Does it follow the donor's code?", "verdict", "donor's less a third one's", *TEST_COLUMNS]
@@ -307,13 +310,14 @@ def _rules_section(firsts: dict[str, Analysis], gallery: Gallery) -> Section:
         similarities: list[Any] = []
         codes: list[Any] = []
         for code_map in analysis.maps:
-            place = f"layer {code_map.layer + 1}, {code_map.view}"
-            for centred in (False, True):
-                classes, matrix = similarity(code_map.codes, code_map.labels["rule"], centred=centred)
-                names = [class_name(analysis.group.task, "rule", int(label)) for label in classes]
-                similarities.append((f"{place}{', centred' if centred else ''}", matrix, names, names))
-            _, mean = means(code_map.codes, code_map.labels["rule"])
-            codes.append((place, mean, names, [str(i + 1) for i in range(mean.shape[1])]))
+            view = f"layer {code_map.layer + 1}, {code_map.view}"
+            rules = code_map.labels["rule"]
+            classes, mean = means(code_map.codes, rules)
+            names = [class_name(analysis.group.task, "rule", int(label)) for label in classes]
+            similarities.append((view, similarity(code_map.codes, rules)[1], names, names))
+            _, centred = similarity(code_map.codes, rules, centred=True)
+            similarities.append((f"{view}, centred", centred, names, names))
+            codes.append((view, mean, names, [str(i + 1) for i in range(mean.shape[1])]))
         matrices = figures.heat(similarities, label="cosine similarity", limits=(-1, 1), columns=2)
         averages = figures.heat(codes, label="latent code", columns=2)
         drawings = [
@@ -331,10 +335,10 @@ def map_details(analyses: Iterable[Analysis], gallery: Gallery) -> list[tuple[st
         panels: list[Any] = []
         names: dict[str, dict[int, str]] = {}
         for code_map in analysis.maps:
-            place = f"layer {code_map.layer + 1}, {code_map.view}"
-            panels.append((f"{place}: target", code_map.points, code_map.target))
+            view = f"layer {code_map.layer + 1}, {code_map.view}"
+            panels.append((f"{view}: target", code_map.points, code_map.target))
             for label, values in code_map.labels.items():
-                panels.append((f"{place}: {label}", code_map.points, values))
+                panels.append((f"{view}: {label}", code_map.points, values))
                 classes = np.unique(values).tolist()
                 if len(classes) <= 16:
                     task = analysis.group.task

@@ -8,7 +8,7 @@ from polyhead.analysis import figures
 from polyhead.analysis.verdicts import MIN_NETWORKS, Difference, difference, judge
 from polyhead.config import Task
 from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
-from polyhead.pages.report.section import Gallery, Section, Table, networks, number, with_error
+from polyhead.pages.report.section import Gallery, Section, Table, grouped_digits, networks, number, with_error
 from polyhead.tasks.task import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}
@@ -77,13 +77,14 @@ def score_table(results: Results) -> Table:
     rows = []
     for group in results.table_order():
         cells = [with_error(group.score(split)) for split in results.splits]
-        sizes = [group.mean("parameters"), group.mean("seconds")]
-        whole = ["–" if size is None else f"{size:,.0f}" for size in sizes]
-        rows.append([group.label, *cells, networks(len(group.finished)), *whole])
+        sizes = [grouped_digits(group.mean("parameters")), grouped_digits(group.mean("seconds"))]
+        rows.append([group.label, *cells, networks(len(group.finished)), *sizes])
     for name in results.baseline_order():
         cells = [with_error(results.baselines[name].get(split)) for split in results.splits]
         label = baseline_label(task, name)
-        rows.append([label if name == "ceiling" else f"{label} (baseline)", *cells, "–", "–", "–"])
+        if name != "ceiling":
+            label += " (baseline)"
+        rows.append([label, *cells, "–", "–", "–"])
     return head, rows
 
 
@@ -112,16 +113,17 @@ def comparison_rows(names: Sequence[str], differences: Sequence[Difference]) -> 
     """Rows of differences that are judged together: name, verdict, difference, `TEST_COLUMNS`."""
     rows = []
     for name, judged in zip(names, judge(differences), strict=True):
-        one = judged.difference
-        interval = f"{number(one.low)} to {number(one.high)}" if math.isfinite(one.low) else "–"
-        rows.append([name, judged.verdict, number(one.mean), interval, number(judged.p), str(one.num_networks)])
+        measured = judged.difference
+        interval = f"{number(measured.low)} to {number(measured.high)}" if math.isfinite(measured.low) else "–"
+        rows.append(
+            [name, judged.verdict, number(measured.mean), interval, number(judged.p), str(measured.num_networks)]
+        )
     return rows
 
 
 def _gains(group: SeedGroup, split: str, sign: float) -> dict[int, float]:
     """Scores by seed, negated if lower is better."""
-    score = group.score(split)
-    return {seed: sign * value for seed, value in score.by_seed.items()} if score else {}
+    return {seed: sign * value for seed, value in group.score(split).by_seed.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -136,7 +138,7 @@ def results_section(results: Results, gallery: Gallery) -> Section:
         scores = {group.label: group.score(split) for group in order}
         figure = figures.results(
             {label: list(score.by_seed.values()) for label, score in scores.items()},
-            errors={label: score.error or 0.0 for label, score in scores.items()},
+            errors={label: score.standard_error or 0.0 for label, score in scores.items()},
             baselines=levels,
             score=f"{metric} on {task.split_name(split)}",
         )

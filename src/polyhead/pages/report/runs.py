@@ -50,11 +50,11 @@ class Entry:
 class SeedScore:
     """A mean over the networks of several seeds with its standard error, or the score of a single network.
 
-    `error`: over networks if there are several, else over the test sequences of the network; None if not known.
+    `standard_error`: over networks if there are several, else over test sequences of the network; None: not known.
     """
 
     mean: float
-    error: float | None
+    standard_error: float | None
     by_seed: dict[int, float]
 
 
@@ -79,23 +79,31 @@ class SeedGroup:
         by_seed: dict[int, float] = {}
         error = None
         for entry in self.finished:
-            scores = entry.result.scores.get(split, {}) if entry.result else {}
+            assert entry.result is not None
+            scores = entry.result.scores.get(split, {})
             value = finite(scores.get(metric))
             if value is not None:
                 by_seed[entry.run.seed] = value
                 error = finite(scores.get(f"{metric}_se"))
-        return seed_score(by_seed, error) if by_seed else None
+        return seed_score(by_seed, error)
 
     def mean(self, field: str) -> float | None:
         """The mean over finished runs of a number in result.json."""
-        values = [finite(getattr(entry.result, field)) for entry in self.finished]
-        numbers = [value for value in values if value is not None]
-        return float(np.mean(numbers)) if numbers else None
+        numbers = []
+        for entry in self.finished:
+            value = finite(getattr(entry.result, field))
+            if value is not None:
+                numbers.append(value)
+        if not numbers:
+            return None
+        return float(np.mean(numbers))
 
 
-def seed_score(by_seed: dict[int, float], error: float | None) -> SeedScore:
-    """The score over seeds; `error` is that of a single network over its test sequences."""
+def seed_score(by_seed: dict[int, float], error: float | None = None) -> SeedScore | None:
+    """The score over seeds, None without any; `error` is that of a single network over its test sequences."""
     values = list(by_seed.values())
+    if not values:
+        return None
     if len(values) == 1:
         return SeedScore(values[0], error, by_seed)
     if len(set(values)) == 1:  # NumPy's mean of three times 0.4 is not 0.4: there would be a spread
@@ -133,8 +141,9 @@ def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
             continue
         twin = entries[key]
         note = f"{entry.folder.name} is the same run as {twin.folder.name} and counts once."
-        better = entry if entry.result and not twin.result else twin
-        entries[key] = dataclasses.replace(better, notes=(*better.notes, note))
+        if twin.result or not entry.result:  # a finished one counts
+            entry = twin
+        entries[key] = dataclasses.replace(entry, notes=(*entry.notes, note))
     if not entries:
         raise ValueError("report: no run folder was given; name at least one")
     _check_same_task(list(entries.values()))
@@ -150,16 +159,16 @@ def _entry(folder: pathlib.Path) -> Entry:
 
     # A step beyond all trainings, or one that is no integer, cannot be drawn.
     path = folder / store.METRICS
-    lines = [line for line in path.read_bytes().splitlines() if line.strip()] if path.is_file() else []
+    num_lines = 0
+    if path.is_file():
+        num_lines = sum(1 for line in path.read_bytes().splitlines() if line.strip())
     rows = []
     for row in store.read_metrics(folder):
         step = row.get("step")
         if isinstance(step, int) and 0 <= step <= LARGEST_STEP:
             rows.append(row)
-    if len(lines) > len(rows):
-        notes.append(
-            f"{folder.name}: {len(lines) - len(rows)} of {len(lines)} lines of {store.METRICS} are unreadable."
-        )
+    if num_lines > len(rows):
+        notes.append(f"{folder.name}: {num_lines - len(rows)} of {num_lines} lines of {store.METRICS} are unreadable.")
     if result is None:
         last = max((row["step"] for row in rows), default=0)
         notes.append(
@@ -201,7 +210,9 @@ def flat(values: object) -> dict[str, str]:
     """
     texts = {}
     for name, value in serial.flat(values).items():
-        texts[name] = value if isinstance(value, str) else json.dumps(value)
+        if not isinstance(value, str):
+            value = json.dumps(value)
+        texts[name] = value
     return texts
 
 
@@ -246,9 +257,12 @@ def mechanism(model: Model) -> str:
     if not isinstance(model, TransformerConfig):
         return type(model).__name__.removesuffix("Config")
     layers = [_heads_label(model.layer_heads(i)) for i in range(model.layers)]
-    name = layers[0] if len(set(layers)) == 1 else ", then ".join(layers)
-    encoder = name if model.encoder is None else mechanism(model.encoder)
-    return name if encoder == name else f"{encoder}, decoder {name}"
+    if len(set(layers)) == 1:
+        layers = layers[:1]
+    name = ", then ".join(layers)
+    if model.encoder is None or mechanism(model.encoder) == name:
+        return name
+    return f"{mechanism(model.encoder)}, decoder {name}"
 
 
 def _heads_label(heads: Sequence[Mechanism]) -> str:
@@ -266,7 +280,9 @@ def _heads_label(heads: Sequence[Mechanism]) -> str:
         name = mechanism_label(type(group).__name__.lower())
         if len(heads) > 1:
             name += f" {group.heads}"
-        names.append(f"{name} ({', '.join(options)})" if options else name)
+        if options:
+            name += f" ({', '.join(options)})"
+        names.append(name)
     return " + ".join(names)
 
 

@@ -1,7 +1,7 @@
 """A section of a report: a heading with text, figures and tables, which the template lays out."""
 
 import math
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,23 +51,23 @@ def with_error(score: SeedScore | Score | None) -> str:
     """A mean with its standard error, without a line break between them; a dash for None."""
     if score is None:
         return "–"
-    error = score.error if isinstance(score, SeedScore) else score.standard_error
-    if error is None or not math.isfinite(error):
+    if score.standard_error is None or not math.isfinite(score.standard_error):
         return number(score.mean)
-    return f"{number(score.mean)}\u00a0±\u00a0{number(error)}"
+    return f"{number(score.mean)}\u00a0±\u00a0{number(score.standard_error)}"
+
+
+def grouped_digits(value: float | None) -> str:
+    """A whole number as text: "151,265"; a dash for None."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f}"
 
 
 def networks(count: int) -> str:
     return "1 network" if count == 1 else f"{count} networks"
 
 
-def slug(label: str, *more: object) -> str:
+def slug(label: str, *places: object) -> str:
     """A name for a file and an element: letters, digits and hyphens."""
-    text = "-".join(map(str, (label, *more))).lower()
-    letters = [character if character.isascii() and character.isalnum() else "-" for character in text]
-    return "-".join(part for part in "".join(letters).split("-") if part)
-
-
-def present(values: Sequence[Any]) -> list[Any]:
-    """The values that are not None."""
-    return [value for value in values if value is not None]
+    text = "-".join(map(str, (label, *places)))
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
