@@ -264,3 +264,10 @@ def test_no_two_of_twelve_models_have_one_colour():
     colours = [to_rgb(line.get_color()) for line in line_by_label(labels).values()]
     distances = [max(abs(x - y) for x, y in zip(*pair, strict=True)) for pair in itertools.combinations(colours, 2)]
     assert min(distances) > 0.1
+
+
+@pytest.mark.parametrize("lower_is_better", [False, True])
+def test_the_best_row_is_the_highest(lower_is_better):
+    axes = figures.results({"HYLA": [0.2], "Softmax": [0.4]}, lower_is_better=lower_is_better).axes[0]
+    best = "HYLA" if lower_is_better else "Softmax"
+    assert texts(axes.get_yticklabels())[-1] == f"{best} (n = 1)"

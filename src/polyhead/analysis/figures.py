@@ -94,8 +94,8 @@ def results(
     baselines: Mapping[str, float] | None = None,
     printed: Mapping[str, tuple[float, float, int]] | None = None,
     metric: str = "R²",
-    title: str = "",
     score: str = "",
+    lower_is_better: bool = False,
 ) -> "Figure":
     """One row per mechanism, best first: a dot per seed, and the mean.  Baselines and ceiling are vertical lines.
 
@@ -108,7 +108,7 @@ def results(
     if not measured or not all(len(values) for values in measured.values()):
         raise ValueError("results: every mechanism needs at least one measured score")
     errors, baselines, printed = errors or {}, baselines or {}, printed or {}
-    order = sorted(measured, key=lambda label: float(np.mean(measured[label])))
+    order = sorted(measured, key=lambda label: float(np.mean(measured[label])), reverse=lower_is_better)
     figure, axes = one_panel(6.4, 1.1 + 0.42 * (len(order) + len(printed)))
     for name, value in baselines.items():
         axes.axvline(value, color=FAINT, lw=1.2, ls=BASELINE_DASHES.get(name, "-."), zorder=1)
@@ -133,8 +133,7 @@ def results(
 
     axes.set_yticks(range(len(row_names)), row_names)
     axes.set_ylim(-0.6, len(row_names) - 0.4)
-    axis_label = score or f"{metric} on unseen combinations"
-    axes.set_xlabel(f"{axis_label}\n{title}" if title else axis_label)
+    axes.set_xlabel(score or f"{metric} on unseen combinations")
     _name_baselines(axes, baselines)
     return figure
 

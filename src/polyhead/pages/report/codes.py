@@ -32,7 +32,7 @@ ERROR_COLUMNS = {"score": "se", "drop": "drop_se"}
 CODE_NAMES = {
     "own": "its own",
     "donor": "the donor's",
-    "other": "a third sequence's",
+    "other": "a third one's",
     "permuted": "the donor's, heads permuted",
     "zero": "zero",
 }
@@ -291,7 +291,7 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
     measured = {}
     for label, by_code in scores.items():
         for code in ("donor", "other"):
-            measured[f"{label}, code: {CODE_NAMES[code]}"] = list(by_code[code].values())
+            measured[f"{label} · {CODE_NAMES[code]} code"] = list(by_code[code].values())
     figure = figures.results(measured, score=f"{metric} against the donor's function")
     section.figures.append(gallery.add("swaps", figure, f"{metric} against the donor's function, by code."))
     return section

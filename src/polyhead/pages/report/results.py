@@ -140,9 +140,10 @@ def results_section(results: Results, gallery: Gallery) -> Section:
             {label: list(score.by_seed.values()) for label, score in scores.items()},
             errors={label: score.standard_error or 0.0 for label, score in scores.items()},
             baselines=levels,
+            lower_is_better=task.better == "lower",
             score=f"{metric} on {task.split_name(split)}",
         )
-        caption = f"{metric} on {task.split_name(split)}: a dot per network, the mean with its standard error."
+        caption = f"Scores on {task.split_name(split)}: a dot per network, the mean with its standard error."
         section.figures.append(gallery.add("results", figure, caption))
     section.tables.append(score_table(results))
     verdicts = verdict_table(results)
