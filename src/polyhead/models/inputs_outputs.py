@@ -105,9 +105,14 @@ class PatchInput(nn.Module):
         (c, height, width), (p, q) = self.image, self.patch
         cut = images.reshape(images.shape[0], c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
         patches = cut.flatten(3).flatten(1, 2)
-        x = self.linear(patches if self.norm is None else self.norm(patches))
-        x = x if self.norm_out is None else self.norm_out(x)
-        return x if self.class_token is None else torch.cat((self._first(x), x), dim=1)
+        if self.norm is not None:
+            patches = self.norm(patches)
+        x = self.linear(patches)
+        if self.norm_out is not None:
+            x = self.norm_out(x)
+        if self.class_token is None:
+            return x
+        return torch.cat((self._first(x), x), dim=1)
 
     def _first(self, x: Tensor) -> Tensor:
         assert self.class_token is not None
@@ -185,7 +190,9 @@ class LinearOutput(nn.Module):
 
     def lazy(self, x: Float[Tensor, "b t m"]) -> LazyLogits | Float[Tensor, "b t c"]:
         """`forward` without storing all logits; a wrapped map (LoRA) has no single weight and gives plain logits."""
-        return LazyLogits(x, self.linear.weight, self.linear.bias) if plain(self.linear) else self(x)
+        if not plain(self.linear):
+            return self(x)
+        return LazyLogits(x, self.linear.weight, self.linear.bias)
 
 
 class SharedTable(nn.Module):
@@ -264,7 +271,9 @@ class ClassOutput(nn.Module):
         self.linear = nn.Linear(dim, count, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b 1 c"]:
-        return self.linear(first_of_tokens(x, mask) if self.pool == "class" else mean_of_tokens(x, mask))
+        if self.pool == "class":
+            return self.linear(first_of_tokens(x, mask))
+        return self.linear(mean_of_tokens(x, mask))
 
     def extra_repr(self) -> str:
         return f"pool={self.pool!r}"

@@ -49,15 +49,22 @@ class Sources:
         self.tied: list[tuple[int, config.SymbolSource]] = []
         self.once: list[bool] = []
         self.reads: list[list[int | None]] = []
-        length = settings.encoder.max_length if cross and settings.encoder is not None else settings.max_length
+        length = settings.max_length
+        if cross and settings.encoder is not None:
+            length = settings.encoder.max_length
         causal = settings.causal and not cross
         self.known: dict[object, int] = {}
         build = functools.partial(
             build_symbols, dim=settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
         )
         for layer, heads in enumerate(layers):
-            sources = [group.symbols if isinstance(group, config.SymbolHeads) else None for group in heads]
-            self.reads.append([None if s is None else self._number(s, layer, lender, build) for s in sources])
+            numbers: list[int | None] = []
+            for group in heads:
+                if isinstance(group, config.SymbolHeads):
+                    numbers.append(self._number(group.symbols, layer, lender, build))
+                else:
+                    numbers.append(None)
+            self.reads.append(numbers)
         self.tie()
 
     def _number(
@@ -85,13 +92,18 @@ class Sources:
         """The module of a source as it is registered now, in the model or in the block of its layer: it and the block
         may have been wrapped or replaced, for example by copies."""
         home, place = self.places[number]
-        now = getattr(owners[home is not self.shared], "cross_symbols" if self.cross else "symbols", None)
-        return (now if isinstance(now, nn.ModuleList) and len(now) == len(home) else home)[place]
+        owner = owners[0] if home is self.shared else owners[1]
+        registered = getattr(owner, "cross_symbols" if self.cross else "symbols", None)
+        if isinstance(registered, nn.ModuleList) and len(registered) == len(home):
+            home = registered
+        return home[place]
 
     def layer_of(self, block: nn.Module, place: int) -> int:
         """The layer for which the block at this place was built: others may have been dropped, or it may be foreign."""
         layer = getattr(block, "layer", None)
-        return layer if isinstance(layer, int) and layer < len(self.reads) else place
+        if isinstance(layer, int) and layer < len(self.reads):
+            return layer
+        return place
 
     def tie(self, model: nn.Module | None = None, blocks: Sequence[nn.Module] = ()) -> None:
         """Share the library of the first of equal sources with the others, if their settings say so."""
@@ -174,4 +186,6 @@ class Sources:
 
 def recomputed(module: nn.Module, again: bool) -> Callable[..., Tensor]:
     """`module`; if `again`, with activation checkpointing: it saves its inputs and recomputes the rest."""
-    return functools.partial(checkpoint, module, use_reentrant=False) if again else module
+    if not again:
+        return module
+    return functools.partial(checkpoint, module, use_reentrant=False)

@@ -82,7 +82,9 @@ class Transformer(nn.Module):
         self.positions = input_positions(settings, device, dtype)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         crossing = [settings.layer_cross_heads(i) for i in range(settings.layers)]
-        lender = self.encoder._own if settings.encoder_symbols and isinstance(self.encoder, Transformer) else None
+        lender = None  # of shared sources of symbols
+        if settings.encoder_symbols and isinstance(self.encoder, Transformer):
+            lender = self.encoder._own
         self._own = Sources(settings, layers, lender=lender, device=device, dtype=dtype)
         self._across = Sources(settings, crossing, cross=True, device=device, dtype=dtype)
         self.symbols, self.cross_symbols = self._own.shared, self._across.shared
@@ -92,7 +94,9 @@ class Transformer(nn.Module):
             for name, own in zip(("symbols", "cross_symbols"), sources, strict=True):
                 if len(own):
                     block.add_module(name, own)
-        last = settings.norm_order == "pre" if settings.final_norm is None else settings.final_norm
+        last = settings.final_norm
+        if last is None:
+            last = settings.norm_order == "pre"
         norm, eps = settings.norm, settings.norm_eps
         self.norm = build_norm(norm, settings.dim, eps, device=device, dtype=dtype) if last else nn.Identity()
         self.outputs: nn.Module = nn.Identity()
@@ -123,7 +127,9 @@ class Transformer(nn.Module):
 
     def length(self, inputs: Tensor) -> int:
         """The number of tokens of `inputs`."""
-        return inputs.shape[1] if not isinstance(self.config.inputs, config.Patches) else self.config.inputs.count
+        if isinstance(self.config.inputs, config.Patches):
+            return self.config.inputs.count
+        return inputs.shape[1]
 
     @shaped
     def encode(
@@ -186,14 +192,19 @@ class Transformer(nn.Module):
             x = self._embed(inputs, arguments)
             if tail is not None and not 1 <= tail <= x.shape[1]:
                 raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
-            # Given positions belong to the keys, too.  Then the last layer computes all, and the tail is cut out below.
-            x = self._through(x, arguments, tail if positions is None and cache is None else None, taps)
-            x = self.norm(x if tail is None else x[:, -tail:])
+            # Given positions and a cache belong to the keys, too: then the last layer computes all positions.
+            last_layer_takes_tail = positions is None and cache is None
+            x = self._through(x, arguments, tail if last_layer_takes_tail else None, taps)
+            if tail is not None:
+                x = x[:, -tail:]
+            x = self.norm(x)
             if stream is not None:
                 stream.append(x)
             if lazy:
                 return self._lazy(x)
-            return self.outputs(x, mask) if self._pools else self.outputs(x)
+            if self._pools:
+                return self.outputs(x, mask)
+            return self.outputs(x)
 
     def _lazy(self, x: Tensor) -> Tensor | LazyLogits:
         if not isinstance(self.config.outputs, config.Logits) or isinstance(self.outputs, nn.Identity):
@@ -201,11 +212,9 @@ class Transformer(nn.Module):
                 f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
             )
         is_plain = computes(self.outputs, LinearOutput.forward, TiedOutput.forward) and not hooked(self.outputs)
-        return (
-            self.outputs.lazy(x)
-            if is_plain and isinstance(self.outputs, LinearOutput | TiedOutput)
-            else self.outputs(x)
-        )
+        if is_plain and isinstance(self.outputs, LinearOutput | TiedOutput):
+            return self.outputs.lazy(x)
+        return self.outputs(x)
 
     @property
     def _pools(self) -> bool:
@@ -360,8 +369,12 @@ class _BlockArguments(NamedTuple):
 
     def key_masks(self) -> tuple[Tensor | None, Tensor | None]:
         """Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context."""
-        mask = self.mask[:, None, None] if self.mask is not None and self.cache is None else None
-        return mask, None if self.context_mask is None else self.context_mask[:, None, None]
+        mask = context_mask = None
+        if self.mask is not None and self.cache is None:
+            mask = self.mask[:, None, None]
+        if self.context_mask is not None:
+            context_mask = self.context_mask[:, None, None]
+        return mask, context_mask
 
     def keep_of(self, block: int) -> Tensor | None:
         """The dropout mask of a block."""
