@@ -15,7 +15,7 @@ ANSWERS := import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/to
 export JAX_PLATFORMS ?= cpu
 unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew all that it imports
 
-.PHONY: demo test check lint format docs campaign release clean
+.PHONY: demo test check lint format docs campaign test-newest release clean
 
 .venv/.torch: constraints.txt
 	@$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11+ is needed: make demo PY=python3.12")'
@@ -31,6 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew a
 	@touch $@
 
 .venv/.demo: .venv/.torch pyproject.toml
+	@echo "installing polyhead; native code is compiled once where there is a C++ compiler (half a minute)"
 	@$(PIP) -c constraints.txt -e '.[report]'
 	@touch $@
 
@@ -68,6 +69,13 @@ campaign: .venv/.ready
 	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'campaign and compile'
 	$(BIN)/python benchmarks/parity.py --ops 5000 --native 2000 --jax 500 --models 1000 --cache 1000
 	$(BIN)/python benchmarks/kills.py --kills 200
+
+# The suite in an environment without pins: the newest versions that the ranges in pyproject.toml admit.
+test-newest:
+	$(PY) -m venv .venv-newest && .venv-newest/bin/pip install -qq $(or $(TORCH),torch) && \
+		.venv-newest/bin/pip install -qq -e '.[test,report,hf,jax,text]' && .venv-newest/bin/pip list | \
+		grep -iE '^(torch|transformers|jax|numpy|pandas|scipy|triton|tokenizers|datasets|ray) '
+	.venv-newest/bin/python -m pytest -q -n 2
 
 # A dry run of a release: wheel and sdist, checked, and each installed into an empty environment that runs an example.
 release: .venv/.ready
