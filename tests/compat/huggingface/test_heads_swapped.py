@@ -221,13 +221,6 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
     hf.swap_heads(model, None, MIXED["hyla"])
 
 
-def test_heads_from_a_generator():
-    """Which can be read once only."""
-    layers = [[ph.Hyla(4)], [ph.Softmax(4)]]
-    held = [hf.with_heads(llama().config, heads).polyhead_heads for heads in (iter(layers), layers)]
-    assert held[0] == held[1]
-
-
 def test_swapped_again():
     model, ids = llama(), tokens()
     hf.swap_heads(model, [0], MIXED["hyla"])
@@ -237,6 +230,16 @@ def test_swapped_again():
     with torch.no_grad():
         assert_close(model(ids).logits, both(ids).logits)
     assert model.config.to_dict() == both.config.to_dict()
+
+
+def test_the_given_configuration_does_not_change():
+    config = transformers.LlamaConfig(**SMALL)
+    before = config.to_dict()
+    model = hf.swap_heads(transformers.LlamaForCausalLM(config), [1], ph.Hyla(4))
+    assert (type(config), config.to_dict()) == (transformers.LlamaConfig, before)
+    held = [module.config for module in model.modules() if hasattr(module, "config")]
+    assert all(type(each).__name__ == "PolyheadLlamaConfig" for each in held)
+    assert transformers.LlamaForCausalLM(config)(tokens()).logits.isfinite().all()
 
 
 def swap(*heads, layers=None, model=llama):

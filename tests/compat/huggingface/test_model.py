@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import runpy
-import sys
 
 import pytest
 import torch
@@ -185,12 +183,6 @@ def test_inputs_that_are_refused():
     ):
         with refusing(line):
             model(ids, **given)
-
-
-def test_another_version_of_the_library_is_one_clear_line(monkeypatch):
-    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.1")  # which other tests may load anew
-    with pytest.raises(ImportError, match=r"^polyhead.compat.huggingface needs transformers: .* \(version 5, not 4"):
-        runpy.run_path(sys.modules[hf.PolyheadModel.__module__].__file__)
 
 
 def test_a_folder_that_an_earlier_version_exported(fixtures):

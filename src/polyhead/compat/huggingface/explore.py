@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from polyhead.compat.huggingface.taps import ours
-from polyhead.spec.optional import optional
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
@@ -15,12 +16,9 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
 
     Weights are read from safetensors only, and no code in the folder is run.
 
-    Raises ValueError if transformers is not installed, if the folder has no such model or no tokenizer, if weights are
+    Raises ValueError if the folder has no such model or no tokenizer, if weights are
     missing, and if the model cannot run.
     """
-    with optional(f"explore: {folder}", "polyhead[hf]"):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-        from transformers.utils import logging
     verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # its tables of missing weights become our line
     logging.disable_progress_bar()

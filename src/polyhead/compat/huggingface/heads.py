@@ -285,15 +285,6 @@ def _classes(model_type: str) -> tuple[type, type]:
     return holder, network
 
 
-def __getattr__(name: str) -> Any:
-    """PolyheadLlamaConfig, PolyheadLlamaForCausalLM and so on, which `register` creates."""
-    if name.startswith("Polyhead"):
-        register()
-        if name in globals():
-            return globals()[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def _base_type(config: Any) -> str:
     return config.model_type.removeprefix(PREFIX)
 

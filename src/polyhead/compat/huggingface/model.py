@@ -12,29 +12,22 @@ import pathlib
 from typing import Any, NoReturn
 
 import torch
+import transformers
 from torch import Tensor, nn
-
-from polyhead.spec.optional import optional
-
-with optional("polyhead.compat.huggingface", "polyhead[hf]"):
-    import transformers
-    from transformers import (
-        AutoConfig,
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoModelForImageClassification,
-        AutoModelForSequenceClassification,
-    )
-    from transformers.modeling_outputs import (
-        BaseModelOutputWithPast,
-        CausalLMOutputWithPast,
-        ImageClassifierOutput,
-        SequenceClassifierOutputWithPast,
-    )
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    if int(transformers.__version__.split(".")[0]) < 5:  # older versions load and tie differently
-        raise ImportError(f"version 5, not {transformers.__version__}", name="transformers")
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    CausalLMOutputWithPast,
+    ImageClassifierOutput,
+    SequenceClassifierOutputWithPast,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polyhead.compat.huggingface.base import (
     CACHE_NAME,

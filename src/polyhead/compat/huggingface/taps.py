@@ -20,10 +20,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.pytorch_utils import Conv1D
 
 from polyhead.compat.foreign import check_mask, limits, softmax_group
 from polyhead.layers.taps import Taps, looking
-from polyhead.spec.optional import optional
 
 NAME = "polyhead"
 """The name of our function in the interface; it is not saved in a configuration."""
@@ -106,11 +108,6 @@ def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: 
 @contextlib.contextmanager
 def _recording(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
-    with optional("polyhead.compat.huggingface", "polyhead[hf]"):
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import eager_mask, sdpa_mask
-        from transformers.pytorch_utils import Conv1D
-
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, eager_mask if recorder.eager_modules else sdpa_mask)
     configs = {}
