@@ -177,7 +177,7 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
     assert "--import no_such: No module named 'no_such'" in capsys.readouterr().err
     for word in ("", "./told.py"):  # they were a traceback, or a line that did not say what for
         assert main(["list", "tasks", f"--import={word}"]) == 2
-        assert f"--import: the name of a module was wanted, as in an import, but {word!r}" in capsys.readouterr().err
+        assert f"--import: give the name of a module, as in an import, got {word!r}" in capsys.readouterr().err
     assert main(["list", "tasks", "--import"]) == 2
     assert "--import: expected one argument" in capsys.readouterr().err
 
@@ -205,7 +205,7 @@ def test_an_installed_package_needs_no_import(tmp_path, monkeypatch):
 
 @pytest.mark.compile  # where annotations are not checked
 def test_what_is_neither_task_nor_recipe_is_one_line():
-    with pytest.raises(ValueError, match=r"^register: a class or a recipe was wanted but 3 came$"):
+    with pytest.raises(ValueError, match=r"^register: give a class or a recipe, got 3$"):
         ph.register(3)
 
 

@@ -57,29 +57,29 @@ class Checked:
         for field, choices in tables.get("_choices", {}).items():
             if getattr(self, field) is not None:
                 one_of(name, field, getattr(self, field), choices)
-        for field, least in tables.get("_least", {}).items():
+        for field, smallest in tables.get("_least", {}).items():
             if getattr(self, field) is not None:
-                check_number(name, field, getattr(self, field), least)
-        for field, most in tables.get("_most", {}).items():
+                check_number(name, field, getattr(self, field), smallest)
+        for field, largest in tables.get("_most", {}).items():
             value = getattr(self, field)
-            if value is not None and value > most:
-                raise ValueError(f"{name}: {field} must be at most {most} but is {value}")
+            if value is not None and value > largest:
+                raise ValueError(f"{name}: {field} must be at most {largest} but is {value}")
 
 
-def _check_type(who: str, value: Any, hint: Any) -> None:
+def _check_type(place: str, value: Any, hint: Any) -> None:
     """Raise ValueError if a field for plain values or for a tuple has a value of another type."""
     options = union_members(hint)
     if isinstance(value, str) and any(typing.get_origin(option) is tuple for option in options):
-        raise ValueError(f"{who} must be a list but is {value!r}")
+        raise ValueError(f"{place} must be a list but is {value!r}")
     if not WORDS.keys() >= set(options):
         return
     # A Boolean is an integer to Python, but not to a reader of a configuration.
     is_allowed = isinstance(value, options) and (not isinstance(value, bool) or bool in options)
     if not is_allowed:
         words = " or ".join(WORDS[option] for option in options)
-        raise ValueError(f"{who} must be {words} but is {value!r}")
+        raise ValueError(f"{place} must be {words} but is {value!r}")
     if isinstance(value, int) and value.bit_length() > LARGEST_BITS:
-        raise ValueError(f"{who} must have at most {LARGEST_BITS} bits but has {value.bit_length()}")
+        raise ValueError(f"{place} must have at most {LARGEST_BITS} bits but has {value.bit_length()}")
 
 
 def as_field_value(value: Any, hint: Any) -> Any:

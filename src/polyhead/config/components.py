@@ -157,13 +157,15 @@ class Experts(FeedForward):
 FEEDFORWARDS: tuple[type[FeedForward], ...] = (Mlp, Swiglu, Experts)
 
 
-def _check_heir(part: Checked, base: type, ours: tuple[type, ...], *methods: str) -> None:
+def _check_heir(part: Checked, base: type, built_in: tuple[type, ...], *methods: str) -> None:
     """Raise ValueError for a user's method in a class that inherits from one of ours: it would never be called."""
-    parent = next((known.__name__ for known in ours if isinstance(part, known)), None)
-    method = next((name for name in methods if hasattr(part, name)), None)
-    if parent is not None and method is not None:
-        who, wanted = type(part).__name__, f"ph.{base.__name__}"
-        raise ValueError(f"{who}: a class with a method {method} must inherit from {wanted} but inherits from {parent}")
+    for parent in built_in:
+        for method in methods:
+            if isinstance(part, parent) and hasattr(part, method):
+                raise ValueError(
+                    f"{type(part).__name__}: a class with a method {method} must inherit from ph.{base.__name__} but "
+                    f"inherits from {parent.__name__}"
+                )
 
 
 @dataclass(frozen=True)
@@ -273,8 +275,8 @@ def narrower(inputs: Input, outputs: Output, dim: int, preset: str) -> float:
         return 1.0
     count = outputs.count
     if not outputs.tied:
-        own = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
-        fine = preset == "cs336" and dim * own**2 / 2 <= math.log(count) / 16
-        return 1.0 if fine else 0.5 * dim**-0.5 / own
+        preset_std = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
+        is_small = preset == "cs336" and dim * preset_std**2 / 2 <= math.log(count) / 16
+        return 1.0 if is_small else 0.5 * dim**-0.5 / preset_std
     std = 1.0 if outputs.scaled else 0.5 / (dim**0.5 if inputs.scaled else 1.0)
     return std if preset == "hyla" else std * dim**-0.5

@@ -56,13 +56,14 @@ class Mechanism(Checked):
 
         Raises ValueError where one needs that and the heads do not divide the model width.
         """
-        missing = [f"{name}=" for name in ("dim", "value_dim") if getattr(self, name) is None]
+        missing = []
+        for name in ("dim", "value_dim"):
+            if getattr(self, name) is None:
+                missing.append(f"{name}=")
         if width % total_heads and missing:
-            many = f"{total_heads} heads"
-            if total_heads != self.heads:
-                many += f" in all ({self.heads} of them here)"
+            group = "" if total_heads == self.heads else f" in all ({self.heads} of them here)"
             raise ValueError(
-                f"{type(self).__name__}: {many} do not divide the model width {width}: "
+                f"{type(self).__name__}: {total_heads} heads{group} do not divide the model width {width}: "
                 f"give {' and '.join(missing)} (per head)"
             )
         return self.dim or width // total_heads, self.value_dim or width // total_heads
@@ -202,10 +203,10 @@ class RelativeSymbols(Symbols):
 SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | RelativeSymbols
 
 
-def check_source(who: str, symbols: object) -> None:
+def check_source(caller: str, symbols: object) -> None:
     """Raise ValueError unless this is a source of symbols."""
     if not isinstance(symbols, typing.get_args(SymbolSource)):
-        raise ValueError(f"{who}: symbols must be a source such as PositionSymbols() but is {symbols!r}")
+        raise ValueError(f"{caller}: symbols must be a source such as PositionSymbols() but is {symbols!r}")
 
 
 @dataclass(frozen=True)
@@ -226,10 +227,10 @@ class SymbolHeads(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        who = type(self).__name__
-        check_source(who, self.symbols)
+        name = type(self).__name__
+        check_source(name, self.symbols)
         if self.share and self.hidden is not None:
-            raise ValueError(f"{who}: share takes another group's queries and keys, so hidden must be None")
+            raise ValueError(f"{name}: share takes another group's queries and keys, so hidden must be None")
 
     def sizes(self, width: int, total_heads: int) -> Sizes:
         """Those of any group, but values are no rows of the projection, nor are queries and keys of hidden features."""
@@ -285,14 +286,19 @@ MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Di
 """The mechanisms of a list of heads."""
 
 
-def check_shared(who: str, heads: Sequence[Mechanism], sizes: Sequence[Sizes]) -> None:
+def check_shared(caller: str, heads: Sequence[Mechanism], sizes: Sequence[Sizes]) -> None:
     """Raise a ValueError unless each group that shares queries and keys comes after one that has as many."""
     for i, mechanism in enumerate(heads):
-        wanted = [(size.heads, size.dim, size.kv_heads) for size in sizes[max(0, i - 1) : i + 1]]
-        if mechanism.share and (i == 0 or wanted[0] != wanted[1]):
-            h, d, g = wanted[-1]
-            came = "there is none" if i == 0 else "it has {}, {} and {}".format(*wanted[0])
-            raise ValueError(
-                f"{who}: {type(mechanism).__name__}(share=True) needs a group before it of {h} heads, "
-                f"dim {d} and kv_heads {g} but {came}"
-            )
+        if not mechanism.share:
+            continue
+        size = sizes[i]
+        before = "there is none"
+        if i > 0:
+            group = sizes[i - 1]
+            if (group.heads, group.dim, group.kv_heads) == (size.heads, size.dim, size.kv_heads):
+                continue
+            before = f"it has {group.heads}, {group.dim} and {group.kv_heads}"
+        raise ValueError(
+            f"{caller}: {type(mechanism).__name__}(share=True) needs a group before it of {size.heads} heads, "
+            f"dim {size.dim} and kv_heads {size.kv_heads} but {before}"
+        )

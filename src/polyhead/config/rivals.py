@@ -18,13 +18,13 @@ __all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
 
 def _check(part: "Objects | AbstractorConfig") -> None:
     """Raise ValueError unless inputs are valid and outputs are classes."""
-    who = type(part).__name__
+    name = type(part).__name__
     if not isinstance(part.inputs, typing.get_args(Input)):
-        raise ValueError(f"{who}: inputs must be Tokens(), Vectors() or Patches() but is {part.inputs!r}")
-    if not isinstance(part.outputs, (Classes, type(None))) or (part.outputs is None and who != "AbstractorConfig"):
-        raise ValueError(f"{who}: outputs must be Classes() but is {part.outputs!r}")
+        raise ValueError(f"{name}: inputs must be Tokens(), Vectors() or Patches() but is {part.inputs!r}")
+    if not isinstance(part.outputs, (Classes, type(None))) or (part.outputs is None and name != "AbstractorConfig"):
+        raise ValueError(f"{name}: outputs must be Classes() but is {part.outputs!r}")
     if part.outputs is not None and part.outputs.pool != "mean":
-        raise ValueError(f"{who}: outputs must be Classes(pool='mean'): it has no class token")
+        raise ValueError(f"{name}: outputs must be Classes(pool='mean'): it has no class token")
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ class Objects(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check(self)
-        who = type(self).__name__
+        name = type(self).__name__
         if isinstance(self.inputs, Patches):
             if self.inputs.class_token:
-                raise ValueError(f"{who}: every token is an object, so inputs must have no class token")
+                raise ValueError(f"{name}: every token is an object, so inputs must have no class token")
             if self.length not in (None, self.inputs.count):
-                raise ValueError(f"{who}: length is {self.length} but the image has {self.inputs.count} patches")
+                raise ValueError(f"{name}: length is {self.length} but the image has {self.inputs.count} patches")
         elif self.length is None:
-            raise ValueError(f"{who}: length (the number of objects) must be given for {type(self.inputs).__name__}")
+            raise ValueError(f"{name}: length (the number of objects) must be given for {type(self.inputs).__name__}")
 
     @property
     def objects(self) -> int:

@@ -222,33 +222,37 @@ def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
     if not isinstance(settings, TransformerConfig):
         raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
     groups = [group for i in range(settings.layers) for group in settings.layer_heads(i)]
-    ours = all(isinstance(group, MECHANISMS) for group in groups) and isinstance(settings.feedforward, FEEDFORWARDS)
+    has_built_in_parts = isinstance(settings.feedforward, FEEDFORWARDS)
+    has_built_in_parts = has_built_in_parts and all(isinstance(group, MECHANISMS) for group in groups)
     symbols = {type(group.symbols) for group in groups if isinstance(group, SymbolHeads)}
-    given = settings.positions is not None or settings.causal or settings.window is not None
-    if isinstance(settings.inputs, Tokens) and ours and not given and symbols <= {SymbolicAttention}:
-        said = "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True"
-        warnings.warn(said, BlindToOrder, stacklevel)
+    sees_order = settings.positions is not None or settings.causal or settings.window is not None
+    sees_order = sees_order or not symbols <= {SymbolicAttention}
+    if isinstance(settings.inputs, Tokens) and has_built_in_parts and not sees_order:
+        text = "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True"
+        warnings.warn(text, BlindToOrder, stacklevel)
 
 
-def head_list(who: str, heads: object) -> Heads:
+def head_list(caller: str, heads: object) -> Heads:
     """`heads` as a tuple of mechanisms; a single mechanism becomes a tuple of one."""
     groups = (heads,) if isinstance(heads, Mechanism) else heads
     if not isinstance(groups, (list, tuple)) or not groups:
-        raise ValueError(f"{who}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
-    strangers = [group for group in groups if not isinstance(group, Mechanism)]
-    if strangers:
-        raise ValueError(f"{who}: heads must be mechanisms such as Softmax(4) but holds {strangers[0]!r}")
+        raise ValueError(f"{caller}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
+    for group in groups:
+        if not isinstance(group, Mechanism):
+            raise ValueError(f"{caller}: heads must be mechanisms such as Softmax(4) but holds {group!r}")
     return tuple(groups)
 
 
 def _layers_of_heads(heads: object) -> Heads | tuple[Heads, ...]:
     """One list of mechanisms, or a list per layer."""
-    who = "TransformerConfig"
+    name = "TransformerConfig"
     layers = heads if isinstance(heads, (list, tuple)) else ()
-    nested = [isinstance(group, (list, tuple)) for group in layers]
-    if any(nested) and not all(nested):
-        raise ValueError(f"{who}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
-    return tuple(head_list(who, group) for group in layers) if any(nested) else head_list(who, heads)
+    is_list = [isinstance(group, (list, tuple)) for group in layers]
+    if not any(is_list):
+        return head_list(name, heads)
+    if not all(is_list):
+        raise ValueError(f"{name}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
+    return tuple(head_list(name, group) for group in layers)
 
 
 Model = TransformerConfig | Baseline
@@ -363,8 +367,8 @@ class Run(Checked):
         if not isinstance(self.model, TransformerConfig):
             return type(self.model).__name__
         groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.model.layer_heads(0))
-        more = " in the first layer" if self.model.per_layer else ""
-        return f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{more})"
+        place = " in the first layer" if self.model.per_layer else ""
+        return f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{place})"
 
     @property
     def transformer(self) -> TransformerConfig:
@@ -374,10 +378,10 @@ class Run(Checked):
         return self.model
 
 
-def check_run(who: str, run: object) -> None:
+def check_run(caller: str, run: object) -> None:
     """Raise ValueError unless this is a Run; the name of a recipe is none."""
     if not isinstance(run, Run):
-        raise ValueError(f"{who}: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but {run!r:.60} came")
+        raise ValueError(f"{caller}: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but {run!r:.60} came")
 
 
 def digest(config: Any) -> str:

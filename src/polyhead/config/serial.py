@@ -127,68 +127,68 @@ def check_size(values: Any) -> None:
             raise ValueError(f"it has more than {MAX_VALUES} values or is nested more than {MAX_DEPTH} deep")
 
 
-def build(data: Any, default: Any, known: Mapping[str, type], where: str, allowed: Sequence[type] = ()) -> Any:
+def build(data: Any, default: Any, known: Mapping[str, type], path: str, allowed: Sequence[type] = ()) -> Any:
     """The dataclass that `data` describes; its "kind" names a class of `known`, by default `default`.
 
-    `allowed`: the classes that an error lists, if not all of `known`.  Raises ValueError, which begins with `where`,
+    `allowed`: the classes that an error lists, if not all of `known`.  Raises ValueError, which begins with `path`,
     for unknown kinds (UnknownKind) and for unknown, missing or mistyped fields.
     """
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: an object with fields was wanted but {shown(data)} came")
+        raise ValueError(f"{path}: an object with fields was wanted but {shown(data)} came")
     kind = data.get("kind")
     if kind is None:
         cls = default
     elif not isinstance(kind, str):
-        raise ValueError(f'{where}: "kind" must be the name of a class but is {shown(kind)}')
+        raise ValueError(f'{path}: "kind" must be the name of a class but is {shown(kind)}')
     else:
-        cls = find(kind, where) if ":" in kind else _known_class(kind, known, where, allowed)
+        cls = find(kind, path) if ":" in kind else _known_class(kind, known, path, allowed)
     if cls is None or not dataclasses.is_dataclass(cls):
-        raise ValueError(f'{where}: "kind" is missing (choose from {", ".join(known)})')
+        raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(known)})')
     hints = type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
     for name, value in data.items():
         if name != "kind":
-            one_of(where, "field", name, list(fields))
-            values[name] = _read_value(value, hints[name], known, f"{where}: {name}")
+            one_of(path, "field", name, list(fields))
+            values[name] = _read_value(value, hints[name], known, f"{path}: {name}")
     missing = []
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory:  # both are MISSING
             missing.append(name)
     if missing:
-        raise ValueError(f"{where}: {cls.__name__} needs {', '.join(missing)}")
+        raise ValueError(f"{path}: {cls.__name__} needs {', '.join(missing)}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{path}: {error}") from None
 
 
-def _known_class(kind: str, known: Mapping[str, type], where: str, allowed: Sequence[type]) -> type:
+def _known_class(kind: str, known: Mapping[str, type], path: str, allowed: Sequence[type]) -> type:
     """The class of this package with that name.  UnknownKind lists the allowed classes."""
     if kind in known:
         return known[kind]
     names = [name for name, cls in known.items() if not allowed or issubclass(cls, tuple(allowed))]
     if not names:
-        raise UnknownKind(f"{where}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
+        raise UnknownKind(f"{path}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
     try:
-        return known[one_of(where, "kind", kind, names)]
+        return known[one_of(path, "kind", kind, names)]
     except ValueError as error:
         raise UnknownKind(str(error)) from None
 
 
-def _read_value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> Any:
+def _read_value(data: Any, hint: Any, known: Mapping[str, type], path: str) -> Any:
     """The value of a field of type `hint`."""
     options = union_members(hint)
     if data in (None, "None") and type(None) in options:  # YAML's word is null, but the command line's is None
         return None
     if isinstance(data, dict):
-        return _read_object(data, hint, known, where)
+        return _read_object(data, hint, known, path)
     sequences = [option for option in options if typing.get_origin(option) in (tuple, Sequence)]
     if isinstance(data, (list, tuple)) and sequences:
         hints = element_hints(sequences[0], len(data))
         if len(data) != len(hints):
-            raise ValueError(f"{where}: {len(hints)} values were wanted but {shown(list(data))} came")
-        return tuple(_read_value(value, inner, known, where) for value, inner in zip(data, hints, strict=True))
+            raise ValueError(f"{path}: {len(hints)} values were wanted but {shown(list(data))} came")
+        return tuple(_read_value(value, inner, known, path) for value, inner in zip(data, hints, strict=True))
     if type(data) in options:
         return data
     if float in options and isinstance(data, (int, str)) and not isinstance(data, bool):
@@ -197,18 +197,18 @@ def _read_value(data: Any, hint: Any, known: Mapping[str, type], where: str) -> 
         except (ValueError, OverflowError):
             pass
     names = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ValueError(f"{where}: {names} was wanted but {shown(data)} came")
+    raise ValueError(f"{path}: {names} was wanted but {shown(data)} came")
 
 
-def _read_object(data: dict[str, Any], hint: Any, known: Mapping[str, type], where: str) -> Any:
+def _read_object(data: dict[str, Any], hint: Any, known: Mapping[str, type], path: str) -> Any:
     """The dataclass in a field.  Its "kind" may be omitted where one class is the usual one."""
     classes = [option for option in union_members(hint) if dataclasses.is_dataclass(option)]
     usual = [option for option in classes if getattr(option, "usual", len(classes) == 1)]
     allowed = [option for option in classes if isinstance(option, type)]
-    value = build(data, usual[0] if usual else None, known, where, allowed)
+    value = build(data, usual[0] if usual else None, known, path, allowed)
     if not isinstance(value, tuple(allowed)):
         names = " or ".join(option.__name__ for option in allowed)
-        raise ValueError(f"{where}: {names or hint} was wanted but {type(value).__name__} came")
+        raise ValueError(f"{path}: {names or hint} was wanted but {type(value).__name__} came")
     return value
 
 

@@ -49,44 +49,49 @@ class Batch:
         """Stack batches of the same shape along a new first dimension."""
         import torch
 
-        return cls._made(torch.stack, batches)
+        return cls._combine(torch.stack, batches)
 
     @classmethod
     def cat(cls, batches: "Sequence[Batch]") -> "Batch":
         """Concatenate batches along their first dimension."""
         import torch
 
-        return cls._made(torch.cat, batches)
+        return cls._combine(torch.cat, batches)
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
         """The batch with `function` applied to each array."""
-        return self._made(lambda arrays: function(arrays[0]), [self])
+        return self._combine(lambda arrays: function(arrays[0]), [self])
 
     def to(self, device: object, *, non_blocking: bool = False) -> "Batch":
         """The batch of PyTorch tensors on a device; accelerate and Lightning move batches by this method."""
         return self.map(lambda array: array.to(device, non_blocking=non_blocking))
 
     @classmethod
-    def _made(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
+    def _combine(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
         """A batch whose arrays are each `make` of that array of all `batches`."""
         if not batches:
             raise ValueError("Batch: at least one batch was wanted but none came")
-        names = [field.name for field in fields(cls) if field.name != "latents"]
-        labels = dict.fromkeys(name for batch in batches for name in batch.latents)
-        given = {name: [getattr(batch, name) for batch in batches] for name in names}
+        parts: dict[str, list[Array]] = {}
+        for field in fields(cls):
+            if field.name != "latents":
+                parts[field.name] = [getattr(batch, field.name) for batch in batches]
+        names = list(parts)
         for name in ("mask", "source_mask"):
-            like = next((mask for mask in given[name] if mask is not None), None)
-            if like is not None:  # a batch without a mask has real tokens only
-                sizes = [(len(batch.scored), *like.shape[1:]) for batch in batches]
-                masks = zip(given[name], sizes, strict=True)
-                given[name] = [like.new_ones(size) if mask is None else mask for mask, size in masks]
-        given |= {f"latents[{name!r}]": [batch.latents.get(name) for batch in batches] for name in labels}
-        for name, each in given.items():
-            if 0 < sum(one is not None for one in each) < len(each):
-                raise ValueError(f"Batch: {name} must be in all batches or in none, but is in some of {len(each)}")
-        arrays = {name: make(given[name]) if given[name][0] is not None else None for name in names}
-        latents = {name: make([batch.latents[name] for batch in batches]) for name in labels}
-        return cls(**arrays, latents=latents)
+            masks = [mask for mask in parts[name] if mask is not None]
+            if masks:  # a batch without a mask has real tokens only
+                for i, batch in enumerate(batches):
+                    if parts[name][i] is None:
+                        parts[name][i] = masks[0].new_ones((len(batch.scored), *masks[0].shape[1:]))
+        labels = dict.fromkeys(label for batch in batches for label in batch.latents)
+        for label in labels:
+            parts[f"latents[{label!r}]"] = [batch.latents.get(label) for batch in batches]
+        for name, arrays in parts.items():
+            num_present = sum(array is not None for array in arrays)
+            if 0 < num_present < len(arrays):
+                raise ValueError(f"Batch: {name} must be in all batches or in none, but is in some of {len(arrays)}")
+        combined = {name: None if parts[name][0] is None else make(parts[name]) for name in names}
+        latents = {label: make(parts[f"latents[{label!r}]"]) for label in labels}
+        return cls(**combined, latents=latents)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,18 @@ import os
 from pathlib import Path
 
 
-def cache(name: str, own: str) -> Path:
+def cache(name: str, variable: str) -> Path:
     """The folder of the cache `name`: `polyhead/NAME` in XDG_CACHE_HOME, or in ~/.cache.
 
-    Raises RuntimeError, in one line, without a home folder; `own`: the environment variable that helps.
+    Raises RuntimeError, in one line, without a home folder; `variable`: the environment variable that helps.
     """
     shared = os.environ.get("XDG_CACHE_HOME")
-    return Path(shared or home(own) / ".cache") / "polyhead" / name
+    return Path(shared or home(variable) / ".cache") / "polyhead" / name
 
 
-def home(own: str) -> Path:
+def home(variable: str) -> Path:
     """The user's home folder; RuntimeError as from `cache`."""
     try:
         return Path.home()
     except RuntimeError:
-        raise RuntimeError(f"this user has no home folder (set HOME or {own})") from None
+        raise RuntimeError(f"this user has no home folder (set HOME or {variable})") from None

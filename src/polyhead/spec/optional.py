@@ -35,8 +35,8 @@ def _is_folder_here(name: str) -> bool:
 
 
 @contextmanager
-def optional(who: str, install: str) -> Iterator[None]:
-    """Context manager: a failed import inside raises MissingPackage for the feature `who`; `install` is for pip."""
+def optional(feature: str, install: str) -> Iterator[None]:
+    """Context manager: a failed import inside raises MissingPackage for the feature `feature`; `install` is for pip."""
     before = set(sys.modules)
     try:
         yield
@@ -55,7 +55,7 @@ def optional(who: str, install: str) -> Iterator[None]:
         reason = "" if absent else f" ({' '.join(str(error).split())})"
         if name != "torch" and _without_torch():
             install = install.replace("polyhead[", "polyhead-jax[")
-        raise MissingPackage(f"{who} needs {name}: pip install '{install}'{reason}", name=package) from None
+        raise MissingPackage(f"{feature} needs {name}: pip install '{install}'{reason}", name=package) from None
 
 
 def _without_torch() -> bool:
