@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from polyhead.analysis.verdicts import NO, NO_DIFFERENCE, UNDECIDED, YES
 from polyhead.spec.numbers import holm
 from polyhead.spec.optional import optional
 
-YES, NO, NO_DIFFERENCE, UNDECIDED = "yes", "no", "no difference", "undecided"
 SEEDS = 5
 """The least number of seeds for a test."""
 ALPHA = 0.05

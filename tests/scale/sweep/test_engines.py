@@ -15,7 +15,8 @@ from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Resources, command, worker_environment
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.ray import Ray
-from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
+from polyhead.scale.sweep.engines.slurm import Slurm
+from polyhead.scale.sweep.engines.slurm_task import WorkerTask
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted

@@ -1,19 +1,12 @@
-"""Workers as jobs of Slurm, through submitit.
+"""Workers as jobs of Slurm, through submitit; slurm_task.py is the work of a job."""
 
-A job runs the worker as a child process.  Slurm sends SIGUSR2 before it preempts a job or ends it at its time limit.
-The worker then saves, and submitit queues the job again.
-"""
-
-import contextlib
 import logging
-import os
 import pathlib
-import signal
-import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines import LOST, Resources, Worker, command, open_log, worker_environment
+from polyhead.scale.sweep.engines import LOST, Resources, Worker
+from polyhead.scale.sweep.engines.slurm_task import WorkerTask
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
 
@@ -109,47 +102,3 @@ class SlurmWorker:
             return int(self.job.result())
         except Exception:  # submitit's own errors: the job left no result
             return LOST
-
-
-class WorkerTask:
-    """The work of a job: run the worker, and let it save when the job is about to end."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.worker = 0
-
-    def __call__(self, folder: str) -> int:
-        with open_log(pathlib.Path(folder)) as log:
-            process = subprocess.Popen(
-                command(pathlib.Path(folder)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=worker_environment(self.threads, os.environ),
-                preexec_fn=ignore_sigusr2,
-            )
-        self.worker = process.pid
-        # Not Popen.wait: `checkpoint` may interrupt it while it holds its lock.
-        try:
-            _, status = os.waitpid(self.worker, 0)
-        except KeyboardInterrupt:  # cancelled by submitit's local executor
-            process.terminate()
-            raise
-        process.returncode = os.waitstatus_to_exitcode(status)
-        return process.returncode
-
-    def checkpoint(self, folder: str) -> Any:
-        """Let the worker save, and return what submitit queues again.  submitit calls this on SIGUSR2."""
-        from submitit.helpers import DelayedSubmission
-
-        ignore_sigusr2()  # a second signal would end this process before the worker has saved
-        if self.worker:  # before the worker starts there is nothing to save, and 0 would mean this whole group
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self.worker, signal.SIGUSR1)
-                os.waitpid(self.worker, 0)
-        return DelayedSubmission(WorkerTask(self.threads), folder)
-
-
-def ignore_sigusr2() -> None:
-    """Ignore SIGUSR2 in this process.  Slurm sends it to all processes of a job, the worker included."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
