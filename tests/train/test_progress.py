@@ -7,15 +7,8 @@ from rich.console import Console
 
 from polyhead.train import progress
 from polyhead.train.progress import Progress, _Bar
-from polyhead.train.store.folder import Result, write_result
 
 ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0, "tokens_per_second": 12345.6}
-
-
-def finished(folder, name, seconds, parameters=1000):
-    folder.mkdir(parents=True)
-    about = {"name": name, "digest": "0" * 12, "steps": 10, "seconds": seconds, "parameters": parameters}
-    write_result(Result(**about, scores={}, command="", environment={}, folder=folder))
 
 
 @pytest.fixture
@@ -26,21 +19,9 @@ def clock(monkeypatch):
 
 
 def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, clock):
-    for name, seconds, parameters in (
-        ("mine", 20.0, 1000),
-        ("mine", 40.0, 1000),
-        ("mine", 9.0, 7),
-        ("mine2", 9.0, 1000),
-    ):
-        finished(tmp_path / f"{name}-{seconds}-{parameters}", name, seconds, parameters)
-    (tmp_path / "mine-damaged").mkdir()
-    (tmp_path / "mine-damaged" / "result.json").write_text("{")
     shown = Progress("mine", "accuracy", start=0, steps=1200)
     shown.begin(tmp_path / "mine-new", 1000)
-    assert (
-        capsys.readouterr().err
-        == f"mine: 1,000 parameters, 1,200 steps, about 1:00:00 by finished runs, {tmp_path}/mine-new\n"
-    )
+    assert capsys.readouterr().err == f"mine: 1,000 parameters, 1,200 steps, {tmp_path}/mine-new\n"
     for split in ("iid", "novel"):
         shown.evaluated({"split": split, "accuracy": 0.125})
     shown.step()

@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("config", help="RUN/config.json, or the folder RUN")
     parser.add_argument("--quiet", action="store_true", help="no progress")
-    asked = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     end_with_launcher()
     with safe_error_stream():
-        return _train(pathlib.Path(asked.config), progress=not asked.quiet)
+        return _train(pathlib.Path(arguments.config), progress=not arguments.quiet)
 
 
 def _train(path: pathlib.Path, *, progress: bool) -> int:
@@ -58,22 +58,24 @@ def _train(path: pathlib.Path, *, progress: bool) -> int:
     except PeerProcessEnded as error:  # the process where the error happened reports it
         return leave(error.code)
     except FolderInUse as error:
-        said, code, state = str(error), error.code, None
+        text, code, state = str(error), error.code, None
     except Interrupted as stop:
-        said, code = str(stop), stop.code
+        text, code = str(stop), stop.code
     except KeyboardInterrupt:
-        said, code = "interrupted", INTERRUPTED
+        text, code = "interrupted", INTERRUPTED
     except ValueError as error:
-        said, code, state = str(error), MISTAKE, State.FAILED
+        text, code, state = str(error), MISTAKE, State.FAILED
     except OSError as error:
-        said, code, state = describe_os_error(error), DISK, State.FAILED
-    _tell(folder, state, said)
-    if code == PREEMPTED and (queued := requeue()):  # which may end this process
-        print_notice(f"polyhead: {queued}")
+        text, code, state = describe_os_error(error), DISK, State.FAILED
+    _report(folder, state, text)
+    if code == PREEMPTED:
+        message = requeue()  # which may end this process
+        if message:
+            print_notice(f"polyhead: {message}")
     return leave(code)
 
 
-def _tell(folder: pathlib.Path, state: "State | None", text: str) -> None:
+def _report(folder: pathlib.Path, state: "State | None", text: str) -> None:
     """Print `text`, and write it into the folder unless `state` is None: then another process trains there."""
     from polyhead.train.store.state import write_end
     from polyhead.train.world import speaks

@@ -70,12 +70,14 @@ def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str 
 
 def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str, options: dict[str, Any]) -> Any:
     # Some models have no code, no encoder, or no separate output layer.
-    given: dict[str, Any] = sources(batch) | options
-    given |= {} if task.tail is None else {"tail": task.tail}
+    arguments: dict[str, Any] = sources(batch) | options
+    if task.tail is not None:
+        arguments["tail"] = task.tail
     with autocast(batch.inputs.device, precision):
-        outputs = model(batch.inputs, mask=batch.mask, **given)
-    narrow = isinstance(outputs, Tensor) and outputs.dtype in _DTYPES.values()  # of autocast, or of the model itself
-    return outputs.float() if narrow else outputs
+        outputs = model(batch.inputs, mask=batch.mask, **arguments)
+    if isinstance(outputs, Tensor) and outputs.dtype in _DTYPES.values():  # of autocast, or of the model itself
+        return outputs.float()
+    return outputs
 
 
 def sources(batch: Batch) -> dict[str, Tensor | None]:
@@ -88,16 +90,17 @@ def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str,
 
     Raises ValueError for another shape, for the name of another score, and without the main metric.
     """
-    found, who, wanted = task.metrics(outputs, batch), type(task).__name__, (len(batch.inputs),)
-    for name, value in found.items():
-        came = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        if came != wanted:
-            raise ValueError(f"{who}: metrics must be numbers {wanted}, one for each sequence, but {name} is {came}")
-        if name in OWN or name.removesuffix("_se") in found.keys() - {name}:
-            raise ValueError(f"{who}: no metric may be called {name!r}, the name of another score")
-    if task.metric not in found:
-        raise ValueError(f"{who}: its metric is {task.metric!r}, but its metrics are {', '.join(found)}")
-    return found
+    kind, shape = type(task).__name__, (len(batch.inputs),)
+    scores = task.metrics(outputs, batch)
+    for name, value in scores.items():
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if got != shape:
+            raise ValueError(f"{kind}: metrics must be numbers {shape}, one for each sequence, but {name} is {got}")
+        if name in OWN or name.removesuffix("_se") in scores.keys() - {name}:
+            raise ValueError(f"{kind}: no metric may be called {name!r}, the name of another score")
+    if task.metric not in scores:
+        raise ValueError(f"{kind}: its metric is {task.metric!r}, but its metrics are {', '.join(scores)}")
+    return scores
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:
@@ -141,12 +144,12 @@ def evaluate(
         for i in range(enough(task, split, batches, batch_size)):
             batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
             for part in parts(batch, accumulate):
-                loss, found = _score(model, task, part, precision, world)
+                loss, metric_values = _score(model, task, part, precision, world)
                 losses.append(loss)
                 scored.append(part.scored.sum())
                 amounts.append(task.amounts(part))
                 sequences += len(part.inputs)
-                for name, value in found.items():
+                for name, value in metric_values.items():
                     values[name].append(value)
     scores = summary(*_gathered(losses, values, world), scored, sequences, amounts)
     return scores | task.derived(scores)
@@ -160,16 +163,16 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     count = len(part.inputs)
     rows = world.rows(count)
     # A process without rows computes one unscored row, because the others wait for its part of the model.
-    own = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
-    outputs = answers(model, task, own, precision)
+    rows_here = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
+    outputs = answers(model, task, rows_here, precision)
     before, counted = rows.start, rows.stop - rows.start
     scores = {
         name: F.pad(value[:counted].double(), (before, count - before - counted))
-        for name, value in metrics(task, outputs, own).items()
+        for name, value in metrics(task, outputs, rows_here).items()
     }
     if not counted:
         return torch.zeros((), dtype=torch.double), scores
-    return task.loss(outputs, own).double() * (own.scored.sum() / part.scored.sum().clamp(min=1)), scores
+    return task.loss(outputs, rows_here).double() * (rows_here.scored.sum() / part.scored.sum().clamp(min=1)), scores
 
 
 def _gathered(
@@ -178,12 +181,13 @@ def _gathered(
     """The joint results of all processes, in each of them."""
     if world.size == 1:
         return losses, values
-    flat = torch.cat(
-        [torch.stack([loss.cpu() for loss in losses]), *(v.cpu() for each in values.values() for v in each)]
-    )
-    total = world.sum(flat)
-    found, rest = total[: len(losses)], total[len(losses) :].view(len(values), -1)
-    return list(found), {name: [row] for name, row in zip(values, rest, strict=True)}
+    # One message: the losses, then one row of numbers for each metric.
+    tensors = [torch.stack(losses).cpu()]
+    for parts_of_metric in values.values():
+        tensors.append(torch.cat(parts_of_metric).cpu())
+    total = world.sum(torch.cat(tensors))
+    metric_rows = total[len(losses) :].view(len(values), -1)
+    return list(total[: len(losses)]), {name: [row] for name, row in zip(values, metric_rows, strict=True)}
 
 
 def mean(values: Tensor) -> Tensor:
@@ -210,9 +214,9 @@ def summary(
     counts = torch.stack(scored).cpu().double()
     means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # the mean of no position may be NaN
     scores = {"loss": (means * (counts / counts.sum())).sum().item()}
-    known = [one for one in amounts if one is not None]
-    each = torch.cat(known).cpu() if known else None
+    given_amounts = [amount for amount in amounts if amount is not None]
+    all_amounts = torch.cat(given_amounts).cpu() if given_amounts else None
     for name, parts in values.items():
-        score = Score.of(torch.cat(parts).cpu(), amounts=each)
+        score = Score.of(torch.cat(parts).cpu(), amounts=all_amounts)
         scores |= {name: score.mean, f"{name}_se": score.standard_error}
     return {**scores, "sequences": sequences}

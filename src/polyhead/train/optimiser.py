@@ -31,12 +31,14 @@ FUSED = ("cpu", "cuda", "mps")
 def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
     """AdamW with two parameter groups: with and without weight decay."""
     decays = is_decayed(model, train.decay)
-    trained = [(decays[name], parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [parameter for decayed, parameter in trained if decayed == wanted], "weight_decay": strength}
-        for wanted, strength in ((True, train.weight_decay), (False, 0.0))
-    ]
-    groups = [group for group in groups if group["params"]]
+    groups = []
+    for has_decay, strength in ((True, train.weight_decay), (False, 0.0)):
+        parameters = []
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and decays[name] == has_decay:
+                parameters.append(parameter)
+        if parameters:
+            groups.append({"params": parameters, "weight_decay": strength})
     device = next(model.parameters()).device.type
     # `lr` is set before every update; 0 here makes a missing schedule obvious.
     return torch.optim.AdamW(groups, lr=0.0, betas=train.betas, eps=train.eps, fused=device in FUSED)

@@ -17,13 +17,14 @@ from polyhead.models.transformer import Transformer
 from polyhead.train.world import World
 
 
-def is_sharded(world: World, how: str) -> bool:
-    return world.size > 1 and how == "sharded"
+def is_sharded(world: World, strategy: str) -> bool:
+    """Does each process hold a part of the model?  `strategy`: "data" or "sharded"."""
+    return world.size > 1 and strategy == "sharded"
 
 
-def placed(model: nn.Module, world: World, how: str) -> nn.Module:
+def placed(model: nn.Module, world: World, strategy: str) -> nn.Module:
     """The model on the device of this rank.  Sharded, it is this rank's part, and its parameters are DTensors."""
-    if not is_sharded(world, how):
+    if not is_sharded(world, strategy):
         return model.to(world.device)
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -42,25 +43,39 @@ def units(model: nn.Module) -> list[nn.Module]:
     If a block holds symbols, they are read before the block is called; then its other modules are the units.  A
     parameter shared by two units would be sharded twice, so a module with such a parameter is no unit.
     """
-    blocks = [block for part in model.modules() if isinstance(part, Transformer) for block in part.blocks]
-    found: list[nn.Module] = []
-    for block in blocks:
-        parts = dict(block.named_children())
-        read_before = [parts.pop(name) for name in ("symbols", "cross_symbols") if name in parts]
-        found += list(parts.values()) if read_before else [block]
-    uses = _uses(model)
-    return [unit for unit in found if (own := _uses(unit)) and all(uses[key] == own[key] for key in own)]
+    candidates: list[nn.Module] = []
+    for module in model.modules():
+        if not isinstance(module, Transformer):
+            continue
+        for block in module.blocks:
+            children = dict(block.named_children())
+            symbols = [children.pop(name) for name in ("symbols", "cross_symbols") if name in children]
+            if symbols:
+                candidates.extend(children.values())
+            else:
+                candidates.append(block)
+
+    # A parameter that is used more often in the model than in the unit belongs to another unit, too.
+    model_uses = _uses_of_parameters(model)
+    chosen = []
+    for unit in candidates:
+        uses = _uses_of_parameters(unit)
+        if uses and all(model_uses[key] == count for key, count in uses.items()):
+            chosen.append(unit)
+    return chosen
 
 
-def _uses(model: nn.Module) -> Counter[int]:
-    """How often each parameter is used in `model`."""
-    modules = [module for _, module in model.named_modules(remove_duplicate=False)]
-    return Counter(id(parameter) for module in modules for parameter in module.parameters(recurse=False))
+def _uses_of_parameters(model: nn.Module) -> Counter[int]:
+    """How often each parameter is used in `model`, by its identity."""
+    counts: Counter[int] = Counter()
+    for _, module in model.named_modules(remove_duplicate=False):
+        counts.update(id(parameter) for parameter in module.parameters(recurse=False))
+    return counts
 
 
-def called(model: nn.Module, world: World, how: str) -> nn.Module:
+def called(model: nn.Module, world: World, strategy: str) -> nn.Module:
     """The module that training calls instead of `model`; it has the same parameters and names."""
-    if world.size == 1 or how == "sharded":
+    if world.size == 1 or strategy == "sharded":
         return model
     devices = [world.device] if world.device.type == "cuda" else None
     # Every parameter of our models gets a gradient, so DDP need not search for unused ones.

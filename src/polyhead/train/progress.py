@@ -1,7 +1,5 @@
 """Progress of a run: folder, size, time and scores; a bar on a terminal, occasional lines elsewhere."""
 
-import glob
-import itertools
 import os
 import pathlib
 import sys
@@ -30,97 +28,73 @@ def wanted(enabled: bool) -> bool:
 
 def duration(seconds: float) -> str:
     """75 -> "1:15"."""
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def pace(folder: pathlib.Path, name: str, parameters: int) -> float | None:
-    """Seconds per step, including evaluations, of finished runs with this name and size beside `folder`; None without.
-
-    At most ten runs are read, because there may be thousands.
-    """
-    from polyhead.train.store.files import Damaged
-    from polyhead.train.store.folder import RESULT, read_result
-
-    known = []
-    for path in itertools.islice(folder.parent.glob(f"{glob.escape(name)}*/{RESULT}"), 10):
-        try:
-            result = read_result(path.parent)
-        except (Damaged, OSError):
-            continue
-        if result is not None and (result.name, result.parameters) == (name, parameters) and result.steps:
-            known.append(result.seconds / result.steps)
-    return sum(known) / len(known) if known else None
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes}:{seconds:02}"
 
 
 class Progress:
-    """Reports on a run: first folder, size and time, then a progress bar, or lines without a terminal.
+    """Reports on a run: first folder and size, then a progress bar, or lines without a terminal.
 
     The scores of each evaluation get a separate line.
     """
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
         self.name, self.metric, self.steps, self.enabled = name, metric, steps, wanted(enabled)
-        self.shown: dict[str, str] = {}
+        self.values: dict[str, str] = {}
         self.scores: dict[str, str] = {}
-        self.at = self.start = start
-        self.began = self.spoken = time.monotonic()
-        self.pace: float | None = None
+        self.current_step = self.first_step = start
+        self.start_time = self.line_time = time.monotonic()
         self.bar: _Bar | None = None
 
-    def begin(self, folder: pathlib.Path, parameters: int) -> None:
+    def begin(self, folder: pathlib.Path, num_parameters: int) -> None:
         """Print the first line, and show the bar."""
         if not self.enabled:
             return
-        self.pace = pace(folder, self.name, parameters)
-        steps = f"{self.steps:,} steps" + (f" from step {self.start:,}" if self.start else "")
-        known = "" if self.pace is None else f", about {self._left()} by finished runs"
-        self.line(f"{self.name}: {parameters:,} parameters, {steps}{known}, {folder}")
+        begin = f" from step {self.first_step:,}" if self.first_step else ""
+        self.line(f"{self.name}: {num_parameters:,} parameters, {self.steps:,} steps{begin}, {folder}")
         if sys.stderr.isatty():
             self.bar = _Bar(self.steps)
-            self.bar.show(self.at, self._left())
-        self.began = time.monotonic()
+            self.bar.show(self.current_step, self._time_left())
+        self.start_time = time.monotonic()
 
     def step(self) -> None:
-        self._tell_scores()
-        self.at += 1
+        self._print_scores()
+        self.current_step += 1
         if self.bar is not None:
-            self.bar.show(self.at, self._left())
+            self.bar.show(self.current_step, self._time_left())
 
     def trained(self, row: dict[str, Any]) -> None:
         """Show a training row."""
-        self.shown["loss"] = f"{row['loss']:.4f}"
-        self.shown[self.metric] = f"{row[self.metric]:.3f}"
+        self.values["loss"] = f"{row['loss']:.4f}"
+        self.values[self.metric] = f"{row[self.metric]:.3f}"
         if "tokens_per_second" in row:
-            self.shown["tokens/s"] = f"{row['tokens_per_second']:,.0f}"
+            self.values["tokens/s"] = f"{row['tokens_per_second']:,.0f}"
         if self.bar is not None:
-            self.bar.show(self.at, self._left(), self._text(self.shown))
-        elif self.enabled and time.monotonic() - self.spoken > QUIET_SECONDS:
-            self._say(row)
+            self.bar.show(self.current_step, self._time_left(), _text(self.values))
+        elif self.enabled and time.monotonic() - self.line_time > QUIET_SECONDS:
+            self.line_time = time.monotonic()
+            rate = f"{row['steps_per_second']:.1f} steps/s"
+            step = f"step {row['step']}/{self.steps}"
+            self.line(f"{self.name}: {step}, {_text(self.values)}, {rate}, {self._time_left()} left")
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """Show an evaluation row."""
+        """Show an evaluation row, together with those of the other splits."""
         self.scores[row["split"]] = f"{row[self.metric]:.3f}"
 
-    def _left(self) -> str:
-        """The time left, from the steps so far and the time between them; before the first step, from finished runs."""
-        done = self.at - self.start
-        each = (time.monotonic() - self.began) / done if done else self.pace
-        return "?" if each is None else duration(each * (self.steps - self.at))
+    def _time_left(self) -> str:
+        """The time left, from the steps so far and the time that they took with their evaluations."""
+        num_steps = self.current_step - self.first_step
+        if not num_steps:
+            return "?"
+        return duration((time.monotonic() - self.start_time) / num_steps * (self.steps - self.current_step))
 
-    def _text(self, values: dict[str, str]) -> str:
-        return ", ".join(f"{name} {value}" for name, value in values.items())
-
-    def _tell_scores(self) -> None:
+    def _print_scores(self) -> None:
         if self.scores:
-            self.line(f"{self.name}: step {self.at}: {self.metric} {self._text(self.scores)}")
+            self.line(f"{self.name}: step {self.current_step}: {self.metric} {_text(self.scores)}")
             self.scores = {}
-
-    def _say(self, row: dict[str, Any]) -> None:
-        self.spoken = time.monotonic()
-        rate, shown = row["steps_per_second"], self._text(self.shown)
-        self.line(f"{self.name}: step {row['step']}/{self.steps}, {shown}, {rate:.1f} steps/s, {self._left()} left")
 
     def line(self, text: str) -> None:
         """Print one line on standard error, above the bar."""
@@ -128,9 +102,13 @@ class Progress:
             print_notice(text)
 
     def close(self) -> None:
-        self._tell_scores()
+        self._print_scores()
         if self.bar is not None:
             self.bar.close()
+
+
+def _text(values: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 class _Bar:
@@ -143,11 +121,15 @@ class _Bar:
         from rich.text import Text
 
         self.text = Text(no_wrap=True, overflow="ellipsis")
-        console = Console(stderr=True) if console is None else console
-        left = TextColumn("{task.fields[left]} left", markup=False)
-        columns = (MofNCompleteColumn(table_column=Column(no_wrap=True)), left, RenderableColumn(self.text))
-        bar = (BarColumn(24),) if console.width >= WIDE else ()
-        self.rich = Progress(*bar, *columns, console=console, refresh_per_second=4, redirect_stdout=False)
+        if console is None:
+            console = Console(stderr=True)
+        columns: list[Any] = []
+        if console.width >= WIDE:
+            columns.append(BarColumn(24))
+        columns.append(MofNCompleteColumn(table_column=Column(no_wrap=True)))
+        columns.append(TextColumn("{task.fields[left]} left", markup=False))
+        columns.append(RenderableColumn(self.text))
+        self.rich = Progress(*columns, console=console, refresh_per_second=4, redirect_stdout=False)
         self.task = self.rich.add_task("", total=steps, left="?")
         self.rich.start()
 

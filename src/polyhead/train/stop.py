@@ -118,8 +118,9 @@ def _leave(again: bool, number: int, frame: object) -> None:
     code = stop.interrupted("").code
     if is_local_first():
         print_notice("polyhead: stopped at once; what was saved before is kept")
-        if again and code == PREEMPTED and (said := requeue()):
-            print_notice(f"polyhead: {said}")
+        message = requeue() if again and code == PREEMPTED else ""
+        if message:
+            print_notice(f"polyhead: {message}")
     os._exit(code)
 
 
@@ -136,8 +137,9 @@ def is_local_first() -> bool:
 
 def slurm_job() -> str | None:
     """The Slurm job of this process, unless a sweep restarts it."""
-    others = os.environ.get(REQUEUE) == "0" or "SUBMITIT_EXECUTOR" in os.environ
-    return None if others else os.environ.get("SLURM_JOB_ID")
+    if os.environ.get(REQUEUE) == "0" or "SUBMITIT_EXECUTOR" in os.environ:
+        return None
+    return os.environ.get("SLURM_JOB_ID")
 
 
 def requeue() -> str:

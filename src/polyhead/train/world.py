@@ -65,7 +65,7 @@ class World:
         rank, size, local = place(os.environ)
         if size == 1:
             return cls.alone(pick_device(device))
-        return cls(rank, size, local, _own_device(device, local))
+        return cls(rank, size, local, _device_of_process(device, local))
 
     @property
     def first(self) -> bool:
@@ -137,20 +137,20 @@ class World:
         """
         if self.size == 1:
             return action()
-        told = torch.zeros(1, dtype=torch.int64)
+        result = torch.zeros(1, dtype=torch.int64)  # below 0: minus the exit code of the error
         try:
             if self.first:
-                told[0] = action()
+                result[0] = action()
         except BaseException as error:
-            told[0] = -_code(error)
+            result[0] = -_exit_code(error)
             raise
         finally:
-            dist.broadcast(told, 0)
-        if told[0] < 0:
+            dist.broadcast(result, 0)
+        if result[0] < 0:
             with contextlib.suppress(RuntimeError):
                 self.meet()
-            raise PeerProcessEnded("the first process of this run ended", -int(told[0]))
-        return int(told[0])
+            raise PeerProcessEnded("the first process of this run ended", -int(result[0]))
+        return int(result[0])
 
     def command(self, path: pathlib.Path) -> str:
         """The command that restarts this run on one machine."""
@@ -206,10 +206,15 @@ def leave(code: int) -> int:
     return code
 
 
-def _code(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
     """The exit code of a process after this error (see stop.py)."""
-    known = MISTAKE if isinstance(error, ValueError) else DISK if isinstance(error, OSError) else LOST
-    return getattr(error, "code", known)
+    if isinstance(error, ValueError):
+        code = MISTAKE
+    elif isinstance(error, OSError):
+        code = DISK
+    else:
+        code = LOST
+    return getattr(error, "code", code)
 
 
 def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
@@ -334,15 +339,16 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
 
 
-def _own_device(name: str, local: int) -> torch.device:
+def _device_of_process(name: str, local: int) -> torch.device:
     device = pick_device(name)
     if device.type == "cpu":
         return device
     if device.type != "cuda" or device.index is not None:
         raise ValueError(f"world: several processes train on cpu or cuda but the device is {device}")
     count = torch.cuda.device_count()
-    if count > 1 and local >= count:  # with one visible device, the launcher may have given each process its own
+    index = local if count > 1 else 0  # with one visible device, the launcher may have given each process its own
+    if index >= count > 1:
         raise ValueError(f"world: process {local + 1} of this machine needs a GPU of its own but it has {count}")
-    own = torch.device("cuda", local if count > 1 else 0)
-    torch.cuda.set_device(own)
-    return own
+    device = torch.device("cuda", index)
+    torch.cuda.set_device(device)
+    return device
