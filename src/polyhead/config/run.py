@@ -335,7 +335,7 @@ class Run(Checked):
     parallel: str = non_semantic("data")
     """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
     track: tuple[str, ...] = non_semantic(())
-    """Trackers beside metrics.jsonl: tensorboard, wandb, trackio."""
+    """Trackers beside metrics.jsonl: tensorboard, wandb."""
 
     _choices: ClassVar = {"parallel": ("data", "sharded")}
     _least: ClassVar = {"threads": 1}
