@@ -1,6 +1,6 @@
 """Language modelling of any text, from the Python sources of this machine to a data set of the Hub.
 
-Text is tokenised once (data.py) into one long row of tokens for each split, document after document.  A sequence is a
+Text is tokenised once (corpus.py) into one long row of tokens for each split, document after document.  A sequence is a
 window of the row; its targets are the same tokens shifted by one:
 
     row       \\0 d e f   f ( ) : \\0 i m p o r t ...            length 4
