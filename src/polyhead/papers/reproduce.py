@@ -197,7 +197,7 @@ def outcome_as_json(outcome: FigureOutcome) -> About:
 def run_as_json(paper: Paper, point: FinishedRun) -> About:
     """Return a run in the layout of results.json."""
     run, result = point.run, point.result
-    row = {"name": run.name, "digest": digest(run)}
+    row: About = {"name": run.name, "digest": digest(run)}
     row |= {axis: value for axis, value in paper.places(run).items() if axis not in ("length", "held out")}
     row |= {
         "task": to_dict(run.task),

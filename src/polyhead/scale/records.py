@@ -128,10 +128,13 @@ class Records:
         gain = done[0].run.task.gain
         best: dict[str, Record] = {}
         for split in self.splits():
-            scored = [record for record in done if not math.isnan(record.score(split) or 0.0)]
-            scored = [record for record in scored if record.score(split) is not None]
-            if len(scored) > 1:
-                best[split] = max(scored, key=lambda record: gain(record.score(split)))
+            gains: dict[int, float] = {}
+            for index, record in enumerate(done):
+                score = record.score(split)
+                if score is not None and not math.isnan(score):
+                    gains[index] = gain(score)
+            if len(gains) > 1:
+                best[split] = done[max(gains, key=gains.__getitem__)]
         return best
 
     def splits(self) -> list[str]:
@@ -205,8 +208,9 @@ class Records:
         if len(self) == 2:
             for row in rows:
                 first, second = numbers.get(row[""], (None, None))
-                is_known = first is not None and second is not None
-                row["difference"] = number_text(second - first, "+") if is_known else ""
+                row["difference"] = ""
+                if first is not None and second is not None:
+                    row["difference"] = number_text(second - first, "+")
         return rows
 
 

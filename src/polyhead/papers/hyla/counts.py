@@ -82,8 +82,8 @@ def draw_a9(scale: str) -> FigureOutcome:
     panels: list[Panel] = [("A: tasks", task_curves, {}), ("B: instances", instance_curves, {})]
     figure = figures.lines(panels, x_label="features M", y_label="log10 of the count", columns=2)
     caption = "Counts by number of features, on a logarithmic scale; M 1 is left out: the paper's formula gives 0."
-    head = ("M", "tasks, the paper's formula", "tasks, exact")
-    head += tuple(f"instances K {values}, paper / exact" for values in VALUES)
+    instances_head = [f"instances K {values}, paper / exact" for values in VALUES]
+    head = ("M", "tasks, the paper's formula", "tasks, exact", *instances_head)
     note = "The paper's C(R + M - 1, M) ((M!)^(G-1) - M) is 0 for M = 1, which is left out."
     picture = Picture("fig-a9", caption, figure)
     return FigureOutcome((picture,), head, tuple(rows), notes=(note,), numbers=numbers)

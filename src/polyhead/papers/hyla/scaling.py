@@ -203,7 +203,7 @@ def draw_a4(study: Study) -> FigureOutcome:
 
 def commonest(study: Study, axis: str) -> Any:
     """Return the value of `axis` in most runs: the constant value while the other axis varies."""
-    values = [study.paper.places(point.run).get(axis) for point in study.points]
+    values: list[Any] = [study.paper.places(point.run).get(axis) for point in study.points]
     return max(sorted(set(values)), key=values.count)
 
 
@@ -217,9 +217,11 @@ def draw_scaling(cells: Cells, axis: str, split: str, levels: Mapping[str, float
                 by_model = cells[place]
                 points[place[1]] = {model: score_or_training_loss(cell, split) for model, cell in by_model.items()}
         panels.append((f"{axis} {value:g}", score_curves(points, label), levels))
-    y_label, limits = "accuracy", (0.0, 1.02)
+    y_label = "accuracy"
+    limits: tuple[float | None, float | None] = (0.0, 1.02)
     if split == TRAINING_LOSS:
-        y_label, limits = TRAINING_LOSS, (None, None)
+        y_label = TRAINING_LOSS
+        limits = (None, None)
     return figures.lines(panels, x_label="training instances", y_label=y_label, log_x=True, limits=limits)
 
 

@@ -59,10 +59,10 @@ class Ray:
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
         import ray
 
-        memory = None
+        options: dict[str, Any] = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus, "max_retries": 0}
         if self.resources.memory is not None:
-            memory = int(self.resources.memory * 2**30)
-        task = ray.remote(num_cpus=self.resources.cpus, num_gpus=self.resources.gpus, memory=memory, max_retries=0)
+            options["memory"] = int(self.resources.memory * 2**30)
+        task = ray.remote(**options)
         # Unwrapped: without the checks of annotations that a debugging hook may add.
         run_worker = task(inspect.unwrap(task_function()))
         # Modules of the user's own tasks: their names, and where they lie.
