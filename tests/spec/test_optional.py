@@ -80,7 +80,7 @@ print(json.dumps(said))
 REPORT, TEXT = "pip install 'polyhead[report]'", "pip install 'polyhead[text]'"
 LINES = {
     "report": f"figures needs matplotlib: {REPORT}",
-    "reproduce": f"claims needs scipy: {REPORT}",
+    "reproduce": f"reproduce needs matplotlib: {REPORT}",
     "figures": f"figures needs matplotlib: {REPORT}",
     "embed": f"embed needs scikit-learn: {REPORT}",
     "probe": f"probe needs scikit-learn: {REPORT}",
