@@ -148,10 +148,10 @@ def _seconds_per_network(num_steps: int = 8) -> float:
     torch.set_num_threads(1)
     for _ in demo.race("softmax + relational", 0, steps=1):  # the first steps are slower
         pass
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in demo.race("softmax + relational", 0, steps=num_steps):
         pass
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start
     torch.set_num_threads(num_threads)
     return 2.0 + seconds / (num_steps + 1) * demo.RACE_STEPS
 
@@ -170,8 +170,8 @@ def race_board(curves: dict[str, dict[str, "Curve"]]) -> "RenderableType":
     for racer, by_seed in curves.items():
         longest = max((len(curve) for curve in by_seed.values()), default=0)
         means = []
-        for place in range(longest):
-            means.append(fmean(curve[place][1] for curve in by_seed.values() if len(curve) > place))
+        for i in range(longest):
+            means.append(fmean(curve[i][1] for curve in by_seed.values() if len(curve) > i))
         bars = "".join(_bar(mean) for mean in means)
         latest = [curve[-1][1] for curve in by_seed.values() if curve]
         if latest:

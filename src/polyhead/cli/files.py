@@ -81,10 +81,10 @@ def _fit_encoder(encoder: Any, default_encoder: Any, task: "Task", default_task:
     return encoder
 
 
-def read_heads(text: str, who: str) -> "tuple[Mechanism, ...]":
+def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     """Groups of heads written as one word: names of mechanisms with numbers of heads, joined by commas or "+".
 
-    A name alone has the default number.  Raises ValueError, with `who` first, for an unknown name and a wrong number.
+    A name alone has the default number.  Raises ValueError, with `caller` first, for an unknown name and a wrong number.
 
     >>> read_heads("softmax:4,hyla:4", "x")[1].heads
     4
@@ -98,11 +98,11 @@ def read_heads(text: str, who: str) -> "tuple[Mechanism, ...]":
     groups = []
     for word in text.replace("+", ",").split(","):
         name, colon, count = word.strip().partition(":")
-        kind = kinds[one_of(who, "mechanism", name.lower(), kinds)]
+        kind = kinds[one_of(caller, "mechanism", name.lower(), kinds)]
         if name.lower() in built_in and name.lower() in registered:
-            raise ValueError(f"{who}: {name!r} is polyhead's; give {kind_of(registered[name.lower()])} another name")
+            raise ValueError(f"{caller}: {name!r} is polyhead's; give {kind_of(registered[name.lower()])} another name")
         if colon and not (count.isascii() and count.isdecimal()):
-            raise ValueError(f"{who}: {word.strip()}: the number of heads must be an integer, got {count!r}")
+            raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
         groups.append(kind(int(count)) if colon else kind())
     return tuple(groups)
 

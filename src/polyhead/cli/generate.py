@@ -41,7 +41,7 @@ def generate(
 
     Args:
         prompt: The text to continue; - reads standard input.
-        prompt_file: A file with the prompt, in place of --prompt.
+        prompt_file: A file with the prompt, in source of --prompt.
         steps: The largest number of new tokens.
         temperature: Divides the logits before sampling; 0 takes the most likely token.
         top_k: Sample only from this many of the most likely tokens.
@@ -90,14 +90,14 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         except UnicodeEncodeError as error:  # the terminal sent bytes of another encoding
             raise ValueError(f"generate: the prompt must be UTF-8 (character {error.start} is not)") from None
         return prompt
-    place = "standard input" if prompt_file is None else str(prompt_file)
+    source = "standard input" if prompt_file is None else str(prompt_file)
     try:
         content = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"generate: the prompt in {place} must be UTF-8 (byte {error.start} is not)") from None
+        raise ValueError(f"generate: the prompt in {source} must be UTF-8 (byte {error.start} is not)") from None
     except OSError as error:
-        raise ValueError(f"generate: {place}: {error.strerror}") from None
+        raise ValueError(f"generate: {source}: {error.strerror}") from None
 
 
 def check_run(run: "Run") -> None:

@@ -160,9 +160,9 @@ def figures() -> list[Row]:
     return rows
 
 
-def _summary(thing: object) -> str:
+def _summary(definition: object) -> str:
     """The first line of a docstring."""
-    return (inspect.getdoc(thing) or "").partition("\n")[0]
+    return (inspect.getdoc(definition) or "").partition("\n")[0]
 
 
 def tasks() -> list[Row]:

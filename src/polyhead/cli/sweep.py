@@ -141,7 +141,7 @@ def grid(words: Sequence[str]) -> list[list[str]]:
         else:
             option = name
         values = [value] if option in SINGLE_VALUES else value.split(",")
-        choices.append([name + equals + one for one in values])
+        choices.append([name + equals + choice for choice in values])
     return [list(combination) for combination in itertools.product(*choices)]
 
 

@@ -66,20 +66,20 @@ class Checked:
                 raise ValueError(f"{name}: {field} must be at most {largest} but is {value}")
 
 
-def _check_type(place: str, value: Any, hint: Any) -> None:
+def _check_type(field_name: str, value: Any, hint: Any) -> None:
     """Raise ValueError if a field for plain values or for a tuple has a value of another type."""
     options = union_members(hint)
     if isinstance(value, str) and any(typing.get_origin(option) is tuple for option in options):
-        raise ValueError(f"{place} must be a list but is {value!r}")
+        raise ValueError(f"{field_name} must be a list but is {value!r}")
     if not WORDS.keys() >= set(options):
         return
     # A Boolean is an integer to Python, but not to a reader of a configuration.
     is_allowed = isinstance(value, options) and (not isinstance(value, bool) or bool in options)
     if not is_allowed:
         words = " or ".join(WORDS[option] for option in options)
-        raise ValueError(f"{place} must be {words} but is {value!r}")
+        raise ValueError(f"{field_name} must be {words} but is {value!r}")
     if isinstance(value, int) and value.bit_length() > LARGEST_BITS:
-        raise ValueError(f"{place} must have at most {LARGEST_BITS} bits but has {value.bit_length()}")
+        raise ValueError(f"{field_name} must have at most {LARGEST_BITS} bits but has {value.bit_length()}")
 
 
 def as_field_value(value: Any, hint: Any) -> Any:
