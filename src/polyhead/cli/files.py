@@ -84,7 +84,7 @@ def _fit_encoder(encoder: Any, default_encoder: Any, task: "Task", default_task:
 def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     """Groups of heads written as one word: names of mechanisms with numbers of heads, joined by commas or "+".
 
-    A name alone has the default number.  Raises ValueError, with `caller` first, for an unknown name and a wrong number.
+    A name alone has the default number.  Raises ValueError, which begins with `caller`, for a wrong name or number.
 
     >>> read_heads("softmax:4,hyla:4", "x")[1].heads
     4
