@@ -1,6 +1,6 @@
 """The latent codes of a report's runs on unseen tasks: probes, clusters, zeroed heads, similar rules, maps."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,6 @@ PROBED = 2048  # sequences to fit a probe, and equally many to score it
 ZEROED = 512  # sequences per zeroed head
 PAIRS = 1000  # pairs of sequences whose codes are swapped
 NEIGHBOURS = 10
-ERROR_COLUMNS = {"score": "se", "drop": "drop_se"}
 CODE_NAMES = {
     "own": "its own",
     "donor": "the donor's",
@@ -148,8 +147,8 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
         note="Chance is the share among all pairs of sequences.",
     )
     sections = [
-        _over_layers(probes, [(one, one.probes) for one in analyses], "f1", "macro F1", gallery),
-        _over_layers(clusters, [(one, one.clusters) for one in analyses], "purity", "purity", gallery),
+        _over_layers(probes, analyses, "probes", "f1", "macro F1", gallery),
+        _over_layers(clusters, analyses, "clusters", "purity", "purity", gallery),
         _heads_section(analyses, firsts, gallery),
     ]
     if any(analysis.swaps for analysis in analyses):
@@ -163,7 +162,8 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
 
 def _over_layers(
     section: Section,
-    rows_of_runs: Sequence[tuple[Analysis, Sequence[Row]]],
+    analyses: Sequence[Analysis],
+    field_name: str,
     column: str,
     label: str,
     gallery: Gallery,
@@ -172,8 +172,8 @@ def _over_layers(
     # Panel -> mechanism -> layer -> seed -> number, and panel -> layer -> chance levels.
     scores: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
     chances: dict[str, dict[int, list[float]]] = {}
-    for analysis, rows in rows_of_runs:
-        for row in rows:
+    for analysis in analyses:
+        for row in getattr(analysis, field_name):
             panel = f"{row['target']}, pairs {row['pairs']}"
             if "query" in row:
                 panel += f", {row['query']}"
@@ -182,7 +182,7 @@ def _over_layers(
             by_layer.setdefault(layer, {})[analysis.entry.run.seed] = row[column]
             chances.setdefault(panel, {}).setdefault(layer, []).append(row["chance"])
     panels = []
-    mechanisms = list(dict.fromkeys(analysis.group.label for analysis, _ in rows_of_runs))
+    mechanisms = list(dict.fromkeys(analysis.group.label for analysis in analyses))
     table: Table = ([label, *mechanisms, "chance"], [])
     for panel, by_mechanism in scores.items():
         chance = {layer: float(np.mean(values)) for layer, values in chances[panel].items()}
@@ -216,50 +216,52 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], ga
         note="The head that matters most is chosen by these numbers, so its fall is overstated.",
     )
 
-    def cells(choose: Callable[[list[Row]], Row | None], column: str) -> list[str]:
-        """A number of the row that `choose` takes in each run, over the seeds of each mechanism."""
-        texts = []
+    # Name of a row -> mechanism -> seed -> number, and the error of a single run over its sequences.
+    table: dict[str, dict[str, dict[int, float]]] = {}
+    errors: dict[tuple[str, str], float] = {}
+    for analysis in analyses:
+        label = analysis.group.label
+        for name, (value, error) in _strongest(analysis.zeroed, metric).items():
+            table.setdefault(name, {}).setdefault(label, {})[analysis.entry.run.seed] = value
+            errors[name, label] = error
+    rows = []
+    for name, by_mechanism in table.items():
+        cells = []
         for label in firsts:
-            by_seed: dict[int, float] = {}
-            error = None
-            for analysis in analyses:
-                row = choose(analysis.zeroed)
-                if analysis.group.label == label and row is not None:
-                    by_seed[analysis.entry.run.seed] = row[column]
-                    error = row[ERROR_COLUMNS[column]]
-            texts.append(with_error(seed_score(by_seed, error)))
-        return texts
-
-    rows = [[f"nothing zeroed: {metric}", *cells(lambda rows: rows[0], "score")]]
-    num_layers = 1 + max(row["layer"] for analysis in analyses for row in analysis.zeroed[1:])
-    for layer in range(num_layers):
-        rows.append([f"layer {layer + 1}, all heads: fall", *cells(lambda rows, i=layer: _layer_row(rows, i), "drop")])
-        rows.append([f"layer {layer + 1}, strongest head: fall", *cells(lambda rows, i=layer: _top(rows, i), "drop")])
+            cells.append(with_error(seed_score(by_mechanism.get(label, {}), errors.get((name, label)))))
+        rows.append([name, *cells])
     section.tables.append((["zeroed", *firsts], rows))
 
     panels = []
     for analysis in firsts.values():
         heads = [row for row in analysis.zeroed if row["head"] is not None]
-        shape = 1 + max(row["layer"] for row in heads), 1 + max(row["head"] for row in heads)
-        falls = np.full(shape, np.nan)  # NaN where a layer has fewer heads
+        num_layers = 1 + max(row["layer"] for row in heads)
+        num_heads = 1 + max(row["head"] for row in heads)
+        falls = np.full((num_layers, num_heads), np.nan)  # NaN where a layer has fewer heads
         for row in heads:
             falls[row["layer"], row["head"]] = row["drop"]
-        layers, columns = ([str(i + 1) for i in range(size)] for size in shape)
-        panels.append((analysis.name, falls, layers, columns))
+        layers, columns = map(str, range(1, num_layers + 1)), map(str, range(1, num_heads + 1))
+        panels.append((analysis.name, falls, list(layers), list(columns)))
     figure = figures.heat(panels, label=f"fall of {metric}", columns=2)
     section.figures.append(gallery.add("heads", figure, f"Fall of {metric} without each head (column) by layer (row)."))
     return section
 
 
-def _layer_row(rows: Sequence[Row], layer: int) -> Row | None:
-    """The row of a layer with all heads zeroed."""
-    return next((row for row in rows if row["layer"] == layer and row["head"] is None), None)
+def _strongest(rows: Sequence[Row], metric: str) -> dict[str, tuple[float, float]]:
+    """The score without zeroing, and of each layer the fall without all its heads and without the strongest one.
 
-
-def _top(rows: Sequence[Row], layer: int) -> Row | None:
-    """The row of the head that matters most in a layer."""
-    heads = [row for row in rows if row["layer"] == layer and row["head"] is not None]
-    return max(heads, key=lambda row: row["drop"], default=None)
+    By their names in the table: the number and its standard error.
+    """
+    numbers = {f"nothing zeroed: {metric}": (rows[0]["score"], rows[0]["se"])}
+    for row in rows[1:]:
+        fall = row["drop"], row["drop_se"]
+        layer = row["layer"] + 1
+        if row["head"] is None:
+            numbers[f"layer {layer}, all heads: fall"] = fall
+            continue
+        strongest = f"layer {layer}, strongest head: fall"
+        numbers[strongest] = max(fall, numbers.get(strongest, fall))
+    return numbers
 
 
 def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:

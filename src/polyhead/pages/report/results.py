@@ -134,11 +134,17 @@ def results_section(results: Results, gallery: Gallery) -> Section:
     order = results.ranked()
     metric = metric_name(task)
     if order:
-        levels = {baseline_label(task, n): results.baselines[n][split].mean for n in results.baseline_order()}
-        scores = {group.label: group.score(split) for group in order}
+        levels = {}
+        for name in results.baseline_order():
+            levels[baseline_label(task, name)] = results.baselines[name][split].mean
+        measured, errors = {}, {}
+        for group in order:
+            score = group.score(split)
+            measured[group.label] = list(score.by_seed.values())
+            errors[group.label] = score.standard_error or 0.0
         figure = figures.results(
-            {label: list(score.by_seed.values()) for label, score in scores.items()},
-            errors={label: score.standard_error or 0.0 for label, score in scores.items()},
+            measured,
+            errors=errors,
             baselines=levels,
             lower_is_better=task.better == "lower",
             score=f"{metric} on {task.split_name(split)}",
