@@ -177,7 +177,8 @@ def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch
     assert native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
     assert not caplog.records
     assert not calls(place)
-    tensors, options = AttentionCall(*torch.randn(3, 1, 8, 2, 4)).op_arguments()
+    call = AttentionCall(*torch.randn(3, 1, 8, 2, 4))
+    tensors, options = OPS["hyla"].backends["native"].arguments(call)
     with pytest.raises(RuntimeError, match=r"^polyhead: native code for hyla is turned off by POLYHEAD_NATIVE=0$"):
         torch.ops.polyhead.hyla_native(*tensors, **options)
 

@@ -32,6 +32,9 @@ Keep = Float[Tensor, "#b #h t s"]
 LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias")
 """Tensor arguments that may require a gradient."""
 
+LIMITS = ("bias", "mask", "keep", "cu_seqlens")
+"""Tensor arguments of every mechanism beside its own."""
+
 TENSORS = (*LEARNED, "mask", "keep", "cu_seqlens")
 """All tensor arguments, in the order in which a custom op takes them (kernel.py)."""
 
@@ -168,18 +171,3 @@ class AttentionCall:
             if tensor is not None:
                 tensors[name] = tensor
         return tensors
-
-    def op_arguments(self) -> tuple[list[Tensor | None], dict[str, object]]:
-        """The call as the arguments of a custom op: tensors in the order of TENSORS, and the options."""
-        tensors: list[Tensor | None] = [getattr(self, name) for name in TENSORS]
-        options: dict[str, object] = {
-            "causal": self.causal,
-            "window": self.window,
-            "scale": self.score_scale,
-            "normalise": self.normalise,
-            "act": self.act,
-            "pool": self.pool,
-            "network": self.network,
-            "impl": self.impl,
-        }
-        return tensors, options

@@ -16,18 +16,22 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from polyhead.ops.call import LEARNED, TENSORS, AttentionCall
+from polyhead.ops.call import LIMITS, TENSORS, AttentionCall
+from polyhead.spec import mechanism
 
 Outputs = list[Tensor]
 Gradients = dict[str, Tensor]
 """Name among LEARNED -> gradient."""
 
-ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? q_rel, Tensor? k_rel, Tensor? relation_weight, Tensor? value_weight, "
-    "Tensor? bias, Tensor? mask, Tensor? keep, Tensor? cu_seqlens, *, bool causal, SymInt? window=None, float scale, "
-    'str normalise, str act, str pool="", str network="", str impl="auto"'
-)
-"""The arguments of every kernel, in the order of TENSORS, for torch.library."""
+REQUIRED = ("q", "k", "v")
+"""Tensors that every call has."""
+
+OPTIONS = ("causal", "window", "scale", "normalise", "act", "impl")
+"""The options of every kernel."""
+
+OPTION_SCHEMA = 'bool causal, SymInt? window=None, float scale, str normalise, str act, str impl="auto"'
+
+POOLING_OPTIONS, POOLING_SCHEMA = ("pool", "network"), "str pool, str network"
 
 
 # --------------------------------------------------------------------------------------- which derivatives are required
@@ -146,6 +150,16 @@ class Kernel:
     device_types: str | None = None
 
     def __post_init__(self) -> None:
+        row = mechanism(self.op)
+        learned = {"v" if name == "symbols" else name for name in (*row.tensors, *row.optional)}
+        # PyTorch takes time for every argument in a schema, so a kernel has only those of its mechanism.
+        self.tensor_names = tuple(name for name in TENSORS if name in learned or name in LIMITS)
+        self.option_names = OPTIONS
+        tensors = ", ".join(f"Tensor{'' if name in REQUIRED else '?'} {name}" for name in self.tensor_names)
+        self.schema = f"{tensors}, *, {OPTION_SCHEMA}"
+        if "pool" in row.options:
+            self.option_names = OPTIONS + POOLING_OPTIONS
+            self.schema += f", {POOLING_SCHEMA}"
         self.custom_op = _register(self)
 
     @property
@@ -155,26 +169,32 @@ class Kernel:
 
     def forward(self, call: AttentionCall) -> Tensor:
         """The output (b t h e), differentiable once; twice if "auto" chose this kernel."""
-        tensors, options = call.op_arguments()
+        tensors, options = self.arguments(call)
         return self.combine(call, self.custom_op(*tensors, **options))
 
+    def arguments(self, call: AttentionCall) -> tuple[list[Tensor | None], dict[str, Any]]:
+        """The call as the arguments of the custom op: its tensors in order, and the options."""
+        tensors: list[Tensor | None] = [getattr(call, name) for name in self.tensor_names]
+        options = {name: getattr(call, name) for name in self.option_names}
+        options["scale"] = call.score_scale
+        return tensors, options
 
-def _call_from_arguments(tensors: Sequence[Tensor | None], options: dict[str, Any]) -> AttentionCall:
-    """The inverse of `AttentionCall.op_arguments`."""
-    arguments: dict[str, Any] = dict(zip(TENSORS, tensors, strict=True))
-    return AttentionCall(**arguments, **options)
+    def call_of(self, tensors: Sequence[Tensor | None], options: dict[str, Any]) -> AttentionCall:
+        """The inverse of `arguments`."""
+        named_tensors: dict[str, Any] = dict(zip(self.tensor_names, tensors, strict=True))
+        return AttentionCall(**named_tensors, **options)
 
 
 def _register(kernel: Kernel) -> Callable[..., Outputs]:
     """Register the forward pass, with the backward pass as its derivative."""
 
     def forward(*tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        call = _call_from_arguments(tensors, options)
+        call = kernel.call_of(tensors, options)
         with torch.autocast(call.q.device.type, enabled=False):
             return kernel.forward_pass(call)
 
     def fake_forward(*tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        return kernel.empty_outputs(_call_from_arguments(tensors, options))
+        return kernel.empty_outputs(kernel.call_of(tensors, options))
 
     backward_op = _register_backward(kernel)
 
@@ -186,8 +206,9 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
     def gradient(ctx: Any, grad_outputs: Outputs) -> tuple[Tensor | None, ...]:
         check_backward(kernel.op, kernel.impl)
         saved = list(ctx.saved_tensors)  # read once: activation checkpointing unpacks them only once
-        tensors, outputs = saved[: len(TENSORS)], saved[len(TENSORS) :]
-        call = _call_from_arguments(tensors, ctx.options)
+        count = len(kernel.tensor_names)
+        tensors, outputs = saved[:count], saved[count:]
+        call = kernel.call_of(tensors, ctx.options)
         is_batched = is_grads_batched(grad_outputs)
         if is_batched and call.impl != "auto":
             raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
@@ -196,14 +217,14 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         else:
             gradients = backward_op([*grad_outputs, *outputs], *tensors, **ctx.options)
         by_name = dict(zip(call.learned_tensors(), gradients, strict=True))
-        return tuple(by_name.get(name) for name in TENSORS)
+        return tuple(by_name.get(name) for name in kernel.tensor_names)
 
     forward_op = torch.library.custom_op(
         kernel.op_name,
         forward,
         mutates_args=(),
         device_types=kernel.device_types,
-        schema=f"({ARGUMENTS}) -> Tensor[]",
+        schema=f"({kernel.schema}) -> Tensor[]",
     )
     forward_op.register_fake(fake_forward)
     forward_op.register_autograd(gradient, setup_context=setup_context)
@@ -229,17 +250,15 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
     """
 
     def backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        call = _call_from_arguments(tensors, options)
+        call = kernel.call_of(tensors, options)
         with torch.autocast(call.q.device.type, enabled=False):
             gradients = kernel.backward_pass(call, grad_outputs)
         learned = call.learned_tensors()
         return [_gradient_like(tensor, gradients.get(name)) for name, tensor in learned.items()]
 
     def fake_backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        learned = tensors[: len(LEARNED)]
-        return [
-            torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in learned if tensor is not None
-        ]
+        learned = kernel.call_of(tensors, options).learned_tensors()
+        return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in learned.values()]
 
     def no_second_derivative(ctx: Any, *grads: Any) -> None:
         raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} has no second derivative; use impl='reference'")
@@ -249,7 +268,7 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
         backward,
         mutates_args=(),
         device_types=kernel.device_types,
-        schema=f"(Tensor[] grad_outputs, {ARGUMENTS}) -> Tensor[]",
+        schema=f"(Tensor[] grad_outputs, {kernel.schema}) -> Tensor[]",
     )
     backward_op.register_fake(fake_backward)
     backward_op.register_autograd(no_second_derivative)

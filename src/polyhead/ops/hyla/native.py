@@ -22,11 +22,12 @@ from polyhead.ops.native.structs import (
     forward_parts,
     has_few_queries,
     masks_struct,
+    openmp_entry,
     rows_struct,
     sum_key_parts,
+    thread_count,
     to_compute_dtype,
 )
-from polyhead.ops.native.threads import openmp_entry, thread_count
 from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
 
 MIN_PAIRS = 1 << 12

@@ -5,15 +5,17 @@ Queries or keys are processed in the lanes of SIMD registers; "own" is the side 
 """
 
 import ctypes
+import functools
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import of_pairs
-from polyhead.ops.native.threads import thread_count
 from polyhead.ops.tiles import visible_ranges
 
 LANES = 16
@@ -157,6 +159,31 @@ def masks_struct(call: AttentionCall, dtype: torch.dtype) -> MasksStruct:
 
 
 # ------------------------------------------------------------------------------------------------------ work of threads
+def thread_count() -> int:
+    """The number of PyTorch's threads."""
+    return torch.get_num_threads()
+
+
+@functools.cache
+def openmp_entry() -> int | None:
+    """The address of GOMP_parallel in the OpenMP library that PyTorch has loaded, or None."""
+    bundled_libraries = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*"))
+    for path in bundled_libraries:
+        address = _gomp_parallel(str(path), os.RTLD_NOW | os.RTLD_NOLOAD)
+        if address is not None:
+            return address
+    return _gomp_parallel(None, os.RTLD_NOW)  # PyTorch may be linked to the system's OpenMP
+
+
+def _gomp_parallel(library_path: str | None, mode: int) -> int | None:
+    """The address of GOMP_parallel in a library (None: in the process), or None if it has none."""
+    try:
+        library = ctypes.CDLL(library_path, mode=mode)
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
 def backward_parts(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     """Into how many parts a backward pass cuts the samples and the keys, for the threads.
 
