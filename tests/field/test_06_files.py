@@ -11,16 +11,16 @@ from tiny_runs import interrupted
 import polyhead as ph
 
 
-def unreadable(monkeypatch, number):
-    """Make every checkpoint give this error when it is opened."""
-    plain = pathlib.Path.read_bytes
+def unreadable(monkeypatch, name, number):
+    """Make every checkpoint give this error when it is opened by the function `name`."""
+    plain = open
 
-    def read_bytes(path):
-        if path.suffix == ".safetensors":
+    def refuse(path, *arguments, **options):
+        if str(path).endswith(".safetensors"):
             raise OSError(number, os.strerror(number), str(path))
-        return plain(path)
+        return plain(path, *arguments, **options)
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(name, refuse)
 
 
 def test_a_folder_whose_name_is_not_utf8_resumes(tiny, tmp_path, whole):
@@ -32,12 +32,13 @@ def test_a_folder_whose_name_is_not_utf8_resumes(tiny, tmp_path, whole):
     assert ph.load(folder)[0].name == "tiny"
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENODEV, errno.EIO])
-def test_a_checkpoint_that_cannot_be_opened_is_left_alone(tiny, tmp_path, monkeypatch, number):
+@pytest.mark.parametrize("name", ["builtins.open", "io.open"])  # of its header, of its tensors
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENODEV])
+def test_a_checkpoint_that_cannot_be_opened_is_left_alone(tiny, tmp_path, monkeypatch, number, name):
     interrupted(tiny(tmp_path), 8)
     before = names(tmp_path)
     with monkeypatch.context() as patch:
-        unreadable(patch, number)
+        unreadable(patch, name, number)
         for use in (lambda: ph.load(tmp_path), lambda: ph.train.run(tiny(tmp_path), progress=False, resume=True)):
             with pytest.raises(OSError, match=os.strerror(number)) as error:
                 use()
