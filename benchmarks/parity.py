@@ -30,7 +30,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 import oracle
 import torch
 from mixtures import VOCABULARY, build, draw_model
-from problems import draw_call
+from problems import draw_call, in_dtype
 
 from polyhead.layers.cache import Cache
 from polyhead.ops.native import library
@@ -50,16 +50,6 @@ def row_error(result, expected, scale=0.0):
     row_size = expected.abs().amax(-1, keepdim=True) if expected.ndim else expected.abs()
     floor = max(1e-4 * expected.abs().max().item(), 1e-4 * scale / expected.numel() ** 0.5, 1e-30)
     return torch.nan_to_num((result - expected).abs() / row_size.clamp(min=floor), nan=torch.inf).max().item()
-
-
-def in_dtype(values, dtype):
-    """Tensors of floating numbers in a dtype, as new leaves where they learn."""
-    converted = {}
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            value = value.detach().to(dtype).requires_grad_(value.requires_grad)
-        converted[name] = value
-    return converted
 
 
 def output_and_gradients(function, tensors, options, cotangent):

@@ -10,7 +10,7 @@
 
 A bias of -inf hides a code as a mask does, but not a relation.  A key that is hidden from all queries and heads of a
 sample may have any value: it counts as 0.  The oracle shares no code with the package and does not import it; tests
-compare it with explicit loops.  It computes the expected results of a campaign's cases (agreement/cases.py).
+compare it with explicit loops.  benchmarks/parity.py compares fresh calls with it.
 """
 
 import math

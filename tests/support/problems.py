@@ -131,3 +131,13 @@ def draw_call(dice, op, impl, dtype):
         e = sizes["e"]
         options["value_weight"] = (0.5 * torch.randn(qkv[0].shape[2], e, e)).to(dtype).requires_grad_()
     return tensors, masks | options
+
+
+def in_dtype(values, dtype):
+    """Tensors of floating numbers in a dtype, as new leaves where they learn."""
+    converted = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value = value.detach().to(dtype).requires_grad_(value.requires_grad)
+        converted[name] = value
+    return converted
