@@ -120,26 +120,6 @@ def test_references_agree(op, half):
         check(op, "reference", case, n, variant)
 
 
-TILED = {
-    "softmax_attention": (0, 3),
-    "linear_attention": (2,),
-    "hyla": (0, 1, 2, 3, 4),
-    "relational_attention": (6, 7),
-    "disentangled_attention": (7,),
-    "abstractor_attention": (2, 7),
-    "pooled_attention": (3, 5),
-}
-"""Numbers of an op's cases: together all biases, masks and limits, and every softmax over keys.  (0,) for other ops."""
-
-
-@pytest.mark.thinned(3)
-@pytest.mark.usefixtures("small_tiles", "x64")
-@pytest.mark.parametrize(("op", "n"), [(op, n) for op in OPS for n in TILED.get(op, (0,))])
-def test_tiles_agree(op, n):
-    case, variant = list(cases(op))[n]
-    check(op, "blocked", case, n, variant)
-
-
 @pytest.mark.parametrize("impl", ["reference", "blocked"])
 def test_a_window_of_any_width(impl):
     q, k, v = np.random.default_rng(0).normal(size=(3, 1, 5, 2, 4)).astype("float32")

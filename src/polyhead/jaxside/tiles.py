@@ -105,13 +105,14 @@ class Grid:
         return np.stack([first_query[visible], first_key[visible]], 1).astype(np.int32)
 
     def pad(self, name: str, array: jax.Array) -> jax.Array:
-        """`array`, padded with zeros after the last query and key."""
+        """`array`, padded with zeros to whole tiles."""
         added_queries = self.padded_queries - self.num_queries
         added_keys = self.padded_keys - self.num_keys
-        added = {"t": added_queries, "s": added_keys, "n": added_queries + added_keys}
+        # Offset 0 is that of the last query, so queries are added before it.
+        added = {"t": (0, added_queries), "s": (0, added_keys), "n": (added_queries, added_keys)}
         widths = []
         for letter, size in zip(axes(name, array), array.shape, strict=True):
-            widths.append((0, added.get(letter, 0) if size > 1 else 0))
+            widths.append(added.get(letter, (0, 0)) if size > 1 else (0, 0))
         return jnp.pad(array, widths) if widths else array
 
     def cut(self, name: str, array: jax.Array, place: jax.Array) -> jax.Array:
