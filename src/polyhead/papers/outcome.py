@@ -137,8 +137,8 @@ def baseline_curves(cells: Mapping[Any, Mapping[str, Cell]], split: str) -> dict
 def cells_by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:
     """Return cells by place on `axes`, then by model."""
     cells: dict[Coordinates, dict[str, Cell]] = {}
-    for place, cell in study.cells(*axes, "model", task=task).items():
-        cells.setdefault(place[:-1], {})[place[-1]] = cell
+    for condition, cell in study.cells(*axes, "model", task=task).items():
+        cells.setdefault(condition[:-1], {})[condition[-1]] = cell
     return cells
 
 

@@ -45,7 +45,7 @@ def redraw(
         path = path / RESULTS
     if not path.is_file():
         raise ValueError(f"reproduce: {path} does not exist; give the folder of a figure, or its {RESULTS}")
-    place = pathlib.Path(folder or path.parent)
+    target = pathlib.Path(folder or path.parent)
     check(path)
     check_extra()
     try:
@@ -57,7 +57,7 @@ def redraw(
         if known.runs is None:
             raise ValueError(f"reproduce: {name} has no runs; polyhead reproduce {name} computes it")
         study = study_from(about, path)
-        check_folder("reproduce", place)
+        check_folder("reproduce", target)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
     try:
@@ -66,7 +66,7 @@ def redraw(
         needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
         raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
     about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
-    return written(place, known.title, about, outcome), outcome
+    return written(target, known.title, about, outcome), outcome
 
 
 def study_from(about: About, path: pathlib.Path) -> Study:

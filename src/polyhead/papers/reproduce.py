@@ -62,10 +62,10 @@ def reproduce(
     if published is not None:
         runs = on_published(runs, published)
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
-    place = base / figure
+    target = base / figure
     check_extra()
-    check(place / RESULTS)
-    check_folder("reproduce", place)
+    check(target / RESULTS)
+    check_folder("reproduce", target)
     outcomes: Sequence[Result | Failure] = ()
     if runs:
         engine = Here() if scale == "smoke" and workers is None else None
@@ -78,7 +78,7 @@ def reproduce(
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
     about = described(figure, known, scale, study, outcome, seeds, published=published)
-    return written(place, known.title, about, outcome), outcome, study.failures
+    return written(target, known.title, about, outcome), outcome, study.failures
 
 
 def check_extra() -> None:
@@ -90,11 +90,11 @@ def check_extra() -> None:
     del jinja2, matplotlib, scipy
 
 
-def written(place: pathlib.Path, title: str, about: About, outcome: FigureOutcome) -> pathlib.Path:
+def written(target: pathlib.Path, title: str, about: About, outcome: FigureOutcome) -> pathlib.Path:
     """Write all files of the figure into the folder `place`; return the path of the page."""
     from polyhead.papers.page import write_all
 
-    return write_all(place, title, about, outcome)
+    return write_all(target, title, about, outcome)
 
 
 def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
@@ -113,8 +113,8 @@ def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, 
     five modules, but longer questions in those it has, so its models read more characters.  Raises ValueError for runs
     of other tasks, and if `folder` does not exist.
     """
-    place = pathlib.Path(folder).expanduser().absolute()
-    if not place.is_dir():
+    target = pathlib.Path(folder).expanduser().absolute()
+    if not target.is_dir():
         raise ValueError(f"reproduce: --published {folder} is no folder")
     published_runs = []
     for run in runs:
@@ -122,7 +122,7 @@ def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, 
             raise ValueError(
                 f"reproduce: --published is for figures of relational games and maths, not of {run.task.name}"
             )
-        task = replace(run.task, data="original", folder=str(place))
+        task = replace(run.task, data="original", folder=str(target))
         splits = tuple(split for split in run.train.evaluate if split in task.splits)
         if isinstance(task, Maths):
             run = on_files(run, task)

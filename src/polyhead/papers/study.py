@@ -208,13 +208,13 @@ class Study:
         for point in self.points:
             places = self.paper.places(point.run)
             if task in (None, places["task"]):
-                place = tuple(places.get(axis) for axis in axes)
-                runs.setdefault(place, {}).setdefault(point.setting, []).append(point)
+                condition = tuple(places.get(axis) for axis in axes)
+                runs.setdefault(condition, {}).setdefault(point.setting, []).append(point)
         return runs
 
     def cells(self, *axes: str, task: str | None = None) -> dict[Coordinates, Cell]:
         """Return the selected cells by place on `axes`, in the order of the runs; `task`: only of this task."""
-        return {place: select(by_setting) for place, by_setting in self.searched(*axes, task=task).items()}
+        return {condition: select(by_setting) for condition, by_setting in self.searched(*axes, task=task).items()}
 
 
 def select(by_setting: dict[Setting, list[FinishedRun]]) -> Cell:

@@ -209,7 +209,9 @@ def draw(study: Study) -> FigureOutcome:
             stem, unseen = "games", ""
         figure = by_examples(cells, split, "training images", 0.5)
         pictures.append(Picture(stem, f"Accuracy on {words}{unseen}; {SEED_CAPTION}.", figure))
-    outcome = table(cells, ("game", "images"), SHOWN, lambda place, model: paper(PRINTED[place[0]].get(model, {})))
+    outcome = table(
+        cells, ("game", "images"), SHOWN, lambda condition, model: paper(PRINTED[condition[0]].get(model, {}))
+    )
     return replace(outcome, pictures=tuple(pictures), verdicts=tuple(claims(cells)))
 
 

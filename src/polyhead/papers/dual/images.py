@@ -78,7 +78,7 @@ draw = course(
     "data",
     (("accuracy", "iid", None), ("validation", "validation", None)),
     _claims,
-    lambda place, model: percent(PRINTED.get(place[0], {}), model),
+    lambda condition, model: percent(PRINTED.get(condition[0], {}), model),
 )
 
 FIGURES = {"images": Figure("Images", DUAL, draw, images, minutes=27.7)}

@@ -130,7 +130,7 @@ draw = course(
         ("characters, interpolation", "iid", "character_accuracy"),
     ),
     _claims,
-    lambda place, model: percent(PRINTED[place[0]], model),
+    lambda condition, model: percent(PRINTED[condition[0]], model),
 )
 """The paper's numbers are characters at interpolation."""
 

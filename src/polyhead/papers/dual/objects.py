@@ -123,7 +123,7 @@ def draw_sorting(study: Study) -> FigureOutcome:
     """Draw the share of whole orders right, by number of training sequences."""
     placed = cells_by_model(study, "task", "examples")
     figure = by_examples(placed, "iid", "training sequences", 0.0)
-    cells = {place[1:]: by for place, by in placed.items()}
+    cells = {condition[1:]: by for condition, by in placed.items()}
     columns = (("sorted", "iid", None), ("elements", "iid", "element_accuracy"), ("noisy objects", "novel", None))
     verdicts: list[Verdict] = []
     if is_complete_grid(cells):
@@ -149,7 +149,7 @@ def _draw(what: str) -> Callable[[Study], FigureOutcome]:
         return found + operators(what, at)
 
     columns = (("unseen", "compositional", None), ("validation", "validation", None))
-    return course("task", columns, claim, lambda place, model: "a plot")
+    return course("task", columns, claim, lambda condition, model: "a plot")
 
 
 FIGURES = {

@@ -188,13 +188,13 @@ def draw_symbols(study: Study) -> FigureOutcome:
             panels.append((f"{game}, {symmetry_words(is_symmetric)}", curves, levels))
     figure = figures.lines(panels, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
     validation = over_games(cells, games, "validation")
-    best_first = sorted(validation, key=lambda place: -validation[place].mean)
+    best_first = sorted(validation, key=lambda condition: -validation[condition].mean)
     rows = []
-    for place in best_first:
-        kind, positions, is_symmetric, count = place
+    for condition in best_first:
+        kind, positions, is_symmetric, count = condition
         setting = (kind, positions, "yes" if is_symmetric else "no", str(count))
-        sizes = size_of(cells[place][games[0]])
-        rows.append((*setting, *score_texts(cells[place], games), str(validation[place]), *sizes))
+        sizes = size_of(cells[condition][games[0]])
+        rows.append((*setting, *score_texts(cells[condition], games), str(validation[condition]), *sizes))
     notes = list(notes_of(cells, games))
     if best_first:
         kind, positions, is_symmetric, count = best_first[0]
@@ -202,9 +202,9 @@ def draw_symbols(study: Study) -> FigureOutcome:
         notes.insert(0, f"The best on validation data: {setting_text}.")
     numbers = {}
     for game in games:
-        for place, by_game in cells.items():
+        for condition, by_game in cells.items():
             if game in by_game:
-                numbers[", ".join(map(str, (game, *place)))] = by_game[game].score("iid").as_json()
+                numbers[", ".join(map(str, (game, *condition)))] = by_game[game].score("iid").as_json()
     caption = f"Accuracy by number of relations, learned positions; {SEED_CAPTION}."
     return FigureOutcome(
         pictures=(Picture("symbols", caption, figure),),
@@ -255,8 +255,8 @@ def cells_by_game(study: Study, *axes: str) -> tuple[dict[Coordinates, dict[str,
     """Return the cells by place on `axes`, then by game; and the games."""
     cells: dict[Coordinates, dict[str, Cell]] = {}
     games: dict[str, None] = {}
-    for (game, *place), cell in study.cells("game", *axes).items():
-        cells.setdefault(tuple(place), {})[game] = cell
+    for (game, *condition), cell in study.cells("game", *axes).items():
+        cells.setdefault(tuple(condition), {})[game] = cell
         games[game] = None
     return cells, list(games)
 
@@ -277,15 +277,15 @@ def score_texts(by_game: Mapping[str, Cell], games: list[str]) -> list[str]:
 def over_games(cells: Cells, games: list[str], split: str) -> dict[Any, Estimate]:
     """Return the mean over the games, for each place that was trained on all games."""
     means = {}
-    for place, by_game in cells.items():
+    for condition, by_game in cells.items():
         if len(by_game) == len(games):
-            means[place] = mean([by_game[game].score(split) for game in games])
+            means[condition] = mean([by_game[game].score(split) for game in games])
     return means
 
 
 def baselines_of(cells: Cells, game: str) -> dict[str, float]:
     """Return the baselines without relations, on pentominoes."""
-    return means({place: by_game[game] for place, by_game in cells.items() if game in by_game}, "iid")
+    return means({condition: by_game[game] for condition, by_game in cells.items() if game in by_game}, "iid")
 
 
 def notes_of(cells: Cells, games: list[str]) -> tuple[str, ...]:

@@ -137,9 +137,9 @@ def better(subject: str, one: str, others: Sequence[str], scores: Mapping[str, S
     labels = []
     for other in others:
         differences = {}
-        for place, by_model in scores.items():
+        for condition, by_model in scores.items():
             if {one, other} <= set(by_model):
-                differences[place] = by_model[one] - by_model[other]
+                differences[condition] = by_model[one] - by_model[other]
         if differences:
             labels.append(ROWS[other].label)
             places = f", mean of {', '.join(differences)}" if len(scores) > 1 else ""
@@ -199,8 +199,8 @@ def scored_on(cells: Cells, split: str) -> bool:
 def by_examples(cells: Cells, split: str, x_label: str, chance: float) -> Any:
     """Draw a panel per value of the first axis, with the second axis, the number of examples, on x."""
     panels: list[Panel] = []
-    for name in dict.fromkeys(place[0] for place in cells):
-        cells_by_size = {place[1]: by_model for place, by_model in cells.items() if place[0] == name}
+    for name in dict.fromkeys(condition[0] for condition in cells):
+        cells_by_size = {condition[1]: by_model for condition, by_model in cells.items() if condition[0] == name}
         points = {size: scores_by_model(by_model, split) for size, by_model in cells_by_size.items()}
         levels: dict[str, Any] = {"chance": chance} if chance else {}
         levels |= baseline_curves(cells_by_size, split)
@@ -220,12 +220,12 @@ def table(cells: Cells, axes: tuple[str, ...], columns: Columns, printed: Printe
     head = (*axes, "model", *names, *(["paper"] if printed else []), "parameters", "steps")
     rows: list[tuple[str, ...]] = []
     numbers: dict[str, dict[str, dict[str, Any]]] = {}
-    for place, by_model in cells.items():
-        where = [str(value).replace("__", ": ").replace("_", " ") for value in place]
-        place_numbers = numbers.setdefault(", ".join(map(str, place)), {})
+    for condition, by_model in cells.items():
+        where = [str(value).replace("__", ": ").replace("_", " ") for value in condition]
+        place_numbers = numbers.setdefault(", ".join(map(str, condition)), {})
         for model, cell in by_model.items():
             scores = {name: cell.score(split, metric) for name, split, metric in columns}
-            paper = [printed(place, model)] if printed else []
+            paper = [printed(condition, model)] if printed else []
             rows.append((*where, label(model), *map(str, scores.values()), *paper, *size(cell)))
             place_numbers[model] = {name: score.as_json() for name, score in scores.items()}
         # Baselines are scored by the task's own metric only.

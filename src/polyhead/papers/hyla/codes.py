@@ -137,7 +137,7 @@ def purity_of_neighbours(study: Study) -> FigureOutcome:
                 if row["pairs"] == "self":
                     by_seed = by_place.setdefault((model + kind, row["target"], row["layer"]), {})
                     by_seed[point.run.seed] = row["purity"] - row["chance"]
-    purity = {place: Estimate.of(by_seed) for place, by_seed in by_place.items()}
+    purity = {condition: Estimate.of(by_seed) for condition, by_seed in by_place.items()}
     last = max(layer for _, _, layer in purity)
     rule = {}
     magnitude = {}

@@ -49,8 +49,8 @@ def fig_2c(scale: str = "small") -> tuple[Run, ...]:
     """
     shape = size(FUZZY, scale)
     runs: tuple[Run, ...] = ()
-    for length, held in itertools.product(LENGTHS[scale], HELD_OUT[scale]):
-        task = partial(fuzzy_task, scale, held_out=held, length=length)
+    for length, fraction in itertools.product(LENGTHS[scale], HELD_OUT[scale]):
+        task = partial(fuzzy_task, scale, held_out=fraction, length=length)
         runs += grid(task, THREE, shape, one_setting(shape, scale))
     return runs
 
@@ -110,7 +110,7 @@ def unknown_terms(where: str, scores: Scores, baseline: Estimate) -> list[Verdic
 
 def axis_values(table: Iterable[tuple[Any, ...]], axis: int) -> list[Any]:
     """Return the sorted values of the places of a table on one of its axes."""
-    return sorted({place[axis] for place in table})
+    return sorted({condition[axis] for condition in table})
 
 
 def common_models(scores: Mapping[Any, Scores]) -> set[str]:
@@ -127,7 +127,7 @@ def claims_on_unseen(cells: Cells) -> list[Verdict]:
     """Return the claims about unseen combinations."""
     if not is_comparable(cells):
         return []
-    scores = {place: scores_by_model(cell, "compositional") for place, cell in cells.items()}
+    scores = {condition: scores_by_model(cell, "compositional") for condition, cell in cells.items()}
     return ordered(scores, f"{len(scores)} settings") + suffers_less(scores)
 
 
@@ -138,7 +138,7 @@ def claims_on_gaps(cells: Cells) -> list[Verdict]:
     largest = axis_values(cells, 1)[-1]
     means: dict[str, dict[str, Estimate]] = {}
     for split in ("iid", "compositional"):
-        by_length = [scores_by_model(cells[place], split) for place in cells if place[1] == largest]
+        by_length = [scores_by_model(cells[condition], split) for condition in cells if condition[1] == largest]
         means[split] = {model: mean([scores[model] for scores in by_length]) for model in by_length[0]}
     return small_gaps(means["iid"], means["compositional"])
 
@@ -147,7 +147,7 @@ def claims_on_gaps(cells: Cells) -> list[Verdict]:
 def draw_2c(study: Study) -> FigureOutcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = cells_by_model(study, "length", "held out")
-    estimates = {place: baselines(runs_of(cell)) for place, cell in cells.items()}
+    estimates = {condition: baselines(runs_of(cell)) for condition, cell in cells.items()}
     caption = f"Compositional R² by tokens in the context, of which one is the query; {SEED_CAPTION}. {TRAINING}"
     picture = draw_by_length(cells, "compositional", "fig-2c", caption)
     outcome = table_with_baselines(cells, estimates, ("compositional",))
@@ -181,7 +181,7 @@ def draw_by_length(cells: Cells, split: str, stem: str, caption: str) -> Picture
     """Draw a panel per held-out fraction, with the context length on x and scores with their baselines."""
     panels: list[Panel] = []
     for held_out in axis_values(cells, 1):
-        by_length = {length: cells[length, held_out] for length, held in sorted(cells) if held == held_out}
+        by_length = {length: cells[length, held_out] for length, fraction in sorted(cells) if fraction == held_out}
         points: dict[int, dict[str, Estimate]] = {}
         for length, by_model in by_length.items():
             points[length] = {model: score_or_training_loss(cell, split) for model, cell in by_model.items()}
@@ -224,15 +224,17 @@ def table_with_baselines(
 ) -> FigureOutcome:
     """Return the table with the drawn baselines and the ceiling in its last columns."""
     places = sorted(cells)
-    outcome = table({f"N {length}, held out {held}": cells[length, held] for length, held in places}, splits)
+    outcome = table(
+        {f"N {length}, held out {fraction}": cells[length, fraction] for length, fraction in places}, splits
+    )
     labels: dict[str, str] = {}
     if estimates:
         runs = [run for by_model in cells.values() for run in runs_of(by_model)]
         labels = baseline_labels(runs, next(iter(estimates.values())))
     rows = []
-    for (length, held), row in zip(places, outcome.rows, strict=True):
-        texts = [str(estimates[length, held][name]) for name in labels]
-        rows.append((f"N {length}, {100 * held:.0f} % held out", *row[1:], *texts))
+    for (length, fraction), row in zip(places, outcome.rows, strict=True):
+        texts = [str(estimates[length, fraction][name]) for name in labels]
+        rows.append((f"N {length}, {100 * fraction:.0f} % held out", *row[1:], *texts))
     return replace(outcome, head=(*outcome.head, *labels.values()), rows=tuple(rows))
 
 

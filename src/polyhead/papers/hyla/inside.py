@@ -92,7 +92,7 @@ def draw(study: Study) -> FigureOutcome:
     probes = last_layer(probed(study, lambda row: str(row["target"]).startswith("term") and row["query"] == "alone"))
     tested: dict[str, dict[str, Estimate]] = {}
     for kind, by_place in probes.items():
-        tested[kind] = {place: score for place, score in by_place.items() if is_tested(place)}
+        tested[kind] = {condition: score for condition, score in by_place.items() if is_tested(condition)}
     subject = "the terms of the function"
     probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])
     probe_verdicts += learned(subject, tested[TRAINED], tested[UNTRAINED])
@@ -113,9 +113,9 @@ def draw(study: Study) -> FigureOutcome:
     )
 
 
-def is_tested(place: str) -> bool:
+def is_tested(condition: str) -> bool:
     """Return whether the probe's model is one of those of the protocol."""
-    return place.rpartition(", ")[2] in {ROWS[name].label for name in PROBED}
+    return condition.rpartition(", ")[2] in {ROWS[name].label for name in PROBED}
 
 
 def curves_of(scores: SwapScores) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
@@ -149,7 +149,7 @@ def probe_rows(swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str
     """Return a row for each term and kind of network."""
     words = {TRAINED: "trained", UNTRAINED: "before its first step", PERMUTED: "permuted labels"}
     rows = []
-    for term in dict.fromkeys(place.rpartition(", ")[0] for place in probes[TRAINED]):
+    for term in dict.fromkeys(condition.rpartition(", ")[0] for condition in probes[TRAINED]):
         for kind, by_place in probes.items():
             texts = [str(by_place[f"{term}, {ROWS[name].label}"]) for name in swaps]
             rows.append((f"probe of {term}", words[kind], *texts))
@@ -169,6 +169,6 @@ def numbers_of(
             by_place[f"share {share:g}, {RULES[rule]}"] = Estimate.of(by_seed).as_json()
     numbers["probes"] = {}
     for kind, by_target in probes.items():
-        for place, estimate in by_target.items():
-            numbers["probes"][f"{place}{kind}"] = estimate.as_json()
+        for condition, estimate in by_target.items():
+            numbers["probes"][f"{condition}{kind}"] = estimate.as_json()
     return numbers

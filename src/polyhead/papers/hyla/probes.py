@@ -90,8 +90,8 @@ def probes(subject: str, is_wanted: Callable[[dict[str, Any]], bool]) -> Draw:
         figure = figures.lines(panels_of(scores), x_label="layer", y_label="macro F1", limits=(0.0, None))
         rows = []
         numbers: dict[str, dict[str, Any]] = {}
-        for (place, layer), by_model in scores.items():
-            name = f"{panel_title(place)}, layer {layer}"
+        for (condition, layer), by_model in scores.items():
+            name = f"{panel_title(condition)}, layer {layer}"
             estimates = {model + kind: Estimate.of(by_seed) for (model, kind), by_seed in by_model.items()}
             rows.append((name, *map(str, estimates.values())))
             numbers[name] = {model: estimate.as_json() for model, estimate in estimates.items()}
@@ -120,28 +120,31 @@ def probed(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> Found:
     for model, point, network in models(study):
         for kind, probed_network in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
             for row in filter(is_wanted, probe_model(probed_network, point.run.task, sequences=size, queries=1)):
-                place = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
-                if place not in scores:  # the columns of the table, in the order of the models
-                    scores[place] = {(name, kind_): {} for name in selected(study) for kind_ in KINDS}
-                scores[place][model, kind][point.run.seed] = row["f1"]
+                condition = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
+                if condition not in scores:  # the columns of the table, in the order of the models
+                    scores[condition] = {(name, kind_): {} for name in selected(study) for kind_ in KINDS}
+                scores[condition][model, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
-                    scores[place][model, PERMUTED][point.run.seed] = row["chance"]
-    return {place: scores[place] for place in sorted(scores, key=lambda place: not is_of_paper(place[0]))}
+                    scores[condition][model, PERMUTED][point.run.seed] = row["chance"]
+    return {
+        condition: scores[condition]
+        for condition in sorted(scores, key=lambda condition: not is_of_paper(condition[0]))
+    }
 
 
-def is_of_paper(place: Place) -> bool:
+def is_of_paper(condition: Place) -> bool:
     """Return whether these are the paper's pairs and queries."""
-    target, pairs, query = place
+    target, pairs, query = condition
     return pairs == "self" and target != "target value" and (query == "alone" or not target.startswith("term"))
 
 
 def panels_of(scores: Found) -> list[Panel]:
     """Return a panel per place: a line per model and kind of network, and the level of permuted labels."""
     panels: list[Panel] = []
-    for place in dict.fromkeys(place for place, _ in scores):
+    for condition in dict.fromkeys(condition for condition, _ in scores):
         curves: dict[str, dict[int, list[float]]] = {}
         levels = {}
-        for layer, by_model in layers_at(scores, place).items():
+        for layer, by_model in layers_at(scores, condition).items():
             permuted = []
             for (model, kind), by_seed in by_model.items():
                 if kind == PERMUTED:
@@ -149,17 +152,17 @@ def panels_of(scores: Found) -> list[Panel]:
                 else:
                     curves.setdefault(label(model) + kind, {})[layer] = list(by_seed.values())
             levels[layer] = mean(permuted).mean
-        panels.append((panel_title(place), curves, {"Permuted labels": levels}))
+        panels.append((panel_title(condition), curves, {"Permuted labels": levels}))
     return panels
 
 
-def layers_at(scores: Found, place: Place) -> dict[int, Mapping[tuple[str, str], Mapping[int, float]]]:
+def layers_at(scores: Found, condition: Place) -> dict[int, Mapping[tuple[str, str], Mapping[int, float]]]:
     """Return the scores at a place by layer."""
-    return {layer: by_model for (where, layer), by_model in scores.items() if where == place}
+    return {layer: by_model for (where, layer), by_model in scores.items() if where == condition}
 
 
-def panel_title(place: Place) -> str:
-    target, pairs, query = place
+def panel_title(condition: Place) -> str:
+    target, pairs, query = condition
     parts = [target]
     if target.startswith("term"):
         parts.append({"varies": "own contexts and queries", "alone": "one context", "fixed": "one query"}[query])
@@ -171,9 +174,9 @@ def panel_title(place: Place) -> str:
 def last_layer(scores: Found) -> dict[str, dict[str, Estimate]]:
     """Return the scores in the last layer by kind, target and model, on the paper's pairs and queries."""
     ends: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
-    for place in dict.fromkeys(place for place, _ in scores):
-        if is_of_paper(place):
-            layers = layers_at(scores, place)
+    for condition in dict.fromkeys(condition for condition, _ in scores):
+        if is_of_paper(condition):
+            layers = layers_at(scores, condition)
             for (model, kind), by_seed in layers[max(layers)].items():
-                ends[kind][f"{place[0]}, {label(model)}"] = Estimate.of(by_seed)
+                ends[kind][f"{condition[0]}, {label(model)}"] = Estimate.of(by_seed)
     return ends

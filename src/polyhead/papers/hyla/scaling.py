@@ -174,8 +174,8 @@ def by_instances(axis: str) -> Callable[[Study], FigureOutcome]:
         estimates = baselines(runs)
         verdicts: list[Verdict] = []
         if is_complete_grid(cells):
-            order = sorted(cells, key=lambda place: (place[1], place[0]))
-            scores = {place: scores_by_model(cells[place], "compositional") for place in order}
+            order = sorted(cells, key=lambda condition: (condition[1], condition[0]))
+            scores = {condition: scores_by_model(cells[condition], "compositional") for condition in order}
             verdicts = ordered(scores, f"{len(scores)} settings") + solves(scores)
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
         figure = draw_scaling(cells, axis, "compositional", baseline_means(runs, estimates))
@@ -212,10 +212,10 @@ def draw_scaling(cells: Cells, axis: str, split: str, levels: Mapping[str, float
     panels: list[Panel] = []
     for value in axis_values(cells, 0):
         points: dict[Any, dict[str, Estimate]] = {}
-        for place in sorted(cells):
-            if place[0] == value:
-                by_model = cells[place]
-                points[place[1]] = {model: score_or_training_loss(cell, split) for model, cell in by_model.items()}
+        for condition in sorted(cells):
+            if condition[0] == value:
+                by_model = cells[condition]
+                points[condition[1]] = {model: score_or_training_loss(cell, split) for model, cell in by_model.items()}
         panels.append((f"{axis} {value:g}", score_curves(points, label), levels))
     y_label = "accuracy"
     limits: tuple[float | None, float | None] = (0.0, 1.02)
@@ -244,8 +244,8 @@ def over(axis: str, claim: Callable[[Mapping[Any, Scores]], list[Verdict]]) -> C
 def table_of_axes(cells: Cells, axes: tuple[str, ...], estimates: Baselines, split: str = "") -> FigureOutcome:
     """Return a table with a row per place, named by its axes; baselines are notes."""
     named = {}
-    for place in sorted(cells):
-        named[", ".join(f"{axis} {value:g}" for axis, value in zip(axes, place, strict=True))] = cells[place]
+    for condition in sorted(cells):
+        named[", ".join(f"{axis} {value:g}" for axis, value in zip(axes, condition, strict=True))] = cells[condition]
     outcome = table(named, (split,) if split else ("compositional", "iid"))
     notes = [f"{name.replace('_', ' ')}: {estimate}" for name, estimate in estimates.items()]
     return replace(outcome, notes=(*notes, *outcome.notes))

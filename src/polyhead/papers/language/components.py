@@ -109,7 +109,7 @@ def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -
 # -------------------------------------------------------------------------------------------------------------- drawing
 def draw_swiglu(study: Study) -> FigureOutcome:
     """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
-    cells = {place[0]: cell for place, cell in study.cells("feedforward").items()}
+    cells = {condition[0]: cell for condition, cell in study.cells("feedforward").items()}
     same, text = one_text(study)
     panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
     figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
@@ -134,7 +134,7 @@ def draw_norms(study: Study) -> FigureOutcome:
         series.setdefault(f"{order}-norm", {})[rate] = list(cell.score("iid").values.values())
     figure = figures.lines([("", series, {})], x_label="learning rate", y_label="bits per byte", log_x=True)
     caption = f"Bits per byte of held-out text at the end of training; {SEED_CAPTION}."
-    named = {place: (f"{place[0]}-norm, rate {place[1]:g}", cell) for place, cell in cells.items()}
+    named = {condition: (f"{condition[0]}-norm, rate {condition[1]:g}", cell) for condition, cell in cells.items()}
     return replace(
         table(named, "norms", (text,)),
         pictures=(Picture(study.figure, caption, figure),),

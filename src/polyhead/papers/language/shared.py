@@ -105,10 +105,10 @@ def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ..
     rows = []
     numbers = {}
     labels = set()
-    for place, (name, cell) in cells.items():
+    for condition, (name, cell) in cells.items():
         scores = {title: cell.score(split, metric) for title, split, metric in MEASURED}
         rows.append((name, *map(str, scores.values()), *cost(cell)))
-        numbers[str(place)] = {title: score.as_json() for title, score in scores.items()}
+        numbers[str(condition)] = {title: score.as_json() for title, score in scores.items()}
         labels.add(name)
     lines = list(notes)
     for row in ROWS.values():
