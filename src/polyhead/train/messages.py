@@ -54,7 +54,7 @@ def safe_error_stream() -> Iterator[None]:
     original_out, original_error = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nothing:
         sys.stdout = original_out or nothing
-        sys.stderr = SafeStream(original_error or nothing)  # type: ignore[assignment]
+        sys.stderr = SafeStream(original_error or nothing)
         try:
             yield
         finally:

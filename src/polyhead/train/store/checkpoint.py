@@ -93,7 +93,12 @@ def save_sharded(
 
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     partial = path.with_name(path.name + ".partial")
-    world.on_rank_zero(lambda: delete(partial) or 0)
+
+    def prepare() -> int:
+        delete(partial)
+        return 0
+
+    world.on_rank_zero(prepare)
     try:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         dcp.save(_untied_state(model, optimiser), storage_writer=writer)
