@@ -1,15 +1,19 @@
-"""The long trainings of docs/results/protocol.md: fuzzy logic at the paper's scale, in the order written there; SRAVEN.
+"""Does HYLA compose at the paper's scale?  The long trainings of docs/results/protocol.md: fuzzy logic and SRAVEN.
 
-    nice -n 19 python benchmarks/long_trainings.py --folder runs/long [--workers 2] [--seeds 1 2 3] [--list]
-    nice -n 19 python benchmarks/long_trainings.py --folder runs/long --seeds 1 2 3 --models hyla-linear linear-rms
-    nice -n 19 python benchmarks/long_trainings.py --folder runs/long --seeds 0 --models softmax hyla --sraven
+    nice -n 19 python benchmarks/long_trainings.py train --folder runs/long [--workers 2] [--seeds 1 2 3] [--list]
+    nice -n 19 python benchmarks/long_trainings.py train --seeds 1 2 3 --models hyla-linear linear-rms
+    nice -n 19 python benchmarks/long_trainings.py train --seeds 0 --models softmax hyla --sraven
+    python benchmarks/long_trainings.py draw [runs/long/main/*]
 
-First six runs of 5,000 steps of seed 0 choose each model's rate by R² on `validation`, then every seed trains softmax,
-HYLA and linear for 50,000 steps.  `--models` names others, ablations and other settings: they take the rate of the
-model that they change.  Give the same command again to resume: finished runs are skipped, begun ones continue exactly.
-
+`train`: first six runs of 5,000 steps of seed 0 choose each model's rate by R² on `validation`, then every seed trains
+softmax, HYLA and linear for 50,000 steps.  `--models` names others, ablations and other settings: they take the rate of
+the model that they change.  Give the same command again to resume: finished runs are skipped, begun ones go on exactly.
 `--sraven` is the pilot on SRAVEN: the paper's network and permuted columns, two features in place of four, 40,000 steps
 in place of 156,250, and one rate.
+
+`draw` makes the pages of docs/results/fuzzy and docs/results/sraven from all finished runs: `long` has the scores of
+the main test, `inside` swaps and probes of its codes, `parts` the ablations, `settings`, `width` and `length` other
+settings.  Without folders it takes the runs in `models/` and those without weights in docs/results.
 """
 
 import argparse
@@ -17,14 +21,20 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polyhead.config import Run, Train
+from polyhead.config import Run, Train, digest
+from polyhead.papers.figure import Figure
+from polyhead.papers.hyla import inside, long
 from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.hyla.singles import fuzzy_model
-from polyhead.papers.hyla.sizes import SRAVEN, SRAVEN_SPLITS, make
+from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_SPLITS, make
+from polyhead.papers.reproduce import described, written
 from polyhead.papers.sizes import Setting
+from polyhead.papers.study import Study
 from polyhead.scale.sweep import jobs as sweep
 from polyhead.tasks import FuzzyLogic, Sraven
-from polyhead.train.store.folder import Result
+from polyhead.train import Result, read_config, read_result
+from polyhead.train.store import shipped
+from polyhead.train.store.checkpoint import checkpoints
 
 MODELS = ("softmax", "hyla", "linear")
 ABLATIONS = {"hyla-linear": "hyla", "hyla-norms": "hyla", "linear-rms": "linear", "hyla-softmax": "hyla"}
@@ -53,20 +63,46 @@ SETTINGS = {
 CHANGED = ABLATIONS | {name: variant.row for name, variant in SETTINGS.items()}
 """A run beside the main test -> the model that it changes."""
 
-RATES = (1e-3, 3e-3)
+RATE_GRID = (1e-3, 3e-3)
+CHOSEN_RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
+"""What the first runs chose (the protocol); other runs take the rate of the model that they change."""
 SEEDS = (1, 2, 3, 4, 5, 6)
 TIE = 0.005  # of R²: within it the lower rate is taken
 SPLITS = ("validation", "iid", "compositional", "novel")
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+PAGES = {
+    "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
+    "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
+    "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
+    "settings": Figure("Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, long.draw_settings),
+    "width": Figure("Width of heads: fuzzy logic after 50,000 steps", HYLA, long.draw_width),
+    "length": Figure("Fuzzy logic from 15 examples after 50,000 steps", HYLA, long.draw_length),
+    "sraven": Figure("Raven matrices with permuted columns after 40,000 steps", HYLA, long.draw_ravens),
+}
+SHORT = tuple(name for name, variant in SETTINGS.items() if variant.length != 32)
+WIDE = tuple(name for name in SETTINGS if "-width-" in name)
+OTHERS = tuple(name for name in SETTINGS if name not in SHORT)
+CHANGED_ROWS = {"parts": tuple(ABLATIONS), "settings": OTHERS, "width": WIDE}
+"""Page -> the rows that it is about, which it has beside the models that they change."""
 
+
+# ------------------------------------------------------------------------------------------------------------- training
 def training(row: str, seed: int, lr: float, *, steps: int = 50_000, every: int = 2500) -> Run:
     """One run: the paper's network, a split of the seed's own, scores on 16,000 sequences a split."""
-    own = SETTINGS.get(row, Variant(row))
-    task = FuzzyLogic(variables=4, terms=2, length=own.length, held_out=0.7, split="covered", split_seed=seed)
+    variant = SETTINGS.get(row, Variant(row))
+    task = FuzzyLogic(variables=4, terms=2, length=variant.length, held_out=0.7, split="covered", split_seed=seed)
     train = Train(
-        steps=steps, lr=lr, weight_decay=own.decay, evaluate=SPLITS, eval_batches=125, eval_every=every, save_every=500
+        steps=steps,
+        lr=lr,
+        weight_decay=variant.decay,
+        evaluate=SPLITS,
+        eval_batches=125,
+        eval_every=every,
+        save_every=500,
     )
-    model = replace(fuzzy_model(task, ROWS[own.row].sized(8, own.width), dim=128, hidden=256), dropout=own.dropout)
+    heads = ROWS[variant.row].sized(8, variant.width)
+    model = replace(fuzzy_model(task, heads, dim=128, hidden=256), dropout=variant.dropout)
     return Run(name=f"{row}-{seed}", task=task, model=model, train=train, seed=seed, threads=1)
 
 
@@ -75,36 +111,43 @@ def pilot(row: str, seed: int) -> Run:
     task = Sraven(features=2, values=8, held_out=0.25, split="covered", split_seed=seed)
     run = make(task, row, SRAVEN["paper"], Setting(1e-3, 0.1, 1000), seed)
     train = replace(
-        run.train, steps=40_000, evaluate=SRAVEN_SPLITS, eval_batches=50, eval_every=2500, save_every=500, log_every=500
+        run.train,
+        steps=40_000,
+        evaluate=SRAVEN_SPLITS,
+        eval_batches=50,
+        eval_every=2500,
+        save_every=500,
+        log_every=500,
     )
     return replace(run, name=f"sraven-{row}-{seed}", train=train)
 
 
-def choices() -> tuple[Run, ...]:
-    """The runs that choose the rates: scored once, at their end, and on `validation` alone."""
+def runs_that_choose_rates() -> tuple[Run, ...]:
+    """Scored once, at their end, and on `validation` alone."""
     runs = []
-    for row, lr in itertools.product(MODELS, RATES):
+    for row, lr in itertools.product(MODELS, RATE_GRID):
         run = training(row, 0, lr, steps=5000, every=5000)
         runs.append(replace(run, name=f"{row}-rate-{lr:g}", train=replace(run.train, evaluate=("validation",))))
     return tuple(runs)
 
 
-def chosen(scores: dict[float, float]) -> float:
+def choose_rate(scores: dict[float, float]) -> float:
     """The rate with the higher R² on `validation`; the lower rate if they are within `TIE`."""
     low, high = sorted(scores)
     return high if scores[high] - scores[low] > TIE else low
 
 
-def rates(folder: Path, workers: int | None) -> dict[str, float]:
-    """The chosen rate of every model.  RuntimeError: a run failed."""
-    found: dict[str, dict[float, float]] = {row: {} for row in MODELS}
-    for run, result in zip(choices(), _train(choices(), folder, workers), strict=True):
+def choose_rates(folder: Path, workers: int | None) -> dict[str, float]:
+    """The rate of every model.  Raises RuntimeError if a run failed."""
+    scores: dict[str, dict[float, float]] = {row: {} for row in MODELS}
+    runs = runs_that_choose_rates()
+    for run, result in zip(runs, train_all(runs, folder, workers), strict=True):
         row = run.name.partition("-rate-")[0]
-        found[row][run.train.lr] = result.scores["validation"]["r2"]
-    return {row: chosen(scores) for row, scores in found.items()}
+        scores[row][run.train.lr] = result.scores["validation"]["r2"]
+    return {row: choose_rate(scores_of_row) for row, scores_of_row in scores.items()}
 
 
-def _train(runs: tuple[Run, ...], folder: Path, workers: int | None) -> list[Result]:
+def train_all(runs: tuple[Run, ...], folder: Path, workers: int | None) -> list[Result]:
     outcomes = sweep.sweep(runs, folder, workers=workers, threads=1)
     results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
     if len(results) < len(runs):
@@ -112,31 +155,104 @@ def _train(runs: tuple[Run, ...], folder: Path, workers: int | None) -> list[Res
     return results
 
 
-def main() -> None:
+def train(options: argparse.Namespace) -> None:
     """Choose the rates, then train seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("runs/long"))
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--models", choices=(*MODELS, *CHANGED), nargs="+", default=MODELS)
-    parser.add_argument("--sraven", action="store_true", help="the pilot on SRAVEN in place of fuzzy logic")
-    parser.add_argument("--list", action="store_true", help="train nothing: say what would be trained")
-    given = parser.parse_args()
-    asked = [(row, seed) for seed in given.seeds for row in given.models]
-    if given.sraven and set(given.models) & set(SETTINGS):
-        parser.error(f"--sraven has softmax, hyla, linear and ablations, not {', '.join(SETTINGS)}")
-    pilots = tuple(pilot(row, seed) for row, seed in asked) if given.sraven else ()
-    if given.list:
-        for run in pilots or (*choices(), *(training(row, seed, 1e-3) for row, seed in asked)):
+    named = [(row, seed) for seed in options.seeds for row in options.models]
+    if options.sraven:
+        runs = tuple(pilot(row, seed) for row, seed in named)
+    else:
+        runs = tuple(training(row, seed, CHOSEN_RATES[CHANGED.get(row, row)]) for row, seed in named)
+    if options.list:
+        for run in runs:
             print(f"{run.name:20} {run.train.steps:6} steps")
-        return
-    if pilots:
-        _train(pilots, given.folder / "sraven", given.workers)
-        return
-    lrs = rates(given.folder / "rates", given.workers)
-    print("learning rates:", ", ".join(f"{row} {lr:g}" for row, lr in lrs.items()))
-    main = tuple(training(row, seed, lrs[CHANGED.get(row, row)]) for row, seed in asked)
-    _train(main, given.folder / "main", given.workers)
+    elif options.sraven:
+        train_all(runs, options.folder / "sraven", options.workers)
+    else:
+        rates = choose_rates(options.folder / "rates", options.workers)
+        print("learning rates:", ", ".join(f"{row} {lr:g}" for row, lr in rates.items()))
+        assert rates == CHOSEN_RATES, "other rates than those of the protocol"
+        train_all(runs, options.folder / "main", options.workers)
+
+
+# -------------------------------------------------------------------------------------------------------------- drawing
+def rows_by_digest() -> dict[str, str]:
+    """Digest -> row of every run of the protocol; a row of SRAVEN begins with "sraven-"."""
+    rows = {}
+    for seed in SEEDS:
+        for row in (*MODELS, *CHANGED):
+            rows[digest(training(row, seed, CHOSEN_RATES[CHANGED.get(row, row)]))] = row
+    for row, seed in itertools.product(MODELS, (0, *SEEDS)):
+        rows[digest(pilot(row, seed))] = f"sraven-{row}"
+    return rows
+
+
+def committed_folders() -> list[Path]:
+    """Runs with weights in `models/`, and those without in docs/results."""
+    folders = []
+    for task in ("fuzzy", "sraven"):
+        folders += sorted(shipped.REPOSITORY.glob(f"{task}-*"))
+        folders += sorted((RESULTS / task / "runs").glob("*"))
+    return folders
+
+
+def draw(options: argparse.Namespace) -> None:
+    """Draw every page that has a finished run of its own."""
+    rows = rows_by_digest()
+    finished: list[tuple[str, Run, Result]] = []
+    for folder in options.folders or committed_folders():
+        run, result = read_config(folder), read_result(folder)
+        if result is None or digest(run) not in rows:
+            reason = "not a run of the protocol" if result else "not finished"
+            print(f"left out: {folder}, {reason}")
+            continue
+        finished.append((rows[digest(run)], replace(run, folder=None), result))
+
+    rows_of_page = {"long": MODELS, "inside": MODELS, "length": SHORT, "sraven": [f"sraven-{row}" for row in MODELS]}
+    rows_of_page |= {page: (*MODELS, *changed) for page, changed in CHANGED_ROWS.items()}
+    rows_there = {row for row, _, _ in finished}
+    for page in options.pages:
+        pairs = [(run, result) for row, run, result in finished if row in rows_of_page[page]]
+        if page == "inside":  # needs weights
+            pairs = [(run, result) for run, result in pairs if checkpoints(result.folder)]
+        if not pairs or not rows_there.intersection(CHANGED_ROWS.get(page, rows_there)):
+            print(f"{page}: no run is finished")
+            continue
+        folder = options.into / page if page == "sraven" else options.into / "fuzzy" / page
+        draw_page(page, folder, [run for run, _ in pairs], [result for _, result in pairs])
+    print(f"{len(finished)} of {len(rows)} runs")
+
+
+def draw_page(name: str, folder: Path, runs: list[Run], results: list[Result]) -> None:
+    figure = PAGES[name]
+    study = Study.of(name, HYLA, "paper", folder, runs, results)
+    if name in CHANGED_ROWS:
+        study = long.beside_changed(study, CHANGED_ROWS[name])
+    folder.mkdir(parents=True, exist_ok=True)
+    outcome = figure.draw(study)
+    about = described(name, figure, "paper", study, outcome)
+    about["command"] = "python benchmarks/long_trainings.py draw"
+    path = written(folder, figure.title, about, outcome)
+    print(*outcome.verdicts, path, sep="\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    trainer = verbs.add_parser("train")
+    trainer.add_argument("--folder", type=Path, default=Path("runs/long"))
+    trainer.add_argument("--workers", type=int)
+    trainer.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    trainer.add_argument("--models", choices=(*MODELS, *CHANGED), nargs="+", default=MODELS)
+    trainer.add_argument("--sraven", action="store_true", help="the pilot on SRAVEN in place of fuzzy logic")
+    trainer.add_argument("--list", action="store_true", help="train nothing: say what would be trained")
+    trainer.set_defaults(function=train)
+    drawer = verbs.add_parser("draw")
+    drawer.add_argument("folders", nargs="*", type=Path)
+    drawer.add_argument("--into", type=Path, default=RESULTS)
+    drawer.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
+    drawer.set_defaults(function=draw)
+    options = parser.parse_args()
+    options.function(options)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ DUAL = {
 
 
 def test_the_figure_of_the_long_trainings_has_all_models_that_come_along():
-    """After a new model: python benchmarks/long_figure.py.  Of some runs there are scores alone."""
+    """After a new model: python benchmarks/long_trainings.py draw.  Of some runs there are scores alone."""
     pages = [json.loads(path.read_text()) for path in (RESULTS / "fuzzy").glob("*/results.json")]
     index = json.loads((RESULTS.parents[1] / "src" / "polyhead" / "train" / "store" / "models.json").read_text())
     models = {about["digest"]: about["scores"] for about in index.values() if about["task"] == "fuzzy_logic"}
