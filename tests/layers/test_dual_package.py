@@ -97,6 +97,6 @@ def test_outputs_and_gradients_are_those_of_the_package(monkeypatch, cls, cfg, h
     places = list(of_attention(layer, attention_groups(cls, cfg, causal=causal)))
     assert {id(theirs[key]) for place in places for key in place.keys} == {id(p) for p in module.parameters()}
     for place in places:
-        gradient = ours[place.names[0]].grad[place.where] * place.factor
+        gradient = ours[place.names[0]].grad[place.index]
         for key in place.keys:
             assert_close(gradient, theirs[key].grad, **NEAR, msg=lambda text, key=key: f"{key}: {text}")
