@@ -64,10 +64,13 @@ def test_its_steps_give_what_the_op_gives(row):
         torch.manual_seed(n)
         limits = {"window": 2} if n % 5 == 0 else {"edges": (0, 1 + n % 2, 2, 2 + n % 2)} if n % 5 == 1 else {}
         t, s = (3, 3) if "edges" in limits else (t, s)
+        how = choices[7 * n % len(choices)]
+        if how.get("network") == "sequence":  # it reads all queries
+            limits, causal, mask = {}, False, "rows" if mask else None
         qkv, options = make_problem(t, s, mask=mask, causal=causal, bias=bias, keep=n % 3 == 0, **limits)
         tensors = [x.detach() for x in make_arguments(op, qkv, offset=row.reads_symbols and n % 2 == 0)]
         extra = {"value_weight": torch.randn(4, 5, 5).double()} if row.optional and n % 2 else {}
-        how, scale = choices[7 * n % len(choices)], None if n % 4 else 0.3
+        scale = None if n % 4 else 0.3
         wanted = resolve(op, "reference")(*tensors, **options, **how, **extra, scale=scale)
         arrays = {name: x.numpy() for name, x in {**dict(zip(row.tensors, tensors, strict=True)), **extra}.items()}
         given = {x: None if options[x] is None else options[x].detach().numpy() for x in ("bias", "mask", "keep")}

@@ -114,6 +114,8 @@ class Loops:
     def pooled(self, normalise="rms_heads", act="relu", pool="max", network="pair"):
         """The outputs of the pairs' networks, pooled; or the network of a query, made of pooled codes."""
         bring = {"sum": sum, "max": max, "mean": lambda each: sum(each) / len(each)}[pool]
+        if network == "sequence":
+            return self.pooled_by_sequence(normalise, act, bring)
         a, out = self.dropped(normalise), np.zeros((self.b, self.t, self.h, self.e))
         every = range(self.h)
         for b, i, c in np.ndindex(self.b, self.t, self.e):
@@ -128,6 +130,30 @@ class Loops:
                 size = math.sqrt(sum(x**2 for x in own) / self.h + 1e-6)
                 for h in every:
                     out[b, i, h, c] = own[h] / size * ACTS[act](bring(list(hidden.values())))
+        return out
+
+    def pooled_by_sequence(self, normalise, act, bring):
+        """One network for all queries of a sample, made of the mean of their pooled codes."""
+        a, out = self.dropped(normalise), np.zeros((self.b, self.t, self.h, self.e))
+        for b in range(self.b):
+            codes = []
+            for h in range(self.h):
+                pooled_codes = []
+                for i in range(self.t):
+                    keys = [j for j in range(self.s) if self.sees(b, h, i, j)]
+                    if keys:
+                        pooled_codes.append(bring([a[b, h, i, j] for j in keys]))
+                codes.append(sum(pooled_codes) / max(len(pooled_codes), 1))
+            size = math.sqrt(sum(code**2 for code in codes) / self.h + 1e-6)
+            codes = [code / size for code in codes]
+            for i, c in np.ndindex(self.t, self.e):
+                mixed = []
+                for j in range(self.s):
+                    if self.any_sees(b, 0, i, j):
+                        values = [self.v[b, j, h // (self.h // self.g), c] for h in range(self.h)]
+                        mixed.append(sum(codes[h] * a[b, h, i, j] * values[h] for h in range(self.h)))
+                if mixed:
+                    out[b, i, :, c] = np.array(codes) * ACTS[act](bring(mixed))
         return out
 
     def symbol(self, b, h, i, j):

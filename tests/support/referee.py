@@ -42,6 +42,12 @@ def pooled(axes, x, pool, look):
     return x.sum(s, keepdim=True) / (1 if pool == "sum" else count.clamp(min=1))
 
 
+def code_of_sequence(code, pool, look):
+    """(b h 1 1): the mean of pooled codes over the queries that see a key, divided by its rms over heads."""
+    num_queries = look.any(3, keepdim=True).sum(2, keepdim=True).clamp(min=1)
+    return over_heads(pooled("bhts", code, pool, look).sum(2, keepdim=True) / num_queries)
+
+
 def run(
     op, tensors, *, options=None, bias=None, mask=None, causal=False, window=None, edges=None, keep=None, scale=None,
     code=None,
@@ -61,20 +67,25 @@ def run(
     for step in row.steps:
         if any(name in row.optional and name not in arrays for name in step.reads):
             continue
+        network = options.get("network")
         given = [done[name] if name in done else arrays[name] for name in step.reads]
         subscripts = step.einsum
         if "symbols" in step.reads and arrays["symbols"].ndim == 3:
             given[-1] = arrays["symbols"][places(t, s) + s - 1]
             subscripts = subscripts.replace("b s h e", "t s h e")
+        if network == "sequence" and step.result == "z" and step.then == "network":
+            given[0] = given[0] * code_of_sequence(given[0], options["pool"], look)
         out = torch.einsum(subscripts, *given)
         if step.then == "code":
             scores = out * (d**-0.5 if scale is None else scale) + (0 if bias is None else spelled(bias, t, s))
             how = options.get("normalise", options.get("act") if row.config == "Abstractor" else row.normalise)
             out = (code_of(scores, look, how) if code is None else code) * (1 if keep is None else keep)
         elif step.then in ("pool", "network"):
-            if step.then == "pool" or options["network"] == "query":
+            if network == "sequence" and step.result == "code":
+                out = code_of_sequence(out, options["pool"], look).expand(b, h, t, 1)
+            elif step.then == "pool" or network != "pair":
                 out = pooled(step.einsum.split("->")[1].split(), out, options["pool"], look)
-            if step.result == "code" and options["network"] == "query":
+            if step.result == "code" and network == "query":
                 out = over_heads(out)
             if step.result == "out":
                 out = out[:, :, 0]

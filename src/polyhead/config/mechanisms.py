@@ -51,6 +51,11 @@ class Mechanism(Checked):
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise ValueError(f"{type(self).__name__}: kv_heads must divide {self.heads} heads but is {self.kv_heads}")
 
+    @property
+    def reads_all_queries(self) -> bool:
+        """Whether the output for one query depends on the other queries, so that none may be hidden from another."""
+        return False
+
     def widths(self, width: int, total_heads: int) -> tuple[int, int]:
         """`dim` and `value_dim` in a model of this width: width // total_heads where they are None.
 
@@ -110,7 +115,8 @@ class Pooled(Mechanism):
     """HYLA with another pooling of the keys (proposed in words by Schug et al., section 7).
 
     `pool`: "max", "mean" or "sum".  `network`: "pair", each pair has a value network and their outputs are pooled, or
-    "query", each query has one, whose first layer reads the keys; then hidden layers and codes are pooled.
+    "query", each query has one, whose first layer reads the keys; then hidden layers and codes are pooled.  Or
+    "sequence": one code of the whole sequence chooses the operation of all queries, so such heads are not causal.
     """
 
     normalise: str = "rms_heads"
@@ -119,6 +125,11 @@ class Pooled(Mechanism):
     network: str = "pair"
 
     _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS, "pool": POOLS, "network": NETWORKS}
+
+    @property
+    def reads_all_queries(self) -> bool:
+        """One code of the whole sequence reads every query."""
+        return self.network == "sequence"
 
 
 @dataclass(frozen=True)

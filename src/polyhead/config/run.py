@@ -142,10 +142,18 @@ class TransformerConfig(Checked):
             if self.encoder is None:
                 raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
             object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
+        self._check_order()
         self._check_encoder()
         if self.encoder_symbols:
             self._check_lender()
         self._check_classes()
+
+    def _check_order(self) -> None:
+        """Raise ValueError for causal heads that would read later queries."""
+        groups = [group for layer in range(self.layers) for group in self.layer_heads(layer)]
+        groups += self.cross_heads or ()
+        if (self.causal or self.window is not None) and any(group.reads_all_queries for group in groups):
+            raise ValueError("TransformerConfig: network='sequence' reads all queries: give no causal and no window")
 
     def _check_encoder(self) -> None:
         if self.encoder is None:

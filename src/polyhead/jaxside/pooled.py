@@ -1,10 +1,12 @@
-"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query.
+"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query or each sequence.
 
     out_ih = pool_j a_hij act(u_ij),                  u_ij = sum_h a_hij v_jh          network "pair"
     out_ih = c_ih act(pool_j u_ij),                   c_ih = rms_h(pool_j a_hij)       network "query"
+    out_ih = c_h act(pool_j sum_h c_h a_hij v_jh),    c_h = rms_h(mean_i pool_j a_hij)         network "sequence"
 
 with a_hij the rms over heads of the scores, and pool_j the max, the mean or the sum over the keys that query i may
-attend to.  Schug et al. 2024, "Attention as a hypernetwork", section 7 proposes both in words; the equations are ours.
+attend to; mean_i is over the queries that see a key.  Schug et al. 2024, "Attention as a hypernetwork", section 7
+proposes all of them in words; the equations are ours.
 """
 
 import jax
@@ -25,18 +27,38 @@ from polyhead.jaxside.latent_code import (
     wide,
 )
 from polyhead.jaxside.tiles import blocked
-from polyhead.spec.shapes import shaped
+from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 
 def reference(x: AttentionCall) -> jax.Array:
     """The equation of `x.network`, literally; h is 1 in u and e is 1 in a."""
     look, a = finite_bias(x)[1], drop(code(x), x.keep)
+    if x.network == "sequence":
+        return sequence_network(x, a, look)
     u = jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2]))[:, None]
     a = a[..., None]
     if x.network == "query":
         u, a = pooled(u, x.pool, seen_by_any(look)), rms_heads(wide(pooled(a, x.pool, look))).astype(a.dtype)
         look = None
     return pooled(a * activation(x.act)(u), x.pool, look)[:, :, :, 0].swapaxes(1, 2)
+
+
+def sequence_network(call: AttentionCall, a: jax.Array, visible: jax.Array | None) -> jax.Array:
+    """(b t h e): one code chooses a mixture of the heads' operations for all queries, given the pairs' codes `a`."""
+    # The code of the sequence (b h 1 1 1): the mean over the queries that see a key.
+    query_code = wide(pooled(a[..., None], call.pool, visible))
+    num_queries: int | jax.Array = max(a.shape[2], 1)
+    if visible is not None:
+        sees_key = jnp.broadcast_to(visible, a.shape).any(3)
+        num_queries = jnp.maximum(sees_key.sum(2), 1)[..., None, None, None]
+    total = query_code.sum(2, keepdims=True)
+    sequence_code = rms_heads((total / num_queries).astype(total.dtype)).astype(a.dtype)
+
+    # The first layer mixes the heads' operations, and the code is the second layer, too.
+    v = share(call.v, call.q.shape[2])
+    mixed = jnp.einsum("b h t s, b s h e -> b t s e", a * sequence_code[..., 0], v)
+    hidden = activation(call.act)(pooled(mixed[:, None], call.pool, seen_by_any(visible)))
+    return (sequence_code * hidden)[:, :, :, 0].swapaxes(1, 2)
 
 
 def pooled(x: jax.Array, pool: str, look: jax.Array | None) -> jax.Array:
@@ -78,13 +100,26 @@ def pooled_attention(
     over the visible keys.
 
     pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
-    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`. normalise: how scores become the code
-    (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep` multiplies the code at every use; a
-    dropped pair is still pooled. A query without a visible key gets exactly 0. `window`: only keys less than `window`
-    positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is several packed
-    sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs. Static under
-    jit: causal, window, impl, normalise, act, pool, network.  Schug et al., section 7, in words.
+    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`; or "sequence": one network for all queries,
+    `out_h = c_h act(pool_s sum_h c_h a_h v_h)` with c the rms over heads of the mean over queries of `pool_s a_h`. It
+    reads all queries, so it refuses causal, window, cu_seqlens and a mask of keys alone.
+
+    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep`
+    multiplies the code at every use; a dropped pair is still pooled. A query without a visible key gets exactly 0.
+    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
+    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
+    take the inputs. Static under jit: causal, window, impl, normalise, act, pool, network. Schug et al., section 7, in
+    words.
     """
+    if network == "sequence":
+        check_reads_all_queries(
+            "pooled_attention",
+            q.shape[1],
+            causal=causal,
+            window=window,
+            is_packed=cu_seqlens is not None,
+            mask=mask,
+        )
     given = AttentionCall(
         q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
         pool=pool, network=network,

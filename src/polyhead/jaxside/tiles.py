@@ -233,7 +233,8 @@ def row_total(logits: Logits, grid: Grid, arrays: Arrays) -> jax.Array:
 def blocked(reference: Reference, row_softmaxes: RowSoftmaxes) -> Impl:
     """The tiled impl of an op, from its reference and the softmaxes over keys in it.
 
-    It takes every call that the reference takes, and is compiled once per shape even without jit.
+    It takes every call that the reference takes but one network of a whole sequence, and is compiled once per shape
+    even without jit.
     """
 
     def forward(call: AttentionCall) -> jax.Array:
@@ -241,7 +242,14 @@ def blocked(reference: Reference, row_softmaxes: RowSoftmaxes) -> Impl:
             return reference(call)
         return _forward(reference, row_softmaxes, (TILE, SMALL, MAX_NUMBERS), call)
 
-    return Impl(forward, preferred=is_large)
+    return Impl(forward, unsupported_by_tiles, preferred=is_large)
+
+
+def unsupported_by_tiles(call: AttentionCall) -> str | None:
+    """Why tiles cannot compute a call, or None."""
+    if call.network == "sequence":
+        return "has some queries in a tile, but network='sequence' reads all of them at once"
+    return None
 
 
 def is_large(call: AttentionCall) -> bool:

@@ -88,6 +88,9 @@ class MultiHeadAttention(nn.Module):
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
         check_shared("MultiHeadAttention", heads, self.sizes)
+        self.reads_all_queries = any(mechanism.reads_all_queries for mechanism in heads)
+        if self.reads_all_queries and (causal or window is not None):
+            raise ValueError("MultiHeadAttention: network='sequence' reads all queries: give no causal and no window")
         self.shared = [mechanism.share for mechanism in heads]  # reads the queries and keys of the group before
 
         # One map to all queries, keys and values, and one from the heads' outputs.
@@ -186,6 +189,8 @@ class MultiHeadAttention(nn.Module):
         cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.  Raises
         ValueError for shapes, dtypes or combinations of arguments that do not match.
         """
+        if self.reads_all_queries and cache is not None:
+            raise ValueError("MultiHeadAttention: network='sequence' reads all queries at once, so it takes no cache")
         with whole(cache):  # an interrupted call adds nothing to the cache
             call = call_of(
                 x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,

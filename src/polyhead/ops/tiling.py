@@ -67,9 +67,16 @@ def tiled(op: str, reference: Callable[[AttentionCall], Tensor]) -> Kernel:
         forward_pass=forward_pass,
         backward_pass=backward_pass,
         recompute=recompute,
-        unsupported_reason=unsupported_by_kernels,
+        unsupported_reason=unsupported_by_tiles,
         preferred=is_preferred,
     )
+
+
+def unsupported_by_tiles(call: AttentionCall) -> str | None:
+    """Why tiles cannot compute a call, or None."""
+    if call.network == "sequence":
+        return "has some queries in a tile, but network='sequence' reads all of them at once"
+    return unsupported_by_kernels(call)
 
 
 def is_preferred(call: AttentionCall) -> bool:

@@ -188,6 +188,26 @@ def shaped(function: Function) -> Function:
     return typing.cast(Function, checked)
 
 
+def check_reads_all_queries(
+    who: str, num_queries: int, *, causal: bool, window: int | None, is_packed: bool, mask: Any
+) -> None:
+    """Raise ValueError for what hides queries from one another: a network of the whole sequence reads all of them.
+
+    A mask of keys alone would count padded queries as tokens, so it needs a row for each query.
+    """
+    reason = ""
+    if causal:
+        reason = "causal must be False"
+    elif window is not None:
+        reason = "window must be None"
+    elif is_packed:
+        reason = "cu_seqlens must be None: give packed sequences one by one"
+    elif mask is not None and num_queries != 1 and (len(mask.shape) < 2 or mask.shape[-2] == 1):
+        reason = "mask needs a row (t s) for each query, all False where the query is padding"
+    if reason:
+        raise ValueError(f"{who}: network='sequence' reads all queries, so {reason}")
+
+
 def _texts(wanted: list[Pattern]) -> str:
     return ") or (".join(dict.fromkeys(p.text for p in wanted))
 

@@ -60,9 +60,9 @@ RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "si
 POOLS = ("max", "mean", "sum")
 """How pooled heads bring the visible keys of a query together."""
 
-NETWORKS = ("pair", "query")
+NETWORKS = ("pair", "query", "sequence")
 """What has a value network of its own in pooled heads.  pair: each pair of query and key, as in HYLA.  query: each
-query; its first layer reads the keys."""
+query; its first layer reads the keys.  sequence: the whole sequence; one code chooses the operation of all queries."""
 
 RELATION_INIT = ("balanced", "paper", "package")
 """Initialisations of the map from relations to a head's output."""
@@ -142,8 +142,10 @@ class Step(NamedTuple):
     `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep), or the name of
     the option that holds an activation (`relation_act` acts on the product divided by the root of p).  "pool" pools the
     visible keys.  "network" does this earlier if the option is "query": one pooled key is left, and a pooled code is
-    divided by its rms over heads.  A function that is not among these gets a word here and in tests/support/referee.py,
-    which runs the steps.  Steps to `out` are summed; any other result replaces an earlier one of its name.
+    divided by its rms over heads.  If it is "sequence", the mean of pooled codes over queries takes the place of each,
+    and the result also multiplies the code that `z` reads.  A function that is not among these gets a word here and in
+    tests/support/referee.py, which runs the steps.  Steps to `out` are summed; any other result replaces an earlier one
+    of its name.
     """
 
     result: str
@@ -321,7 +323,7 @@ MECHANISMS = (
     MechanismRow(
         op="pooled_attention",
         config="Pooled",
-        summary="HYLA with another pooling of the keys, for each pair's value network or for one network of the query",
+        summary="HYLA with another pooling of the keys: a value network of each pair, query or sequence",
         equation="y_t = sum_h W_out_h pool_s a_hts act(sum_h a_hts v_sh),   a as in Hyla",
         normalise="rms_heads",
         tensors=QKV,

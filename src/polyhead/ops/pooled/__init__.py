@@ -1,1 +1,1 @@
-"""HYLA with another pooling of its keys: the equation (reference.py)."""
+"""HYLA with another pooling of its keys, or with another owner of the value network (op.py)."""

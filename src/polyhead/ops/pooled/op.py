@@ -1,11 +1,13 @@
-"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query.
+"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query or each sequence.
 
     out_ih = pool_j a_hij act(u_ij),                  u_ij = sum_h a_hij v_jh          network "pair"
     out_ih = c_ih act(pool_j u_ij),                   c_ih = rms_h(pool_j a_hij)       network "query"
+    out_ih = c_h act(pool_j sum_h c_h a_hij v_jh),    c_h = rms_h(mean_i pool_j a_hij)         network "sequence"
 
 with a_hij the rms over heads of the scores, and pool_j the max, the mean or the sum over the keys that query i may
-attend to.  Schug et al. 2024, "Attention as a hypernetwork", section 7 proposes other poolings and query-specific value
-networks in words; the equations are ours.  "pair" with the sum is HYLA, eq. 6.
+attend to; mean_i is over the queries that see a key.  Schug et al. 2024, "Attention as a hypernetwork", section 7
+proposes other poolings, query-specific value networks and a hypernetwork of the full sequence operation in words; the
+equations are ours.  "pair" with the sum is HYLA, eq. 6.
 """
 
 import torch
@@ -27,12 +29,14 @@ from polyhead.ops.latent_code import (
 )
 from polyhead.ops.tiling import tiled
 from polyhead.spec import mechanism
-from polyhead.spec.shapes import shaped
+from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 
 def reference(call: AttentionCall) -> Tensor:
     """The equation of `call.network`, literally; h is 1 in u and e is 1 in a."""
     visible, a = visible_pairs(call), drop(code(call), call.keep)
+    if call.network == "sequence":
+        return sequence_network(call, a, visible)
     u = einsum(a, share(call.v, call.q.shape[2]), "b h t s, b s h e -> b t s e")
     u, a = rearrange(u, "b t s e -> b 1 t s e"), rearrange(a, "b h t s -> b h t s 1")
     if call.network == "query":
@@ -40,6 +44,23 @@ def reference(call: AttentionCall) -> Tensor:
         a = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
         visible = None
     return rearrange(pooled(a * activation(call.act)(u), call.pool, visible), "b h t 1 e -> b t h e")
+
+
+def sequence_network(call: AttentionCall, a: Tensor, visible: Tensor | None) -> Tensor:
+    """(b t h e): one code chooses a mixture of the heads' operations for all queries, given the pairs' codes `a`."""
+    # The code of the sequence (b h 1 1 1): the mean over the queries that see a key.
+    query_code = wide(pooled(a[..., None], call.pool, visible))
+    num_queries: int | Tensor = max(a.shape[2], 1)
+    if visible is not None:
+        sees_key = visible.expand(a.shape).any(3)
+        num_queries = sees_key.sum(2).clamp(min=1)[..., None, None, None]
+    sequence_code = rms_heads(query_code.sum(2, keepdim=True) / num_queries).to(a.dtype)
+
+    # The first layer mixes the heads' operations, and the code is the second layer, too.
+    v = share(call.v, call.q.shape[2])
+    mixed = einsum(a * sequence_code[..., 0], v, "b h t s, b s h e -> b t s e")
+    hidden = activation(call.act)(pooled(mixed[:, None], call.pool, any_head(visible)))
+    return rearrange(sequence_code * hidden, "b h t 1 e -> b t h e")
 
 
 def pooled(x: Tensor, pool: str, visible: Tensor | None) -> Tensor:
@@ -89,19 +110,31 @@ def pooled_attention(
     pool: str = "max",
     network: str = "pair",
 ) -> Float[Tensor, "b t h e"]:
-    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: what the networks of the pairs give is pooled
+    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: the outputs of the pairs' networks are pooled
     over the visible keys.
 
     pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
-    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`. normalise: how scores become the code
-    (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep` multiplies the code at every use; a
-    dropped pair is still pooled. A query without a visible key gets exactly 0. `window`: only keys less than `window`
-    positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is several packed
-    sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs. Schug et al.,
-    section 7, in words.
+    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`; or "sequence": one network for all queries,
+    `out_h = c_h act(pool_s sum_h c_h a_h v_h)` with c the rms over heads of the mean over queries of `pool_s a_h`. It
+    reads all queries, so it refuses causal, window, cu_seqlens and a mask of keys alone.
+
+    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep`
+    multiplies the code at every use; a dropped pair is still pooled. A query without a visible key gets exactly 0.
+    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
+    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
+    take the inputs. Schug et al., section 7, in words.
 
     >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
     """
+    if network == "sequence":
+        check_reads_all_queries(
+            "pooled_attention",
+            q.shape[1],
+            causal=causal,
+            window=window,
+            is_packed=cu_seqlens is not None,
+            mask=mask,
+        )
     call = AttentionCall(
         q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise,
         act=act, scale=scale, pool=pool, network=network, impl=impl,
