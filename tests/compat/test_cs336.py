@@ -220,7 +220,7 @@ def test_save_ignores_which_code_computes_the_heads_and_how_they_are_trained():
 
 # -------------------------------------------------------------------------------------- the parts
 def test_default_width_of_swiglu():
-    assert cs336.SwiGLU(64).w1.weight.shape == (128, 64)
+    assert cs336.SwiGLU(64).w1.weight.shape == (192, 64)
     assert cs336.SwiGLU(512).w1.weight.shape == (1344, 512)
 
 

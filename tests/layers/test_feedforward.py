@@ -54,10 +54,10 @@ def test_swiglu(bias):
     assert SwigluLayer(8).w1.bias is None
 
 
-def test_swiglu_width_is_rounded_down():
-    cases = {1: 64, 16: 64, 64: 128, 96: 256, 100: 256, 128: 320, 512: 1344, 768: 2048, 1600: 4224}
+def test_swiglu_width_is_the_nearest_multiple_of_64():
+    cases = {1: 64, 16: 64, 64: 192, 96: 256, 100: 256, 128: 320, 512: 1344, 768: 2048, 1600: 4288}
     assert {dim: swiglu_width(dim) for dim in cases} == cases
-    assert SwigluLayer(64).w1.weight.shape == (128, 64)
+    assert SwigluLayer(64).w1.weight.shape == (192, 64)
 
 
 # ------------------------------------------------------------------------------- mixture of experts

@@ -109,6 +109,19 @@ def test_layers_and_models_with_an_order_are_refused():
         layer(torch.randn(1, 3, 8), torch.randn(1, 2, 8), cache=LayerCache())
 
 
+@pytest.mark.parametrize("is_cross", [False, True])
+def test_the_tail_of_a_model_reads_all_queries(is_cross):
+    sequence = ph.Pooled(2, network="sequence")
+    settings = {"layers": 1, "heads": ph.Softmax(2), "positions": ph.Learned()}
+    settings["cross_heads" if is_cross else "heads"] = sequence
+    if is_cross:
+        settings["encoder"] = ph.TransformerConfig(ph.Tokens(5), ph.Logits(5), dim=8)
+    model = ph.Transformer(ph.TransformerConfig(ph.Tokens(5), ph.Logits(5), dim=8, **settings)).eval()
+    tokens = torch.tensor([[0, 1, 2, 3, 4]])
+    source = {"source": tokens} if is_cross else {}
+    assert_close(model(tokens, tail=2, **source), model(tokens, **source)[:, -2:])
+
+
 def test_a_causal_decoder_does_not_read_its_encoder_through_later_queries():
     encoder = ph.TransformerConfig(ph.Tokens(5), ph.Logits(5), dim=8)
     with refusing(f"TransformerConfig: {READS_ALL}: give no causal and no window"):

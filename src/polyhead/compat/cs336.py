@@ -221,7 +221,7 @@ class RMSNorm(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """`w2(silu(w1 x) * w3 x)`; `d_ff` defaults to floor(8/3 d_model) down to a multiple of 64."""
+    """`w2(silu(w1 x) * w3 x)`; `d_ff` defaults to the multiple of 64 nearest to 8/3 d_model."""
 
     def __init__(
         self, d_model: int, d_ff: int | None = None, device: Device = None, dtype: torch.dtype | None = None

@@ -125,7 +125,7 @@ class Mlp(FeedForward):
 
 @dataclass(frozen=True)
 class Swiglu(FeedForward):
-    """W2(silu(W1 x) * W3 x).  `hidden` defaults to floor(8/3 width) down to a multiple of 64."""
+    """W2(silu(W1 x) * W3 x).  `hidden` defaults to the multiple of 64 nearest to 8/3 width."""
 
     hidden: int | None = None
     bias: bool = omitted_at_default(False)

@@ -151,7 +151,8 @@ class TransformerConfig(Checked):
     def _check_order(self) -> None:
         """Raise ValueError for causal heads that would read later queries."""
         groups = [group for layer in range(self.layers) for group in self.layer_heads(layer)]
-        groups += self.cross_heads or ()
+        if self.cross_heads is not None:
+            groups += head_list("TransformerConfig", self.cross_heads)
         if (self.causal or self.window is not None) and any(group.reads_all_queries for group in groups):
             raise ValueError("TransformerConfig: network='sequence' reads all queries: give no causal and no window")
 

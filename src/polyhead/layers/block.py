@@ -74,6 +74,7 @@ class TransformerBlock(nn.Module):
             self.norm_cross = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.norm2 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.feedforward = feedforward
+        self.reads_all_queries = attention.reads_all_queries or (cross is not None and cross.reads_all_queries)
         check_rate("TransformerBlock", dropout)
         self.dropout = nn.Dropout(dropout)
 
@@ -104,6 +105,9 @@ class TransformerBlock(nn.Module):
         self._check(x, context, cu_seqlens, tail)
         if context is None and context_mask is not None:
             raise ValueError("TransformerBlock: a context_mask came without a context")
+        num_outputs = x.shape[1] if tail is None else tail
+        if self.reads_all_queries:  # the tail is cut off the result
+            tail = None
         with whole(cache):
             source = self.norm1(x) if self.pre else x
             if tail is None or tail == x.shape[1]:
@@ -122,6 +126,8 @@ class TransformerBlock(nn.Module):
                 asking = self.norm_cross(x) if self.pre else x
                 y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
                 x = self._add(x, y, self.norm_cross)
+            if self.reads_all_queries:
+                x = x[:, x.shape[1] - num_outputs :]
             return self._add(x, self.feedforward(self.norm2(x) if self.pre else x), self.norm2)
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:

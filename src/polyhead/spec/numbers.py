@@ -20,12 +20,12 @@ TRUNCATION = 0.87962566103423978
 
 
 def swiglu_width(dim: int) -> int:
-    """The hidden width of SwiGLU by default: floor(8/3 dim), down to a multiple of 64, at least 64.
+    """The hidden width of SwiGLU by default: the multiple of 64 that is nearest to 8/3 dim, at least 64.
 
     >>> swiglu_width(64), swiglu_width(512)
-    (128, 1344)
+    (192, 1344)
     """
-    return max(64, 8 * dim // 3 // 64 * 64)
+    return max(64, round(dim / 24) * 64)
 
 
 def alibi_slopes(heads: int) -> list[float]:
