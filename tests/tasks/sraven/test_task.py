@@ -122,3 +122,15 @@ def test_scores_are_of_the_query_tokens_and_accuracy_wants_all_of_them():
     found = task.metrics(outputs, batch)
     assert found["accuracy"].tolist() == [1, 0, 0, 0, 0]
     assert found["feature_accuracy"].tolist() == [1, 0.75, 0.5, 0.25, 0]
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_input_sizes_are_sums_over_the_panels_to_the_left_of_the_answer(permuted):
+    """Of the feature that the last token shows, wherever these panels show it."""
+    task = Sraven(permuted=permuted)
+    batch = task.sample("train", 20, generator(1))
+    panels, order = batch.latents["panels"], batch.latents["permutations"]
+    for i, size in enumerate(task.input_sizes(batch).tolist()):
+        feature = order[i, 2, 3]
+        symbols = [panels[i, 2, column, order[i, column].tolist().index(feature)].item() for column in (0, 1)]
+        assert size == sum(symbols)

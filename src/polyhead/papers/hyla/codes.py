@@ -25,10 +25,13 @@ from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GP
 from polyhead.papers.outcome import FigureOutcome, Picture
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import Study
-from polyhead.tasks.sraven.task import DIFFERENCE, SUM
+from polyhead.tasks.sraven.task import DIFFERENCE, SUM, Sraven
 from polyhead.train import load_model
 
 COSINES = ("plain", "centred")
+INPUTS = "size of inputs"
+"""The label of section 4.4: how large is what the query must attend to.  Captions colour by the target value."""
+
 MAP = {"smoke": 64}
 """Points of a map; 800 at other scales."""
 
@@ -98,6 +101,8 @@ def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
             labels = targets(batch) | {"target": batch.targets[:, -1].reshape(count, -1)[:, 0].numpy()}
             if "term 1" in labels:
                 labels["function"] = labels["term 1"] * 2**run.task.variables + labels["term 2"]  # type: ignore[attr-defined]
+            if isinstance(run.task, Sraven):
+                labels[INPUTS] = run.task.input_sizes(batch).numpy()
             panels = []
             class_names = {}
             for layer in range(len(codes)) if layers == "all" else [len(codes) - 1]:
@@ -281,12 +286,12 @@ def _sraven(title: str, draw: Draw) -> Figure:
     return Figure(title, HYLA, draw, fig_5_codes, 5.5, SRAVEN_GPU)
 
 
-_VALUES = ("target value", "rule")
+_VALUES = ("target value", INPUTS, "rule")
 _TERMS = ("target", "function", "term 1", "term 2")
 FIGURES = {
     "fig-2b": _fuzzy("Fig. 2B: terms decoded from the latent code", probes("terms", _term)),
     "fig-2d": _fuzzy("Fig. 2D: latent codes on fuzzy logic", maps(("target", "term 1"))),
-    "fig-5a": _sraven("Fig. 5A: SRAVEN codes by the value to predict", maps(("target value",))),
+    "fig-5a": _sraven("Fig. 5A: SRAVEN codes by the value to predict", maps(("target value", INPUTS))),
     "fig-5b": _sraven("Fig. 5B: SRAVEN codes by rule", maps(("rule",))),
     "fig-5e": _sraven("Fig. 5E: similarity of the rules' codes, HYLA", similar("hyla")),
     "fig-5f": _sraven("Fig. 5F: rules decoded from the latent code", probes("rule", _rule)),

@@ -234,6 +234,17 @@ class Sraven(Task):
         }
         return Batch(inputs, targets, None, scored, latents)
 
+    def input_sizes(self, batch: Batch) -> Float[Tensor, "b"]:
+        """The size of the inputs that the last query token must attend to (b): the sum of their symbols.
+
+        They are the symbols of the token's feature in the panels to the left.
+        """
+        left_panels = batch.latents["panels"][:, -1, :-1]  # (b g-1 m)
+        order = batch.latents["permutations"]  # (b g m)
+        feature = order[:, -1, -1, None, None]
+        shows_feature = order[:, :-1] == feature
+        return (left_panels * shows_feature).sum((1, 2)).to(torch.get_default_dtype())
+
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
         """Mean cross-entropy over the query tokens."""
