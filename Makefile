@@ -36,7 +36,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew a
 	@touch $@
 
 .venv/.ready: .venv/.demo
-	@$(PIP) -c constraints.txt -e '.[test,dev,report,hf,jax,docs]'
+	@$(PIP) -c constraints.txt -e '.[test,dev,report,hf,jax,text,docs]'
 	@touch $@
 
 demo: .venv/.demo
@@ -44,13 +44,11 @@ demo: .venv/.demo
 
 test: .venv/.ready
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check . && $(BIN)/lint-imports --no-cache > /dev/null
-	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not campaign' --jaxtyping-packages=polyhead,beartype.beartype
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'compile and not campaign'
+	$(BIN)/python -m pytest -q -n 2
 
-# A third of the tests: functions and layers, which all else stands on, without what compiles or interprets kernels.
+# Functions and layers, which all else stands on, without what compiles.
 check: lint
-	$(BIN)/python -m pytest -q -n 2 -m 'not compile and not slow and not campaign' --jaxtyping-packages=polyhead,beartype.beartype \
-		tests/ops tests/layers
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile' tests/ops tests/layers
 
 lint: .venv/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy
@@ -63,17 +61,17 @@ docs: .venv/.ready
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -D percent_execute=1 -d docs/_build/trees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# Is any implementation wrong somewhere, and does a run survive every kill?  An hour.
+# Is any implementation wrong somewhere, and does a run survive every kill?  An hour.  The first line checks the shapes in
+# annotations of all functions while the tests run.
 campaign: .venv/.ready
-	$(BIN)/python -m pytest -q -n 2 -m 'campaign and not compile' --jaxtyping-packages=polyhead,beartype.beartype
-	JAXTYPING_DISABLE=1 $(BIN)/python -m pytest -q -n 2 -m 'campaign and compile'
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile' --jaxtyping-packages=polyhead,beartype.beartype
 	$(BIN)/python benchmarks/parity.py --ops 5000 --native 2000 --jax 500 --models 1000 --cache 1000
 	$(BIN)/python benchmarks/kills.py --kills 200
 
 # The suite in an environment without pins: the newest versions that the ranges in pyproject.toml admit.
 test-newest:
 	$(PY) -m venv .venv-newest && .venv-newest/bin/pip install -qq $(or $(TORCH),torch) && \
-		.venv-newest/bin/pip install -qq -e '.[test,report,hf,jax,text]' && .venv-newest/bin/pip list | \
+		.venv-newest/bin/pip install -qq -e '.[test,report,hf,jax,text,docs]' && .venv-newest/bin/pip list | \
 		grep -iE '^(torch|transformers|jax|numpy|pandas|scipy|triton|tokenizers|datasets|ray) '
 	.venv-newest/bin/python -m pytest -q -n 2
 

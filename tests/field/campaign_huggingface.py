@@ -1,11 +1,12 @@
 """Compiled beside eager over random calls of the Hugging Face models: equal, or refused in one line by both.
 
-    JAXTYPING_DISABLE=1 python campaign_hf.py [CALLS] [SEED]
+    python tests/field/campaign_huggingface.py [CALLS] [SEED]
 
 Each call draws a model, packed or padded rows, positions or none, and one to four turns with a cache.
 """
 
 import collections
+import itertools
 import random
 import sys
 import warnings
@@ -56,7 +57,9 @@ def draw(rng, ours):
     b, t = rng.choice((1, 1, 2, 3)), rng.randint(3, 9)
     ids = torch.randint(1, VOCABULARY, (b, t), generator=torch.Generator().manual_seed(rng.randrange(2**30)))
     real = torch.ones(b, t, dtype=torch.long)
-    padding = rng.choice(("none", "ones", "left", "right", "gap", "numbers") if ours else ("none", "ones", "left", "right"))
+    padding = rng.choice(
+        ("none", "ones", "left", "right", "gap", "numbers") if ours else ("none", "ones", "left", "right")
+    )
     if padding in ("left", "right", "gap"):
         count = rng.randint(1, t - 2)
         first = {"left": 0, "right": t - count, "gap": rng.randint(1, t - count)}[padding]
@@ -66,7 +69,9 @@ def draw(rng, ours):
         mask[-1, t // 2 :] = 2
     if mask is not None and rng.random() < 0.3:
         mask = mask.bool()
-    places = rng.choice(("none", "counted", "shifted", "packed", "packed wrongly", "gaps") if ours else ("none", "counted"))
+    places = rng.choice(
+        ("none", "counted", "shifted", "packed", "packed wrongly", "gaps") if ours else ("none", "counted")
+    )
     positions = None if places == "none" else (real.cumsum(1) - 1).clamp(min=0)
     if places == "shifted":
         positions = positions + rng.randint(1, 5)
@@ -83,7 +88,7 @@ def draw(rng, ours):
     cuts = sorted(rng.sample(range(1, t), min(num_turns, t) - 1)) if num_turns > 1 else []
     edges = [0, *cuts, t]
     turns = []
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in itertools.pairwise(edges):
         turns.append({"input_ids": ids[:, first:last], "use_cache": num_turns > 0,
                       "attention_mask": None if mask is None else mask[:, :last],
                       "position_ids": None if positions is None else positions[:, first:last]})  # fmt: skip
@@ -124,7 +129,9 @@ def main(num_calls=300, seed=0):
         if isinstance(eager, str) != isinstance(graph, str):
             kind = "DIFFERENT"
         elif isinstance(eager, str):
-            kind = "refused" if "\n" not in graph and eager.split(": ", 1)[1] == graph.split(": ", 1)[1] else "OTHER LINE"
+            kind = (
+                "refused" if "\n" not in graph and eager.split(": ", 1)[1] == graph.split(": ", 1)[1] else "OTHER LINE"
+            )
         else:
             kind = "equal" if torch.allclose(eager[real], graph[real], rtol=1e-5, atol=1e-6) else "WRONG"
         results[name][kind] += 1

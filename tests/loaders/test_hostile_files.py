@@ -189,9 +189,7 @@ METADATA = ([], {"polyhead": [1]}, {"polyhead": "[" * 100_000}, {"polyhead": "[]
 @pytest.mark.parametrize("header", [{}, *({"__metadata__": metadata} for metadata in METADATA)])
 def test_odd_metadata_of_safetensors(header, tmp_path):
     text = json.dumps(header).encode()
-    for file, read in (
-        ("checkpoint.safetensors", lambda: read_checkpoint(tmp_path / "checkpoint.safetensors", "x")),
-    ):
+    for file, read in (("checkpoint.safetensors", lambda: read_checkpoint(tmp_path / "checkpoint.safetensors", "x")),):
         (tmp_path / file).write_bytes(struct.pack("<Q", len(text)) + text)
         with pytest.raises(ValueError, match=LINE):
             read()

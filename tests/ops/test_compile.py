@@ -51,22 +51,6 @@ def test_one_graph_for_all_lengths(problem, arguments, op, impl):
     )
 
 
-@pytest.mark.campaign
-def test_one_graph_with_biases_and_symbols_by_offset_and_a_mask(problem, arguments):
-    mask = torch.rand(2, 1, 1, 64) > 0.3
-
-    def make(t):
-        qkv, options = problem(t, t, bias="offset")
-        return (options["bias"], *arguments("relational", qkv, offset=True), qkv[2])
-
-    def both(bias, *related_and_v):
-        *related, v = related_and_v
-        limits = {"bias": bias, "mask": mask[..., : related[1].shape[1]]}
-        return ops.softmax_attention(*related[:2], v, **limits) * ops.relational_attention(*related, **limits)
-
-    check(both, make, "eager")
-
-
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler and there is no g++")
 def test_the_whole_way_through_the_compiler(problem):
     """Inductor, too; once, as it takes its time."""

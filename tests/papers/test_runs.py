@@ -54,11 +54,10 @@ FREE = ("split",)
 """Figures about another number of parameters."""
 
 
-@pytest.mark.parametrize("scale", ["small", pytest.param("smoke", marks=pytest.mark.campaign)])
 @pytest.mark.parametrize(("family", "figure"), [(family, name) for family in REFERENCE for name in FAMILIES[family]])
-def test_models_that_are_compared_have_equal_parameters_and_steps(family, figure, scale):
+def test_models_that_are_compared_have_equal_parameters_and_steps(family, figure):
     alike = defaultdict(list)
-    for run in runs_of(figure, scale):
+    for run in runs_of(figure, "small"):
         task = replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task
         alike[task, run.model.dim].append(run)
     for same in some(alike.values()):

@@ -18,10 +18,7 @@ from polyhead.tasks import RelationalGames
 score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize(
-    "figure", ["games", "symbols", *(pytest.param(name, marks=pytest.mark.campaign) for name in ("images", "split"))]
-)
+@pytest.mark.parametrize("figure", ["games", "symbols"])
 def test_their_pictures(figure, study_of, tmp_path):
     """Their names are those of docs/results: test_redraw.py."""
     study = without(study_of(figure, score), lambda run: getattr(run.task, "game", "") in ("same", "xoccurs"))

@@ -21,14 +21,13 @@ def runs_of(name, scale):
 
 
 WHOLE = ("games", "maths")
-"""Studies of which every model trains here; of the others two models do, and in the campaign all."""
+"""Studies of which every model trains here; of the others two models do."""
 
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("name", "rows"),
-    [(name, ROWS if name in WHOLE else ("dual", "softmax")) for name in DUAL]
-    + [pytest.param(name, tuple(ROWS), marks=pytest.mark.campaign) for name in DUAL if name not in WHOLE],
+    [(name, ROWS if name in WHOLE else ("dual", "softmax")) for name in DUAL],
     ids=lambda x: x if isinstance(x, str) else str(len(x)),
 )
 def test_every_model_of_a_study_trains(name, rows, tmp_path):

@@ -9,7 +9,6 @@ import sys
 
 import dies_once
 import pytest
-from slurm import slurm
 
 import polyhead as ph
 from polyhead.scale.sweep import Failure
@@ -62,17 +61,6 @@ def test_a_killed_worker_resumes_and_a_diverged_run_fails_alone(tiny, tmp_path, 
     output = capfd.readouterr().err
     assert "tiny: killed by signal 9; will be started again" in output
     assert output.count("bad: started") == 1
-
-
-@pytest.mark.campaign
-def test_a_sweep_on_a_real_slurm_of_one_machine(tiny, tmp_path, monkeypatch):
-    """Needs Debian's slurm-wlm and munge."""
-    runs = [tiny("unused", seed=seed) for seed in range(4)]
-    with slurm(tmp_path / "slurm") as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        outcomes = sweep(runs, tmp_path / "sweep", engine=Slurm())
-    assert all(isinstance(outcome, ph.train.Result) for outcome in outcomes)
 
 
 @pytest.mark.parametrize("name", CAN_STOP)
