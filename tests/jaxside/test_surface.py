@@ -88,12 +88,7 @@ def test_errors_are_worded_alike(name, fault):
     assert mine.split(cut)[0] == theirs.replace("a Tensor", "a Array or ndarray").split(cut)[0]
 
 
-def test_an_impl_that_refuses_says_so_as_torch_does():
-    tensors, twins = arrays("abstractor_attention")
-    mine = said(lambda: jaxside.abstractor_attention(*twins, act="relu", impl="sdpa"))
-    assert mine == said(lambda: ops.abstractor_attention(*tensors, act="relu", impl="sdpa"))
-    with jax.enable_x64(True), refusing("softmax_attention: impl 'sdpa' takes no float64"):
-        jaxside.softmax_attention(*(jnp.ones((1, 2, 1, 2), jnp.float64),) * 3, impl="sdpa")
+def test_a_scale_is_a_number_and_dtypes_are_one():
     with refusing("hyla: scale must be a number but has shape (2, 1); multiply q by it"):
         jaxside.hyla(*arrays("hyla")[1], scale=np.ones((2, 1), np.float32))
     q, k, v = arrays("hyla")[1]

@@ -15,16 +15,14 @@ with optional("polyhead.jaxside", "polyhead[jax]"):
 import polyhead.jaxside.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
 from polyhead.jaxside.abstractor import abstractor_attention
 from polyhead.jaxside.disentangled import disentangled_attention
-from polyhead.jaxside.feedforward import swiglu
 from polyhead.jaxside.hyla import hyla
 from polyhead.jaxside.latent_code import latent_code, relations
 from polyhead.jaxside.linear import linear_attention
-from polyhead.jaxside.norms import layer_norm, rms_norm
 from polyhead.jaxside.pooled import pooled_attention
 from polyhead.jaxside.relational import relational_attention
 from polyhead.jaxside.rope import rope
 from polyhead.jaxside.softmax import softmax_attention
-from polyhead.jaxside.textbook import scaled_dot_product_attention, silu, softmax
+from polyhead.jaxside.textbook import layer_norm, rms_norm, scaled_dot_product_attention, silu, softmax, swiglu
 
 __all__ = [
     "abstractor_attention",

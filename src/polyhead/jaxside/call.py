@@ -38,7 +38,7 @@ def _static(default: Any) -> Any:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of one call as a pytree: arrays are leaves, options are static.  Every impl takes it.
+    """The arguments of one call as a pytree: arrays are leaves, options are static.  Every implementation takes it.
 
     `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t 2) and
     `total_rel` (b r t 2) say what normalises a softmax over all keys.
@@ -73,8 +73,9 @@ class AttentionCall:
     @property
     def factor(self) -> float | jax.Array:
         """The factor of the products of queries and keys, in at least float32."""
-        wide = jnp.promote_types(self.q.dtype, jnp.float32)
-        return self.q.shape[-1] ** -0.5 if self.scale is None else jnp.asarray(self.scale, wide)
+        if self.scale is None:
+            return self.q.shape[-1] ** -0.5
+        return jnp.asarray(self.scale, jnp.promote_types(self.q.dtype, jnp.float32))
 
 
 def scaled(x: Array, factor: float | jax.Array) -> jax.Array:

@@ -6,33 +6,33 @@
 The product form of relational attention, from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727).
 """
 
+from dataclasses import replace
+
 import jax
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
-from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, share, visible
-from polyhead.jaxside.tiles import blocked
 from polyhead.spec.shapes import shaped
 
 
-def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
+def relation_products(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """(b h t s) products of relation queries and keys, and the mask of a softmax over them."""
-    return products(x.q_rel, share(x.k_rel, x.q.shape[2])), visible(x)
+    return products(call.q_rel, share(call.k_rel, call.q.shape[2])), visible(call)
 
 
-def reference(x: AttentionCall) -> jax.Array:
+def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    inner, look = compared(x)
-    both = code(x) * relate(inner, x.act, look, x.total_rel)
-    return retrieve(drop(both.astype(x.q.dtype), x.keep), x.v)
+    inner, mask = relation_products(call)
+    product = code(call) * relate(inner, call.act, mask, call.total_rel)
+    return retrieve(drop(product.astype(call.q.dtype), call.keep), call.v)
 
 
-def _rows(x: AttentionCall) -> dict[str, Logits]:
-    return {"total": logits, "total_rel": compared} if x.act == "softmax" else {"total": logits}
-
-
-IMPLS = {"blocked": blocked(reference, _rows), "reference": Impl(reference)}
+def _row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
+    if call.act != "softmax":
+        return {"total": logits}
+    return {"total": logits, "total_rel": relation_products}
 
 
 @shaped
@@ -55,15 +55,12 @@ def disentangled_attention(
 ) -> Float[Array, "b t h e"]:
     """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
-    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the product. A query
-    without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
-    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
-    Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, relation_act.
-    Altabaa and Lafferty 2024, an earlier draft.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act:
+    spec.RELATION_ACTS, a softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies
+    the product. A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of
+    `softmax_attention`. Static under jit: causal, window, impl, relation_act. Altabaa and Lafferty 2024, an earlier
+    draft.
     """
-    given = AttentionCall(
-        q, k, symbols, bias, mask, keep, cu_seqlens, scale, q_rel=q_rel, k_rel=k_rel, causal=causal, window=window,
-        act=relation_act,
-    )  # fmt: skip
-    return compute("disentangled_attention", IMPLS, impl, given)
+    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    call = replace(call, q_rel=q_rel, k_rel=k_rel, act=relation_act)
+    return compute("disentangled_attention", reference, _row_softmaxes, impl, call)

@@ -7,27 +7,26 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
-from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import act as activation, code, drop, row_softmax, share
-from polyhead.jaxside.tiles import blocked
+from polyhead.jaxside.dispatch import compute
+from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, row_softmaxes, share
 from polyhead.spec.shapes import shaped
 
 
-def reference(x: AttentionCall) -> jax.Array:
+def reference(call: AttentionCall) -> jax.Array:
     """Equation 6 (or 10), literally."""
-    phi, a = activation(x.act), drop(code(x), x.keep)
-    z = phi(jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2])))
-    if x.value_weight is not None:
-        z = phi(jnp.einsum("b h t s, h f e, b t s e -> b t s f", a, x.value_weight, z))
+    phi = ACTIVATIONS[call.act]
+    a = drop(code(call), call.keep)
+    z = phi(jnp.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2])))
+    if call.value_weight is not None:
+        z = phi(jnp.einsum("b h t s, h f e, b t s e -> b t s f", a, call.value_weight, z))
     return jnp.einsum("b h t s, b t s e -> b t h e", a, z)
-
-
-IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}
 
 
 @shaped
@@ -51,14 +50,10 @@ def hyla(
     """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair configures the value network of the pair.
 
     normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
-    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A
-    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
-    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
-    Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise,
-    act.  Schug et al., eq. 6; eq. 10 with value_weight.
+    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use.
+    A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static
+    under jit: causal, window, impl, normalise, act. Schug et al., eq. 6; eq. 10 with value_weight.
     """
-    given = AttentionCall(
-        q, k, v, bias, mask, keep, cu_seqlens, scale, value_weight, causal=causal, window=window,
-        normalise=normalise, act=act,
-    )  # fmt: skip
-    return compute("hyla", IMPLS, impl, given)
+    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    call = replace(call, value_weight=value_weight, normalise=normalise, act=act)
+    return compute("hyla", reference, row_softmaxes, impl, call)

@@ -21,10 +21,10 @@ import numpy as np
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
-from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
+from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.shapes import check_packed, check_window, one_of, shaped
 
-_ACTS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x,
     "relu": jax.nn.relu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -33,11 +33,7 @@ _ACTS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "sigmoid": jax.nn.sigmoid,
     "tanh": jnp.tanh,
 }
-
-
-def act(name: str, who: str = "polyhead.jaxside") -> Callable[[jax.Array], jax.Array]:
-    """The pointwise activation of that name (spec.ACTS)."""
-    return _ACTS[one_of(who, "act", name, ACTS)]
+"""The pointwise activations by name (spec.ACTS)."""
 
 
 def wide(x: jax.Array) -> jax.Array:
@@ -48,7 +44,9 @@ def wide(x: jax.Array) -> jax.Array:
 def share(x: jax.Array, heads: int) -> jax.Array:
     """Grouped keys or values (b s g d), repeated for h query heads: head i reads group i // (h / g)."""
     groups = x.shape[2]
-    return x if groups == heads else jnp.repeat(x, heads // groups, axis=2)
+    if groups == heads:
+        return x
+    return jnp.repeat(x, heads // groups, axis=2)
 
 
 def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
@@ -56,8 +54,11 @@ def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
     if bias.ndim != 2:
         return bias
     h, n = bias.shape
-    if t < 2:
-        return bias[:, None] if t == 1 else bias[:, :0].reshape(h, 0, s)
+    if t == 0:
+        return jnp.zeros((h, 0, s), bias.dtype)
+    if t == 1:
+        return bias[:, None]
+
     # Viewing rows of n numbers as rows of n - 1 shifts each query by one key.
     rows = jnp.broadcast_to(bias[:, None], (h, t, n)).reshape(h, t * n)
     return rows[:, t - 1 : t * n - 1].reshape(h, t, n - 1)[:, :, :s]
@@ -69,27 +70,37 @@ def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:
     return jnp.searchsorted(cu_seqlens[1:], jnp.arange(rows, dtype=cu_seqlens.dtype), side="right")
 
 
-def visible(x: AttentionCall) -> jax.Array | None:
+def visible(call: AttentionCall) -> jax.Array | None:
     """Where a query may attend to a key: 1 to 4 dimensions that broadcast to (b h t s), or None for everywhere.
 
     The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
     """
-    t, s = x.lengths
+    t, s = call.lengths
+
     # Computed by JAX: from NumPy they would be constants of t x s numbers in the compiled program.
-    place, key = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None], jnp.arange(s, dtype=jnp.int32)
-    limits: list[Any] = [key <= place] if x.causal else []
-    if x.window is not None:
-        limits.append(jnp.abs(place - key) < min(x.window, t + s))  # within int32
-    if x.cu_seqlens is not None:
-        number = sequence_of(x.cu_seqlens, t)
-        limits.append(number[:, None] == number)
-    limits += [] if x.mask is None else [x.mask]
-    return functools.reduce(jnp.logical_and, limits) if limits else None
+    query_position = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None]
+    key_position = jnp.arange(s, dtype=jnp.int32)
+    limits: list[Any] = []
+    if call.causal:
+        limits.append(key_position <= query_position)
+    if call.window is not None:
+        window = min(call.window, t + s)  # within int32
+        limits.append(jnp.abs(query_position - key_position) < window)
+    if call.cu_seqlens is not None:
+        sequence = sequence_of(call.cu_seqlens, t)
+        limits.append(sequence[:, None] == sequence)
+    if call.mask is not None:
+        limits.append(call.mask)
+    if not limits:
+        return None
+    return functools.reduce(jnp.logical_and, limits)
 
 
 def drop(code: jax.Array, keep: jax.Array | None) -> jax.Array:
     """Apply dropout to the normalised code; bfloat16 would round 1 / (1 - 0.1) by 0.16 %, for all pairs alike."""
-    return code if keep is None else (wide(code) * wide(keep)).astype(code.dtype)
+    if keep is None:
+        return code
+    return (wide(code) * wide(keep)).astype(code.dtype)
 
 
 def by_offset(code: jax.Array) -> jax.Array:
@@ -105,12 +116,6 @@ def retrieve(code: jax.Array, symbols: jax.Array) -> jax.Array:
     if symbols.ndim == 4:
         return jnp.einsum("b h t s, b s h e -> b t h e", code, share(symbols, code.shape[1]))
     return jnp.einsum("b h t n, n h e -> b t h e", by_offset(code), share(symbols[None], code.shape[1])[0])
-
-
-def softmax_dim(normalise: str) -> int | None:
-    """The dimension of (b h t s) scores that the softmax runs along, or None without a softmax."""
-    axis = SOFTMAX_AXIS.get(normalise)
-    return None if axis is None else "bhts".index(axis)
 
 
 def softmax_visible(scores: jax.Array, mask: jax.Array | None, axis: int, total: jax.Array | None = None) -> jax.Array:
@@ -131,7 +136,9 @@ def softmax_visible(scores: jax.Array, mask: jax.Array | None, axis: int, total:
         code = jax.nn.softmax(scores, axis=axis)
     else:
         code = jnp.exp(scores - total[..., :1] - total[..., 1:])
-    return code if mask is None else jnp.where(mask, code, 0)
+    if mask is None:
+        return code
+    return jnp.where(mask, code, 0)
 
 
 def rms_heads(scores: jax.Array) -> jax.Array:
@@ -140,74 +147,84 @@ def rms_heads(scores: jax.Array) -> jax.Array:
 
 
 def blank(mask: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Keys or values (b s g _), set to 0 at keys that `mask` hides from every query in all heads: NaN there is
-    harmless."""
+    """Keys or values (b s g _), 0 at keys that `mask` hides from every query in all heads: NaN there is harmless."""
     if mask is None or x.ndim != 4:
         return x
-    return jnp.where(mask.reshape((1,) * (4 - mask.ndim) + mask.shape).any((1, 2))[:, :, None, None], x, 0)
+    mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+    return jnp.where(mask.any((1, 2))[:, :, None, None], x, 0)
 
 
-def finite_bias(x: AttentionCall) -> tuple[jax.Array | None, jax.Array | None]:
+def finite_bias(call: AttentionCall) -> tuple[jax.Array | None, jax.Array | None]:
     """The dense bias, with 0 in place of -inf, and the mask; -inf in the bias masks the pair."""
-    look = visible(x)
-    if x.bias is None:
-        return None, look
-    bias = dense(x.bias, *x.lengths)
-    shown = bias != -jnp.inf
-    return jnp.where(shown, bias, 0), shown if look is None else look & shown
+    mask = visible(call)
+    if call.bias is None:
+        return None, mask
+    bias = dense(call.bias, *call.lengths)
+    is_finite = bias != -jnp.inf
+    mask = is_finite if mask is None else mask & is_finite
+    return jnp.where(is_finite, bias, 0), mask
 
 
-def logits(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
+def logits(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """Scores (b h t s) with their bias in at least float32, and the mask: the inputs of a softmax over keys."""
-    exact = jnp.promote_types(x.q.dtype, jnp.float32)
-    k = share(x.k, x.q.shape[2])
+    exact = jnp.promote_types(call.q.dtype, jnp.float32)
+    k = share(call.k, call.q.shape[2])
+
     # Not the queries times a factor: in half precision they would be rounded, see ops/latent_code.py.
-    inner = jnp.einsum("b t h d, b s h d -> b h t s", x.q, k, preferred_element_type=exact) * x.factor
-    bias, look = finite_bias(x)
-    return inner if bias is None else inner + bias, look
+    scores = jnp.einsum("b t h d, b s h d -> b h t s", call.q, k, preferred_element_type=exact) * call.factor
+    bias, mask = finite_bias(call)
+    if bias is not None:
+        scores = scores + bias
+    return scores, mask
 
 
-def code(x: AttentionCall) -> jax.Array:
+def code(call: AttentionCall) -> jax.Array:
     """The code (b h t s) of a call, in the dtype of q.  Masked pairs are -inf before a softmax and 0 otherwise."""
-    (s, look), dim = logits(x), softmax_dim(x.normalise)
-    if dim is not None:
-        s = softmax_visible(s, look, dim, x.total if dim == 3 else None)
-    elif look is not None:
-        s = jnp.where(look, s, 0)
-    return (rms_heads(s) if x.normalise in ("rms_heads", "softmax_rms_heads") else s).astype(x.q.dtype)
+    scores, mask = logits(call)
+    axis = SOFTMAX_AXIS.get(call.normalise)
+    if axis == "s":
+        scores = softmax_visible(scores, mask, 3, call.total)
+    elif axis == "h":
+        scores = softmax_visible(scores, mask, 1)
+    elif mask is not None:
+        scores = jnp.where(mask, scores, 0)
+    if call.normalise in ("rms_heads", "softmax_rms_heads"):
+        scores = rms_heads(scores)
+    return scores.astype(call.q.dtype)
 
 
-def row_softmax(x: AttentionCall) -> dict[str, Logits]:
+def row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
     """The softmaxes over keys in the code of a call: see tiles.py."""
-    return {"total": logits} if SOFTMAX_AXIS.get(x.normalise) == "s" else {}
+    return {"total": logits} if SOFTMAX_AXIS.get(call.normalise) == "s" else {}
 
 
-def relate(inner: jax.Array, act: str, look: jax.Array | None, total: jax.Array | None = None) -> jax.Array:
-    """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) inner products; softmax runs over visible
-    keys."""
-    return softmax_visible(wide(inner), look, 3, total).astype(inner.dtype) if act == "softmax" else _ACTS[act](inner)
+def relate(inner: jax.Array, act: str, mask: jax.Array | None, total: jax.Array | None = None) -> jax.Array:
+    """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) products; softmax runs over visible keys."""
+    if act != "softmax":
+        return ACTIVATIONS[act](inner)
+    return softmax_visible(wide(inner), mask, 3, total).astype(inner.dtype)
 
 
-def seen_by_any(look: jax.Array | None) -> jax.Array | None:
+def visible_to_any_head(mask: jax.Array | None) -> jax.Array | None:
     """The mask of relations, which heads share: True where it is True for any head."""
-    return look.any(-3, keepdims=True) if look is not None and look.ndim > 2 and look.shape[-3] != 1 else look
+    if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
+        return mask
+    return mask.any(-3, keepdims=True)
 
 
-def check_limits(who: str, b: int, t: int, s: int, window: int | None, cu_seqlens: Packed | None) -> None:
-    """The checks beyond those of `@shaped`.  The entries of `cu_seqlens` are read unless they are traced."""
-    check_window(who, window)
-    if cu_seqlens is None:
+def check_call(op: str, call: AttentionCall) -> None:
+    """The checks of limits and scale beyond those of `@shaped`.  `cu_seqlens` is read unless it is traced."""
+    if call.scale is not None and np.ndim(call.scale):  # an array would be broadcast along the widths of queries
+        raise ValueError(f"{op}: scale must be a number but has shape {np.shape(call.scale)}; multiply q by it")
+    check_window(op, call.window)
+    if call.cu_seqlens is None:
         return
+    b = call.q.shape[0]
+    t, s = call.lengths
     if b != 1 or t != s:
-        raise ValueError(f"{who}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
-    if not isinstance(cu_seqlens, jax.core.Tracer):
-        check_packed(who, cu_seqlens.tolist(), t)
-
-
-def check_scale(who: str, scale: Scale) -> None:
-    """Raise ValueError unless the scale is a number: an array would be broadcast along the widths of queries."""
-    if scale is not None and np.ndim(scale):
-        raise ValueError(f"{who}: scale must be a number but has shape {np.shape(scale)}; multiply q by it")
+        raise ValueError(f"{op}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    if not isinstance(call.cu_seqlens, jax.core.Tracer):
+        check_packed(op, call.cu_seqlens.tolist(), t)
 
 
 @shaped
@@ -233,13 +250,10 @@ def latent_code(
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
-    check_scale("latent_code", scale)
-    check_limits("latent_code", q.shape[0], q.shape[1], k.shape[1], window, cu_seqlens)
-    given = AttentionCall(
-        q, k, None, bias, mask, None, cu_seqlens, scale, causal=causal, window=window, normalise=normalise,
-    )  # fmt: skip
-    x = jax.tree.map(jnp.asarray, given)
-    return code(replace(x, k=blank(x.mask, x.k)))
+    call = AttentionCall(q, k, None, bias, mask, None, cu_seqlens, scale, causal=causal, window=window)
+    check_call("latent_code", call)
+    call = jax.tree.map(jnp.asarray, replace(call, normalise=normalise))
+    return code(replace(call, k=blank(call.mask, call.k)))
 
 
 @shaped
@@ -262,11 +276,12 @@ def relations(
     one_of("relations", "relation_act", relation_act, RELATION_ACTS)
     if q_rel.dtype != k_rel.dtype:
         raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
-    check_limits("relations", q_rel.shape[0], q_rel.shape[1], k_rel.shape[1], window, cu_seqlens)
-    given = AttentionCall(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
-    x = jax.tree.map(jnp.asarray, given)
-    keys = blank(x.mask, x.k) if relation_act == "softmax" else x.k
-    return relate(products(x.q, keys), relation_act, seen_by_any(visible(x))).astype(x.q.dtype)
+    call = AttentionCall(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
+    check_call("relations", call)
+    call = jax.tree.map(jnp.asarray, call)
+    keys = blank(call.mask, call.k) if relation_act == "softmax" else call.k
+    inner = products(call.q, keys)
+    return relate(inner, relation_act, visible_to_any_head(visible(call))).astype(call.q.dtype)
 
 
 def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:

@@ -6,24 +6,23 @@ Schug et al. 2024, "Attention as a hypernetwork", eq. 3 without the softmax; `no
 other than identity are the ablations of its table A1.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
-from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import act as activation, code, drop, row_softmax, share
-from polyhead.jaxside.tiles import blocked
+from polyhead.jaxside.dispatch import compute
+from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, row_softmaxes, share
 from polyhead.spec.shapes import shaped
 
 
-def reference(x: AttentionCall) -> jax.Array:
+def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    v = activation(x.act)(share(x.v, x.q.shape[2]))
-    return jnp.einsum("b h t s, b s h e -> b t h e", drop(code(x), x.keep), v)
-
-
-IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}
+    a = drop(code(call), call.keep)
+    v = ACTIVATIONS[call.act](share(call.v, call.q.shape[2]))
+    return jnp.einsum("b h t s, b s h e -> b t h e", a, v)
 
 
 @shaped
@@ -45,13 +44,10 @@ def linear_attention(
 ) -> Float[Array, "b t h e"]:
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
-    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). A query without a
-    visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is aligned with
-    the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises
-    ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, normalise, act. Schug
-    et al., eq. 3 without the softmax.
+    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). A query
+    without a visible key gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static under
+    jit: causal, window, impl, normalise, act. Schug et al., eq. 3 without the softmax.
     """
-    given = AttentionCall(
-        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
-    )  # fmt: skip
-    return compute("linear_attention", IMPLS, impl, given)
+    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    call = replace(call, normalise=normalise, act=act)
+    return compute("linear_attention", reference, row_softmaxes, impl, call)

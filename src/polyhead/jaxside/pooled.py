@@ -9,47 +9,51 @@ attend to; mean_i is over the queries that see a key.  Schug et al. 2024, "Atten
 proposes all of them in words; the equations are ours.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
-from polyhead.jaxside.dispatch import Impl, compute
+from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import (
-    act as activation,
+    ACTIVATIONS,
     code,
     drop,
     finite_bias,
     rms_heads,
-    row_softmax,
-    seen_by_any,
+    row_softmaxes,
     share,
+    visible_to_any_head,
     wide,
 )
-from polyhead.jaxside.tiles import blocked
 from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 
-def reference(x: AttentionCall) -> jax.Array:
-    """The equation of `x.network`, literally; h is 1 in u and e is 1 in a."""
-    look, a = finite_bias(x)[1], drop(code(x), x.keep)
-    if x.network == "sequence":
-        return sequence_network(x, a, look)
-    u = jnp.einsum("b h t s, b s h e -> b t s e", a, share(x.v, x.q.shape[2]))[:, None]
+def reference(call: AttentionCall) -> jax.Array:
+    """The equation of `call.network`, literally; h is 1 in u and e is 1 in a."""
+    mask = finite_bias(call)[1]
+    a = drop(code(call), call.keep)
+    if call.network == "sequence":
+        return sequence_network(call, a, mask)
+    u = jnp.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2]))[:, None]
     a = a[..., None]
-    if x.network == "query":
-        u, a = pooled(u, x.pool, seen_by_any(look)), rms_heads(wide(pooled(a, x.pool, look))).astype(a.dtype)
-        look = None
-    return pooled(a * activation(x.act)(u), x.pool, look)[:, :, :, 0].swapaxes(1, 2)
+    if call.network == "query":
+        u = pooled(u, call.pool, visible_to_any_head(mask))
+        a = rms_heads(wide(pooled(a, call.pool, mask))).astype(a.dtype)
+        mask = None
+    out = pooled(a * ACTIVATIONS[call.act](u), call.pool, mask)
+    return out[:, :, :, 0].swapaxes(1, 2)
 
 
-def sequence_network(call: AttentionCall, a: jax.Array, visible: jax.Array | None) -> jax.Array:
+def sequence_network(call: AttentionCall, a: jax.Array, mask: jax.Array | None) -> jax.Array:
     """(b t h e): one code chooses a mixture of the heads' operations for all queries, given the pairs' codes `a`."""
     # The code of the sequence (b h 1 1 1): the mean over the queries that see a key.
-    query_code = wide(pooled(a[..., None], call.pool, visible))
+    query_code = wide(pooled(a[..., None], call.pool, mask))
     num_queries: int | jax.Array = max(a.shape[2], 1)
-    if visible is not None:
-        sees_key = jnp.broadcast_to(visible, a.shape).any(3)
+    if mask is not None:
+        sees_key = jnp.broadcast_to(mask, a.shape).any(3)
         num_queries = jnp.maximum(sees_key.sum(2), 1)[..., None, None, None]
     total = query_code.sum(2, keepdims=True)
     sequence_code = rms_heads((total / num_queries).astype(total.dtype)).astype(a.dtype)
@@ -57,24 +61,23 @@ def sequence_network(call: AttentionCall, a: jax.Array, visible: jax.Array | Non
     # The first layer mixes the heads' operations, and the code is the second layer, too.
     v = share(call.v, call.q.shape[2])
     mixed = jnp.einsum("b h t s, b s h e -> b t s e", a * sequence_code[..., 0], v)
-    hidden = activation(call.act)(pooled(mixed[:, None], call.pool, seen_by_any(visible)))
+    hidden = ACTIVATIONS[call.act](pooled(mixed[:, None], call.pool, visible_to_any_head(mask)))
     return (sequence_code * hidden)[:, :, :, 0].swapaxes(1, 2)
 
 
-def pooled(x: jax.Array, pool: str, look: jax.Array | None) -> jax.Array:
+def pooled(x: jax.Array, pool: str, mask: jax.Array | None) -> jax.Array:
     """(b h t s e), 0 at invisible keys, as (b h t 1 e): pooled over the visible keys, 0 without any."""
-    look = jnp.ones(x.shape[2:4], bool) if look is None else look
-    seen = jnp.broadcast_to(look, jnp.broadcast_shapes(look.shape, x.shape[2:4]))[..., None]
-    if pool == "max":
-        most = jnp.where(seen, x, -jnp.inf).max(3, keepdims=True, initial=-jnp.inf)
-        return jnp.where(seen.any(-2, keepdims=True), most, 0)
     if pool == "sum":
         return x.sum(3, keepdims=True)
+    if mask is None:
+        mask = jnp.ones(x.shape[2:4], bool)
+    is_visible = jnp.broadcast_to(mask, jnp.broadcast_shapes(mask.shape, x.shape[2:4]))[..., None]
+    if pool == "max":
+        largest = jnp.where(is_visible, x, -jnp.inf).max(3, keepdims=True, initial=-jnp.inf)
+        return jnp.where(is_visible.any(-2, keepdims=True), largest, 0)
     total = wide(x).sum(3, keepdims=True)  # may be more than float16 holds
-    return (total / jnp.maximum(seen.sum(-2, keepdims=True), 1).astype(total.dtype)).astype(x.dtype)
-
-
-IMPLS = {"blocked": blocked(reference, row_softmax), "reference": Impl(reference)}
+    count = jnp.maximum(is_visible.sum(-2, keepdims=True), 1).astype(total.dtype)
+    return (total / count).astype(x.dtype)
 
 
 @shaped
@@ -106,22 +109,14 @@ def pooled_attention(
 
     normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep`
     multiplies the code at every use; a dropped pair is still pooled. A query without a visible key gets exactly 0.
-    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
-    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
-    take the inputs. Static under jit: causal, window, impl, normalise, act, pool, network. Schug et al., section 7, in
-    words.
+    `window` and `cu_seqlens` are those of `softmax_attention`. Raises ValueError for tiles with network "sequence".
+    Static under jit: causal, window, impl, normalise, act, pool, network. Schug et al., section 7, in words.
     """
     if network == "sequence":
+        is_packed = cu_seqlens is not None
         check_reads_all_queries(
-            "pooled_attention",
-            q.shape[1],
-            causal=causal,
-            window=window,
-            is_packed=cu_seqlens is not None,
-            mask=mask,
+            "pooled_attention", q.shape[1], causal=causal, window=window, is_packed=is_packed, mask=mask
         )
-    given = AttentionCall(
-        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act,
-        pool=pool, network=network,
-    )  # fmt: skip
-    return compute("pooled_attention", IMPLS, impl, given)
+    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    call = replace(call, normalise=normalise, act=act, pool=pool, network=network)
+    return compute("pooled_attention", reference, row_softmaxes, impl, call)

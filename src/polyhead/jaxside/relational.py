@@ -7,35 +7,36 @@ The features of the senders are never retrieved; only their relations to the rec
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
-from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, seen_by_any, visible
-from polyhead.jaxside.tiles import blocked
+from polyhead.jaxside.dispatch import compute
+from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, visible, visible_to_any_head
 from polyhead.spec.shapes import shaped
 
 
-def compared(x: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
+def relation_products(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     """(b r t s) products of relation queries and keys, and the mask of a softmax over them."""
-    return products(x.q_rel, x.k_rel), seen_by_any(visible(x))
+    return products(call.q_rel, call.k_rel), visible_to_any_head(visible(call))
 
 
-def reference(x: AttentionCall) -> jax.Array:
+def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    inner, look = compared(x)
-    a, rel = drop(code(x), x.keep), relate(inner, x.act, look, x.total_rel).astype(x.q.dtype)
-    related = jnp.einsum("b h t s, b r t s -> b t h r", a, rel)
-    return retrieve(a, x.v) + jnp.einsum("h e r, b t h r -> b t h e", x.relation_weight, related)
+    a = drop(code(call), call.keep)
+    inner, mask = relation_products(call)
+    relations = relate(inner, call.act, mask, call.total_rel).astype(call.q.dtype)
+    retrieved = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
+    return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, retrieved)
 
 
-def _rows(x: AttentionCall) -> dict[str, Logits]:
-    return {"total": logits, "total_rel": compared} if x.act == "softmax" else {"total": logits}
-
-
-IMPLS = {"blocked": blocked(reference, _rows), "reference": Impl(reference)}
+def _row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
+    if call.act != "softmax":
+        return {"total": logits}
+    return {"total": logits, "total_rel": relation_products}
 
 
 @shaped
@@ -59,15 +60,11 @@ def relational_attention(
 ) -> Float[Array, "b t h e"]:
     """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
-    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the code at both uses. A
-    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
-    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
-    Raises ValueError if an explicit impl cannot take the inputs. Static under jit: causal, window, impl, relation_act.
-    Altabaa and Lafferty 2024.
+    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act:
+    spec.RELATION_ACTS, a softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies
+    the code at both uses. A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of
+    `softmax_attention`. Static under jit: causal, window, impl, relation_act. Altabaa and Lafferty 2024.
     """
-    given = AttentionCall(
-        q, k, symbols, bias, mask, keep, cu_seqlens, scale, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight,
-        causal=causal, window=window, act=relation_act,
-    )  # fmt: skip
-    return compute("relational_attention", IMPLS, impl, given)
+    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    call = replace(call, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act)
+    return compute("relational_attention", reference, _row_softmaxes, impl, call)

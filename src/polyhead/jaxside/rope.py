@@ -35,14 +35,32 @@ def rope(
     Array([0.540..., 0.841...], dtype=float32)
     """
     one_of("rope", "layout", layout, LAYOUTS)
-    x, positions = jnp.asarray(x), jnp.asarray(positions)
-    _check(x, positions)
+    x = jnp.asarray(x)
+    positions = jnp.asarray(positions)
+    if x.shape[-1] % 2:
+        raise ValueError(f"rope: the width must be even but is {x.shape[-1]}")
+    try:
+        broadcast = jnp.broadcast_shapes(positions.shape, x.shape[:-1])
+    except ValueError:
+        broadcast = ()
+    if broadcast != x.shape[:-1]:
+        shapes = f"{tuple(positions.shape)} do not broadcast to {tuple(x.shape[:-1])}"
+        raise ValueError(f"rope: positions of shape {shapes}")
+
+    # The two components of each pair, along one axis.
+    dtype = wide(x).dtype
     angles = rope_angles(positions, x.shape[-1], theta)
-    cos, sin = (part.astype(wide(x).dtype) for part in (jnp.cos(angles), jnp.sin(angles)))
-    half = x.shape[-1] // 2
-    axis, pair = (-1, (half, 2)) if layout == "interleaved" else (-2, (2, half))
-    pairs = wide(x).reshape(*x.shape[:-1], *pair)
-    a, b = jnp.take(pairs, 0, axis), jnp.take(pairs, 1, axis)
+    cos = jnp.cos(angles).astype(dtype)
+    sin = jnp.sin(angles).astype(dtype)
+    num_pairs = x.shape[-1] // 2
+    axis = -2
+    split = (2, num_pairs)
+    if layout == "interleaved":
+        axis = -1
+        split = (num_pairs, 2)
+    pairs = wide(x).reshape(*x.shape[:-1], *split)
+    a = jnp.take(pairs, 0, axis)
+    b = jnp.take(pairs, 1, axis)
     turned = jnp.stack((a * cos - b * sin, a * sin + b * cos), axis)
     return turned.reshape(x.shape).astype(x.dtype)
 
@@ -56,17 +74,11 @@ def rope_angles(positions: jax.Array, dim: int, theta: float = 1e4) -> jax.Array
     frequencies = theta ** (np.arange(0, dim, 2) / -dim)
     if jax.dtypes.canonicalize_dtype(np.float64) == np.float64:
         return positions.astype(np.float64)[..., None] * frequencies
-    parts = frequencies / (2 * np.pi) % 1.0 * 2.0**32  # whole turns per position are none
-    place = positions.astype(jnp.int32)[..., None]
-    whole = place.astype(jnp.uint32) * np.floor(parts).astype(np.uint32)
-    rest = jnp.round(place.astype(jnp.float32) * (parts % 1).astype(np.float32)).astype(jnp.int32)
-    turn = jax.lax.bitcast_convert_type(whole + rest.astype(jnp.uint32), jnp.int32)
+
+    # Whole turns per position make no difference, so the fraction of a turn is enough.
+    units = frequencies / (2 * np.pi) % 1.0 * 2.0**32
+    position = positions.astype(jnp.int32)[..., None]
+    turn = position.astype(jnp.uint32) * np.floor(units).astype(np.uint32)
+    fraction = jnp.round(position.astype(jnp.float32) * (units % 1).astype(np.float32)).astype(jnp.int32)
+    turn = jax.lax.bitcast_convert_type(turn + fraction.astype(jnp.uint32), jnp.int32)
     return turn.astype(jnp.float32) * np.float32(2 * np.pi / 2.0**32)
-
-
-def _check(x: jax.Array, positions: jax.Array) -> None:
-    if x.shape[-1] % 2:
-        raise ValueError(f"rope: the width must be even but is {x.shape[-1]}")
-    lead, shape = x.ndim - 1 - positions.ndim, tuple(x.shape[:-1])
-    if lead < 0 or any(n not in (1, m) for n, m in zip(positions.shape, shape[lead:], strict=True)):
-        raise ValueError(f"rope: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")

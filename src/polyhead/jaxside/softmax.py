@@ -9,25 +9,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside import sdpa
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
-from polyhead.jaxside.dispatch import Impl, compute
-from polyhead.jaxside.latent_code import code, drop, row_softmax, share
-from polyhead.jaxside.tiles import blocked
+from polyhead.jaxside.dispatch import compute
+from polyhead.jaxside.latent_code import code, drop, row_softmaxes, share
 from polyhead.spec.shapes import shaped
 
 
-def reference(x: AttentionCall) -> jax.Array:
+def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    a = drop(code(x), x.keep)
-    return jnp.einsum("b h t s, b s h e -> b t h e", a, share(x.v, x.q.shape[2]))
-
-
-IMPLS = {
-    "blocked": blocked(reference, row_softmax),
-    "sdpa": Impl(sdpa.forward, sdpa.unsupported_reason),
-    "reference": Impl(reference),
-}
+    a = drop(code(call), call.keep)
+    return jnp.einsum("b h t s, b s h e -> b t h e", a, share(call.v, call.q.shape[2]))
 
 
 @shaped
@@ -48,9 +39,9 @@ def softmax_attention(
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
     Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
-    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
-    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
-    take the inputs. Static under jit: causal, window, impl. Vaswani et al. 2017, eq. 1.
+    `window`: only keys less than `window` positions away; the last query is aligned with the last key.
+    `cu_seqlens`: the single sample is several packed sequences, masked from one another. Static under jit: causal,
+    window, impl. Vaswani et al. 2017, eq. 1.
     """
-    given = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    return compute("softmax_attention", IMPLS, impl, given)
+    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    return compute("softmax_attention", reference, row_softmaxes, impl, call)

@@ -1,8 +1,11 @@
-"""Attention in textbook form: (..., t, d) arrays, any number of batch dimensions, no heads.
+"""The parts of a transformer in textbook form; attention takes (..., t, d) arrays without heads.
 
 softmax(x)_i = exp(x_i - max x) / sum_j exp(x_j - max x)
 silu(x)      = x * sigmoid(x)
 attention    = softmax(q k^T / sqrt(d)) v                             (Vaswani et al. 2017, eq. 1)
+swiglu(x)    = W2 (silu(W1 x) * W3 x)                                 (Shazeer 2020)
+rms_norm(x)   = x / sqrt(mean(x^2) + eps) * weight                    (Zhang and Sennrich 2019, eq. 4)
+layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias    (Ba et al. 2016; var divides by the width)
 """
 
 import jax
@@ -26,24 +29,37 @@ def softmax(x: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
     >>> softmax(jnp.array([1e4, 1e4, -1e4]), 0)
     Array([0.5, 0.5, 0. ], dtype=float32)
     """
-    rank = max(np.ndim(x), 1)
+    num_dims = np.ndim(x)
+    rank = max(num_dims, 1)
     if not -rank <= dim < rank:
-        raise ValueError(
-            f"softmax: dim must be in [{-np.ndim(x)}, {np.ndim(x)}) for x of shape {tuple(x.shape)} but is {dim}"
-        )
+        shape = tuple(x.shape)
+        raise ValueError(f"softmax: dim must be in [{-num_dims}, {num_dims}) for x of shape {shape} but is {dim}")
     x = jnp.asarray(x)
-    return jax.nn.softmax(wide(x), axis=dim).astype(x.dtype) if x.ndim else jnp.ones_like(x)
+    if not num_dims:
+        return jnp.ones_like(x)
+    return jax.nn.softmax(wide(x), axis=dim).astype(x.dtype)
 
 
 @shaped
 def silu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`x * sigmoid(x)`, also called swish (Hendrycks and Gimpel 2016).
+    """`x * sigmoid(x)`, also called swish (Hendrycks and Gimpel 2016)."""
+    return jax.nn.silu(jnp.asarray(x))
+
+
+@shaped
+def swiglu(
+    x: Float[Array, "... m"], w1: Float[Array, "f m"], w2: Float[Array, "m f"], w3: Float[Array, "f m"]
+) -> Float[Array, "... m"]:
+    """`w2 (silu(w1 x) * w3 x)`, without biases; weights are [out, in], as in `polyhead.SwigluLayer`.
 
     >>> import jax.numpy as jnp
-    >>> silu(jnp.array([0.0, 20.0]))
-    Array([ 0., 20.], dtype=float32)
+    >>> one = jnp.ones((1, 1))
+    >>> swiglu(jnp.array([20.0]), one, 2 * one, 3 * one)
+    Array([2400.], dtype=float32)
     """
-    return jax.nn.silu(jnp.asarray(x))
+    up = jnp.einsum("... m, f m -> ... f", x, w1)
+    gate = jnp.einsum("... m, f m -> ... f", x, w3)
+    return jnp.einsum("... f, m f -> ... m", jax.nn.silu(up) * gate, w2)
 
 
 @shaped
@@ -64,23 +80,67 @@ def scaled_dot_product_attention(
     >>> scaled_dot_product_attention(q, k, v, jnp.array([[True, True, False]]))
     Array([[1.5]], dtype=float32)
     """
-    _check_batch(q, k, v, mask)
-    q, k, v = (jnp.asarray(x) for x in (q, k, v))
-    if mask is not None:  # NaN in a key that no query reads would be multiplied by 0
-        read = jnp.broadcast_to(mask, (*mask.shape[:-2], q.shape[-2], k.shape[-2])).any(-2)[..., None]
-        k, v = (jnp.where(read, x, 0) for x in (k, v))
-    exact = jnp.promote_types(q.dtype, jnp.float32)
-    scores = jnp.einsum("... t d, ... s d -> ... t s", scaled(q, q.shape[-1] ** -0.5), k, preferred_element_type=exact)
-    code = softmax_visible(scores, None if mask is None else jnp.asarray(mask), -1).astype(q.dtype)
-    return jnp.einsum("... t s, ... s e -> ... t e", code, v)
-
-
-def _check_batch(q: Array, k: Array, v: Array, mask: Array | None) -> None:
-    who = "scaled_dot_product_attention"
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"{who}: q, k and v must share a dtype but are {q.dtype}, {k.dtype} and {v.dtype}")
-    shapes = [tuple(x.shape[:-2]) for x in (q, k, v, mask) if x is not None]
+        dtypes = f"{q.dtype}, {k.dtype} and {v.dtype}"
+        raise ValueError(f"scaled_dot_product_attention: q, k and v must share a dtype but are {dtypes}")
+    shapes = [tuple(array.shape[:-2]) for array in (q, k, v)]
+    if mask is not None:
+        shapes.append(tuple(mask.shape[:-2]))
     try:
         np.broadcast_shapes(*shapes)
     except ValueError:
-        raise ValueError(f"{who}: batch dimensions do not broadcast: {', '.join(map(str, shapes))}") from None
+        listed = ", ".join(map(str, shapes))
+        raise ValueError(f"scaled_dot_product_attention: batch dimensions do not broadcast: {listed}") from None
+    q = jnp.asarray(q)
+    k = jnp.asarray(k)
+    v = jnp.asarray(v)
+    if mask is not None:
+        # NaN in a key that no query reads would be multiplied by 0.
+        mask = jnp.asarray(mask)
+        is_read = jnp.broadcast_to(mask, (*mask.shape[:-2], q.shape[-2], k.shape[-2])).any(-2)[..., None]
+        k = jnp.where(is_read, k, 0)
+        v = jnp.where(is_read, v, 0)
+    exact = jnp.promote_types(q.dtype, jnp.float32)
+    scores = jnp.einsum("... t d, ... s d -> ... t s", scaled(q, q.shape[-1] ** -0.5), k, preferred_element_type=exact)
+    code = softmax_visible(scores, mask, -1).astype(q.dtype)
+    return jnp.einsum("... t s, ... s e -> ... t e", code, v)
+
+
+@shaped
+def rms_norm(x: Float[Array, "... d"], weight: Float[Array, " d"] | None, eps: float = 1e-5) -> Float[Array, "... d"]:
+    """Divide each vector by its root mean square: `x / sqrt(mean(x^2) + eps) * weight`; eps is inside the root.
+
+    float16 and bfloat16 are computed in float32, gain included, and rounded once at the end.
+
+    >>> import jax.numpy as jnp
+    >>> rms_norm(jnp.array([3.0, 4.0]), None, eps=0.0)       # root mean square sqrt(12.5)
+    Array([0.8485..., 1.1313...], dtype=float32)
+    """
+    x = jnp.asarray(x)
+    square = jnp.square(wide(x)).mean(-1, keepdims=True)
+    return _affine(wide(x) * jax.lax.rsqrt(square + eps), weight, None).astype(x.dtype)
+
+
+@shaped
+def layer_norm(
+    x: Float[Array, "... d"],
+    weight: Float[Array, " d"] | None,
+    bias: Float[Array, " d"] | None = None,
+    eps: float = 1e-5,
+) -> Float[Array, "... d"]:
+    """Shift each vector to mean 0 and scale it to variance 1, then `* weight + bias`.
+
+    float16 and bfloat16 are computed in float32 and rounded once at the end.
+    """
+    x = jnp.asarray(x)
+    centred = wide(x) - wide(x).mean(-1, keepdims=True)
+    scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + eps)
+    return _affine(scaled, weight, bias).astype(x.dtype)
+
+
+def _affine(x: jax.Array, weight: Array | None, bias: Array | None) -> jax.Array:
+    if weight is not None:
+        x = x * jnp.asarray(weight, x.dtype)
+    if bias is not None:
+        x = x + jnp.asarray(bias, x.dtype)
+    return x

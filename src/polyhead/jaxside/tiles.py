@@ -13,7 +13,7 @@ and the logarithm of its sum come first, from two more passes over the tiles:
 In one number, top + total, the logarithm would be lost in the rounding of a top such as -1e9.
 
 Each pass is one `lax.scan` over the tiles that causality and window do not mask completely.  `jax.checkpoint` stores
-only the place of a tile for the backward pass.  Sums are in at least float32.  Schug et al. 2024, "Attention as a
+only the corner of a tile for the backward pass.  Sums are in at least float32.  Schug et al. 2024, "Attention as a
 hypernetwork", eq. 6; Dao et al. 2022, "FlashAttention" (recomputing).
 """
 
@@ -28,7 +28,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from polyhead.jaxside.call import AttentionCall, Logits
-from polyhead.jaxside.dispatch import Impl
 from polyhead.jaxside.latent_code import sequence_of, wide
 
 Arrays = dict[str, jax.Array]
@@ -86,7 +85,7 @@ class Grid:
         """The number of keys in whole tiles."""
         return math.ceil(self.num_keys / self.tile_keys) * self.tile_keys
 
-    def places(self) -> np.ndarray:
+    def corners(self) -> np.ndarray:
         """(tiles, 2): the first query and key of every tile that causality and window do not mask completely."""
         query_starts = np.arange(0, self.num_queries, self.tile_queries)
         key_starts = np.arange(0, self.num_keys, self.tile_keys)
@@ -115,12 +114,12 @@ class Grid:
             widths.append(added.get(letter, (0, 0)) if size > 1 else (0, 0))
         return jnp.pad(array, widths) if widths else array
 
-    def cut(self, name: str, array: jax.Array, place: jax.Array) -> jax.Array:
+    def cut(self, name: str, array: jax.Array, corner: jax.Array) -> jax.Array:
         """A tile's part of `array`.  All tiles share axes of size 1."""
-        first_offset = place[1] - place[0] + self.padded_queries - self.tile_queries
+        first_offset = corner[1] - corner[0] + self.padded_queries - self.tile_queries
         parts = {
-            "t": (place[0], self.tile_queries),
-            "s": (place[1], self.tile_keys),
+            "t": (corner[0], self.tile_queries),
+            "s": (corner[1], self.tile_keys),
             "n": (first_offset, self.tile_queries + self.tile_keys - 1),
         }
         for axis, letter in enumerate(axes(name, array)):
@@ -129,10 +128,10 @@ class Grid:
                 array = jax.lax.dynamic_slice_in_dim(array, start, size, axis)
         return array
 
-    def mask(self, arrays: Arrays, place: jax.Array) -> jax.Array | None:
+    def mask(self, arrays: Arrays, corner: jax.Array) -> jax.Array | None:
         """Where the queries of a tile may attend to its keys, by masks, causality, window and packed sequences."""
-        query = place[0] + jnp.arange(self.tile_queries)[:, None]
-        key = place[1] + jnp.arange(self.tile_keys)
+        query = corner[0] + jnp.arange(self.tile_queries)[:, None]
+        key = corner[1] + jnp.arange(self.tile_keys)
         ahead = key - (query + self.num_keys - self.num_queries)
         limits = []
         if self.padded_keys != self.num_keys:
@@ -147,12 +146,12 @@ class Grid:
             limits.append(arrays["mask"])
         return functools.reduce(jnp.logical_and, limits) if limits else None
 
-    def call(self, arrays: Arrays, dtypes: dict[str, Any], place: jax.Array) -> AttentionCall:
-        """A tile as a call, which has one mask in place of all limits, and arrays of these dtypes."""
+    def call(self, arrays: Arrays, dtypes: dict[str, Any], corner: jax.Array) -> AttentionCall:
+        """A tile as a call, which has one mask in corner of all limits, and arrays of these dtypes."""
         parts: dict[str, Any] = {
-            name: self.cut(name, array, place).astype(dtypes[name]) for name, array in arrays.items()
+            name: self.cut(name, array, corner).astype(dtypes[name]) for name, array in arrays.items()
         }
-        mask = self.mask(parts, place)
+        mask = self.mask(parts, corner)
         for name in ("mask", "query_sequence", "key_sequence"):
             parts.pop(name, None)
         return replace(self.options, **parts, mask=mask, causal=False, window=None)
@@ -183,15 +182,15 @@ def scan_tiles(
 
     # Without the checkpoint the scores of every tile would be stored.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def compute(sources: Arrays, place: jax.Array) -> jax.Array:
-        return wide(tile(grid.call(sources, dtypes, place)))
+    def compute(sources: Arrays, corner: jax.Array) -> jax.Array:
+        return wide(tile(grid.call(sources, dtypes, corner)))
 
     axis = letters.index("t")
 
-    def step(total: jax.Array, place: jax.Array) -> tuple[jax.Array, None]:
-        rows = jax.lax.dynamic_slice_in_dim(total, place[0], grid.tile_queries, axis)
-        rows = combine(rows, compute(sources, place))
-        return jax.lax.dynamic_update_slice_in_dim(total, rows, place[0], axis), None
+    def step(total: jax.Array, corner: jax.Array) -> tuple[jax.Array, None]:
+        rows = jax.lax.dynamic_slice_in_dim(total, corner[0], grid.tile_queries, axis)
+        rows = combine(rows, compute(sources, corner))
+        return jax.lax.dynamic_update_slice_in_dim(total, rows, corner[0], axis), None
 
     # What is computed from the queries has their sharding, which new zeros would not have.
     result = jax.eval_shape(compute, sources, jax.ShapeDtypeStruct((2,), np.int32))
@@ -201,7 +200,7 @@ def scan_tiles(
     queries = sources["q_rel"] if has_relations else sources["q"]
     zeros = (jnp.isnan(queries) & False).any((1, 3)).astype(result.dtype)
     zeros = jnp.expand_dims(zeros, [i for i, letter in enumerate(letters) if letter not in "bh"])
-    return jax.lax.scan(step, jnp.broadcast_to(zeros, shape) + start, jnp.asarray(grid.places()))[0]
+    return jax.lax.scan(step, jnp.broadcast_to(zeros, shape) + start, jnp.asarray(grid.corners()))[0]
 
 
 def row_total(logits: Logits, grid: Grid, arrays: Arrays) -> jax.Array:
@@ -229,37 +228,23 @@ def row_total(logits: Logits, grid: Grid, arrays: Arrays) -> jax.Array:
     return jnp.stack((top, jnp.log(jnp.where(is_empty, 1, total))), -1)
 
 
-# ---------------------------------------------------------------------------------------------------------- the impl
-def blocked(reference: Reference, row_softmaxes: RowSoftmaxes) -> Impl:
-    """The tiled impl of an op, from its reference and the softmaxes over keys in it.
-
-    It takes every call that the reference takes but one network of a whole sequence, and is compiled once per shape
-    even without jit.
-    """
-
-    def forward(call: AttentionCall) -> jax.Array:
-        if 0 in call.lengths:  # without queries or keys there is no tile
-            return reference(call)
-        return _forward(reference, row_softmaxes, (TILE, SMALL, MAX_NUMBERS), call)
-
-    return Impl(forward, unsupported_by_tiles, preferred=is_large)
-
-
-def unsupported_by_tiles(call: AttentionCall) -> str | None:
-    """Why tiles cannot compute a call, or None."""
-    if call.network == "sequence":
-        return "has some queries in a tile, but network='sequence' reads all of them at once"
-    return None
-
-
+# ------------------------------------------------------------------------------------------------------ a call in tiles
 def is_large(call: AttentionCall) -> bool:
     """Is the call so large that tiles were measured to be no slower than the reference on a CPU?"""
     num_queries, num_keys = call.lengths
     return call.q.shape[0] * num_queries * num_keys >= 1 << 18
 
 
+def run_in_tiles(reference: Reference, row_softmaxes: RowSoftmaxes, call: AttentionCall) -> jax.Array:
+    """Return the output of a call, from the op's reference on tiles and the softmaxes over keys in it.
+
+    It is compiled once per shape even without jit.
+    """
+    return _run(reference, row_softmaxes, (TILE, SMALL, MAX_NUMBERS), call)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _forward(
+def _run(
     reference: Reference, row_softmaxes: RowSoftmaxes, limits: tuple[int, int, int], call: AttentionCall
 ) -> jax.Array:
     num_queries, num_keys = call.lengths

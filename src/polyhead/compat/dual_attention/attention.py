@@ -31,7 +31,7 @@ CLASSES = {
 DUAL = {"sa_kwargs": None, "ra_kwargs": None, "ra_type": "relational_attention", "share_attn_params": False}
 SENSORY = {"n_kv_heads": None, "add_bias_kv": False, "add_bias_out": False, "key_dim": None}
 RELATED = {**SENSORY, "use_relative_positional_symbols": False}
-OPTIONAL = {
+OPTIONAL: dict[str, dict[str, Any]] = {
     "sa": SENSORY,
     "ra": {
         **RELATED,

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from polyhead.compat.dual_attention.attention import PackageHeads
 from polyhead.compat.dual_attention.language import Layout
-from polyhead.config import PositionSymbols, RelativeSymbols
+from polyhead.config import Mlp, PositionSymbols, RelativeSymbols, Swiglu
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.feedforward import SwigluLayer
 from polyhead.layers.heads.symbolic import DisentangledHeads, RelationalHeads
 from polyhead.layers.norms import LayerNorm
 from polyhead.models.transformer import Transformer
@@ -147,8 +146,9 @@ def _block(block: TransformerBlock, layout: Layout, key_prefix: str, name_prefix
     has_norm_bias = isinstance(block.norm1, LayerNorm)
     for name in ("norm1", "norm2"):
         yield from _linear(f"{key_prefix}{name}", f"{name_prefix}{name}", bias=has_norm_bias)
-    maps = ("w1", "w2", "w3") if isinstance(block.feedforward, SwigluLayer) else ("up", "down")
-    has_bias = layout.settings.feedforward.bias
+    feedforward = layout.settings.feedforward
+    maps = ("w1", "w2", "w3") if isinstance(feedforward, Swiglu) else ("up", "down")
+    has_bias = isinstance(feedforward, (Mlp, Swiglu)) and feedforward.bias
     for number, name in enumerate(maps, 1):
         yield from _linear(f"{key_prefix}ff_block.linear{number}", f"{name_prefix}feedforward.{name}", bias=has_bias)
 
