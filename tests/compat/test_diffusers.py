@@ -54,12 +54,3 @@ def test_other_options_are_refused():
     processor = runpy.run_path(str(EXAMPLE))["Processor"](ph.ops.hyla)
     with pytest.raises(ValueError, match=r"^Processor: attention without norm_q was wanted but this has it$"):
         processor(layer(norm_q=nn.Identity()), torch.zeros(1, 4, 6, dtype=F64))
-
-
-@pytest.mark.campaign
-@pytest.mark.filterwarnings("ignore")  # those of the import
-def test_a_network_of_diffusers():
-    pytest.importorskip("diffusers")
-    same, other = runpy.run_path(str(EXAMPLE))["main"]()
-    assert same < 1e-5
-    assert other > 0.1

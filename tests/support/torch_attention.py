@@ -20,7 +20,6 @@ MIXED = {
     "abstractor": ph.Abstractor(4, act="sigmoid"),
     "share": [ph.Softmax(2), ph.Hyla(2, share=True)],
 }
-MASKS = ("none", "padding", "added padding", "pairs", "added pairs", "per head", "both", "bool and added")
 
 
 def scrambled(module):

@@ -69,7 +69,10 @@ def _course_state(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
         keys = {key.removeprefix("module."): value for key, value in keys.items()}
     state = {}
     for key, value in keys.items():
-        state[key] = value.detach() if isinstance(value, Tensor) else tensor_of(f"cs336.load: {key}", value)
+        if isinstance(value, Tensor):
+            state[key] = value.detach()
+        else:
+            state[key] = tensor_of(f"cs336.load: {key}", value)
     return state
 
 
@@ -146,13 +149,14 @@ def _keys_by_name(layers: int) -> dict[str, tuple[str, ...]]:
     """Our names -> the course's keys whose rows they hold."""
     keys: dict[str, tuple[str, ...]] = {"inputs.table.weight": (TOKEN_TABLE,)}
     for i in range(layers):
-        ours, course = f"blocks.{i}", f"layers.{i}"
-        keys[f"{ours}.attention.qkv.weight"] = tuple(f"{course}.attn.{name}_proj.weight" for name in "qkv")
-        keys[f"{ours}.attention.out.weight"] = (f"{course}.attn.output_proj.weight",)
+        block = f"blocks.{i}"
+        course = f"layers.{i}"
+        keys[f"{block}.attention.qkv.weight"] = tuple(f"{course}.attn.{name}_proj.weight" for name in "qkv")
+        keys[f"{block}.attention.out.weight"] = (f"{course}.attn.output_proj.weight",)
         for n in "12":
-            keys[f"{ours}.norm{n}.weight"] = (f"{course}.ln{n}.weight",)
+            keys[f"{block}.norm{n}.weight"] = (f"{course}.ln{n}.weight",)
         for n in "123":
-            keys[f"{ours}.feedforward.w{n}.weight"] = (f"{course}.ffn.w{n}.weight",)
+            keys[f"{block}.feedforward.w{n}.weight"] = (f"{course}.ffn.w{n}.weight",)
     keys["norm.weight"] = ("ln_final.weight",)
     keys["outputs.linear.weight"] = ("lm_head.weight",)
     return keys
@@ -198,10 +202,9 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         if is_cheap_to_read(token_ids) and token_ids.numel():
-            lowest, highest = (int(end) for end in token_ids.aminmax())
-            if lowest < 0 or highest >= len(self.weight):
-                token = lowest if lowest < 0 else highest
-                raise ValueError(f"Embedding: tokens must be in [0, {len(self.weight)}), got {token}")
+            for token in map(int, token_ids.aminmax()):
+                if not 0 <= token < len(self.weight):
+                    raise ValueError(f"Embedding: tokens must be in [0, {len(self.weight)}), got {token}")
         return self.weight[token_ids]
 
 
@@ -227,7 +230,8 @@ class SwiGLU(nn.Module):
         self, d_model: int, d_ff: int | None = None, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        d_ff = swiglu_width(d_model) if d_ff is None else d_ff
+        if d_ff is None:
+            d_ff = swiglu_width(d_model)
         self.w1 = Linear(d_model, d_ff, device, dtype)
         self.w2 = Linear(d_ff, d_model, device, dtype)
         self.w3 = Linear(d_model, d_ff, device, dtype)

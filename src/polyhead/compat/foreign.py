@@ -51,13 +51,15 @@ def tensor_of(name: str, value: Any) -> Tensor:
     return torch.from_numpy(array)
 
 
-def check_functions(who: str, model: nn.Module) -> None:
+def check_functions(function: str, model: nn.Module) -> None:
     """Raise ValueError for heads that compute a user's function: a foreign format holds parameters only."""
     for layer in model.modules():
-        for group in layer.groups if isinstance(layer, MultiHeadAttention) else ():
+        if not isinstance(layer, MultiHeadAttention):
+            continue
+        for group in layer.groups:
             if is_own(group):
                 name = type(compiled(group)).__name__
-                raise ValueError(f"{who}: {name} must compute the op of their kind but compute a user's function")
+                raise ValueError(f"{function}: {name} must compute the op of their kind but compute a user's function")
 
 
 def check_mask(name: str, mask: Tensor) -> None:
@@ -66,9 +68,11 @@ def check_mask(name: str, mask: Tensor) -> None:
         raise ValueError(f"{name} must be boolean or floating but is {mask.dtype}")
 
 
-def shown(mask: Tensor) -> Bool[Tensor, "..."]:
-    """Where a foreign mask does not mask a pair.  NaN masks nothing, so it is not lost."""
-    return mask if mask.dtype == torch.bool else ~(mask <= torch.finfo(mask.dtype).min)
+def visible(mask: Tensor) -> Bool[Tensor, "..."]:
+    """Where a foreign mask, True at visible pairs or floating, masks nothing.  NaN masks nothing, so it is not lost."""
+    if mask.dtype == torch.bool:
+        return mask
+    return ~(mask <= torch.finfo(mask.dtype).min)
 
 
 def limits(
@@ -81,10 +85,10 @@ def limits(
     """
     bias = mask = None
     for array in masks:
-        visible = shown(array)
-        mask = visible if mask is None else mask & visible
+        is_visible = visible(array)
+        mask = is_visible if mask is None else mask & is_visible
         if array.dtype != torch.bool:
-            finite = array.masked_fill(~visible, 0).to(dtype).expand(*array.shape[:2], t, s)
+            finite = array.masked_fill(~is_visible, 0).to(dtype).expand(*array.shape[:2], t, s)
             bias = finite if bias is None else bias + finite
     if any(array.requires_grad or not is_readable(array) for array in masks):
         return bias, mask
@@ -108,7 +112,8 @@ def softmax_group(
     w_out: Float[Tensor, "h m e"] | None = None,
 ) -> GroupTaps:
     """Return the taps of a layer's softmax heads, with their output."""
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = q.shape[-1] ** -0.5
     return GroupTaps(
         kind="softmax",
         normalise="softmax",

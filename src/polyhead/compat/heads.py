@@ -30,7 +30,7 @@ class Groups(nn.Module):
 
     def add_groups(
         self,
-        who: str,
+        layer: str,
         heads: config.Heads,
         width: int,
         *,
@@ -47,10 +47,10 @@ class Groups(nn.Module):
         for mechanism in heads:
             group = build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype)
             self.groups.append(group)
-            sources.append(mechanism.symbols if isinstance(mechanism, config.SymbolHeads) else None)
+            sources.append(getattr(mechanism, "symbols", None))
         self.sizes = [group.sizes for group in self.own_groups()]
         self.shared = [mechanism.share for mechanism in heads]
-        check_shared(who, heads, self.sizes)
+        check_shared(layer, heads, self.sizes)
         self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
 
         # Groups with equal sources read one module.
@@ -80,7 +80,7 @@ def is_plain(module: nn.Module) -> bool:
     return "forward" not in attributes and not has_hooks
 
 
-def added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> Tensor | None:
+def added(layer: str, groups: Sequence[nn.Module], bias: Tensor | None) -> Tensor | None:
     """Return an added mask as these heads read it.
 
     Heads without a softmax over keys would read -1e9 as a score.  Raises ValueError for such numbers where they may be
@@ -98,5 +98,5 @@ def added(who: str, groups: Sequence[nn.Module], bias: Tensor | None) -> Tensor 
         lowest = bias.masked_fill(bias == -torch.inf, 0).amin().item()
         if lowest <= LARGEST_HIDING:
             kind = type(compiled(group)).__name__
-            raise ValueError(f"{who}: -inf or a Boolean mask hides pairs from {kind} but a mask with {lowest:g} came")
+            raise ValueError(f"{layer}: -inf or a Boolean mask hides pairs from {kind} but a mask with {lowest:g} came")
     return bias

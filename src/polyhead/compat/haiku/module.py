@@ -47,7 +47,9 @@ class MultiHeadAttention(hk.Module):
         if not batch or k.shape[:-2] != batch or v.shape[:-1] != k.shape[:-1]:
             shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             raise ValueError(f"MultiHeadAttention: q, k, v must be (B, ..., S, {self.d_model}), got {shapes}")
-        visible = None if mask is None else visible_pairs(mask, (*batch, num_queries, num_keys))
+        visible = None
+        if mask is not None:
+            visible = visible_pairs(mask, (*batch, num_queries, num_keys))
 
         # Split into heads: (B ..., S, d_model) -> (b, S, h, d).
         split = (math.prod(batch), -1, self.num_heads, self.d_model // self.num_heads)
@@ -75,8 +77,8 @@ def visible_pairs(mask: jax.Array, pairs: tuple[int, ...]) -> jax.Array:
     if mask.ndim == 3:
         mask = mask.reshape(shape[0], *(1,) * (len(pairs) - 3), *shape[1:])
     fits = mask.ndim == len(pairs) and mask.shape[-1] == pairs[-1]
-    for size, wanted in zip(mask.shape, pairs, strict=False):
-        fits = fits and size in (1, wanted)
+    for size, num_pairs in zip(mask.shape, pairs, strict=False):
+        fits = fits and size in (1, num_pairs)
     if not fits:
         raise ValueError(
             f"MultiHeadAttention: mask must be (B|1, 1|S, keys) for (B, ..., S, keys) = {pairs}, got {shape}"

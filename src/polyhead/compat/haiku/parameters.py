@@ -120,7 +120,8 @@ def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, d
 
 def _array(parameter: Tensor) -> NDArray[Any]:
     """A copy in NumPy, which has no bfloat16: as float32."""
-    parameter = parameter.float() if parameter.dtype == torch.bfloat16 else parameter
+    if parameter.dtype == torch.bfloat16:
+        parameter = parameter.float()
     return parameter.cpu().numpy().copy()
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from polyhead import config
-from polyhead.compat.foreign import check_mask, limits, shown
+from polyhead.compat.foreign import check_mask, limits, visible
 from polyhead.compat.heads import Groups, Heads, added
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.device import Device
@@ -75,7 +75,9 @@ class MultiheadAttention(Groups):
     ) -> None:
         super().__init__()
         check_number(NAME, "dropout", dropout, 0)
-        groups = config.head_list(NAME, config.Softmax(num_heads) if heads is None else heads)
+        if heads is None:
+            heads = config.Softmax(num_heads)
+        groups = config.head_list(NAME, heads)
         total = sum(group.heads for group in groups)
         if total != num_heads:
             raise ValueError(f"{NAME}: num_heads = {num_heads} but heads have {total}")
@@ -99,8 +101,10 @@ class MultiheadAttention(Groups):
 
         self.add_groups(NAME, groups, embed_dim, bias=bias, max_length=max_length, device=device, dtype=dtype)
         if len(self.symbols) and (self.kdim, self.vdim) != (embed_dim, embed_dim):
-            relational = next(type(group).__name__ for group in groups if isinstance(group, config.SymbolHeads))
-            raise ValueError(f"{NAME}: {relational} needs kdim, vdim = {embed_dim} but {self.kdim}, {self.vdim} came")
+            widths = f"kdim, vdim = {embed_dim} but {self.kdim}, {self.vdim} came"
+            for group in groups:
+                if isinstance(group, config.SymbolHeads):
+                    raise ValueError(f"{NAME}: {type(group).__name__} needs {widths}")
         self._add_projections(bias, device, dtype)
 
     def _add_projections(self, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
@@ -110,11 +114,18 @@ class MultiheadAttention(Groups):
         input_widths = (self.embed_dim, self.kdim, self.vdim)
         is_joint = len(set(input_widths)) == 1
         for name, width, input_width in zip("qkv", widths, input_widths, strict=True):
-            weight = None if is_joint else nn.Parameter(empty(width, input_width))
+            weight = None
+            if not is_joint:
+                weight = nn.Parameter(empty(width, input_width))
             self.register_parameter(f"{name}_proj_weight", weight)
-        weight = nn.Parameter(empty(sum(widths), self.embed_dim)) if is_joint else None
-        self.register_parameter("in_proj_weight", weight)
-        self.register_parameter("in_proj_bias", nn.Parameter(empty(sum(widths))) if bias else None)
+        joint_weight = None
+        if is_joint:
+            joint_weight = nn.Parameter(empty(sum(widths), self.embed_dim))
+        self.register_parameter("in_proj_weight", joint_weight)
+        joint_bias = None
+        if bias:
+            joint_bias = nn.Parameter(empty(sum(widths)))
+        self.register_parameter("in_proj_bias", joint_bias)
         output_width = sum(size.heads * size.value_dim for size in self.sizes)
         self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, device=device, dtype=dtype)
         self._reset_parameters()
@@ -151,7 +162,9 @@ class MultiheadAttention(Groups):
         )
         # With weights PyTorch computes its softmax step by step, which has second derivatives.  So does this module.
         with sdpa_kernel(SDPBackend.MATH) if need_weights else contextlib.nullcontext():
-            outputs = [attended(group, call).flatten(2) for group, call in zip(self.own_groups(), calls, strict=True)]
+            outputs = []
+            for group, call in zip(self.own_groups(), calls, strict=True):
+                outputs.append(attended(group, call).flatten(2))
         y = self.out_proj(torch.cat(outputs, dim=-1))
         is_single = query.ndim == 2
         if is_single:
@@ -161,11 +174,15 @@ class MultiheadAttention(Groups):
         if not need_weights:
             return y, None
 
-        codes = [coder(group)(call) for group, call in zip(self.own_groups(), calls, strict=True)]
+        codes = []
+        for group, call in zip(self.own_groups(), calls, strict=True):
+            codes.append(coder(group)(call))
         code = drop(torch.cat(codes, 1), keep)
         if average_attn_weights:
             code = code.mean(1)
-        return y, code[0] if is_single else code
+        if is_single:
+            code = code[0]
+        return y, code
 
     def read(
         self,
@@ -181,8 +198,12 @@ class MultiheadAttention(Groups):
         """Return query and value (b t m), the call of each group's op, and the dropout mask of all heads."""
         # Equal inputs stay one tensor.
         x = self._to_batch_first(query)
-        keys = x if key is query else self._to_batch_first(key)
-        values = keys if value is key else self._to_batch_first(value)
+        keys = x
+        if key is not query:
+            keys = self._to_batch_first(key)
+        values = keys
+        if value is not key:
+            values = self._to_batch_first(value)
         b, t = x.shape[:2]
         s = keys.shape[1]
         expected = {"query": (x, (b, t, self.embed_dim)), "key": (keys, (b, s, self.kdim))}
@@ -195,7 +216,9 @@ class MultiheadAttention(Groups):
         if is_causal and pairs is None:
             raise ValueError(f"{NAME}: is_causal says what attn_mask is, but attn_mask is None")
         is_causal = is_causal and t == s and not need_weights
-        masks = sdpa_masks(padding, None if is_causal else pairs, self.num_heads, x, s)
+        if is_causal:
+            pairs = None
+        masks = sdpa_masks(padding, pairs, self.num_heads, x, s)
         bias, mask = limits(masks, t, s, x.dtype)
         bias = added(NAME, self.own_groups(), bias)
         keep = None
@@ -205,8 +228,7 @@ class MultiheadAttention(Groups):
 
         is_token = None  # False at padding, for symbols that depend on neighbours
         if padding is not None:
-            is_token = ~padding if padding.dtype == torch.bool else shown(padding)
-            is_token = torch.atleast_2d(is_token)
+            is_token = torch.atleast_2d(visible(_our_polarity(padding)))
         tensors = self._group_tensors(x, keys, values, is_token)
         calls = []
         for group_tensors, (first, last) in zip(tensors, self.heads_of, strict=True):
@@ -232,7 +254,9 @@ class MultiheadAttention(Groups):
             source = self.source_of[i]
             if source is not None:
                 features = asked(group, "features")(x)
-                key_features = features if keys is x else asked(group, "features")(keys)
+                key_features = features
+                if keys is not x:
+                    key_features = asked(group, "features")(keys)
                 tensors = {**tensors, **asked(group, "receive")(features), **asked(group, "send")(key_features)}
                 read = asked(group, "values")(symbols[source])
                 if read.ndim == 3:  # a table by offset
@@ -265,8 +289,9 @@ class MultiheadAttention(Groups):
         weights, biases = projections(self, widths_of(self.sizes))
         shape = (size.kv_heads, size.value_dim)
         weight = weights[2].detach()[rows].unflatten(0, shape)
-        bias = biases[2]
-        return weight, None if bias is None else bias.detach()[rows].unflatten(0, shape)
+        if biases[2] is None:
+            return weight, None
+        return weight, biases[2].detach()[rows].unflatten(0, shape)
 
     def extra_repr(self) -> str:
         """Sizes, as `repr` shows them."""
@@ -285,7 +310,7 @@ def sdpa_masks(padding: Tensor | None, pairs: Tensor | None, heads: int, x: Tens
         check_mask(f"{NAME}: key_padding_mask", padding)
         if tuple(padding.shape) not in ((s,), (b, s)):
             raise ValueError(f"{NAME}: key_padding_mask must be one of {((s,), (b, s))} but is {tuple(padding.shape)}")
-        padding = ~padding if padding.dtype == torch.bool else padding
+        padding = _our_polarity(padding)
         masks.append(padding[..., None, None, :].expand(b, 1, 1, s))
     if pairs is not None:
         check_mask(f"{NAME}: attn_mask", pairs)
@@ -293,9 +318,19 @@ def sdpa_masks(padding: Tensor | None, pairs: Tensor | None, heads: int, x: Tens
             raise ValueError(
                 f"{NAME}: attn_mask must be one of {((t, s), (b * heads, t, s))} but is {tuple(pairs.shape)}"
             )
-        pairs = ~pairs if pairs.dtype == torch.bool else pairs
-        masks.append(pairs.unflatten(0, (b, heads)) if pairs.ndim == 3 else pairs[None, None])
+        pairs = _our_polarity(pairs)
+        if pairs.ndim == 3:
+            masks.append(pairs.unflatten(0, (b, heads)))
+        else:
+            masks.append(pairs[None, None])
     return masks
+
+
+def _our_polarity(mask: Tensor) -> Tensor:
+    """PyTorch's mask with True where a query may attend; a floating mask as it is."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    return mask
 
 
 def projections(module: Any, widths: int | list[int]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:

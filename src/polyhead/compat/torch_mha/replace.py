@@ -34,7 +34,9 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     """
     modules = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
     if not modules or model in modules:
-        reason = "is one itself: use drop_in" if modules else _reason_for_none(model)
+        reason = "is one itself: use drop_in"
+        if not modules:
+            reason = _reason_for_none(model)
         raise ValueError(
             f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {reason}"
         )
@@ -76,13 +78,16 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
     Raises ValueError as `replace` does.
     """
     if type(old) is not nn.MultiheadAttention:
-        kind = type(old).__name__
-        name = f"its subclass {kind}" if isinstance(old, nn.MultiheadAttention) else kind
+        name = type(old).__name__
+        if isinstance(old, nn.MultiheadAttention):
+            name = f"its subclass {name}"
         raise ValueError(f"replace: nn.MultiheadAttention was wanted but {name} came")
     output = old.out_proj
     if not is_plain(old) or type(output) is not OUTPUT_CLASS or output._forward_pre_hooks:
-        found = type(output).__name__ + (" and hooks" if type(output) is OUTPUT_CLASS else "")
-        raise ValueError(f"replace: nn.MultiheadAttention as PyTorch makes it was wanted but one with a {found} came")
+        output_name = type(output).__name__
+        if type(output) is OUTPUT_CLASS:
+            output_name += " and hooks"
+        raise ValueError(f"replace: nn.MultiheadAttention must be as PyTorch makes it, got one with a {output_name}")
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,

@@ -46,9 +46,12 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
     def record(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple[Tensor, Tensor | None]) -> None:
         call = SIGNATURE.bind(module, *args, **kwargs).arguments
-        record_call = _taps_of_ours if isinstance(module, MultiheadAttention) else _taps
+        if isinstance(module, MultiheadAttention):
+            recorded = _taps_of_ours(module, call)
+        else:
+            recorded = _taps(module, call)
         output = _batch_first(module, result[0])
-        taps.append(replace(record_call(module, call), output=output, name=names[module]))
+        taps.append(replace(recorded, output=output, name=names[module]))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
     hooks = []
@@ -73,17 +76,19 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 def _check(name: str, module: nn.Module) -> None:
     if not isinstance(module, nn.MultiheadAttention):
         return
-    who = f"capture: {name or type(module).__name__}"
-    if module.bias_k is not None or module.add_zero_attn:
-        option = "add_zero_attn" if module.bias_k is None else "add_bias_kv"
-        raise ValueError(f"{who} must have keys that its inputs make but has {option}=True")
+    layer = f"capture: {name or type(module).__name__}"
+    for option, is_set in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
+        if is_set:
+            raise ValueError(f"{layer} must have keys that its inputs make but has {option}=True")
     if type(module).forward is not nn.MultiheadAttention.forward:
-        raise ValueError(f"{who} must run nn.MultiheadAttention.forward but {type(module).__name__} has its own")
+        raise ValueError(f"{layer} must run nn.MultiheadAttention.forward but {type(module).__name__} has its own")
 
 
 def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
     """The taps of a call of PyTorch's module, whose queries, keys and values are computed here again."""
-    x, keys, values = (_batch_first(module, call[name]) for name in ("query", "key", "value"))
+    x = _batch_first(module, call["query"])
+    keys = _batch_first(module, call["key"])
+    values = _batch_first(module, call["value"])
     weights, biases = projections(module, module.embed_dim)
     split = (module.num_heads, module.head_dim)
     heads = []
@@ -96,6 +101,8 @@ def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
     masks = sdpa_masks(call.get("key_padding_mask"), call.get("attn_mask"), module.num_heads, q, s)
     bias, mask = limits(masks, t, s, q.dtype)
     value_bias = _detached(biases[2])
+    if value_bias is not None:
+        value_bias = value_bias.unflatten(0, split)
     group = softmax_group(
         q,
         k,
@@ -103,7 +110,7 @@ def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
         bias=bias,
         mask=mask,
         w_value=weights[2].detach().unflatten(0, split),
-        b_value=None if value_bias is None else value_bias.unflatten(0, split),
+        b_value=value_bias,
         w_out=module.out_proj.weight.detach().unflatten(1, split).transpose(0, 1),
     )
     return Taps(x=x, context=values, output=None, b_out=_detached(module.out_proj.bias), groups=(group,))
@@ -150,4 +157,6 @@ def _batch_first(module: nn.MultiheadAttention | MultiheadAttention, x: Tensor) 
     """(b t m) from the module's input or output, which may be (t b m), or (t m) for one sequence."""
     if x.ndim == 2:
         return x[None]
-    return x if module.batch_first else x.transpose(0, 1)
+    if module.batch_first:
+        return x
+    return x.transpose(0, 1)
