@@ -8,7 +8,7 @@ The choice is a pure function of shapes, dtype, device and which arguments are N
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ lengths only."""
 Implementation = Callable[[AttentionCall], Tensor]
 
 
+@runtime_checkable
 class Backend(Protocol):
     """A faster implementation of an op: a module with these three functions, or a `Kernel`."""
 
