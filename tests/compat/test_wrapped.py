@@ -51,6 +51,12 @@ def test_modules_to_save_are_used_and_trained(name):
     assert "ModulesToSaveWrapper" in hf.verify(wrapped).layers[1].heads
 
 
+def test_heads_are_swapped_before_adapters():
+    model = adapted(plain(torch.float32, std=None), target_modules=["q_proj", "v_proj"])
+    with refusing("swap_heads: a LlamaForCausalLM was wanted but a PeftModel came"):
+        hf.swap_heads(model, [1], [ph.Softmax(2), ph.Hyla(2)])
+
+
 def test_taps_of_adapted_projections():
     """Weights that an adapter changes are unknown until they are merged; its matrices read no inputs of attention."""
     model = adapted(plain(torch.float32, std=None), target_modules=["q_proj", "o_proj"])
@@ -150,6 +156,24 @@ def test_heads_that_disagree_with_the_configuration_are_an_error():
     model.model.layers[0].self_attn.polyhead = heads
     with refusing("polyhead: layer 0 (LlamaAttention) must have no heads, as its configuration says,"):
         model(IDS)
+
+
+def test_verify_notices_a_layer_that_is_not_called():
+    model = made("hyla")
+    model.model.layers[1].self_attn = Other(model.model.layers[1].self_attn)
+    with refusing("polyhead: layer 1 of PolyheadLlamaForCausalLM must call the heads of its configuration"):
+        hf.verify(model)
+
+
+class Other(nn.Module):
+    """A module in place of a layer's attention."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.o_proj = attention.o_proj
+
+    def forward(self, hidden_states, **_):
+        return self.o_proj(hidden_states), None
 
 
 LAYER = [ph.Softmax(1), ph.Linear(1), ph.Hyla(2)]

@@ -135,23 +135,17 @@ def dual_groups(
 ) -> tuple[PackageHeads, ...]:
     """Return the groups of a DualAttention, sensory heads first."""
     kind = KINDS[one_of("arguments", "ra_type", arguments["ra_type"], KINDS)]
+    num_sensory = arguments["n_heads_sa"]
     num_relational = arguments["n_heads_ra"]
+    share = arguments["share_attn_params"]
     groups = []
-    if arguments["n_heads_sa"]:
+    if num_sensory:
         options = nested(arguments, "sa_kwargs", (), SENSORY)
-        groups.append(heads_of("sa", arguments["n_heads_sa"], options, f"{prefix}self_attention."))
+        groups.append(heads_of("sa", num_sensory, options, f"{prefix}self_attention."))
     if num_relational:
-        groups.append(
-            heads_of(
-                kind,
-                num_relational,
-                nested(arguments, "ra_kwargs", (), OPTIONAL[kind]),
-                f"{prefix}relational_attention.",
-                source=source,
-                causal=causal,
-                share=arguments["share_attn_params"],
-            )
-        )
+        options = nested(arguments, "ra_kwargs", (), OPTIONAL[kind])
+        module = f"{prefix}relational_attention."
+        groups.append(heads_of(kind, num_relational, options, module, source=source, causal=causal, share=share))
     return tuple(groups)
 
 

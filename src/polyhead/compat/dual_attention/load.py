@@ -5,17 +5,15 @@
     load_attention     one of its attention modules -> polyhead.MultiHeadAttention
 
 The same in both: rotary positions rotate pairs (2j, 2j + 1) of attention's queries and keys, not of relations;
-relations are scaled by p ** -0.5 and shared by heads; symbols are computed from the stream before the first norm; eps
-of norms is 1e-5.
+relations are scaled by p ** -0.5 and shared by heads; symbols are computed from the stream before the first norm.
 
-Represented differently here: its output projections, one per kind of heads, are the diagonal blocks of one projection.
-Biases that it does not have are 0.  Its gelu is our gelu_tanh.  In its state dict a shared tensor has several keys, and
-a file may hold only one.
+Different here: the package's output projections, one per kind of heads, are the diagonal blocks of one projection.
+Biases that it does not have are 0.  Its gelu is our gelu_tanh.  In training it applies dropout twice to attention
+outputs.  Its dual language model ignores `bias`, and so do we.
 
-Different in training: the package applies dropout twice to attention outputs.  Its dual language model ignores `bias`,
-and so do we.  Refused are keys of another width than heads (`key_dim`), a `scale` of symbolic attention, dropout of
-symbols, which the package applies in evaluation, too, symbol libraries that layers share without their queries, and a
-softmax of relations under a causal mask, which attends to future tokens there.
+Refused are keys of another width than heads (`key_dim`), a `scale` of symbolic attention, dropout of symbols, which the
+package applies in evaluation, too, symbol libraries that layers share without their queries, and a softmax of relations
+under a causal mask, which attends to future tokens there.
 """
 
 import contextlib
