@@ -1,8 +1,10 @@
 """Real workers of every engine: processes of this machine, a real local Ray, submitit's own local executor."""
 
 import dataclasses
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -11,77 +13,75 @@ import dies_once
 import pytest
 
 import polyhead as ph
-from polyhead.scale.sweep import Failure
+from polyhead import config
 from polyhead.scale.sweep.engines import Resources, command, worker_environment
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.ray import Ray
 from polyhead.scale.sweep.engines.slurm import Slurm
 from polyhead.scale.sweep.engines.slurm_task import WorkerTask
 from polyhead.scale.sweep.jobs import sweep
-from polyhead.scale.sweep.screen import SweepScreen
-from polyhead.train import Interrupted
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
-ENGINES = {"local": Local, "ray": lambda: Ray("local"), "slurm": lambda: Slurm(cluster="local")}
-CAN_STOP = {name: ENGINES[name] for name in ("local", "ray")}
+SUPPORT = pathlib.Path(dies_once.__file__).parent
 
 
-def many_steps(tiny):
-    return tiny("unused", steps=1_000_000, save_every=1_000_000, eval_every=1_000_000)
+def sweep_apart(folder, engine, *runs, stop=False):
+    """(outcomes or the line of an error, what was printed) of a sweep in a process of its own."""
+    folder.mkdir()
+    paths = []
+    for run in runs:
+        paths.append(str(folder / f"{run.name}.json"))
+        config.save(run, paths[-1])
+    places = os.pathsep.join([str(SUPPORT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": places, "STOP": "1" if stop else ""}
+    done = subprocess.run(
+        [sys.executable, str(SUPPORT / "engine_sweep.py"), str(folder / "runs"), engine, *paths],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-class StopAtFirstRow(SweepScreen):
-    """Ctrl-C when the first run has written its first row."""
-
-    has_stopped = False
-
-    def update(self):
-        super().update()
-        if self.jobs[0].has_rows and not self.has_stopped:
-            self.has_stopped = True
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_killed_worker_resumes_and_a_diverged_run_fails_alone(tiny, tmp_path, capfd, name):
+@pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
+def test_a_killed_worker_resumes_and_a_diverged_run_fails_alone(tiny, tmp_path, engine):
     task = dies_once.DiesOnce(length=8, marker=str(tmp_path / "died"))
     run = tiny("unused", task=task)
     diverging = tiny("unused", name="bad", lr=1e38, warmup=0)
-    failure, result = sweep([diverging, run], tmp_path / "sweep", workers=2, threads=1, engine=ENGINES[name]())
+    (failure, result), output = sweep_apart(tmp_path / "sweep", engine, diverging, run)
     # The killed run continued from its last checkpoint: each step once, with the numbers of an undisturbed run.
     alone = ph.train.run(dataclasses.replace(run, folder=str(tmp_path / "alone")), progress=False)
-    assert result.scores == alone.scores
-    assert [row["step"] for row in read_metrics(result.folder) if row["kind"] == "train"] == list(range(1, 13))
-    assert result.environment["threads"] == 1
-    assert isinstance(failure, Failure)
-    assert (failure.name, failure.code) == ("bad", 2)
-    assert failure.error.startswith("train: the loss of bad is nan at step 2")
-    output = capfd.readouterr().err
+    assert result["scores"] == alone.scores
+    assert [row["step"] for row in read_metrics(result["folder"]) if row["kind"] == "train"] == list(range(1, 13))
+    assert (failure["name"], failure["code"]) == ("bad", 2)
+    assert failure["error"].startswith("train: the loss of bad is nan at step 2")
     assert "tiny: killed by signal 9; will be started again" in output
     assert output.count("bad: started") == 1
 
 
-@pytest.mark.parametrize("name", CAN_STOP)
-def test_ctrl_c_saves_every_worker(tiny, tmp_path, name):
-    run = many_steps(tiny)
-    with pytest.raises(Interrupted, match=r"^stopped and saved; 0 of 1 runs are done, the same command resumes$"):
-        sweep([run], tmp_path, engine=CAN_STOP[name](), screen=StopAtFirstRow, progress=False)
-    folder = tmp_path / f"tiny-{ph.digest(run)}"
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_ctrl_c_saves_every_worker(tiny, tmp_path, engine):
+    run = tiny("unused", steps=1_000_000, save_every=1_000_000, eval_every=1_000_000)
+    line, _ = sweep_apart(tmp_path / "sweep", engine, run, stop=True)
+    assert line == "stopped and saved; 0 of 1 runs are done, the same command resumes"
+    folder = tmp_path / "sweep" / "runs" / f"tiny-{ph.digest(run)}"
     assert (folder / "checkpoint.safetensors").exists()
     assert "stopped and saved at step" in (folder / "worker.log").read_text()
 
 
-@pytest.mark.parametrize(("resources", "name"), [(Resources(cpus=4096), "CPU"), (Resources(gpus=64.0), "GPU")])
-def test_resources_that_no_machine_of_ray_has_are_refused(tiny, tmp_path, resources, name):
-    with pytest.raises(ValueError, match=rf"^sweep: a run needs \d+ {name}; the largest machine of Ray has \d+$"):
-        sweep([tiny("unused")], tmp_path, engine=Ray("local", resources))
+@pytest.mark.parametrize(("engine", "name"), [("ray-4096", "CPU"), ("ray-gpus-64", "GPU")])
+def test_resources_that_no_machine_of_ray_has_are_refused(tiny, tmp_path, engine, name):
+    line, _ = sweep_apart(tmp_path / "sweep", engine, tiny("unused"))
+    assert re.fullmatch(rf"sweep: a run needs \d+ {name}; the largest machine of Ray has \d+", line)
 
 
 def test_an_address_that_is_none_is_refused(tiny, tmp_path):
-    with pytest.raises(ValueError, match=r"^sweep: no Ray cluster at nowhere"):
-        sweep([tiny("unused")], tmp_path, engine=Ray("nowhere"))
+    line, _ = sweep_apart(tmp_path / "sweep", "ray@nowhere", tiny("unused"))
+    assert line.startswith("sweep: no Ray cluster at nowhere")
 
 
 @pytest.mark.parametrize(("module", "engine"), [("ray", Ray("local")), ("submitit", Slurm())])
