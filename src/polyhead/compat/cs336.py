@@ -42,13 +42,18 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
     checkpoint.
     """
     state = _course_state(state_dict)
-    layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
+    layer_names = set()
+    for key in state:
+        if key.startswith("layers.") and key.count(".") > 1:
+            layer_names.add(key.split(".")[1])
+    layers = len(layer_names)
     _compare_keys(set(state), layers)
     table, up = state[TOKEN_TABLE], state["layers.0.ffn.w1.weight"]
     if table.ndim != 2 or up.ndim != 2:
         shapes = f"{tuple(table.shape)} and {tuple(up.shape)}"
         raise ValueError(f"cs336.load: tables must be (c m) and (f m) but are {shapes}")
-    settings = course_config(*table.shape, up.shape[0], layers, heads, theta=theta, context=context)
+    vocabulary, dim = table.shape
+    settings = course_config(vocabulary, dim, up.shape[0], layers, heads, theta=theta, context=context)
     model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
     parameters = model.state_dict()
     for name, keys in _keys_by_name(layers).items():
@@ -163,7 +168,8 @@ def _keys_by_name(layers: int) -> dict[str, tuple[str, ...]]:
 
 
 def _compare_keys(keys: set[str], layers: int) -> None:
-    expected = {key for names in _keys_by_name(max(layers, 1)).values() for key in names}
+    expected: set[str] = set()
+    expected.update(*_keys_by_name(max(layers, 1)).values())
     problems = []
     for problem, names in (("missing", expected - keys), ("unknown", keys - expected)):
         if names:

@@ -1,7 +1,7 @@
 """Groups of our heads inside attention modules of other libraries: what all replacements share."""
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -43,15 +43,19 @@ class Groups(nn.Module):
         """Build the groups for a model of this width, and each distinct source of symbols once."""
         total = sum(mechanism.heads for mechanism in heads)
         self.groups = nn.ModuleList()
+        self.shared: list[bool] = []
         sources = []
         for mechanism in heads:
             group = build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype)
             self.groups.append(group)
+            self.shared.append(mechanism.share)
             sources.append(getattr(mechanism, "symbols", None))
         self.sizes = [group.sizes for group in self.own_groups()]
-        self.shared = [mechanism.share for mechanism in heads]
         check_shared(layer, heads, self.sizes)
-        self.heads_of = list(pairwise((0, *accumulate(size.heads for size in self.sizes))))
+        edges = [0]
+        for size in self.sizes:
+            edges.append(edges[-1] + size.heads)
+        self.heads_of = list(pairwise(edges))  # the first head of each group, and that of the next one
 
         # Groups with equal sources read one module.
         self.symbols = nn.ModuleList()
@@ -76,8 +80,10 @@ class Groups(nn.Module):
 def is_plain(module: nn.Module) -> bool:
     """Whether a module has no hooks and no `forward` of its own (as accelerate sets it), which a replacement loses."""
     attributes = vars(module)
-    has_hooks = any(attributes[name] for name in attributes if name.endswith("_hooks"))
-    return "forward" not in attributes and not has_hooks
+    for name, attribute in attributes.items():
+        if name.endswith("_hooks") and attribute:
+            return False
+    return "forward" not in attributes
 
 
 def added(layer: str, groups: Sequence[nn.Module], bias: Tensor | None) -> Tensor | None:

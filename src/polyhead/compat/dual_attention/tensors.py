@@ -167,8 +167,10 @@ def fill(module: nn.Module, mappings: Sequence[TensorMapping], state: Mapping[st
             missing.append(mapping.keys[0])
     for problem, keys in (("missing", missing), ("unknown", sorted(state.keys() - known_keys))):
         if keys:
-            remainder = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise ValueError(f"{problem} {', '.join(keys[:3])}{remainder}")
+            names = ", ".join(keys[:3])
+            if len(keys) > 3:
+                names += f" and {len(keys) - 3} more"
+            raise ValueError(f"{problem} {names}")
 
     targets = module.state_dict()
     for target in targets.values():
