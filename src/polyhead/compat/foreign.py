@@ -31,7 +31,7 @@ def holds_model(folder: pathlib.Path) -> bool:
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
-def uncompiled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def uncompiled(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
     return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
 
