@@ -142,7 +142,9 @@ def main():
             print("WRONG" if is_wrong else "", *row.values(), flush=True)
     if options.json:
         card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-        options.json.write_text(json.dumps({"card": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"card": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8"
+        )
     sys.exit(num_wrong > 0)
 
 

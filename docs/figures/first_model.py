@@ -35,12 +35,12 @@ def train() -> None:
         "seeds": list(SEEDS),
         "curves": curves,
     }
-    DATA.write_text(json.dumps(about) + "\n")
+    DATA.write_text(json.dumps(about) + "\n", encoding="utf-8")
 
 
 def draw(path: Path) -> None:
     """The picture as SVG, from the committed curves."""
-    canvas.save(demo.draw_race(json.loads(DATA.read_text())["curves"]), path)
+    canvas.save(demo.draw_race(json.loads(DATA.read_text(encoding="utf-8"))["curves"]), path)
 
 
 if __name__ == "__main__":

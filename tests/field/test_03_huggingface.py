@@ -111,8 +111,6 @@ def test_a_mask_of_other_numbers_is_refused_by_recorded_code(transform):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_trace_of_an_integer_mask_is_refused():
-    line = (
-        "attention_mask must be 1 at tokens and 0 at padding, which torch.jit.trace cannot check: give a Boolean mask"
-    )
+    line = "attention_mask must be 1 at tokens and 0 at padding, which torch.jit.trace cannot check: give Boolean masks"
     with pytest.raises(ValueError, match=line):
         torch.jit.trace(Logits(MODELS["ours"]()), (IDS, MASKS[0]), check_trace=False)

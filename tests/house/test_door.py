@@ -54,7 +54,7 @@ import sys, polyhead
 without("the package", "torch", "jax", "numpy", "sklearn", "plotly", "tyro", "yaml")
 from polyhead.cli import main
 assert main(["--help"]) == 0
-without("help", "torch", "jax", "numpy", "plotly", "sklearn", "tyro", "rich")
+without("help", "torch", "jax", "numpy", "sklearn")
 import polyhead.config
 without("the configuration", "torch", "jax", "numpy", "yaml")
 """

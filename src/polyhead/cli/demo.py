@@ -101,7 +101,7 @@ def run_race(file: Path, num_seeds: int, num_workers: int) -> dict[str, dict[str
                 curves[racer][str(seed)].append((step, accuracy))
                 if step == demo.RACE_STEPS:
                     complete = {name: _complete(by_seed) for name, by_seed in curves.items()}
-                    file.write_text(json.dumps(complete))
+                    file.write_text(json.dumps(complete), encoding="utf-8")
                 live.show(race_board(curves))
             for future in as_completed(futures):
                 future.result()  # raises what ended a worker

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Union
 
 from polyhead.cli import demo, generate, listing, reproduce, runs, sweep, train
-from polyhead.cli.output import printing, write_error
+from polyhead.cli.output import discard_output, printing, write_error
 from polyhead.train.messages import describe_os_error, safe_error_stream
 from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
 
@@ -69,7 +69,7 @@ def _main_with_errors(arguments: list[str]) -> int:
     except ValueError as error:
         return write_error(str(error), 2)
     except BrokenPipeError:  # only results are printed on standard output: polyhead list recipes | head -1
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 0
     except OSError as error:
         return write_error(describe_os_error(error), 1)

@@ -95,13 +95,25 @@ def write_error(text: str, code: int) -> int:
 
 
 def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
-    """Print a result: `value()` as JSON with --json, else by `show`."""
-    if not SETTINGS.json:
-        show()
-        return
+    """Print a result: `value()` as JSON with --json, else by `show`.
+
+    If nobody reads it, as behind `| head -1`, the command goes on and keeps its exit code.
+    """
     from polyhead.config.serial import legal
 
-    print(json.dumps(legal(value()), indent=1, default=str))
+    try:
+        if SETTINGS.json:
+            print(json.dumps(legal(value()), indent=1, default=str))
+        else:
+            show()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+
+
+def discard_output() -> None:
+    """Send standard output to nowhere, so that nothing more fails on a pipe that nobody reads."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_table(title: str, rows: Sequence[Row]) -> None:
