@@ -28,8 +28,10 @@ from polyhead.train import Result, read_config, read_result
 def recipe(monkeypatch, tmp_path):
     """Recipes `small` and `pair`, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    floors = ph.tasks.FuzzyLogic.floors
-    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", lambda *args, **more: floors(*args, **{**more, "sequences": 50}))
+    baselines = ph.tasks.FuzzyLogic.baselines
+    monkeypatch.setattr(
+        ph.tasks.FuzzyLogic, "baselines", lambda *args, **more: baselines(*args, **{**more, "sequences": 50})
+    )
     monkeypatch.setitem(recipes.RECIPES, "small", small)
     monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("a-0"), small("a-1", seed=1)))
 
@@ -216,13 +218,13 @@ def test_eval_scores_splits_beside_their_baselines_and_changes_nothing(capsys):
 
 def test_scores_are_shown_where_baselines_cannot_be_computed(capsys, monkeypatch):
     def refuse(*_, **__):
-        raise ValueError("floors: too many")
+        raise ValueError("baselines: too many")
 
-    monkeypatch.setattr(ph.tasks.FuzzyLogic, "floors", refuse)
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "baselines", refuse)
     cli_train.write_scores(small(), {"a": {"iid": {"r2": 0.5, "r2_se": 0.125}}})
     text = capsys.readouterr().out
     assert "0.500 ± 0.125" in text
-    assert text.endswith("No baselines and ceiling: floors: too many\n")
+    assert text.endswith("No baselines and ceiling: baselines: too many\n")
 
 
 @pytest.mark.usefixtures("recipe")

@@ -135,7 +135,7 @@ CODE, TEXT = "the code's definition", "the text's definition"
         (lambda: fuzzy.small_gaps(BEHIND, ALIKE), NO),
         (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.7)), YES),
         (lambda: fuzzy.unknown_terms("N 16", NOVEL | {"linear": five(0.9, 0.02)}, five(0.7)), NO),
-        (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.21, 0.1)), UNDECIDED),  # the floor has an error, too
+        (lambda: fuzzy.unknown_terms("N 16", NOVEL, five(0.21, 0.1)), UNDECIDED),  # the baseline has an error, too
         (lambda: probes.decodable("rule", {"HYLA": five(0.1)}, {"HYLA": five(0.1, 0.011)}), NO_DIFFERENCE),
         # scores far apart, but each is as much above the chance level of its seed
         (lambda: probes.decodable("rule", {"HYLA": SEEDS}, {"HYLA": CHANCE}), YES),

@@ -21,7 +21,7 @@ def few(monkeypatch):
 
 def test_the_baselines_of_every_seeds_own_split(few):
     tasks = [FuzzyLogic(length=8, held_out=0.7, split_seed=seed) for seed in range(3)]
-    each = [task.floors("compositional", sequences=few, seed=seed) for seed, task in enumerate(tasks)]
+    each = [task.baselines("compositional", sequences=few, seed=seed) for seed, task in enumerate(tasks)]
     found = outcome.baselines(runs_of(tasks) + runs_of(tasks))
     for name, level in found.items():
         over = Score.over([table[name] for table in each])
@@ -44,7 +44,7 @@ def test_splits_with_the_same_functions_have_sequences_of_their_own(few):
 
 def test_seeds_that_share_a_split_say_nothing_of_others(few):
     (level,) = (outcome.baselines(runs_of([FuzzyLogic(length=8)] * 3))[name] for name in ("ridge",))
-    alone = FuzzyLogic(length=8).floors("compositional", sequences=few)["ridge"]
+    alone = FuzzyLogic(length=8).baselines("compositional", sequences=few)["ridge"]
     assert (level.mean, level.error, level.freedom, level.values) == (alone.mean, alone.standard_error, few - 1, {})
     chance = outcome.baselines(runs_of([RelationalGames("same", examples=20)]), "iid")["chance"]
     assert (chance.error, chance.interval()) == (0.0, (0.5, 0.5))  # known exactly, with a single split too
@@ -53,8 +53,8 @@ def test_seeds_that_share_a_split_say_nothing_of_others(few):
 def test_baselines_are_measured_once_for_all_figures(few, monkeypatch):
     outcome._baseline_scores.cache_clear()
     calls = []
-    measure = FuzzyLogic.floors
-    monkeypatch.setattr(FuzzyLogic, "floors", lambda task, *a, **k: calls.append(task) or measure(task, *a, **k))
+    measure = FuzzyLogic.baselines
+    monkeypatch.setattr(FuzzyLogic, "baselines", lambda task, *a, **k: calls.append(task) or measure(task, *a, **k))
     run = runs_of([FuzzyLogic(length=8)])[0]
     assert outcome.baselines([run]) == outcome.baselines([replace(run, name="another")])
     assert len(calls) == 1

@@ -233,12 +233,12 @@ def test_outputs_of_another_shape_are_an_error_and_not_a_broadcast(task):
 
 
 @pytest.mark.thinned(2)
-def test_floors_repeat_and_ignore_the_default_dtype(task):
-    if not hasattr(task, "floors"):
+def test_baselines_repeat_and_ignore_the_default_dtype(task):
+    if not hasattr(task, "baselines"):
         return  # there is none for mathematics
 
     def means(seed=0):
-        found = task.floors(task.splits[-1], sequences=40, seed=seed)
+        found = task.baselines(task.splits[-1], sequences=40, seed=seed)
         return {name: score.mean for name, score in found.items()}
 
     first = means()
@@ -267,10 +267,10 @@ def test_unknown_splits_and_empty_batches_are_one_line(task):
             call("train", 0)
         with pytest.raises(ValueError, match=rf"^{who}: batch_size must be an integer but is 2.0$"):
             call("train", 2.0)
-    for name in ("functions", "rules", "pairs_of", "triples", "levels", "floors"):
+    for name in ("functions", "rules", "pairs_of", "triples", "levels", "baselines"):
         if hasattr(task, name):
             with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test'"):
                 getattr(task, name)("test")
-    if hasattr(task, "floors"):
-        with pytest.raises(ValueError, match=r"^floors: sequences must be at least 1 but is 0$"):
-            task.floors(task.splits[-1], sequences=0)
+    if hasattr(task, "baselines"):
+        with pytest.raises(ValueError, match=r"^baselines: sequences must be at least 1 but is 0$"):
+            task.baselines(task.splits[-1], sequences=0)

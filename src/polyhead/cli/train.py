@@ -245,7 +245,7 @@ def write_scores(run: "Run", scores: dict[str, dict[str, Row]], *, baselines: bo
             row[split] = "" if score is None else f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
         rows.append(row)
     missing = ""
-    compute_baselines = getattr(run.task, "floors", None)
+    compute_baselines = getattr(run.task, "baselines", None)
     if baselines and compute_baselines is not None:
         try:
             tables = {split: compute_baselines(split, seed=seed) for split in splits}

@@ -17,7 +17,7 @@ SPLIT_NAMES = {
 
 
 @dataclass(frozen=True)
-class Floor:
+class Baseline:
     """A baseline score without training.
 
     `label` is its name; `does` completes "a predictor that ...".  `by`: what a predictor without relations uses
@@ -52,13 +52,13 @@ class Words:
 
     `splits`: names of splits ("new shapes"), if the usual ones are not clear.  `question`: what a sample asks
     ("Are they a set?").  `metric`: the main metric and
-    its meaning.  `floors`: by their names in `task.floors`.  `views`: descriptions of the lists of `task.pairs`.
+    its meaning.  `baselines`: by their names in `task.baselines`.  `views`: descriptions of the lists of `task.pairs`.
     `terms`: further entries of the glossary.  `parts`: for a task that combines parts."""
 
     splits: Mapping[str, str] = field(default_factory=dict)
     question: str = "Answer"
     metric: Term | None = None
-    floors: Mapping[str, Floor] = field(default_factory=dict)
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
     views: Mapping[str, str] = field(default_factory=dict)
     terms: tuple[Term, ...] = ()
     parts: Parts | None = None

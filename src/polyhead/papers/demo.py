@@ -126,7 +126,7 @@ def fuzzy_scores(report: Callable[[str, int], None], batches: int = 8) -> list[S
                 values.setdefault((label, split), []).append(scores["r2"])
         for split in SPLITS:
             task: Any = run.task  # fuzzy logic, which has baselines
-            baselines = task.floors(split, sequences=500)
+            baselines = task.baselines(split, sequences=500)
             for key, label in BASELINES.items():
                 values.setdefault((label, split), []).append(baselines[key].mean)
     return [Score(label, split, tuple(numbers)) for (label, split), numbers in values.items()]

@@ -73,7 +73,7 @@ def baselines(runs: Iterable[Run], split: str = "compositional") -> Baselines:
     Each is a mean over the splits, with values by seed if every seed has its own split.  A split has sequences of its
     own, too: on common ones the sampling errors would be common, and not fall with their number as the mean's does.
     """
-    task_of_seed = {run.seed: run.task for run in runs if hasattr(run.task, "floors")}
+    task_of_seed = {run.seed: run.task for run in runs if hasattr(run.task, "baselines")}
     scores_of_task: dict[Any, Mapping[str, Score]] = {}
     for task in task_of_seed.values():
         if task not in scores_of_task:
@@ -98,7 +98,7 @@ def baselines(runs: Iterable[Run], split: str = "compositional") -> Baselines:
 
 @functools.lru_cache(maxsize=512)
 def _baseline_scores(task: Any, split: str, sequences: int, seed: int) -> Mapping[str, Score]:
-    scores: Mapping[str, Score] = task.floors(split, sequences=sequences, seed=seed)
+    scores: Mapping[str, Score] = task.baselines(split, sequences=sequences, seed=seed)
     return scores
 
 
@@ -106,7 +106,7 @@ def baseline_labels(runs: Iterable[Run], names: Iterable[str]) -> dict[str, str]
     """Return name -> label of the most informative baselines among `names`, and of the ceiling."""
     labels = {}
     for run in runs:
-        for name, words in run.task.words.floors.items():
+        for name, words in run.task.words.baselines.items():
             if words.drawn and name in names:
                 labels[name] = words.label
     return labels

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Classes, Task
 from polyhead.config.components import Input
-from polyhead.config.words import Floor
+from polyhead.config.words import Baseline
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.task import Score, check_floors, check_logits, token_guesses
+from polyhead.tasks.task import Score, check_baselines, check_logits, token_guesses
 
 ACCURACY = ("Accuracy", "The share of correct answers.")
-CHANCE = Floor("Chance", "draws every answer at random")
+CHANCE = Baseline("Chance", "draws every answer at random")
 ANSWERS = ("no", "yes")
 """The class names of a yes/no question: class 1 is yes."""
 
@@ -28,7 +28,7 @@ def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batc
 
 
 def exact(right: Tensor) -> Score:
-    """A floor that is known exactly: its mean over all examples of the split (n)."""
+    """A baseline that is known exactly: its mean over all examples of the split (n)."""
     return Score(right.mean().item(), 0.0, 0)
 
 
@@ -54,7 +54,7 @@ class Classification(Task):
         logits = check_logits(self, outputs, batch, self.ends[1].count)
         return {"accuracy": (token_guesses(logits) == batch.targets)[:, 0].to(logits.dtype)}
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing with all classes equally likely."""
-        check_floors(self, split, sequences)
+        check_baselines(self, split, sequences)
         return {"chance": Score(1 / self.ends[1].count, 0.0, 0)}

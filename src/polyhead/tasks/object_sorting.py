@@ -24,8 +24,8 @@ from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, CHANCE
 from polyhead.tasks.examples import distinct, picks, training_set, unseen
-from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, ascending, mean_places, nearest
-from polyhead.tasks.task import Score, advance, check_draw, check_floors, check_logits, fork, right_tokens, seeded
+from polyhead.tasks.object_baselines import BY_OBJECT, KNOWN_OBJECTS, ascending, mean_places, nearest
+from polyhead.tasks.task import Score, advance, check_baselines, check_draw, check_logits, fork, right_tokens, seeded
 
 COUNTS = {"product": 48, "random": 64}
 WIDTHS = {"product": 12, "random": 8}
@@ -66,7 +66,7 @@ class ObjectSorting(Task):
     words: ClassVar[Words] = Words(
         splits={"novel": "disturbed objects"},
         metric=ACCURACY,
-        floors={"chance": CHANCE, "known_objects": KNOWN_OBJECTS},
+        baselines={"chance": CHANCE, "known_objects": KNOWN_OBJECTS},
         terms=(BY_OBJECT,),
     )
 
@@ -147,9 +147,9 @@ class ObjectSorting(Task):
     def class_name(self, target: str, label: int) -> str:
         return str(label + 1)
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Share of whole orders right: exact for guessing, and of learners without relations (object_floors.py)."""
-        check_floors(self, split, sequences)
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Share of whole orders right: exact for guessing, and of learners without relations (object_baselines.py)."""
+        check_baselines(self, split, sequences)
         batch = self.batch(split, sequences, seed=seed, step=0)
         means = mean_places(_pool(self, torch.device("cpu")), COUNTS[self.objects])
         named = nearest(batch.source, self.vectors())  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from polyhead.config import Batch, Classes, Vectors
 from polyhead.config.words import Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
-from polyhead.tasks.object_floors import BY_OBJECT, KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
+from polyhead.tasks.object_baselines import BY_OBJECT, KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, portion, seeded
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
@@ -56,7 +56,7 @@ class PairwiseOrder(Classification):
         question="Is the first before the second?",
         splits={"compositional": "unseen pairs"},
         metric=ACCURACY,
-        floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS, "known_objects": KNOWN_OBJECTS},
+        baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS, "known_objects": KNOWN_OBJECTS},
         terms=(("Known pairs", "Knows the pairs of training and their reverses, and guesses the others."), BY_OBJECT),
     )
 
@@ -111,11 +111,11 @@ class PairwiseOrder(Classification):
     def class_name(self, target: str, label: int) -> str:
         return ANSWERS[label]
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Scores of guessing and of learners without relations (object_floors.py), exact: over all pairs."""
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Scores of guessing and of learners without relations (object_baselines.py), exact: over all pairs."""
         met, asked = self.pairs_of("train"), self.pairs_of(split)
         known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
-        return super().floors(split, sequences=sequences) | {name: exact(each) for name, each in known.items()}
+        return super().baselines(split, sequences=sequences) | {name: exact(each) for name, each in known.items()}
 
 
 @functools.lru_cache(maxsize=16)

@@ -24,7 +24,7 @@ from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
-from polyhead.tasks.object_floors import KNOWN_PAIRS, card_pairs
+from polyhead.tasks.object_baselines import KNOWN_PAIRS, card_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, seeded
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
@@ -61,7 +61,7 @@ class SetCards(Classification):
         question="Are they a set?",
         splits={"compositional": "unseen triples"},
         metric=ACCURACY,
-        floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
+        baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
         terms=(
             (
                 "Known pairs",
@@ -119,12 +119,12 @@ class SetCards(Classification):
     def class_name(self, target: str, label: int) -> str:
         return ANSWERS[label]
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Scores of guessing and of a learner without the rule (object_floors.py), exact: over all triples."""
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Scores of guessing and of a learner without the rule (object_baselines.py), exact: over all triples."""
         met, asked = self.triples("train"), self.triples(split)
         says = card_pairs(met, _labels(met), asked)
         known = exact(1 - (says - _labels(asked)).abs())
-        return super().floors(split, sequences=sequences) | {"known_pairs": known}
+        return super().baselines(split, sequences=sequences) | {"known_pairs": known}
 
 
 @shaped

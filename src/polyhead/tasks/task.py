@@ -51,7 +51,7 @@ def token_guesses(outputs: Tensor | LazyLogitsLike) -> Tensor:
 
 
 def beside(task: str, file: str) -> ModuleType:
-    """The module `file` in the folder of `task`, imported when needed, because the floors import the task."""
+    """The module `file` in the folder of `task`, imported when needed, because the baselines import the task."""
     return importlib.import_module(f"{task.rpartition('.')[0]}.{file}")
 
 
@@ -125,11 +125,11 @@ def check_fraction(task: Task, field: str) -> None:
         raise ValueError(f"{type(task).__name__}: {field} must lie between 0 and 1 but is {getattr(task, field)}")
 
 
-def check_floors(task: Task, split: str, sequences: int) -> None:
+def check_baselines(task: Task, split: str, sequences: int) -> None:
     """Raise a ValueError unless `task` has the split and there are sequences to score."""
     check_split(task, split)
     if sequences < 1:
-        raise ValueError(f"floors: sequences must be at least 1 but is {sequences}")
+        raise ValueError(f"baselines: sequences must be at least 1 but is {sequences}")
 
 
 def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tensor:

@@ -37,7 +37,7 @@ def test_a_row_has_the_means_and_errors_over_networks(tmp_path, values, cells):
 
 def test_baselines_and_the_ceiling_are_rows(tmp_path):
     page = written(folders(tmp_path, {"softmax": [0.7, 0.71]}), tmp_path / "r.html")
-    scores = TASK.floors("compositional", sequences=300)
+    scores = TASK.baselines("compositional", sequences=300)
     for name, label in {"ridge": "Ridge regression (baseline)", "ceiling": "Exact ceiling"}.items():
         cell = f"{scores[name].mean:.3f} ± {scores[name].standard_error:.3f}".replace("-", "−")
         assert page.cells(label)[0] == cell

@@ -1,4 +1,4 @@
-"""The figures of dual attention: pictures, floors, and claims whose runs failed.
+"""The figures of dual attention: pictures, baselines, and claims whose runs failed.
 
 Their claims, tables and numbers are those of docs/results: test_redraw.py.
 """
@@ -38,11 +38,11 @@ def drawn(study, tmp_path, monkeypatch):
 
 def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypatch):
     """In pictures by the number of images, in the table below the models: means over the images of each seed."""
-    monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 300)  # 60 of two splits have the same floor by chance
+    monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 300)  # 60 of two splits have the same baseline by chance
     found, seen = drawn(study_of("games", score), tmp_path, monkeypatch)
     for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
         each = {
-            n: [RelationalGames("between", n, split_seed=i).floors(split, sequences=300, seed=i) for i in (0, 1)]
+            n: [RelationalGames("between", n, split_seed=i).baselines(split, sequences=300, seed=i) for i in (0, 1)]
             for n in (16, 32)
         }
         differ = len({one["known_pairs"].mean for both_ in each.values() for one in both_}) > 1
@@ -70,9 +70,9 @@ def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study
     tasks = dict.fromkeys(point.run.task for point in study.points)
     most = max(one.examples or 0 for one in tasks)
     tasks = [one for one in tasks if most in (0, one.examples)]
-    means = [one.floors(split, sequences=60, seed=seed)[name].mean for seed, one in enumerate(tasks)]
+    means = [one.baselines(split, sequences=60, seed=seed)[name].mean for seed, one in enumerate(tasks)]
     ((_, levels),) = seen.items()
-    label = study.points[0].run.task.words.floors[name].label
+    label = study.points[0].run.task.words.baselines[name].label
     level = levels[label][most] if figure == "sorting" else levels[label]
     assert level == pytest.approx(sum(means) / len(means))
     assert f"{level:.3f}" in "".join([row for row in found.rows if label in row][-1])

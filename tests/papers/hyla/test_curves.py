@@ -1,4 +1,4 @@
-"""Figures along an axis that docs/results cannot redraw, floors, and claims whose runs failed."""
+"""Figures along an axis that docs/results cannot redraw, baselines, and claims whose runs failed."""
 
 import pytest
 from drawn import draw, without
@@ -13,12 +13,12 @@ from polyhead.papers.reproduce import FIGURES
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 
 BEST = {"hyla": 0.1, "softmax": 0.0, "linear": -0.05}
-FLOORS = {"gaussian_process": 0.3, "ceiling": 1.0}
+BASELINES = {"gaussian_process": 0.3, "ceiling": 1.0}
 
 
 @pytest.fixture(autouse=True)
-def quick_floors(monkeypatch):
-    found = {name: constant(value) for name, value in FLOORS.items()}
+def quick_baselines(monkeypatch):
+    found = {name: constant(value) for name, value in BASELINES.items()}
     for module in (fuzzy, scaling, outcome):
         monkeypatch.setattr(module, "baselines", lambda run, split="compositional": found)
 
@@ -28,20 +28,20 @@ def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
     found = draw(study)
     assert [picture.stem for picture in found.pictures] == ["fig-a3a", "fig-a3b", "fig-a3c", "fig-a3d"]
     claims = {verdict.claim.split(" ")[0]: verdict.outcome for verdict in found.verdicts}
-    assert claims["no"] == YES  # novel scores are planted half below: under the floor
+    assert claims["no"] == YES  # novel scores are planted half below: under the baseline
     splits = found.numbers["N 8, held out 0.3"]["hyla"]
     assert set(splits) == {"compositional", "iid", "novel", "training loss"}
 
 
-def test_a3_leaves_out_floors_that_would_flatten_its_curves(study_of, tmp_path, monkeypatch):
+def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, tmp_path, monkeypatch):
     drawn, levels = [], {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
     monkeypatch.setattr(fuzzy, "baseline_curves", lambda cells, split: levels)
     monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
     fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed))
-    assert {name for panels in drawn for _, _, floors in panels for name in floors} == {"Recall"}
+    assert {name for panels in drawn for _, _, baselines in panels for name in baselines} == {"Recall"}
 
 
-def test_2c_has_its_floors_in_the_last_columns(study_of, tmp_path):
+def test_2c_has_its_baselines_in_the_last_columns(study_of, tmp_path):
     found = draw(study_of("fig-2c", lambda run: 0.5))
     assert (found.rows[0][0], *found.rows[0][-2:]) == ("N 8, 30 % held out", "0.300 ± 0.000", "1.000 ± 0.000")
     assert found.head[-2:] == ("Gaussian process", "Exact ceiling")

@@ -107,7 +107,7 @@ def study(tmp_path):
     return Study("long", HYLA, "paper", tmp_path, tuple(points))
 
 
-def test_the_figure_has_the_courses_equal_skill_and_the_floors_of_the_same_sequences(study, tmp_path, monkeypatch):
+def test_the_figure_has_the_courses_equal_skill_and_the_baselines_of_the_same_sequences(study, tmp_path, monkeypatch):
     panels, batches = [], []
     monkeypatch.setattr(figures, "lines", lambda given, **_: panels.append(given))
     monkeypatch.setattr(figures, "save", lambda figure, path: path)
@@ -223,10 +223,10 @@ def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_
     length = long.draw_length(replace(study, points=short))
     assert [picture.stem for picture in length.pictures] == ["long"]
     assert [verdict.parts[0].estimate.values for verdict in length.verdicts] == [pytest.approx({1: 0.05})]
-    assert {row[0] for row in length.rows} == {"HYLA", "Softmax", *long.FLOORS.values()}
+    assert {row[0] for row in length.rows} == {"HYLA", "Softmax", *long.BASELINES.values()}
 
 
-def test_the_page_of_raven_matrices_has_their_floors_and_tests(study, tmp_path, monkeypatch):
+def test_the_page_of_raven_matrices_has_their_baselines_and_tests(study, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "lines", lambda given, **labels: drawn.append((given, labels)))
     monkeypatch.setattr(figures, "save", lambda figure, path: path)

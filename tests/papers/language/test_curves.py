@@ -36,7 +36,7 @@ def quick(monkeypatch, request):
         monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
         monkeypatch.setattr(Text, "count", lambda task, split: 100)
         monkeypatch.setattr(Text, "fingerprint", lambda task: "a")
-        monkeypatch.setattr(Text, "floors", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
+        monkeypatch.setattr(Text, "baselines", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
 
 
 def planted(run, folder, end, text="a"):
@@ -217,7 +217,7 @@ def test_the_best_rate_is_chosen_on_validation():
 
 
 def test_results_keep_their_text(tmp_path, monkeypatch):
-    """Drawn from results.json: the same claims, and floors only of the text that the runs read."""
+    """Drawn from results.json: the same claims, and baselines only of the text that the runs read."""
     ends = by_row(hyla=1.9, dual=1.8, linear=2.1)
     runs = STUDIES["lm-bytes"]("smoke")
     known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]

@@ -174,7 +174,7 @@ def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     short = r"has \d+ tokens for 'iid', but a sequence takes 17; lower length"
     refused_text(tmp_path / "short.txt", short)
     with pytest.raises(ValueError, match=short):
-        task_of(tmp_path / "short.txt", tmp_path).floors("iid")
+        task_of(tmp_path / "short.txt", tmp_path).baselines("iid")
     (tmp_path / "tiny.txt").write_text("tiny")
     refused_text(tmp_path / "tiny.txt", "has 1 tokens for 'iid', but a sequence takes 17; give more text")
     (tmp_path / "file").write_text("a file")

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.tasks import Text
-from polyhead.tasks.text import floors as text_floors
+from polyhead.tasks.text import baselines as text_baselines
 from polyhead.tasks.text.task import order
 from polyhead.train import evaluate
 
@@ -196,9 +196,9 @@ def test_bits_of_tokens_are_spread_over_the_bytes_of_their_split(folder):
 
 
 @pytest.mark.parametrize(("sequences", "most"), [(2000, 0.01), (20, 0.05)])
-def test_floors_are_those_of_zlib_and_of_frequencies(folder, sequences, most):
+def test_baselines_are_those_of_zlib_and_of_frequencies(folder, sequences, most):
     task = task_of(folder)
-    found = task.floors("iid", sequences=sequences)
+    found = task.baselines("iid", sequences=sequences)
     tokens = row(task, "iid")[1 : 16 * sequences + 1]
     data = tokens.astype(np.uint8).tobytes()
     assert found["zlib"].mean == pytest.approx(8 * len(zlib.compress(data, 9)) / len(data), rel=most)
@@ -207,12 +207,12 @@ def test_floors_are_those_of_zlib_and_of_frequencies(folder, sequences, most):
     assert found["unigram"].mean == pytest.approx(-np.log2(counts / counts.sum())[tokens].mean(), rel=most)
     assert found["unigram"].count == min(sequences, round(len(tokens) / 16))
     with pytest.raises(ValueError, match="sequences must be at least 1"):
-        task.floors("iid", sequences=0)
+        task.baselines("iid", sequences=0)
 
 
 def test_zlib_compresses_one_stream():
     noise = np.random.default_rng(0).integers(0, 256, 20_000, dtype=np.uint8).tobytes()
-    first, *others = text_floors._zlib(noise * 20)  # what came before is known
+    first, *others = text_baselines._zlib(noise * 20)  # what came before is known
     assert 2.4 < first < 2.6
     assert len(others) == 5
     assert max(others) < 0.1
@@ -234,7 +234,7 @@ def test_compressors_read_text_whatever_the_tokenizer(folder, capsys):
     small, plain = of_file(folder, "small.json"), task_of(folder)
     assert small.codec().count <= 200
     assert small._corpus().rate("iid") > 1.5
-    found, wanted = (task.floors("iid", sequences=10**6) for task in (small, plain))
+    found, wanted = (task.baselines("iid", sequences=10**6) for task in (small, plain))
     for name in ("zlib", "lzma"):
         assert found[name].mean == pytest.approx(wanted[name].mean, rel=0.05)  # separators are bytes, too
     assert "give" not in capsys.readouterr().err  # this one gives every text back
@@ -273,7 +273,7 @@ def test_compressors_pay_for_each_byte_of_the_text_that_a_tokenizer_loses(folder
     """They were divided by the bytes that its tokens give back; models are by those of the text."""
     library = pytest.importorskip("tokenizers")
     task = of_file(folder, "digits.json", normaliser=library.normalizers.Replace(library.Regex("[a-zé ]"), ""))
-    found = task.floors("iid", sequences=10**6)
+    found = task.baselines("iid", sequences=10**6)
     text = task.codec().decode(row(task, "iid")[1:].tolist()).encode()
     size = task._corpus().manifest["splits"]["iid"]["bytes"]
     assert len(text) < 0.6 * size

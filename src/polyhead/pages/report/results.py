@@ -55,7 +55,7 @@ def metric_name(task: Task) -> str:
 
 
 def baseline_label(task: Task, name: str) -> str:
-    words = task.words.floors.get(name)
+    words = task.words.baselines.get(name)
     return words.label if words else name.replace("_", " ").capitalize()
 
 
@@ -183,7 +183,7 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
             continue
         levels = {}
         for name, by_split in results.baselines.items():
-            words = task.words.floors.get(name)
+            words = task.words.baselines.get(name)
             if split in by_split and (words is None or words.drawn):
                 levels[baseline_label(task, name)] = by_split[split].mean
         positive = all(y > 0 for points in series.values() for ys in points.values() for y in ys)

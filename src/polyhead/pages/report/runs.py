@@ -330,7 +330,7 @@ def baselines(seed_groups: Sequence[SeedGroup], splits: Sequence[str], sequences
     for split in splits:
         scores: dict[str, list[Score]] = {}
         for seed, task in enumerate(tasks):
-            measure = getattr(task, "floors", None)
+            measure = getattr(task, "baselines", None)
             if measure is None:
                 return {}
             by_name = measure(split, sequences=max(100, sequences // len(tasks)), seed=seed)

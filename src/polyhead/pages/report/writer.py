@@ -163,7 +163,9 @@ def _terms(results: Results) -> list[tuple[str, str]]:
     """Words and their meanings: those of the task, then general ones."""
     words = results.task.words
     terms = [] if words.metric is None else [words.metric]
-    terms += [(words.floors[name].label, words.floors[name].does) for name in results.baselines if name in words.floors]
+    for name in results.baselines:
+        if name in words.baselines:
+            terms.append((words.baselines[name].label, words.baselines[name].does))
     terms += words.terms
     if words.parts is not None:
         terms += words.parts.terms

@@ -14,8 +14,8 @@ from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.outcome import FigureOutcome, Picture
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
-from polyhead.tasks.fuzzy_logic.floors import floors as fuzzy_floors
-from polyhead.tasks.sraven.floors import floors as raven_floors
+from polyhead.tasks.fuzzy_logic.baselines import baselines as fuzzy_baselines
+from polyhead.tasks.sraven.baselines import baselines as raven_baselines
 
 SEEDS = (1, 2, 3, 4, 5)
 """The seeds of the tests, without seed 0, which chose the rates."""
@@ -27,8 +27,8 @@ SKILL, EARLY = 0.90, 5000
 PAPER_SEEDS = 3
 """Of Table A1 in the paper."""
 KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
-FLOORS = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
-RAVEN_FLOORS = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
+BASELINES = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
+RAVEN_BASELINES = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
 WORDS = {"r2": "R²", "accuracy": "accuracy"}
 """Metric of a task -> its name in the figure."""
 
@@ -38,7 +38,7 @@ WIDTHS = (2, 4, 8, 16)
 """Widths of heads; the main test has the first."""
 SETTINGS = {f"{name}-width-{width}": f"{ROWS[name].label}, width {width}" for name in MAIN for width in WIDTHS[1:]}
 SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
-NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | FLOORS | RAVEN_FLOORS
+NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | BASELINES | RAVEN_BASELINES
 TASKS = ("sraven-", "length-16-")
 """What the name of a run begins with if its task is not that of the main test."""
 
@@ -46,7 +46,7 @@ Tests = tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...]
 """Family (p-values are corrected within one), claim, and the differences that must be above 0."""
 
 Measured = Mapping[tuple[str, str], Mapping[int, float]]
-"""A quantity and a model or floor -> its value by seed.  Quantities: `unseen`, the R² on unseen combinations at the
+"""A quantity and a model or baseline -> its value by seed.  Quantities: `unseen`, the R² on unseen combinations at the
 end; `equal`, that at equal skill; `gap`, known less unseen; `late`, the gain on unseen ones after `EARLY` steps."""
 
 TESTS: Tests = (
@@ -124,7 +124,7 @@ RAVENS: Tests = (
     (
         "secondary",
         "5. on unseen combinations models are above floors",
-        tuple(("unseen", model, floor) for model in MAIN for floor in ("same_slot", "known_combinations")),
+        tuple(("unseen", model, baseline) for model in MAIN for baseline in ("same_slot", "known_combinations")),
     ),
     ("secondary", "6. softmax loses more than HYLA from known to unseen", TESTS[-1][2]),
 )
@@ -154,11 +154,11 @@ def beside(point: FinishedRun) -> dict[str, float]:
     task, train, seed = point.run.task, point.run.train, point.run.seed
     count = train.eval_batches * train.batch_size
     if isinstance(task, Sraven):
-        scores = raven_floors(task, UNSEEN, sequences=count, seed=seed)
-        return {name: scores[name].mean for name in RAVEN_FLOORS}
+        scores = raven_baselines(task, UNSEEN, sequences=count, seed=seed)
+        return {name: scores[name].mean for name in RAVEN_BASELINES}
     assert isinstance(task, FuzzyLogic)
-    scores = fuzzy_floors(task, UNSEEN, sequences=count, seed=seed, batch_size=train.batch_size)
-    return {name: scores[name].mean for name in FLOORS}
+    scores = fuzzy_baselines(task, UNSEEN, sequences=count, seed=seed, batch_size=train.batch_size)
+    return {name: scores[name].mean for name in BASELINES}
 
 
 def measured(points: Iterable[FinishedRun]) -> dict[tuple[str, str], dict[int, float]]:
@@ -296,7 +296,7 @@ def _drawn(study: Study, tests: Tests) -> FigureOutcome:
             if point.run.seed in by_seed:
                 skills.setdefault(label, {}).setdefault(skill, []).append(by_seed[point.run.seed])
     levels = {}
-    for name in FLOORS | RAVEN_FLOORS:
+    for name in BASELINES | RAVEN_BASELINES:
         if ("unseen", name) in shown:
             levels[NAMES[name]] = Estimate.of(shown["unseen", name]).mean
 
@@ -395,7 +395,7 @@ def _table(points: Iterable[FinishedRun], quantities: Measured) -> tuple[tuple[s
             else:
                 texts.append(f"{value:.3f}".replace("-", "−"))
         rows.append(tuple(texts))
-    for name in FLOORS | RAVEN_FLOORS:
+    for name in BASELINES | RAVEN_BASELINES:
         for seed, value in quantities.get(("unseen", name), {}).items():
             rows.append((NAMES[name], str(seed), "–", f"{value:.3f}", *["–"] * (len(columns) - 2)))
     return ("", "seed", *columns.values()), tuple(rows)

@@ -109,7 +109,7 @@ def single(row: str) -> Callable[[], Run]:
 # --------------------------------------------------------------------------------------------------------------- claims
 Named = Mapping[str, Cell]
 Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
-"""Cells by model and the floors of the held-out text."""
+"""Cells by model and the baselines of the held-out text."""
 
 ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
@@ -182,14 +182,14 @@ def ending(cell: Cell) -> Estimate:
     return Estimate(point.score("iid"), error, count - 1.0, runs=1.0, sampling=error)
 
 
-def floors(study: Study) -> dict[str, float]:
+def baselines(study: Study) -> dict[str, float]:
     """Bits per byte of compressors on the reported text, up to `COMPRESSED_TOKENS` tokens; {} if it is not here."""
     task = study.points[0].run.task
     assert isinstance(task, Text)
     if {point.fingerprint() for point in study.points} != {task.fingerprint()}:
         return {}
     sequences = min(task.count("iid") or 1, COMPRESSED_TOKENS // task.length)
-    return {name: score.mean for name, score in task.floors("iid", sequences=sequences).items()}
+    return {name: score.mean for name, score in task.baselines("iid", sequences=sequences).items()}
 
 
 def curves(claim: Claim) -> Callable[[Study], FigureOutcome]:
@@ -198,7 +198,7 @@ def curves(claim: Claim) -> Callable[[Study], FigureOutcome]:
     def draw(study: Study) -> FigureOutcome:
         cells = cells_by_model(study)[()]
         same, text = one_text(study)
-        levels = floors(study)
+        levels = baselines(study)
         series = {label(model): course(cell) for model, cell in cells.items()}
         shown_levels = {name: level for name, level in levels.items() if name == "zlib"}
         panel = ("", series, shown_levels)

@@ -1,4 +1,4 @@
-"""Fuzzy logic: the task, and the scores of solvers that do not compose (floors.py, function_floors.py)."""
+"""Fuzzy logic: the task, and the scores of solvers that do not compose (baselines.py, function_baselines.py)."""
 
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
 

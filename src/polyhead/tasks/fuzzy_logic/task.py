@@ -14,7 +14,7 @@ tensor([[0.6000]])
 
 A sequence is `length` tokens (x, f(x)).  The last is the query: it carries 0 in place of f(x), the target.
 A solver that knows the terms and identifies the two in use is exact.  A solver that interpolates between examples is
-not: see floors.py.
+not: see baselines.py.
 """
 
 import functools
@@ -236,9 +236,9 @@ class FuzzyLogic(Task):
         bits = [(label >> (self.variables - 1 - v)) & 1 for v in range(self.variables)]
         return "".join(("" if bit else "¬") + "x" + chr(0x2081 + v) for v, bit in enumerate(bits))
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """R² of baselines that do not compose, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.floors`."""
-        scores: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """R² of baselines that do not compose, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.baselines`."""
+        scores: dict[str, Score] = beside(__name__, "baselines").baselines(self, split, sequences=sequences, seed=seed)
         return scores
 
 

@@ -1,6 +1,6 @@
 """The words of reports on fuzzy logic."""
 
-from polyhead.config.words import Floor, Parts, Words
+from polyhead.config.words import Baseline, Parts, Words
 
 WORDS = Words(
     metric=(
@@ -8,23 +8,23 @@ WORDS = Words(
         "1 − (prediction − target)² / v, where v is the population variance of all targets of the same sequence, "
         "averaged over sequences. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
     ),
-    floors={
-        "context_mean": Floor("Context mean", "predicts the mean target of the examples", short="mean"),
-        "nearest_neighbour": Floor("Nearest neighbour", "copies the target of the closest example", short="1-NN"),
-        "ridge": Floor("Ridge regression", "fits a line to the examples"),
-        "gaussian_process": Floor(
+    baselines={
+        "context_mean": Baseline("Context mean", "predicts the mean target of the examples", short="mean"),
+        "nearest_neighbour": Baseline("Nearest neighbour", "copies the target of the closest example", short="1-NN"),
+        "ridge": Baseline("Ridge regression", "fits a line to the examples"),
+        "gaussian_process": Baseline(
             "Gaussian process", "interpolates smoothly between the examples", drawn=True, short="GP"
         ),
-        "recall": Floor("Recall", "weights the training functions by how well each fits the examples", drawn=True),
-        "mix": Floor("Mixture", "fits a linear combination of the training functions to the examples", drawn=True),
-        "ceiling": Floor(
+        "recall": Baseline("Recall", "weights the training functions by how well each fits the examples", drawn=True),
+        "mix": Baseline("Mixture", "fits a linear combination of the training functions to the examples", drawn=True),
+        "ceiling": Baseline(
             "Exact ceiling", "knows the whole family and averages all its functions that fit the examples", drawn=True
         ),
     },
     terms=(
         ("novel", "Combinations of terms that never occurred in training at all."),
         (
-            "Floors",
+            "Baselines",
             "Predictors that see the same examples and compose nothing. A score that does not exceed them is no "
             "evidence of composition. GP: Gaussian process; 1-NN: nearest neighbour. recall and mix know the training "
             "functions, not their terms: one weighs them by how well they fit the examples, the other mixes them "

@@ -70,8 +70,8 @@ class Images(Classification):
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
         metric=ACCURACY,
-        floors={"chance": CHANCE},
-        terms=(("No other floor", "An image class has no parts or relations that a learner could lack."),),
+        baselines={"chance": CHANCE},
+        terms=(("No other baseline", "An image class has no parts or relations that a learner could lack."),),
     )
 
     def __post_init__(self) -> None:

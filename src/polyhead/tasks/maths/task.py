@@ -39,8 +39,8 @@ class Maths(Task):
         compositional   extrapolation in length: more parts (terms, factors, degrees) than any training question
         novel           extrapolation in size: the largest number exceeds all numbers of training
 
-    There are no floors, because answers are free text.  The most frequent training answer is right for a share of 0 to
-    0.05 (easy questions).
+    There are no baselines, because answers are free text.  The most frequent training answer is right for a share of 0
+    to 0.05 (easy questions).
 
     No question is in two splits: a hash of its text decides between train, validation and iid.
 
@@ -78,7 +78,7 @@ class Maths(Task):
     words: ClassVar[Words] = Words(
         splits={"compositional": "longer questions than in training", "novel": "larger numbers than in training"},
         metric=("Exact match", "The share of answers that are right to the last character, including the end."),
-        terms=(("No floor", "Answers are free text and hardly any occurs twice: guessing scores about 0."),),
+        terms=(("No baseline", "Answers are free text and hardly any occurs twice: guessing scores about 0."),),
     )
 
     def __post_init__(self) -> None:

@@ -34,9 +34,9 @@ from polyhead.config.words import Words
 from polyhead.tasks import record
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
-from polyhead.tasks.object_floors import KNOWN_PAIRS
+from polyhead.tasks.object_baselines import KNOWN_PAIRS
 from polyhead.tasks.relational_games import original
-from polyhead.tasks.relational_games.floors import known_pairs
+from polyhead.tasks.relational_games.baselines import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
 from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
 
@@ -94,7 +94,7 @@ class RelationalGames(Classification):
             "novel_stripes": "unseen shapes (stripes)",
         },
         metric=ACCURACY,
-        floors={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
+        baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
         terms=(("Known pairs", "Knows the class of each pair of objects in the training images."),),
     )
 
@@ -142,9 +142,9 @@ class RelationalGames(Classification):
     def class_name(self, target: str, label: int) -> str:
         return ANSWERS[label]
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """The exact score of guessing; for generated images also of a learner without relations: see floors.py."""
-        table = super().floors(split, sequences=sequences)
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """The exact score of guessing; for generated images also of a learner without relations: see baselines.py."""
+        table = super().baselines(split, sequences=sequences)
         if self.data == "original":
             return table
         grids, labels = _pool(self, torch.device("cpu"))

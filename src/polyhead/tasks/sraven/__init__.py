@@ -1,4 +1,4 @@
-"""Symbolic Raven matrices: the task, its floors, and instances with several answers (ambiguity.py)."""
+"""Symbolic Raven matrices: the task, its baselines, and instances with several answers (ambiguity.py)."""
 
 from polyhead.tasks.sraven.task import Sraven
 

@@ -256,9 +256,9 @@ class Sraven(Task):
         """For each sequence (b): `accuracy`, 1 if all features of the last panel are right, and `feature_accuracy`."""
         return right_tokens(*self._queries(outputs, batch), "feature_accuracy")
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Accuracy of baselines that do not combine rules, and of the Bayes-optimal solver: see floors.py."""
-        scores: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences, seed=seed)
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Accuracy of baselines that do not combine rules, and of the Bayes-optimal solver: see baselines.py."""
+        scores: dict[str, Score] = beside(__name__, "baselines").baselines(self, split, sequences=sequences, seed=seed)
         return scores
 
     def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -1,27 +1,29 @@
 """The words of reports on SRAVEN."""
 
-from polyhead.config.words import Floor, Parts, Words
+from polyhead.config.words import Baseline, Parts, Words
 from polyhead.tasks.classification import CHANCE
 
 WORDS = Words(
     metric=("Accuracy", "The share of sequences in which every symbol of the last panel is right."),
-    floors={
+    baselines={
         "chance": CHANCE,
-        "symbol_counts": Floor(
+        "symbol_counts": Baseline(
             "Symbol counts",
             "knows no rule, only where in the panels the training answers occurred",
             drawn=True,
             short="counts",
         ),
-        "copy_left": Floor("Copy", "copies the panel to the left of the last one", short="copy"),
-        "same_slot": Floor("Same slot", "knows the rules, but not that columns permute their features", short="slot"),
-        "known_combinations": Floor(
+        "copy_left": Baseline("Copy", "copies the panel to the left of the last one", short="copy"),
+        "same_slot": Baseline(
+            "Same slot", "knows the rules, but not that columns permute their features", short="slot"
+        ),
+        "known_combinations": Baseline(
             "Known combinations only",
             "knows the family, but no combination of rules beyond the training ones",
             drawn=True,
             short="known",
         ),
-        "ceiling": Floor(
+        "ceiling": Baseline(
             "Exact ceiling", "knows all rules and gives the most probable answer for the shown panels", drawn=True
         ),
     },
@@ -31,7 +33,7 @@ WORDS = Words(
     },
     terms=(
         (
-            "Floors",
+            "Baselines",
             "Predictors that see the same panels and combine no rules that were not combined in training. A score that "
             "does not exceed them is no evidence of composition. Symbol counts know no rule. slot: same slot; known: "
             "known combinations, which on iid sequences are all there is to know.",

@@ -1,4 +1,4 @@
-"""Language modelling: the task, sources of text, tokenizers, token files, and compressors as floors."""
+"""Language modelling: the task, sources of text, tokenizers, token files, and compressors as baselines."""
 
 from polyhead.tasks.text.task import Text
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
-from polyhead.config.words import Floor, Words
+from polyhead.config.words import Baseline, Words
 from polyhead.tasks import record
 from polyhead.tasks.task import (
     LazyLogitsLike,
@@ -99,10 +99,10 @@ class Text(Task):
             "The bits per byte of held-out text under the model, comparable between tokenizers: lower is better. A "
             "compressor has not seen the training text, but sees whole files.",
         ),
-        floors={
-            "zlib": Floor("Zlib", "compresses the text and looks back 32 KiB"),
-            "lzma": Floor("Lzma", "compresses the text and looks back over all of it"),
-            "unigram": Floor("Unigram", "knows how often each token occurs in the training text"),
+        baselines={
+            "zlib": Baseline("Zlib", "compresses the text and looks back 32 KiB"),
+            "lzma": Baseline("Lzma", "compresses the text and looks back over all of it"),
+            "unigram": Baseline("Unigram", "knows how often each token occurs in the training text"),
         },
     )
 
@@ -238,9 +238,9 @@ class Text(Task):
         """`perplexity` per token; it depends on the tokenizer."""
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
-    def floors(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors and of token frequencies: see floors.py."""
-        scores: dict[str, Score] = beside(__name__, "floors").floors(self, split, sequences=sequences)
+    def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+        """Bits per byte of compressors and of token frequencies: see baselines.py."""
+        scores: dict[str, Score] = beside(__name__, "baselines").baselines(self, split, sequences=sequences)
         return scores
 
     # ------------------------------------------------------------------------------------------------------------ words

@@ -1,4 +1,4 @@
-"""Floors of language models: compressors, and token frequencies without context.  Lower is better.
+"""Baselines of language models: compressors, and token frequencies without context.  Lower is better.
 
     zlib       the split's bytes as one stream, level 9: its window is 32 KiB, and it has not seen the training text
     lzma       the same with LZMA, preset 9, whose window is the whole split
@@ -14,7 +14,7 @@ import zlib
 import numpy as np
 import torch
 
-from polyhead.tasks.task import Score, check_floors
+from polyhead.tasks.task import Score, check_baselines
 from polyhead.tasks.text.task import Text
 from polyhead.tasks.text.tokens import Bytes
 
@@ -22,12 +22,12 @@ STRETCH = 1 << 16
 COUNTED_TOKENS = 1 << 26  # most training tokens to count
 
 
-def floors(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
-    """Bits per byte of each floor on the first `sequences` sequences of `split`, in the order of the text.
+def baselines(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
+    """Bits per byte of each baseline on the first `sequences` sequences of `split`, in the order of the text.
 
     Raises ValueError for an unknown split, or one that is shorter than a sequence.
     """
-    check_floors(task, split, sequences)
+    check_baselines(task, split, sequences)
     corpus = task._corpus()
     tokens = np.array(task._tokens(split)[: sequences * task.length + 1])
     plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes

@@ -1,4 +1,4 @@
-"""Floors of tasks on objects: scores of learners that treat an object as a name and know no relation.
+"""Baselines of tasks on objects: scores of learners that treat an object as a name and know no relation.
 
 Pairwise order, n objects.  `known_pairs` knows the training pairs and their reverses, and guesses all other pairs.  It
 scores 0.5 + 0.5 r, where r is the share of pairs whose reverse is in training: about a half for split "ordered", none
@@ -7,8 +7,8 @@ for "unordered".  `known_objects` knows how often each object came first, and co
     share_i = (first_i + 1) / (pairs_i + 2)            class 1 if share_i > share_j, a guess if they are equal
 
 An object at place k of n comes before (n - 1 - k) / (n - 1) of the others.  So the shares follow the order, except for
-the choice of training pairs.  A score that is not above this floor needs only one number per object, and no comparison
-of pairs.
+the choice of training pairs.  A score that is not above this baseline needs only one number per object, and no
+comparison of pairs.
 
 Sorting.  `known_objects` sorts by the mean place of each object in the training sequences that contain it, or the
 middle place if none does.  In sequences of L out of N objects, (L - 1) k / (N - 1) others stand on average before the
@@ -28,17 +28,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.config.words import Floor
+from polyhead.config.words import Baseline
 from polyhead.spec.shapes import shaped
 
-KNOWN_PAIRS = Floor(
+KNOWN_PAIRS = Baseline(
     "Known pairs",
     "knows no relation, only the pairs of objects that it met in training",
     by="the pairs of objects it has met",
     drawn=True,
     short="pairs",
 )
-KNOWN_OBJECTS = Floor(
+KNOWN_OBJECTS = Baseline(
     "Known objects",
     "knows no relation, only the mean place of each object in training",
     by="one number for each object, where it stood in training",

@@ -1,4 +1,4 @@
-"""Symbolic Raven: floors and ceiling, and the numbers of tasks and instances."""
+"""Symbolic Raven: baselines and ceiling, and the numbers of tasks and instances."""
 
 import itertools
 import math
@@ -10,15 +10,15 @@ from sraven_rules import obeys
 from polyhead.tasks import Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import bayes
-from polyhead.tasks.sraven.floors import copy_left, evidence, hits, known_combinations, same_slot, symbol_counts
+from polyhead.tasks.sraven.baselines import copy_left, evidence, hits, known_combinations, same_slot, symbol_counts
 
 NAMES = ["chance", "copy_left", "symbol_counts", "same_slot", "known_combinations", "ceiling"]
 
 
-# ------------------------------------------------------------------------------------------ floors
-def test_floors_and_ceiling_of_the_paper_task():
+# --------------------------------------------------------------------------------------- baselines
+def test_baselines_and_ceiling_of_the_paper_task():
     task = Sraven()
-    seen, new = (task.floors(split, sequences=1000) for split in ("iid", "compositional"))
+    seen, new = (task.baselines(split, sequences=1000) for split in ("iid", "compositional"))
     for table in (seen, new):
         assert list(table) == NAMES
         assert (table["chance"].mean, table["chance"].standard_error) == (8**-4, 0)
@@ -40,8 +40,8 @@ def test_floors_and_ceiling_of_the_paper_task():
     ],
     ids=["one order", "many features"],
 )
-def test_floors_that_a_task_cannot_have(task, names):
-    assert list(task.floors("iid", sequences=20)) == names
+def test_baselines_that_a_task_cannot_have(task, names):
+    assert list(task.baselines("iid", sequences=20)) == names
 
 
 def test_same_slot_solves_what_is_not_permuted_and_copies_what_it_cannot_explain():
@@ -85,7 +85,7 @@ def test_a_symbol_counts_in_its_slot_and_in_all():
 def test_symbol_counts_are_those_of_training_tasks():
     """Without permuted columns the statistics of known rules help with their combinations, little with others."""
     task = Sraven(features=2, values=5, permuted=False)
-    seen, new = (task.floors(split, sequences=1000)["symbol_counts"].mean for split in ("iid", "compositional"))
+    seen, new = (task.baselines(split, sequences=1000)["symbol_counts"].mean for split in ("iid", "compositional"))
     assert 0.1 < seen < 0.2
     assert new < 0.03
 

@@ -1,4 +1,4 @@
-"""Floors and ceiling of SRAVEN: the accuracy without composing rules, and the best possible accuracy.
+"""Baselines and ceiling of SRAVEN: the accuracy without composing rules, and the best possible accuracy.
 
     chance               every symbol of the last panel at random: values^-features
     copy_left            the panel to the left of the last one
@@ -33,18 +33,18 @@ from torch.nn import functional as F
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.sraven.ambiguity import bayes, chances, hypotheses, searchable, straight
 from polyhead.tasks.sraven.task import Sraven
-from polyhead.tasks.task import Score, check_floors
+from polyhead.tasks.task import Score, check_baselines
 
 CHUNK = 500  # sequences at once
 TRAINED = 4000  # training sequences that `symbol_counts` counts
 
 
-def floors(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-    """Accuracy on `split` of every floor and of the ceiling, over `sequences` sequences of stream `seed`.
+def baselines(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+    """Accuracy on `split` of every baseline and of the ceiling, over `sequences` sequences of stream `seed`.
 
     Raises ValueError for an unknown split, or no sequences.
     """
-    check_floors(task, split, sequences)
+    check_baselines(task, split, sequences)
     scores: dict[str, list[Tensor]] = {}
     single = []
     for step, start in enumerate(range(0, sequences, CHUNK)):

@@ -1,4 +1,4 @@
-"""Two floors of in-context regression that use whole training functions and do not know the terms.
+"""Two baselines of in-context regression that use whole training functions and do not know the terms.
 
 With training functions f_1 ... f_F, a context (x_s, y_s) and a query x:
 

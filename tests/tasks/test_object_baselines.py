@@ -1,4 +1,4 @@
-"""Floors of learners that treat objects as names: by hand, and by their derivations."""
+"""Baselines of learners that treat objects as names: by hand, and by their derivations."""
 
 import math
 from collections import Counter
@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
-from polyhead.tasks.object_floors import card_pairs
+from polyhead.tasks.object_baselines import card_pairs
 from polyhead.tasks.object_sorting import _pool
 
 # ------------------------------------------------------------------------------------------------------- pairwise order
 
 
 @pytest.mark.parametrize(("split", "examples"), [("ordered", None), ("unordered", None), ("ordered", 40)])
-def test_floors_of_pairwise_order(split, examples):
+def test_baselines_of_pairwise_order(split, examples):
     task = PairwiseOrder(split=split, examples=examples, split_seed=2)
     met = {tuple(pair) for pair in task.pairs_of("train").tolist()}
     asked = task.pairs_of("compositional").tolist()
     reverse = sum((b, a) in met for a, b in asked) / len(asked)
     assert (reverse > 0) == (split == "ordered")
-    found = task.floors("compositional")
+    found = task.baselines("compositional")
     assert list(found) == ["chance", "known_pairs", "known_objects"]
     assert found["known_pairs"].mean == pytest.approx(0.5 + 0.5 * reverse)
     first, pairs = [0] * 64, [0] * 64
@@ -32,14 +32,14 @@ def test_floors_of_pairwise_order(split, examples):
     right = [(share[a] > share[b]) == (a < b) if share[a] != share[b] else 0.5 for a, b in asked]
     assert found["known_objects"].mean == pytest.approx(sum(right) / len(right))
     assert {score.count for score in found.values()} == {0}  # all pairs: exact
-    assert task.floors("train")["known_pairs"].mean == 1
+    assert task.baselines("train")["known_pairs"].mean == 1
 
 
 # -------------------------------------------------------------------------------------------------------------- sorting
 
 
 @pytest.mark.parametrize(("examples", "length"), [(3, 4), (100, 6), (600, 4)])
-def test_floors_of_sorting(examples, length):
+def test_baselines_of_sorting(examples, length):
     """As counted here, sequence by sequence, of the task's own training set."""
     task = ObjectSorting(length=length, examples=examples, split_seed=2)
     places = {}
@@ -52,14 +52,14 @@ def test_floors_of_sorting(examples, length):
         numbers = [mean.get(thing, (length - 1) / 2) for thing in sorted(row)]
         ties = math.prod(math.factorial(times) for times in Counter(numbers).values())
         right += (sorted(numbers) == numbers) / ties
-    found = task.floors("iid", sequences=300, seed=4)
+    found = task.baselines("iid", sequences=300, seed=4)
     assert found["known_objects"].mean == pytest.approx(right / 300)
     assert found["chance"].mean == pytest.approx(1 / math.factorial(length))
 
 
 def test_a_little_noise_names_the_same_objects_and_much_names_none():
-    quiet = ObjectSorting(length=6, noise=0.1).floors("novel", sequences=500)["known_objects"].mean
-    loud = ObjectSorting(length=6, noise=100.0).floors("novel", sequences=500)["known_objects"].mean
+    quiet = ObjectSorting(length=6, noise=0.1).baselines("novel", sequences=500)["known_objects"].mean
+    loud = ObjectSorting(length=6, noise=100.0).baselines("novel", sequences=500)["known_objects"].mean
     assert quiet > 0.8
     assert loud < 0.05
 
@@ -78,9 +78,9 @@ def test_pairs_of_cards_by_hand():
 
 
 @pytest.mark.parametrize("examples", [200, 1080])
-def test_floors_of_set(examples):
+def test_baselines_of_set(examples):
     task, p = SetCards(examples, split_seed=1), examples / 2 / 1080
-    found = task.floors("compositional")
+    found = task.baselines("compositional")
     assert list(found) == ["chance", "known_pairs"]
     assert found["known_pairs"].mean == pytest.approx(0.5 + 0.5 * (1 - (1 - p) ** 3), abs=0.025)
-    assert task.floors("train")["known_pairs"].mean == 1
+    assert task.baselines("train")["known_pairs"].mean == 1

@@ -1,4 +1,4 @@
-"""Floors and ceiling: against scikit-learn, brute force, and known values."""
+"""Baselines and ceiling: against scikit-learn, brute force, and known values."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from refusals import refusing
 
 from polyhead.config import Batch
 from polyhead.tasks import FuzzyLogic, Score
-from polyhead.tasks.fuzzy_logic.floors import LENGTH_SCALE, NOISE, PENALTY, ceiling, floors, predictions
+from polyhead.tasks.fuzzy_logic.baselines import LENGTH_SCALE, NOISE, PENALTY, baselines, ceiling, predictions
 from polyhead.tasks.fuzzy_logic.task import zadeh
 
 NAMES = ["context_mean", "nearest_neighbour", "ridge", "gaussian_process"]
@@ -16,20 +16,20 @@ NAMES = ["context_mean", "nearest_neighbour", "ridge", "gaussian_process"]
 
 # ------------------------------------------------------------------------------------------ predictions
 @pytest.mark.parametrize("length", [3, 6, 32])
-def test_every_floor_is_scikit_learns(length):
+def test_every_baseline_is_scikit_learns(length):
     assert (PENALTY, LENGTH_SCALE, NOISE) == (1.0, 0.5, 0.01)
     task = FuzzyLogic(length=length)
     batch = task.batch("novel", 20, seed=0, step=0)
     shown = batch.inputs.clone()
-    shown[:, -1, -1] = 0.7  # in the place of the hidden target, which no floor sees
+    shown[:, -1, -1] = 0.7  # in the place of the hidden target, which no baseline sees
     unseen = Batch(shown, torch.full_like(batch.targets, float("nan")), None, batch.scored, {})
     ours, theirs = predictions(unseen), predictions(batch, library="sklearn")
     assert list(ours) == list(theirs) == NAMES
     for name, guesses in ours.items():
         torch.testing.assert_close(guesses, theirs[name], rtol=0, atol=1e-9)
-    table = floors(task, "novel", sequences=20, library="sklearn")
+    table = baselines(task, "novel", sequences=20, library="sklearn")
     assert list(table) == [*NAMES, "recall", "mix", "ceiling"]
-    assert table["ridge"].mean == pytest.approx(floors(task, "novel", sequences=20)["ridge"].mean, abs=1e-7)
+    assert table["ridge"].mean == pytest.approx(baselines(task, "novel", sequences=20)["ridge"].mean, abs=1e-7)
 
 
 # ------------------------------------------------------------------------------------------ figures
@@ -43,7 +43,7 @@ KNOWN = {
 @pytest.mark.parametrize("length", [16, 32, pytest.param(64, marks=pytest.mark.campaign)])
 def test_the_known_figures_on_held_out_functions(length):
     task = FuzzyLogic(length=length, held_out=0.7, split="partitionable")
-    found = task.floors("compositional", sequences=4000)
+    found = task.baselines("compositional", sequences=4000)
     for name, figure in KNOWN[length].items():
         assert abs(found[name].mean - figure) < 3 * found[name].standard_error, name
         assert (found[name].count, found[name].identified) == (4000, None)
@@ -77,7 +77,7 @@ def test_a_score_over_splits_is_uncertain_by_splits_and_by_sequences():
 
 
 def test_mistakes_are_one_clear_line():
-    with refusing("floors: unknown library 'scikit' (choose from torch, sklearn)"):
-        floors(FuzzyLogic(), "iid", library="scikit")
+    with refusing("baselines: unknown library 'scikit' (choose from torch, sklearn)"):
+        baselines(FuzzyLogic(), "iid", library="scikit")
     with refusing("functions of 3 terms possible, but the ceiling can enumerate at most 200000; use a longer context"):
-        floors(FuzzyLogic(variables=7, terms=3, length=2), "iid", sequences=50)
+        baselines(FuzzyLogic(variables=7, terms=3, length=2), "iid", sequences=50)

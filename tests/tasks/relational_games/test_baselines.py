@@ -1,10 +1,10 @@
-"""The floor of a learner without relations: by hand, and by its derivation."""
+"""The baseline of a learner without relations: by hand, and by its derivation."""
 
 import pytest
 import torch
 
 from polyhead.tasks import RelationalGames
-from polyhead.tasks.relational_games.floors import known_pairs
+from polyhead.tasks.relational_games.baselines import known_pairs
 
 E = -1  # an empty cell
 
@@ -30,12 +30,12 @@ def test_pairs_add_up():
 
 @pytest.mark.parametrize("examples", [500, 2000])
 def test_same_as_derived(examples):
-    found = RelationalGames("same", examples).floors("iid")["known_pairs"]
+    found = RelationalGames("same", examples).baselines("iid")["known_pairs"]
     share = 1 - (1 - 1 / 851) ** (examples / 2)
     assert abs(found.mean - (0.5 + 0.5 * share)) < 3 * found.standard_error
     for split in ("novel", "novel_stripes"):
-        assert RelationalGames("same", examples).floors(split)["known_pairs"].mean == 0.5
+        assert RelationalGames("same", examples).baselines(split)["known_pairs"].mean == 0.5
 
 
 def test_the_published_images_name_no_objects():
-    assert list(RelationalGames("same", data="original").floors("iid")) == ["chance"]
+    assert list(RelationalGames("same", data="original").baselines("iid")) == ["chance"]

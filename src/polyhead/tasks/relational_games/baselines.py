@@ -1,4 +1,4 @@
-"""A floor of relational games: the score of a learner that knows the training objects but no relation.
+"""A baseline of relational games: the score of a learner that knows the training objects but no relation.
 
 The learner treats an object as a name and does not use whether two names are equal.  It remembers the classes of the
 training images in which a pair of names occurred.  n_c(a, b) counts how often a and b occur together in a training

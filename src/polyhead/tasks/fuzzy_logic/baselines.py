@@ -1,8 +1,9 @@
-"""Floors and ceiling of in-context regression: the score to beat as evidence of composition, and the maximum.
+"""Baselines and ceiling of in-context regression: the score to beat as evidence of composition, and the maximum.
 
-No floor knows the terms.  Four floors predict the query from the context alone, with hyper-parameters fixed in advance.
+No baseline knows the terms.  Four baselines predict the query from the context alone, with hyper-parameters fixed in
+advance.
 On fuzzy logic a Gaussian process still scores an R² of 0.79 at length 32 and 0.94 at 96, above some trained attention
-models.  Two floors use the training functions; each has one hyper-parameter, chosen on these functions:
+models.  Two baselines use the training functions; each has one hyper-parameter, chosen on these functions:
 
     context_mean        mean of the context's targets
     nearest_neighbour   the target of the nearest context input (Euclidean)
@@ -12,12 +13,12 @@ models.  Two floors use the training functions; each has one hyper-parameter, ch
                         have no noise; the variance 0.01 accounts for the kinks, which a smooth kernel cannot follow.
                         With the family's mean, 0.27, as prior mean, R² rises by 0.002 at length 32 and 0.01 at 16.
     recall, mix         the training functions weighted by how well they fit, and their best linear combination:
-                        see function_floors.py
+                        see function_baselines.py
     ceiling             mean answer of all functions of the family that agree with the whole context exactly: the Bayes
                         estimate of a solver that knows the family, but not which combinations belong to the split
 
-The floors are batched closed forms in float64.  `library="sklearn"` fits scikit-learn's estimators (for the first four
-floors) one sequence at a time, and gives the same numbers.
+The baselines are batched closed forms in float64.  `library="sklearn"` fits scikit-learn's estimators (for the first
+four baselines) one sequence at a time, and gives the same numbers.
 """
 
 import functools
@@ -32,9 +33,9 @@ from torch import Tensor
 from polyhead.config import Batch
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks.fuzzy_logic import function_floors
+from polyhead.tasks.fuzzy_logic import function_baselines
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
-from polyhead.tasks.task import Score, check_floors
+from polyhead.tasks.task import Score, check_baselines
 
 PENALTY = 1.0
 LENGTH_SCALE = 0.5
@@ -43,7 +44,7 @@ CHUNK = 500  # sequences at once
 LISTED_CANDIDATES = 200_000  # most candidate functions of one sequence to enumerate
 
 
-def floors(
+def baselines(
     task: FuzzyLogic,
     split: str,
     *,
@@ -52,21 +53,21 @@ def floors(
     library: str = "torch",
     batch_size: int = CHUNK,
 ) -> dict[str, Score]:
-    """R² of every floor and of the ceiling on `split`, over `sequences` sequences of stream `seed`.
+    """R² of every baseline and of the ceiling on `split`, over `sequences` sequences of stream `seed`.
 
     `batch_size`: the batch size of the evaluation, to score the same sequences.
 
     Raises ValueError for an unknown split or library, and if a short context leaves too many functions to enumerate.
     """
-    check_floors(task, split, sequences)
-    one_of("floors", "library", library, ("torch", "sklearn"))
+    check_baselines(task, split, sequences)
+    one_of("baselines", "library", library, ("torch", "sklearn"))
     scores: dict[str, list[Tensor]] = {}
     counts = []
     for step, start in enumerate(range(0, sequences, batch_size)):
         batch = task.batch(split, min(batch_size, sequences - start), seed=seed, step=step)
         exact, count = ceiling(task, batch)
         counts.append(count)
-        guesses = predictions(batch, library=library) | function_floors.predictions(task, batch) | {"ceiling": exact}
+        guesses = predictions(batch, library=library) | function_baselines.predictions(task, batch) | {"ceiling": exact}
         for name, guess in guesses.items():
             scores.setdefault(name, []).append(_score(task, guess, batch))
     table = {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
@@ -75,10 +76,15 @@ def floors(
 
 
 def predictions(batch: Batch, *, library: str = "torch") -> dict[str, Float[Tensor, "b"]]:
-    """Predictions at the queries of `batch` of each floor that uses the context alone."""
+    """Predictions at the queries of `batch` of each baseline that uses the context alone."""
     tokens = batch.inputs.double()
     x, y, query = tokens[:, :-1, :-1], tokens[:, :-1, -1], tokens[:, -1, :-1]
-    return {name: (floor if library == "torch" else _sklearn(name))(x, y, query) for name, floor in FLOORS.items()}
+    guesses = {}
+    for name, baseline in BASELINES.items():
+        if library == "sklearn":
+            baseline = _sklearn(name)
+        guesses[name] = baseline(x, y, query)
+    return guesses
 
 
 def _score(task: FuzzyLogic, guess: Tensor, batch: Batch) -> Tensor:
@@ -87,7 +93,7 @@ def _score(task: FuzzyLogic, guess: Tensor, batch: Batch) -> Tensor:
     return task.metrics(outputs, batch)["r2"]
 
 
-# --------------------------------------------------------------------------------------------------------------- floors
+# ------------------------------------------------------------------------------------------------------------ baselines
 @shaped
 def context_mean(x: Float[Tensor, "b s c"], y: Float[Tensor, "b s"], query: Float[Tensor, "b c"]) -> Float[Tensor, "b"]:
     """mean_s y_s"""
@@ -130,8 +136,8 @@ def _kernel(a: Tensor, b: Tensor) -> Tensor:
     return torch.exp(-distance.square() / (2 * LENGTH_SCALE**2))
 
 
-Floor = Callable[[Tensor, Tensor, Tensor], Tensor]
-FLOORS: dict[str, Floor] = {
+Predictor = Callable[[Tensor, Tensor, Tensor], Tensor]
+BASELINES: dict[str, Predictor] = {
     "context_mean": context_mean,
     "nearest_neighbour": nearest_neighbour,
     "ridge": ridge,
@@ -139,9 +145,9 @@ FLOORS: dict[str, Floor] = {
 }
 
 
-def _sklearn(name: str) -> Floor:
-    """The floor `name` by scikit-learn, with one fit per sequence."""
-    with optional("floors", "polyhead[report]"):
+def _sklearn(name: str) -> Predictor:
+    """The baseline `name` by scikit-learn, with one fit per sequence."""
+    with optional("baselines", "polyhead[report]"):
         from sklearn.dummy import DummyRegressor
         from sklearn.gaussian_process import GaussianProcessRegressor
         from sklearn.gaussian_process.kernels import RBF
@@ -158,7 +164,7 @@ def _sklearn(name: str) -> Floor:
     def predict(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
         guesses = []
         for one, values, point in zip(x.cpu().numpy(), y.cpu().numpy(), query.cpu().numpy(), strict=True):
-            level = values.mean()  # scikit-learn's process has prior mean 0; the other floors do not depend on it
+            level = values.mean()  # scikit-learn's process has prior mean 0; the other baselines do not depend on it
             guesses.append(makers[name]().fit(one, values - level).predict(point[None])[0] + level)
         return torch.tensor(guesses, dtype=x.dtype, device=x.device)
 
@@ -188,7 +194,7 @@ def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:
     viable = (values[:-1] <= y[:, None]).all(dim=0).nonzero()[:, 0]
     if math.comb(len(viable), terms) > LISTED_CANDIDATES:
         raise ValueError(
-            f"floors: {len(y)} examples leave {math.comb(len(viable), terms)} functions of {terms} terms possible, "
+            f"baselines: {len(y)} examples leave {math.comb(len(viable), terms)} functions of {terms} terms possible, "
             f"but the ceiling can enumerate at most {LISTED_CANDIDATES}; use a longer context"
         )
     candidates = _combinations(len(viable), terms)

@@ -1,4 +1,4 @@
-"""Floors made from training functions: by hand, against plain loops and scikit-learn, and at known values."""
+"""Baselines made from training functions: by hand, against plain loops and scikit-learn, and at known values."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,8 @@ import torch
 from sklearn.linear_model import Ridge
 
 from polyhead.tasks import FuzzyLogic
-from polyhead.tasks.fuzzy_logic import function_floors as floors_functions
-from polyhead.tasks.fuzzy_logic.function_floors import PENALTIES, WIDTHS, mix, predictions, recall, settings, values
+from polyhead.tasks.fuzzy_logic import function_baselines
+from polyhead.tasks.fuzzy_logic.function_baselines import PENALTIES, WIDTHS, mix, predictions, recall, settings, values
 
 SMALL = FuzzyLogic(variables=3, terms=3, unknown=0.4, length=12, held_out=0.3)
 
@@ -15,7 +15,7 @@ SMALL = FuzzyLogic(variables=3, terms=3, unknown=0.4, length=12, held_out=0.3)
 @pytest.mark.parametrize("task", [FuzzyLogic(length=6), SMALL])
 def test_both_are_what_loops_and_scikit_learn_say(task, monkeypatch):
     width, penalty = settings(task)
-    monkeypatch.setattr(floors_functions, "LARGEST", 4 * task.length * len(task.functions("train")))  # four at once
+    monkeypatch.setattr(function_baselines, "LARGEST", 4 * task.length * len(task.functions("train")))  # four at once
     batch = task.batch("compositional", 6, seed=0, step=0)
     found = predictions(task, batch)
     for b, tokens in enumerate(batch.inputs.double().tolist()):
@@ -36,12 +36,12 @@ def term(number, x):
 def test_settings_are_chosen_where_a_function_misses_itself():
     """With the function itself among them, the narrowest and the least penalty would be best."""
     task = FuzzyLogic(held_out=0.7)
-    batch, rows = task.batch("validation", floors_functions.CHOSEN_ON, seed=0, step=0), task.functions("train")
+    batch, rows = task.batch("validation", function_baselines.CHOSEN_ON, seed=0, step=0), task.functions("train")
     known, y, wanted = values(batch.inputs[..., :-1], rows), batch.inputs[:, :-1, -1].double(), batch.targets[:, -1, 0]
     own = (batch.latents["terms"][:, None] == rows).all(dim=-1)
-    for floor, grid, chosen in zip((recall, mix), (WIDTHS, PENALTIES), settings(task), strict=True):
+    for baseline, grid, chosen in zip((recall, mix), (WIDTHS, PENALTIES), settings(task), strict=True):
         for without, best in ((own, chosen), (None, grid[0])):
-            errors = [(floor(known, y, value, without) - wanted).square().mean() for value in grid]
+            errors = [(baseline(known, y, value, without) - wanted).square().mean() for value in grid]
             assert grid[int(torch.stack(errors).argmin())] == best
         assert grid[0] < chosen < grid[-1]  # the grid holds it
 
@@ -49,13 +49,13 @@ def test_settings_are_chosen_where_a_function_misses_itself():
 def test_a_single_training_function_leaves_nothing_to_choose_by():
     task = FuzzyLogic(held_out=0.99, split="legacy")
     assert len(task.functions("train")) == 1
-    found = task.floors("iid", sequences=20)
+    found = task.baselines("iid", sequences=20)
     assert found["recall"].mean == pytest.approx(1)
     assert found["mix"].mean > 0.9
 
 
 def test_too_many_training_functions_leave_them_out(monkeypatch):
-    monkeypatch.setattr(floors_functions, "LISTED_FUNCTIONS", 32)
+    monkeypatch.setattr(function_baselines, "LISTED_FUNCTIONS", 32)
     assert predictions(FuzzyLogic(), FuzzyLogic().batch("iid", 2, seed=0, step=0)) == {}
 
 
@@ -64,7 +64,7 @@ KNOWN = {(32, 0.7, 1): (0.46, 0.88), (16, 0.7, 0): (0.33, 0.56)}
 
 @pytest.mark.parametrize(("length", "held_out", "seed"), KNOWN)
 def test_the_known_figures_on_held_out_functions(length, held_out, seed):
-    found = FuzzyLogic(length=length, held_out=held_out, split_seed=seed).floors("compositional", sequences=1000)
+    found = FuzzyLogic(length=length, held_out=held_out, split_seed=seed).baselines("compositional", sequences=1000)
     for name, figure in zip(("recall", "mix"), KNOWN[length, held_out, seed], strict=True):
         assert abs(found[name].mean - figure) < 3 * found[name].standard_error, name
     assert found["mix"].mean > found["gaussian_process"].mean
