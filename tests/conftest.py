@@ -7,6 +7,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is imported
 
 import pathlib
+import signal
 import zlib
 
 import pytest
@@ -16,6 +17,7 @@ from poison import poisoned
 from thinned import spread
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored, in the processes of tests, too
 torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
 
 LONGEST = (
