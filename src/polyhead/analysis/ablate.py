@@ -43,8 +43,12 @@ def zero_heads(
     check_split(task, split)
     check_number("zero_heads", "sequences", sequences, 2)
     batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
-    parts = [task.amounts(batch) for batch in batches]
-    amounts = None if parts[0] is None else torch.cat(parts).cpu()
+    amounts_of_batches = []
+    for batch in batches:
+        batch_amounts = task.amounts(batch)
+        if batch_amounts is not None:
+            amounts_of_batches.append(batch_amounts)
+    amounts = torch.cat(amounts_of_batches).cpu() if amounts_of_batches else None
     rows = []
     with looking(model):
         complete = _scores(model, task, batches, None, None)

@@ -125,8 +125,7 @@ def _rendered(figure: "Figure", kind: str, *, salt: str, facecolor: str) -> byte
     elif kind == "pdf":
         metadata = {"CreationDate": None}
     buffer = io.BytesIO()
-    settings = {"svg.hashsalt": salt, "svg.fonttype": "none", "image.composite_image": False}
-    with rc_context(settings):
+    with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "image.composite_image": False}):
         figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor=facecolor)
     return buffer.getvalue()
 

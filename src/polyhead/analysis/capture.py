@@ -85,8 +85,8 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
 
 def codes(
     taps: Taps,
-    q_index: SupportsIndex | Sequence[int],
-    k_index: SupportsIndex | Sequence[int],
+    q_index: int | np.integer | Sequence[int],
+    k_index: int | np.integer | Sequence[int],
     *,
     group: int | None = None,
 ) -> Float[Tensor, "b h"] | Float[Tensor, "b n h"]:

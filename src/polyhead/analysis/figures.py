@@ -494,7 +494,8 @@ def code_maps(
         if np.issubdtype(values.dtype, np.integer):
             _draw_classes(axes, points, values, (names or {}).get(title, {}))
         else:
-            dots = axes.scatter(*points.T, c=values, s=7, cmap="cividis", linewidths=0, rasterized=True)
+            x, y = points.T
+            dots = axes.scatter(x, y, c=values, s=7, cmap="cividis", linewidths=0, rasterized=True)
             _colour_bar(figure, dots, axes, 0.05)
         axes.set_title(title, fontsize=9, color=INK)
     for axes in grid:
@@ -506,8 +507,10 @@ def _draw_classes(axes: "Axes", points: Array, values: Array, names: Mapping[int
     """Draw classes with six colours times seven markers, so that no class depends on colour alone."""
     colours = (*COLOURS.values(), *SPARE_COLOURS[:3])
     for value in np.unique(values).tolist():
+        x, y = points[values == value].T
         axes.scatter(
-            *points[values == value].T,
+            x,
+            y,
             s=9,
             color=colours[value % len(colours)],
             marker=SPARE_MARKERS[value // len(colours) % len(SPARE_MARKERS)],

@@ -62,8 +62,8 @@ def probe_layers(
     has_label = y >= 0
     train, held_out = ~is_tested[has_label], is_tested[has_label]
     rows = []
-    for layer, (name, parts) in enumerate(zip(names, parts_by_layer, strict=True)):
+    for layer_index, (name, parts) in enumerate(zip(names, parts_by_layer, strict=True)):
         x = np.concatenate(parts)[has_label]
         scores = probe(x, y[has_label], train=train, test=held_out).scores
-        rows.append({"layer": layer, "name": name, **scores})
+        rows.append({"layer": layer_index, "name": name, **scores})
     return rows

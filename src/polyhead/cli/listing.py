@@ -250,7 +250,8 @@ def models() -> list[Row]:
 
     rows: list[Row] = []
     for name in shipped.models():
-        row: Row = dict.fromkeys(("model", "task", "known", "unseen", "steps", "parameters"), "–") | {"model": name}
+        row = dict.fromkeys(("model", "task", "known", "unseen", "steps", "parameters"), "–")
+        row["model"] = name
         folder = shipped.at_hand(name)
         result = None if folder is None else read_result(folder)
         if folder is not None and result is not None:
@@ -259,9 +260,14 @@ def models() -> list[Row]:
             for split, numbers in result.scores.items():
                 scores[split] = f"{task.metric} {numbers[task.metric]:.3f} ± {numbers[f'{task.metric}_se']:.3f}"
             unseen = [split for split in scores if split.startswith(UNSEEN_SPLITS)]
-            row |= {"task": task.name, "known": scores["iid"], "unseen": scores[unseen[0]] if unseen else "–"}
-            row |= {"steps": f"{result.steps:,}", "parameters": f"{result.parameters:,}"}
-        rows.append(row | {"here": "no" if folder is None else "yes"})
+            row["task"] = task.name
+            row["known"] = scores["iid"]
+            if unseen:
+                row["unseen"] = scores[unseen[0]]
+            row["steps"] = f"{result.steps:,}"
+            row["parameters"] = f"{result.parameters:,}"
+        row["here"] = "no" if folder is None else "yes"
+        rows.append(row)
     return rows
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -233,7 +233,7 @@ def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
     return code
 
 
-def write_scores(run: "Run", scores: dict[str, dict[str, Row]], *, baselines: bool = True, seed: int = 0) -> None:
+def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselines: bool = True, seed: int = 0) -> None:
     """Print the task's metric by run and split, with the task's baselines and ceiling, or why there are none."""
     metric = run.task.metric
     splits = list(dict.fromkeys(split for by_split in scores.values() for split in by_split))

@@ -142,7 +142,7 @@ def build(data: Any, default: Any, known: Mapping[str, type], path: str, allowed
         raise ValueError(f'{path}: "kind" must be the name of a class but is {shown(kind)}')
     else:
         cls = find(kind, path) if ":" in kind else _known_class(kind, known, path, allowed)
-    if cls is None or not dataclasses.is_dataclass(cls):
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(known)})')
     hints = type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}

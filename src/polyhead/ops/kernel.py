@@ -154,7 +154,7 @@ class Kernel:
         learned = {"v" if name == "symbols" else name for name in (*row.tensors, *row.optional)}
         # PyTorch takes time for every argument in a schema, so a kernel has only those of its mechanism.
         self.tensor_names = tuple(name for name in TENSORS if name in learned or name in LIMITS)
-        self.option_names = OPTIONS
+        self.option_names: tuple[str, ...] = OPTIONS
         tensors = ", ".join(f"Tensor{'' if name in REQUIRED else '?'} {name}" for name in self.tensor_names)
         self.schema = f"{tensors}, *, {OPTION_SCHEMA}"
         if "pool" in row.options:

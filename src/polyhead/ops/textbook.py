@@ -186,8 +186,8 @@ def transformer_block(
     theta: float = 1e4,
 ) -> Float[Tensor, "... t m"]:
     """A pre-norm block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`; keys are the course's."""
-    projections = [weights[f"attn.{name}_proj.weight"] for name in ("q", "k", "v", "output")]
-    x = x + self_attention(rms_norm(x, weights["ln1.weight"]), *projections, num_heads, positions, theta)
+    w_q, w_k, w_v, w_o = (weights[f"attn.{name}_proj.weight"] for name in ("q", "k", "v", "output"))
+    x = x + self_attention(rms_norm(x, weights["ln1.weight"]), w_q, w_k, w_v, w_o, num_heads, positions, theta)
     feedforward = [weights[f"ffn.w{i}.weight"] for i in (1, 2, 3)]
     return x + swiglu(rms_norm(x, weights["ln2.weight"]), *feedforward)
 

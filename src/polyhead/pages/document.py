@@ -137,4 +137,5 @@ def escape(text: object) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
     """An HTML table; the first cell of a row is its name.  Phones show each row as a card."""
-    return Markup(_templates().get_template("pages/macros.html").module.table(head, rows))
+    macros: Any = _templates().get_template("pages/macros.html").module  # its attributes are those of the template
+    return Markup(macros.table(head, rows))

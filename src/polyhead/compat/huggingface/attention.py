@@ -300,7 +300,8 @@ def attend(
         k, v = k[:, :t], v[:, :t]
     added_masks = masks(f"polyhead: a mask of {type(module).__name__}", (attention_mask, position_bias), k.shape[1])
     if len(added_masks) == 1 and added_masks[0].dtype == torch.bool:
-        bias, mask = None, added_masks[0]  # not read, because that would synchronise the device
+        bias: Tensor | None = None
+        mask: Tensor | None = added_masks[0]  # not read, because that would synchronise the device
     else:
         bias, mask = limits(added_masks, t, k.shape[1], q.dtype)
     keep = None

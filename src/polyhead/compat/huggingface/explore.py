@@ -1,7 +1,7 @@
 """Hugging Face models from a local folder, ours included, for `polyhead.pages.explore`."""
 
 import pathlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -24,10 +24,8 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     logging.disable_progress_bar()
     options: Any = {"local_files_only": True, "trust_remote_code": False}
     try:
-        model: Any
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True, **options
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
+        model, info = cast("tuple[nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         with torch.no_grad():
             model.eval()(torch.zeros(1, 1, dtype=torch.long))

@@ -150,7 +150,9 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
 
     for layer, module in new_heads.items():
         _put(attentions[layer], module)
-    by_layer = layer_heads(config) if isinstance(config, holder) else [None] * num_layers
+    by_layer: Layers = [None] * num_layers
+    if isinstance(config, holder):
+        by_layer = layer_heads(config)
     for layer in chosen:
         by_layer[layer] = groups
     _set_config(model, config, _with_layers(config, by_layer))

@@ -109,7 +109,8 @@ class PolyheadModel(PolyheadPreTrainedModel):
                 collected,
                 lazy=not isinstance(self.model.outputs, nn.Identity),  # see PolyheadForCausalLM.base_model
             )
-        output = BaseModelOutputWithPast(last_hidden_state=x, **{CACHE_NAME: new_cache}, **collected.outputs())
+        fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
+        output = BaseModelOutputWithPast(last_hidden_state=x, **fields)
         return output.to_tuple() if return_dict is False else output
 
 
@@ -219,7 +220,8 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
             options["num_items_in_batch"] = num_items
             balance_share = (compared != -100).sum() / num_items
         loss = self._loss(labels, balance_share, compared, logits=logits, vocab_size=logits.shape[-1], **options)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_NAME: new_cache}, **collected.outputs())
+        fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
         return output.to_tuple() if return_dict is False else output
 
 
@@ -290,7 +292,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
             last = self._last(input_ids, attention_mask, x)
             logits = self.score(x[torch.arange(len(x), device=x.device), last])
         loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
-        fields = {CACHE_NAME: new_cache, **collected.outputs()}
+        fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
         output = SequenceClassifierOutputWithPast(loss=loss, logits=logits, **fields)
         return output.to_tuple() if return_dict is False else output
 

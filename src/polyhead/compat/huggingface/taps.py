@@ -169,11 +169,13 @@ class _Linear:
 
     def weight_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         """The weight [out, in] and the bias; None where there is none, or accelerate has offloaded it."""
-        weight, bias = self.module.get_parameter("weight").detach(), self.module.bias
+        weight = self.module.get_parameter("weight").detach()
         if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
             weight = weight.T
-        has_bias = isinstance(bias, Tensor) and not bias.is_meta
-        return None if weight.is_meta else weight, bias.detach() if has_bias else None
+        bias = self.module.bias
+        if not isinstance(bias, Tensor) or bias.is_meta:
+            return None if weight.is_meta else weight, None
+        return None if weight.is_meta else weight, bias.detach()
 
 
 @dataclass

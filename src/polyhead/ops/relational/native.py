@@ -59,9 +59,10 @@ def examples() -> list[AttentionCall]:
     bias = randn(1, 6, 18, 33).masked_fill(randn(1, 6, 18, 33) > 1, -torch.inf)
     mask = randn(2, 6, 18, 33) < 1
     keep = (randn(1, 1, 18, 33) < 1).double() / 0.8
-    relations = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": weight}
-    by_key = AttentionCall(q, k, randn(2, 33, 3, 7), bias, window=9, act="gelu", **relations)
-    by_offset = AttentionCall(9 * q, k, randn(50, 3, 7), None, mask, keep, act="tanh", **relations)
+    by_key = AttentionCall(
+        q, k, randn(2, 33, 3, 7), bias, window=9, act="gelu", q_rel=q_rel, k_rel=k_rel, relation_weight=weight
+    )
+    by_offset = replace(by_key, q=9 * q, v=randn(50, 3, 7), bias=None, mask=mask, keep=keep, window=None, act="tanh")
 
     first = slice(5)  # fewer than FEW_QUERIES
     few_queries = replace(
@@ -73,6 +74,15 @@ def examples() -> list[AttentionCall]:
         keep=keep[:, :, first],
     )
     x, x_rel = randn(1, 37, 6, 5), randn(1, 37, 5, 6)
-    relations = {"q_rel": x_rel, "k_rel": x_rel, "relation_weight": weight}
-    symmetric = AttentionCall(x, x, randn(1, 37, 6, 7), randn(6, 73), causal=True, act="relu", **relations)
+    symmetric = AttentionCall(
+        x,
+        x,
+        randn(1, 37, 6, 7),
+        randn(6, 73),
+        causal=True,
+        act="relu",
+        q_rel=x_rel,
+        k_rel=x_rel,
+        relation_weight=weight,
+    )
     return [by_key, by_offset, few_queries, symmetric]

@@ -170,8 +170,8 @@ def _over_layers(
 ) -> Section:
     """Fill the section with a number by layer and target: a panel for each target, and a table."""
     # Panel -> mechanism -> layer -> seed -> number, and panel -> layer -> chance levels.
-    scores: dict[str, dict[str, dict[int, dict[int, float]]]] = {}
-    chances: dict[str, dict[int, list[float]]] = {}
+    scores: dict[str, dict[str, dict[figures.Number, dict[int, float]]]] = {}
+    chances: dict[str, dict[figures.Number, list[float]]] = {}
     for analysis in analyses:
         for row in getattr(analysis, field_name):
             panel = f"{row['target']}, pairs {row['pairs']}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polyhead.analysis import figures
 from polyhead.analysis.verdicts import MIN_NETWORKS, Difference, difference, judge
 from polyhead.config import Task
-from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
+from polyhead.pages.report.runs import Entry, SeedGroup, SeedScore, different_settings, headline_split
 from polyhead.pages.report.section import Gallery, Section, Table, grouped_digits, networks, number, with_error
 from polyhead.tasks.task import Score
 
@@ -35,8 +35,14 @@ class Results:
 
     def ranked(self) -> list[SeedGroup]:
         """Groups with a score on the headline's split, best first."""
-        scored = [group for group in self.groups if group.score(self.headline)]
-        return sorted(scored, key=lambda group: -self.task.gain(group.score(self.headline).mean))
+        scored = [group for group in self.groups if group.score(self.headline) is not None]
+        return sorted(scored, key=lambda group: -self.task.gain(self.headline_score(group).mean))
+
+    def headline_score(self, group: SeedGroup) -> SeedScore:
+        """The score on the headline's split of a group of `ranked`."""
+        score = group.score(self.headline)
+        assert score is not None
+        return score
 
     def table_order(self) -> list[SeedGroup]:
         """All finished groups, best first."""
@@ -65,7 +71,7 @@ def title(results: Results) -> str:
     order = results.ranked()
     if not order:
         return f"No finished run with a score on {place} yet"
-    score = order[0].score(results.headline)
+    score = results.headline_score(order[0])
     return f"Best on {place}: {order[0].label} ({metric_name(results.task)} {number(score.mean, 2)})"
 
 
@@ -90,20 +96,19 @@ def score_table(results: Results) -> Table:
 
 def verdict_table(results: Results) -> Table | None:
     """Is the best mechanism ahead of each other one, and is each mechanism ahead of the best baseline?"""
-    task, split = results.task, results.headline
-    sign = task.gain(1.0)
+    task = results.task
     order = results.ranked()
     names = []
     differences = []
     for rival in order[1:]:
         names.append(f"{order[0].label} over {rival.label}")
-        differences.append(difference(_gains(order[0], split, sign), _gains(rival, split, sign)))
+        differences.append(difference(_gains(results, order[0]), _gains(results, rival)))
     baselines = [name for name in results.baseline_order() if name != "ceiling"]
     if baselines:
-        level = results.baselines[baselines[0]][split].mean
+        level = float(task.gain(results.baselines[baselines[0]][results.headline].mean))
         for group in order:
             names.append(f"{group.label} over {baseline_label(task, baselines[0])}")
-            differences.append(difference(_gains(group, split, sign), float(sign * level)))
+            differences.append(difference(_gains(results, group), level))
     if not names:
         return None
     return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(names, differences)
@@ -121,9 +126,10 @@ def comparison_rows(names: Sequence[str], differences: Sequence[Difference]) -> 
     return rows
 
 
-def _gains(group: SeedGroup, split: str, sign: float) -> dict[int, float]:
-    """Scores by seed, negated if lower is better."""
-    return {seed: sign * value for seed, value in group.score(split).by_seed.items()}
+def _gains(results: Results, group: SeedGroup) -> dict[int, float]:
+    """Scores on the headline's split by seed, negated if lower is better."""
+    by_seed = results.headline_score(group).by_seed
+    return {seed: results.task.gain(value) for seed, value in by_seed.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -139,7 +145,7 @@ def results_section(results: Results, gallery: Gallery) -> Section:
             levels[baseline_label(task, name)] = results.baselines[name][split].mean
         measured, errors = {}, {}
         for group in order:
-            score = group.score(split)
+            score = results.headline_score(group)
             measured[group.label] = list(score.by_seed.values())
             errors[group.label] = score.standard_error or 0.0
         figure = figures.results(
@@ -170,9 +176,8 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
     task = results.task
     metric = metric_name(task)
     section = Section("curves", "Learning curves")
-    columns = [("train", "loss", None, "training loss")]
-    for split in results.splits:
-        columns.append(("eval", task.metric, split, f"{metric} on {task.split_name(split)}"))
+    columns: list[tuple[str, str, str | None, str]] = [("train", "loss", None, "training loss")]
+    columns += [("eval", task.metric, split, f"{metric} on {task.split_name(split)}") for split in results.splits]
     for kind, value, split, label in columns:
         series = {}
         for group in results.groups:
@@ -198,9 +203,9 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
     return section if section.figures else None
 
 
-def _curve(entries: Sequence[Entry], kind: str, value: str, split: str | None) -> dict[int, list[float]]:
+def _curve(entries: Sequence[Entry], kind: str, value: str, split: str | None) -> dict[figures.Number, list[float]]:
     """The values of all seeds by step."""
-    points: dict[int, list[float]] = {}
+    points: dict[figures.Number, list[float]] = {}
     for entry in entries:
         for step, y in entry.curve(kind, value, split).items():
             points.setdefault(step, []).append(y)

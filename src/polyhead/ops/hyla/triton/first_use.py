@@ -121,7 +121,7 @@ def worst_difference(
 
 def configuration(pass_: str, call: AttentionCall) -> Hashable:
     """Everything that is compiled in, the layout of the tensors, and how the lengths compare with those of a check."""
-    layouts = []
+    layouts: list[Hashable] = []
     for name in TENSORS:
         tensor = getattr(call, name)
         if tensor is None:
