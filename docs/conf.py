@@ -14,7 +14,7 @@ copyright = "The polyhead authors, Apache 2.0"
 version = release = polyhead.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "mathml", "plain_docstrings", "site_links", "percent"]
-exclude_patterns = ["_build", "_ext", "conf.py", "figures"]
+exclude_patterns = ["_build", "_ext", "conf.py", "figures", "make_*.py", "notebooks"]
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types in signatures: those of other projects and of our insides have no page
 

@@ -86,7 +86,7 @@ print(layer(x).shape, {name: tuple(tensor.shape) for name, tensor in layer.state
 # ## Masks: encoders and decoders
 #
 # A mask states which query may attend to which key. In the whole library, **True means that attention is allowed**.
-# (In other libraries it is often the opposite: [a table](names.md#polarity-of-masks).) There are three cases:
+# (In other libraries it is often the opposite: [a table](translations.md#polarity-of-masks).) There are three cases:
 #
 # - An **encoder** reads whole sequences. Only padding is masked: one row of the mask per sequence, the same for all
 #   queries and heads.

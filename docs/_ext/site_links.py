@@ -32,6 +32,8 @@ def rewritten(text: str, folder: pathlib.Path, docs: pathlib.Path, page: pathlib
         scheme = ""
         if there.is_dir() and docs in there.parents:
             scheme, there = "site:", there / "index.html"
+        elif there.suffix == ".md" and docs not in there.parents:
+            scheme = "path:"  # a page outside docs/ (of the record, of tests) is offered as the file it is
         return before + scheme + os.path.relpath(there, page) + anchor + after
 
     return "".join(part if part.startswith("`") else LINK.sub(link, part) for part in CODE.split(text))
@@ -66,8 +68,7 @@ def copy(app: Any, exception: Exception | None) -> None:
         return
     for name in COPIED:
         made = pathlib.Path(app.outdir, name)
-        shutil.rmtree(made, ignore_errors=True)
-        shutil.copytree(pathlib.Path(app.srcdir, name), made)
+        shutil.copytree(pathlib.Path(app.srcdir, name), made, dirs_exist_ok=True)  # beside the pages of the site
         for folder in [made, *(p for p in made.rglob("*") if p.is_dir())]:
             if not (folder / "index.html").exists():
                 (folder / "index.html").write_text(listing(folder), encoding="utf-8")
