@@ -1,9 +1,10 @@
 """Linear probes of the latent code, and their score on permuted labels.
 
-Schug et al. 2024, section 3.2, figures 2B and 5F: per layer, a logistic regression from the code of the query attending
-to itself (a vector over heads) to a term of its function (fuzzy logic) or to the rule behind it (SRAVEN), fitted on
-training tasks, scored by F1 on unseen tasks.  The paper leaves averaging, regularisation and scaling open: here F1 is
-the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
+A probe is a logistic regression, one for each layer (Schug et al. 2024, figures 2B and 5F).  It reads the latent code
+of the query attending to itself, a vector over heads.  It predicts a term of the function (fuzzy logic) or the rule
+(SRAVEN).  It is fitted on training tasks and scored by F1 on unseen tasks.  The paper leaves averaging, regularisation
+and scaling open: here F1 is the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised
+codes.
 
 The null of a probe is the same probe, fitted on permuted labels.  A code without information about the task has that
 score.  Random guesses by the labels' frequencies are not a valid null: a classifier without information always predicts
@@ -191,7 +192,7 @@ def probe_run(
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
     A probe is fitted on `sequences` sequences of training tasks (split `iid`), and scored on equally many of unseen
-    tasks (`compositional`), from streams that neither training nor evaluation reads.  Besides the task, these vary
+    tasks (`compositional`).  Neither training nor evaluation reads these sequences.  Besides the task, these vary
     between sequences:
 
         query "varies"   context and query

@@ -1,4 +1,4 @@
-"""HYLA, hypernetwork linear attention: the code of a pair over heads configures a small value network for that pair.
+"""HYLA, hypernetwork linear attention: the latent code of a pair of tokens makes a small value network for this pair.
 
     z_ij   = act(sum_h a_hij v_jh)                      the pair's hidden layer
     out_ih = sum_j a_hij z_ij                           its output layer; W_out_h follows in the layer

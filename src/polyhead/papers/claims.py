@@ -323,8 +323,9 @@ def judge(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
 
 
 def holm_levels(p_values: Sequence[float]) -> list[float]:
-    """Return the level at which Holm tests each p-value: of n, the smallest at 0.05 / n, the next at 0.05 / (n - 1).
+    """Return the level at which Holm tests each p-value.
 
+    Of n p-values the smallest is tested at `0.05 / n`, the next at `0.05 / (n - 1)`, and so on.
     From the first that is not below its level, all others are tested at that level.
 
     >>> holm_levels([0.2, 0.001, 0.04])

@@ -40,8 +40,8 @@ class ObjectSorting(Task):
         validation, iid    fresh sequences, none of them in the training set
         novel              fresh sequences, with noise N(0, noise^2) added to each vector
 
-    objects: "product": the 48 concatenations of one of 4 vectors N(0, I_4) and one of 12 vectors N(0, I_8), ordered by
-        the first and then by the second; "random": 64 vectors N(0, I_8).  The vectors also depend on `split_seed`.
+    objects: "product": all concatenations of one of 4 vectors `N(0, I_4)` and one of 12 vectors `N(0, I_8)`, ordered by
+        the first and then by the second; "random": 64 vectors `N(0, I_8)`.  The vectors also depend on `split_seed`.
 
     >>> batch = ObjectSorting(length=4).batch("iid", 2, seed=0, step=0)
     >>> batch.source.shape, batch.inputs.shape, batch.targets.shape

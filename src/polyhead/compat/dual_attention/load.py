@@ -11,9 +11,13 @@ Different here: the package's output projections, one per kind of heads, are the
 Biases that it does not have are 0.  Its gelu is our gelu_tanh.  In training it applies dropout twice to attention
 outputs.  Its dual language model ignores `bias`, and so do we.
 
-Refused are keys of another width than heads (`key_dim`), a `scale` of symbolic attention, dropout of symbols, which the
-package applies in evaluation, too, symbol libraries that layers share without their queries, and a softmax of relations
-under a causal mask, which attends to future tokens there.
+Loading raises an error for:
+
+- keys of another width than heads (`key_dim`);
+- a `scale` of symbolic attention;
+- dropout of symbols, which the package applies in evaluation, too;
+- symbol libraries that layers share without their queries;
+- a softmax of relations under a causal mask, which attends to future tokens there.
 """
 
 import contextlib

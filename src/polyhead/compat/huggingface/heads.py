@@ -122,8 +122,8 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     original rows then have no effect.  The model gets a copy of its configuration that has the heads, so it can be
     saved and loaded.  Heads are swapped before a model is wrapped, by PEFT for example.
 
-    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, for heads that do not match it, and for new
-    parameters in a layer whose weights are offloaded; the model is then unchanged.
+    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model.
+    It also raises ValueError for new parameters in a layer whose weights are offloaded.  The model is then unchanged.
     """
     register()
     config: Any = getattr(model, "config", None)

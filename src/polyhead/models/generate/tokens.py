@@ -46,8 +46,8 @@ def generate(
     >>> [len(tokens) for tokens in said]
     [5, 5]
 
-    Raises ValueError unless the model is causal, reads tokens, returns logits over the same tokens and has no encoder
-    (with an encoder use `greedy`), and if prompt and steps together exceed its positions.
+    Raises ValueError unless the model is causal, reads tokens, and returns logits over the same tokens.  A model with
+    an encoder raises it, too: use `greedy`.  So does a prompt that exceeds the model's positions together with `steps`.
     """
     rows: list[list[int]] = []
     for new_tokens in stream(

@@ -71,8 +71,8 @@ def explore(
 
     `model`: ours, or a causal model of Hugging Face.  `codec`: its codec (from `polyhead.tasks.text.tokens`) or its
     tokenizer.  Only the first 512 tokens are read; for a causal model, later tokens have no effect on them.  Raises
-    ValueError for an empty text, a text longer than the model's context, tokens outside the model's vocabulary, a model
-    that does not read tokens, and as in `write`.
+    ValueError for an empty text, a text longer than the model's context, and tokens outside the model's vocabulary.  It
+    also raises ValueError for a model that does not read tokens, and as in `write`.
     """
     check_place("explore", pathlib.Path(path))
     ids = [int(token) for token in codec.encode(text)] if text else []

@@ -68,9 +68,9 @@ class FuzzyLogic(Task):
         novel           combinations of reserved terms only (mixed combinations belong to no split)
 
     split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
-        are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5; they exist for 4
-        variables, 2 terms and seeds 0, 1, 2, 2024.  They need not cover every term: seed 2 with 0.7 held out never
-        trains on terms 5 and 6.
+        are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4
+        variables, 2 terms and the seeds (0, 1, 2, 2024).  They need not cover every term: seed 2 with 0.7 held out
+        never trains on terms 5 and 6.
     inputs: "uniform" in [0, 1).  For analysis, "fixed_context" uses the same context inputs in all sequences, with
         targets that follow each function; "fixed_query" uses the same query.
     length: tokens in a sequence, including the query.

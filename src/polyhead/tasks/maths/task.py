@@ -45,11 +45,11 @@ class Maths(Task):
     No question is in two splits: a hash of its text decides between train, validation and iid.
 
     difficulty: "easy", "medium", "hard", or "mixed": a third of each, as in the papers.
-    question, answer: most characters of each; longer ones are drawn again.  They fix the shapes of all batches.
+    question, answer: most characters of each; longer ones are replaced.  They fix the shapes of all batches.
     data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
         `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
         there; none of our five has one).  "package" uses the authors' generator, mathematics-dataset, if installed.
-    pool: 0 draws every batch anew (10 000 to 60 000 questions a second).  Otherwise each process makes `pool` training
+    pool: 0 makes new questions for every batch, at least 10,000 a second.  Otherwise each process makes `pool` training
         questions and a tenth as many for every other split at first use; batches draw from them.  The authors'
         generator takes up to 20 ms per question and needs a pool.  Published data ignore `pool`.
 

@@ -71,7 +71,7 @@ class RelationalGames(Classification):
     >>> RelationalGames("between").batch("novel", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 3, 36, 36])
 
-    Latents: `shapes` (b 9) and `colours` (b 9), -1 for an empty cell; `cells` (b 9), 1 for a cell with an object.
+    Latents are (b 9), one entry a cell: `shapes` and `colours`, -1 in an empty cell; `cells`, 1 where an object is.
     Raises ValueError for invalid settings.
     """
 

@@ -89,8 +89,8 @@ class Sraven(Task):
         novel           with a single feature, instead of compositional: the held-out rules
 
     split: "covered" is random, with every rule in training, for any `split_seed`.  "legacy" and "partitionable" are the
-        splits of the original code under JAX before 0.5 (the paper's) and since 0.5; they exist for 4 features and
-        seeds 0, 1, 2, 2024.
+        splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4 features and
+        the seeds (0, 1, 2, 2024).
     held_out: fraction of the multisets that are held out.
     grid: rows and columns of panels, 3 in the paper.  The last column is the sum of all others, or the first minus the
         others; `distribute` has `grid` distinct symbols.

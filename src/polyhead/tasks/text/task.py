@@ -55,8 +55,8 @@ class Text(Task):
 
     Copies of a file may be in several splits: a line on standard error says how much of what is held out they are.
 
-    The windows of a held-out split score each token once (except the first, which has no context), in a fixed shuffled
-    order that is the same for every seed; `sequences` of an evaluation says how many windows were scored.
+    The windows of a held-out split score each token once, except the first, which has no context.  Their shuffled order
+    is the same for every seed; `sequences` of an evaluation says how many windows were scored.
 
     data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder,
         from which files with a usual suffix are read (`sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
