@@ -45,7 +45,7 @@ class Images(Classification):
         `folder`; "folder", images of any size as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs
         Pillow), whose central square is resized to `size` x `size`.  A photo is turned upright by its EXIF data.
         Transparent pixels are white.  Other formats, and folders inside that of a class, are not read.
-    patch, shift, flip: the default of None is (2, 1, False) for digits; (4, 4, True) for CIFAR; (16, 0, True) for folders.
+    patch, shift, flip: None takes (2, 1, False) for digits; (4, 4, True) for CIFAR; (16, 0, True) for folders.
     folder: part of the run's digest, because another folder may hold other images.
 
     >>> Images().batch("train", 16, seed=0, step=0).inputs.shape
