@@ -1,13 +1,16 @@
 """The documents are right: Python blocks run, links lead somewhere."""
 
+import contextlib
 import re
 import runpy
+import shlex
 import sys
 
 import pytest
 import torch
 from scripts import DOCUMENTS, PAGES, ROOT, short_name
 
+from polyhead.cli import main
 from polyhead.config import extensions
 
 EXTRAS = ("wandb", "diffusers", "timm", "torchvision", "lm_eval")
@@ -58,6 +61,32 @@ def test_the_example_of_selecting_and_relating_keeps_its_bound():
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
+def commands():
+    """The words of every `polyhead ...` that a page shows."""
+    lines = set()
+    for path in DOCUMENTS:
+        for _, code in blocks(path, "bash"):
+            for line in re.sub(r"\\\n\s*", " ", code).splitlines():
+                if line.startswith("polyhead ") and "--tyro" not in line:
+                    lines.add(line.removeprefix("polyhead ").split("  #")[0])
+    return sorted(lines)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_on_pages_are_understood(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command, comments=True)
+    verb = words[0]
+    if verb == "train":
+        assert main([*words, "--print"]) in (0, None), capsys.readouterr().err
+        return
+    for topic in ([], [verb], words[:2]):
+        with contextlib.suppress(SystemExit):
+            main([*topic, "--help"])
+    explained = capsys.readouterr().out
+    for word in words:
+        if word.startswith("--") and not word.startswith("--model.heads"):
+            assert word.replace("_", "-") in explained, word
 
 
 # ---------------------------------------------------------------------------------------------------------------- links
