@@ -32,7 +32,10 @@ def cells(text: str) -> list[nbformat.NotebookNode]:
 
 def make(script: Path) -> Path:
     """Execute a script as a notebook and write it with its output."""
-    notebook = new_notebook(cells=cells(script.read_text(encoding="utf-8")))
+    text = script.read_text(encoding="utf-8")
+    if script.parent == DOCS:
+        text = re.sub(r"\]\((?!http)", "](../", text)  # the notebook lies one folder deeper
+    notebook = new_notebook(cells=cells(text))
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(DOCS.parent)}}).execute()
     for cell in notebook.cells:

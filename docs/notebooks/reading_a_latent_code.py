@@ -40,7 +40,7 @@ for row in ph.analysis.swap_codes(model, task, pairs=200):
     print(f"{row['code']:<35} own {row['own']:6.2f}   donor {row['donor']:6.2f}")
 
 # %% [markdown]
-# In this network the output follows the donor's code. In others it follows less:
+# In this network the output follows the donor's code. Of the other four, one follows as well:
 # [all five](../results/index.md#does-hylas-latent-code-carry-the-function).
 #
 # ## Can a probe read the terms?
@@ -55,6 +55,6 @@ result = ph.analysis.probe(torch.as_tensor(layers[-1]), labels, train=slice(0, 4
 print(f"F1 {result.f1:.3f}, chance {result.chance:.3f}")
 
 # %% [markdown]
-# The probe reads no term above chance, though the swap shows that the code carries the function. So the function is not
-# written as one linear direction for each term. Over all networks this is
+# This probe, over many queries, reads no term above chance, though the swap shows that the code carries the function. For
+# one fixed query a probe does find terms ([codes](../howto/codes.md)). Over all networks this is
 # [undecided](../results/index.md#does-training-write-the-task-into-the-latent-code).

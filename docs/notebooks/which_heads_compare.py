@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Which heads compare?
 #
-# Three shapes stand in a row. Do the outer two match, while the middle one differs? Training shows one family of
-# shapes, the test another. Softmax heads pass on what a token contains. Disentangled heads pass on how two tokens
-# compare.
+# Three shapes stand in a line: a row, a column or a diagonal. Do the outer two match, while the middle one differs?
+# Training shows one family of shapes, the test another. Softmax heads pass on what a token contains. Disentangled heads
+# pass on how two tokens compare.
 
 # %%
 import matplotlib.pyplot as plt
@@ -58,6 +58,7 @@ axes.legend()
 #
 # A disentangled head has two maps for each pair of tokens: whom it attends to, and how the two compare. Here are both
 # for one picture, in the first layer. The picture is cut into patches; each patch is a token.
+# Blue relations are positive, red ones negative.
 
 # %%
 layer = ph.analysis.look(mixed, batch, sample=0)[0]
@@ -65,7 +66,9 @@ group = layer.groups[1]
 figure, grid = plt.subplots(1, 2, figsize=(6, 2.8))
 grid[0].imshow(group.attention[0], cmap="Greys")
 grid[0].set(title="attention of head 1", xlabel="key", ylabel="query")
-grid[1].imshow(group.relations[0], cmap="RdBu")
+largest = abs(group.relations[0]).max()
+shown = grid[1].imshow(group.relations[0], cmap="RdBu", vmin=-largest, vmax=largest)
+figure.colorbar(shown)
 grid[1].set(title="relation of head 1", xlabel="key")
 
 # %% [markdown]
