@@ -15,8 +15,11 @@ DOCS = Path(__file__).parent
 SCRIPTS = [DOCS / "tutorial.py", *sorted((DOCS / "notebooks").glob("*.py"))]
 
 
-def cells(text: str) -> list[nbformat.NotebookNode]:
+def cells(script: Path) -> list[nbformat.NotebookNode]:
     """The cells of a script: Markdown behind `# %% [markdown]`, code behind `# %%`."""
+    text = script.read_text(encoding="utf-8")
+    if script.parent == DOCS:
+        text = re.sub(r"\]\((?!http)", "](../", text)  # the notebook lies one folder deeper
     notebook_cells = []
     for part in re.split(r"^# %%", text, flags=re.M)[1:]:
         head, _, body = part.partition("\n")
@@ -32,10 +35,7 @@ def cells(text: str) -> list[nbformat.NotebookNode]:
 
 def make(script: Path) -> Path:
     """Execute a script as a notebook and write it with its output."""
-    text = script.read_text(encoding="utf-8")
-    if script.parent == DOCS:
-        text = re.sub(r"\]\((?!http)", "](../", text)  # the notebook lies one folder deeper
-    notebook = new_notebook(cells=cells(text))
+    notebook = new_notebook(cells=cells(script))
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(DOCS.parent)}}).execute()
     for cell in notebook.cells:

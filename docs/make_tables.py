@@ -80,7 +80,7 @@ def readme() -> str:
     rows = [
         ["recombine known parts: fuzzy logic, R² on unseen combinations", *fuzzy[:2], f"**{fuzzy[2]}**", "", "", "5"],
         ["the same with heads of width 8 in place of 2", *fuzzy_wide, "", "", "5 (linear: 3)"],
-        ["compare shapes: accuracy on new pictures, mean of five games", games[0], "", "", games[1], f"**{games[2]}**", "5"],
+        ["compare shapes: accuracy, new pictures, five games", games[0], "", "", games[1], f"**{games[2]}**", "5"],
         ["language: bits per byte of source code, lower is better", *bits, "", "1"],
     ]
     return markdown(["task and score", "softmax", "linear", "HYLA", "relational", "disentangled", "seeds"], rows)

@@ -55,6 +55,6 @@ result = ph.analysis.probe(torch.as_tensor(layers[-1]), labels, train=slice(0, 4
 print(f"F1 {result.f1:.3f}, chance {result.chance:.3f}")
 
 # %% [markdown]
-# This probe, over many queries, reads no term above chance, though the swap shows that the code carries the function. For
-# one fixed query a probe does find terms ([codes](../howto/codes.md)). Over all networks this is
+# This probe, over many queries, reads no term above chance, though the swap shows that the code carries the function.
+# For one fixed query a probe does find terms ([codes](../howto/codes.md)). Over all networks this is
 # [undecided](../results/index.md#does-training-write-the-task-into-the-latent-code).

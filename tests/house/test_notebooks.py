@@ -39,4 +39,4 @@ def test_a_notebook_has_the_cells_of_its_script(script):
     """If this fails: python docs/make_notebooks.py"""
     notebook = json.loads((DOCS / "notebooks" / f"{script.stem}.ipynb").read_text(encoding="utf-8"))
     committed = ["".join(cell["source"]) for cell in notebook["cells"]]
-    assert committed == [cell.source for cell in make_notebooks.cells(script.read_text(encoding="utf-8"))]
+    assert committed == [cell.source for cell in make_notebooks.cells(script)]
