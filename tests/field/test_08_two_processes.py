@@ -40,7 +40,9 @@ def test_a_process_says_for_whom_it_waits_and_ctrl_c_ends_it(folder, rank, other
         process = forked.Process(command, stdout=stream, stderr=stream, env=environment(rank, MASTER_PORT=port))
         assert f"waits for {other}" in lines.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        code = process.wait()
+        stream.close()
+        assert code == 130, lines.read()
 
 
 @pytest.mark.parametrize(

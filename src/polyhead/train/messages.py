@@ -15,6 +15,15 @@ def print_notice(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
+def write_notice(text: str) -> None:
+    """Print one line on standard error from a signal handler.
+
+    The signal may have interrupted a write to `sys.stderr`, which cannot be entered twice: the descriptor can.
+    """
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode())
+
+
 def describe_os_error(error: OSError) -> str:
     """The text of an OSError in one line, with the file if the error names one."""
     text = error.strerror or str(error)

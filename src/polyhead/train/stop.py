@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from polyhead.train.messages import print_notice
+from polyhead.train.messages import write_notice
 
 DONE, DISK, MISTAKE, LOST, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 73, 75, 130
 """Exit codes: done; the disk failed; invalid input, or the run diverged; another process of this run ended; another
@@ -117,10 +117,10 @@ def _leave(again: bool, number: int, frame: object) -> None:
     stop.asked = number
     code = stop.interrupted("").code
     if is_local_first():
-        print_notice("polyhead: stopped at once; what was saved before is kept")
+        write_notice("polyhead: stopped at once; what was saved before is kept")
         message = requeue() if again and code == PREEMPTED else ""
         if message:
-            print_notice(f"polyhead: {message}")
+            write_notice(f"polyhead: {message}")
     os._exit(code)
 
 
