@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of the tables belo
     from polyhead.layers import testing as testing
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
+    from polyhead.layers.cache import Cache as Cache
     from polyhead.layers.feedforward import *  # noqa: F403
     from polyhead.layers.heads.groups import *  # noqa: F403
     from polyhead.layers.norms import *  # noqa: F403
@@ -57,6 +58,7 @@ _NAMES = {
     "config.task": "Batch Task stream",
     "layers.attention": "MultiHeadAttention",
     "layers.block": "TransformerBlock",
+    "layers.cache": "Cache",
     "layers.feedforward": "MixtureOfExperts MlpLayer SwigluLayer",
     "layers.heads.groups": "HylaHeads LinearHeads SoftmaxHeads",
     "layers.norms": "LayerNorm RMSNorm",

@@ -121,3 +121,15 @@ def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
         assert (cache.length, cache.nbytes) == (first, bytes_before[-1])
         pieces.append(call(first, last))
     assert_close(torch.cat(pieces, 1), layer(x, positions=where), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("cache", "kind"), [(Cache(2), "Cache"), ({}, "dict")])
+def test_what_is_no_entry_of_a_cache_is_refused(cache, kind):
+    layer = ph.MultiHeadAttention(8, ph.Softmax(2), causal=True)
+    with pytest.raises(TypeError, match=rf"^MultiHeadAttention: .* cache\[i\], but is a {kind}$"):
+        layer(torch.zeros(1, 3, 8), cache=cache)
+
+
+def test_a_cache_of_too_few_layers_says_how_many():
+    with pytest.raises(IndexError, match=r"layer 1 was wanted but it has 1: Cache\(2\)"):
+        Cache(1)[1]

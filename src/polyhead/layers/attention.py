@@ -191,6 +191,9 @@ class MultiHeadAttention(nn.Module):
         """
         if self.reads_all_queries and cache is not None:
             raise ValueError("MultiHeadAttention: network='sequence' reads all queries at once, so it takes no cache")
+        if cache is not None and not isinstance(cache, LayerCache):
+            kind = type(cache).__name__
+            raise TypeError(f"MultiHeadAttention: cache must be the entry of one layer, cache[i], but is a {kind}")
         with whole(cache):  # an interrupted call adds nothing to the cache
             call = call_of(
                 x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,

@@ -253,6 +253,8 @@ class Cache:
         return len(self.layers)
 
     def __getitem__(self, layer: int) -> LayerCache:
+        if layer >= len(self.layers):
+            raise IndexError(f"Cache: layer {layer} was wanted but it has {len(self.layers)}: Cache({layer + 1})")
         return self.layers[layer]
 
     def __iter__(self) -> Iterator[LayerCache]:
