@@ -36,7 +36,7 @@ def test_it_speaks_the_alphabet(row):
 @pytest.mark.parametrize("row", ROWS)
 def test_its_arguments_are_those_of_the_op(row):
     op = row.folder
-    signatures.check(getattr(ph.ops, row.op), row)
+    signatures.check(getattr(ph.ops, row.op), row, row.torch_only)
     assert tuple(row.tensors) == TENSORS[op]
     assert getattr(ph, row.config)(2).heads == 2
 

@@ -247,6 +247,8 @@ def _attend_with(group: CodeGroup, last_code: Tensor) -> Callable[..., Tensor]:
         normalise: str = "identity",
         act: str = "identity",
         value_weight: Tensor | None = None,
+        softcap: float | None = None,  # the code function has it, and the sinks
+        sinks: Tensor | None = None,
     ) -> Tensor:
         code = code_function(AttentionCall(q, k, v, bias, mask, None, causal, window, cu_seqlens, scale=scale))
         code = torch.cat((code[:, :, :-1], last_code[:, :, None].to(code)), dim=2)

@@ -7,6 +7,7 @@ ours.
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.heads.functions import compiled, is_own
+from polyhead.layers.heads.functions import code_with, compiled, is_own
 from polyhead.layers.taps import GroupTaps
 from polyhead.ops.readable import is_readable
 from polyhead.ops.registry import code_of
@@ -52,10 +53,12 @@ def tensor_of(name: str, value: Any) -> Tensor:
 
 
 def check_functions(function: str, model: nn.Module) -> None:
-    """Raise ValueError for heads that compute a user's function: a foreign format holds parameters only."""
+    """Raise ValueError for a user's function, soft caps, sinks and gates: foreign formats have no place for them."""
     for layer in model.modules():
         if not isinstance(layer, MultiHeadAttention):
             continue
+        if layer.gates is not None or any(compiled(group).extras for group in layer.groups if not is_own(group)):
+            raise ValueError(f"{function}: softmax heads must have no softcap, sinks or gate, got {layer.groups}")
         for group in layer.groups:
             if is_own(group):
                 name = type(compiled(group)).__name__
@@ -107,6 +110,8 @@ def softmax_group(
     bias: Tensor | None,
     mask: Bool[Tensor, "..."] | None,
     scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     w_value: Float[Tensor, "g e _"] | None = None,
     b_value: Float[Tensor, "g e"] | None = None,
     w_out: Float[Tensor, "h m e"] | None = None,
@@ -114,6 +119,8 @@ def softmax_group(
     """Return the taps of a layer's softmax heads, with their output."""
     if scale is None:
         scale = q.shape[-1] ** -0.5
+    extras = {"softcap": softcap, "sinks": sinks}
+    output = softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale, **extras).contiguous()
     return GroupTaps(
         kind="softmax",
         normalise="softmax",
@@ -122,7 +129,7 @@ def softmax_group(
         q=q,
         k=k,
         v=v,
-        output=softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale).contiguous(),
+        output=output,
         bias=bias,
         mask=mask,
         causal=False,  # foreign masks include causality
@@ -131,5 +138,5 @@ def softmax_group(
         b_value=b_value,
         w_out=w_out,
         value_weight=None,
-        coder=code_of("softmax"),
+        coder=partial(code_with, code_of("softmax"), extras),
     )

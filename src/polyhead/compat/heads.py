@@ -46,6 +46,8 @@ class Groups(nn.Module):
         self.shared: list[bool] = []
         sources = []
         for mechanism in heads:
+            if isinstance(mechanism, config.Softmax) and mechanism.gate:
+                raise ValueError(f"{layer}: Softmax must have no gate here; use ph.MultiHeadAttention")
             group = build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype)
             self.groups.append(group)
             self.shared.append(mechanism.share)

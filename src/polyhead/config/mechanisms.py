@@ -8,6 +8,7 @@ from typing import ClassVar
 from polyhead.config.checked import Checked, non_semantic, omitted_at_default
 from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
+from polyhead.spec.shapes import check_number
 
 __all__ = [
     "Abstractor",
@@ -81,7 +82,21 @@ class Mechanism(Checked):
 
 @dataclass(frozen=True)
 class Softmax(Mechanism):
-    """Softmax attention (Vaswani et al. 2017)."""
+    """Softmax attention (Vaswani et al. 2017).
+
+    `softcap`: scores x become softcap tanh(x / softcap), as in Gemma 2.  `sinks`: each head learns the score of a
+    further key without a value, as in GPT-OSS.  `gate`: a head's output is multiplied by sigmoid(W x), x the layer's
+    input, as in Qwen3-Next.
+    """
+
+    softcap: float | None = omitted_at_default(None)
+    sinks: bool = omitted_at_default(False)
+    gate: bool = omitted_at_default(False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.softcap is not None:
+            check_number("Softmax", "softcap", self.softcap, 0, above=True)
 
 
 @dataclass(frozen=True)

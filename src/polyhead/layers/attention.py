@@ -101,6 +101,15 @@ class MultiHeadAttention(nn.Module):
 
         self._build_positions(positions, heads, device, dtype)
 
+        # Gates of outputs, by the index of their group.
+        self.gates: nn.ModuleDict | None = None
+        gated = [i for i, mechanism in enumerate(heads) if isinstance(mechanism, config.Softmax) and mechanism.gate]
+        if gated:
+            self.gates = nn.ModuleDict()
+        for i in gated:
+            width = self.sizes[i].heads * self.sizes[i].value_dim
+            self.gates[str(i)] = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype)
+
         # Norms of queries and of keys, group by group; a group that shares its queries and keys has none.
         self.qk_norms: nn.ModuleList | None = None
         if qk_norm:
@@ -224,7 +233,7 @@ class MultiHeadAttention(nn.Module):
                     tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
                     op_call = limits.call(tensors, *self.heads_of[i])
                     calls.append(op_call)
-                    outputs.append(attended(group, op_call))
+                    outputs.append(self._gated(i, attended(group, op_call), x))
 
             # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
             joint = outputs[0].flatten(2)
@@ -427,6 +436,12 @@ class MultiHeadAttention(nn.Module):
         if call.num_cached + call.t > 0:  # the first call with tokens decides, see `_keeps_state`
             cache.put((i, "state"), state)
         return output
+
+    def _gated(self, i: int, output: Tensor, x: Tensor) -> Tensor:
+        """The output (b t h e) of group `i`, multiplied by its gate if it has one."""
+        if self.gates is None or str(i) not in self.gates:
+            return output
+        return output * self.gates[str(i)](x).sigmoid().view_as(output)
 
     # -------------------------------------------------------------------------------------------------- code and taps
     def _code(self, calls: Sequence[AttentionCall | None]) -> Tensor:

@@ -234,6 +234,8 @@ class LayerLimits:
     causal: bool = False
     window: int | None = None
     cu_seqlens: Tensor | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None  # of all heads
 
     def call(self, tensors: Mapping[str, Tensor], first: int, last: int) -> AttentionCall:
         """The `AttentionCall` of the heads `first` to `last`, given their tensors."""
@@ -249,6 +251,8 @@ class LayerLimits:
             cu_seqlens=self.cu_seqlens,
             q_rel=tensors.get("q_rel"),
             k_rel=tensors.get("k_rel"),
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self.sinks[first:last],
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
-from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.groups import HylaHeads, SoftmaxHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.own import OwnFeedForward, OwnParameters
@@ -62,6 +62,8 @@ def initialise(model: nn.Module, preset: str) -> None:
         elif isinstance(module, HylaHeads) and module.value_weight is not None:
             e = module.sizes.value_dim
             _matrix(module.value_weight, e, e, preset)
+        elif isinstance(module, SoftmaxHeads):
+            module.reset_parameters()
         elif isinstance(module, (RMSNorm, LayerNorm)):
             nn.init.ones_(module.weight)
             _zero(getattr(module, "bias", None))

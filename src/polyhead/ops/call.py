@@ -29,7 +29,7 @@ more sequence."""
 Keep = Float[Tensor, "#b #h t s"]
 """Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
 
-LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias")
+LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias", "sinks")
 """Tensor arguments that may require a gradient."""
 
 LIMITS = ("bias", "mask", "keep", "cu_seqlens")
@@ -112,6 +112,8 @@ class AttentionCall:
     act: str = "identity"  # of values or, in relational mechanisms, of relations
     scale: float | Tensor | None = None  # a Tensor is refused (latent_code.check_scale)
     pool: str = ""  # in pooled heads: of keys
+    softcap: float | None = None  # in softmax heads: scores x become softcap tanh(x / softcap) before the bias
+    sinks: Tensor | None = None  # in softmax heads: the score (h) of a further key that every query sees, of value 0
     network: str = ""  # in pooled heads: "pair" or "query", which has a value network of its own
     impl: str = "auto"  # the implementation that the caller asked for
 

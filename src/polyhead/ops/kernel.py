@@ -151,7 +151,8 @@ class Kernel:
 
     def __post_init__(self) -> None:
         row = mechanism(self.op)
-        learned = {"v" if name == "symbols" else name for name in (*row.tensors, *row.optional)}
+        names = (*row.tensors, *row.optional, *row.torch_only)
+        learned = {"v" if name == "symbols" else name for name in names}
         # PyTorch takes time for every argument in a schema, so a kernel has only those of its mechanism.
         self.tensor_names = tuple(name for name in TENSORS if name in learned or name in LIMITS)
         self.option_names: tuple[str, ...] = OPTIONS
@@ -160,6 +161,9 @@ class Kernel:
         if "pool" in row.options:
             self.option_names = OPTIONS + POOLING_OPTIONS
             self.schema += f", {POOLING_SCHEMA}"
+        if "softcap" in row.torch_only:
+            self.option_names += ("softcap",)
+            self.schema += ", float? softcap=None"
         self.custom_op = _register(self)
 
     @property

@@ -202,6 +202,17 @@ def softmax_visible(scores: Tensor, visible: Tensor | None, dim: int) -> Tensor:
     return torch.where(visible, scores, fill).softmax(dim).masked_fill(~visible, 0)
 
 
+def softmax_with_sinks(scores: Tensor, visible: Tensor | None, sinks: Tensor) -> Tensor:
+    """Softmax of (b h t s) scores over the visible keys and a sink with the score `sinks` (h), whose weight is dropped.
+
+    A row in which nothing is visible gets zeros: all its weight is the sink's.
+    """
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -torch.inf)
+    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat((scores, sink), dim=3).softmax(3)[..., :-1]
+
+
 def rms_heads(scores: Tensor) -> Tensor:
     """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero.
 
@@ -225,7 +236,12 @@ def normalised(scores: Tensor, normalise: str, visible: Tensor | None) -> Tensor
 
 def code(call: AttentionCall) -> Tensor:
     """The code (b h t s) of a call: its scores, normalised by `call.normalise`."""
-    scores, visible = with_bias(products(call), call.bias, call.visible())
+    scores = products(call)
+    if call.softcap is not None:
+        scores = torch.tanh(scores / call.softcap) * call.softcap
+    scores, visible = with_bias(scores, call.bias, call.visible())
+    if call.sinks is not None:
+        return softmax_with_sinks(scores, visible, call.sinks).to(call.q.dtype)
     return normalised(scores, call.normalise, visible).to(call.q.dtype)
 
 

@@ -3,7 +3,7 @@
     op(q, k, v)  under autocast   =   op(q.to(dtype), k.to(dtype), v.to(dtype))  without,    dtype of the autocast
 
 This is the rule of PyTorch's own scaled_dot_product_attention: floating tensors are cast, except float64.  `bias`,
-`keep` and `state` (float32) may have another dtype and are not cast.  Without autocast nothing is cast, and tensors of
+`sinks`, `keep` and `state` (float32) may have another dtype and are not cast.  Without autocast nothing is cast, and tensors of
 different dtypes are an error.
 """
 
@@ -62,7 +62,7 @@ def cast_call(call: AttentionCall) -> AttentionCall:
     tensors = {}
     for name in LEARNED:
         tensor = getattr(call, name)
-        if tensor is not None and name != "bias":
+        if tensor is not None and name not in ("bias", "sinks"):
             tensors[name] = _cast(tensor, call.q.device, dtype)
     return call.with_tensors(tensors)
 

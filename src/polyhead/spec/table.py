@@ -165,7 +165,8 @@ class MechanismRow:
     `steps`: einsums in order (with h in place of g, after keys are repeated for query heads).  `parameters`: name in
     the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.  `tensors`: the tensor arguments
     of the function `op` in order, all of one dtype, with their axes; `optional`: those that may be absent.  `options`:
-    its other arguments beside `COMMON`, with defaults.  `size`: parameters of one head with its projections, without
+    its other arguments beside `COMMON`, with defaults.  `torch_only`: arguments that the function has in PyTorch but not
+    in JAX, None by default.  `size`: parameters of one head with its projections, without
     biases.  `work`: its multiply-adds for one token that attends to s keys.  `amount` evaluates both.
     """
 
@@ -182,6 +183,7 @@ class MechanismRow:
     source: str
     options: dict[str, str] = field(default_factory=dict)
     optional: dict[str, str] = field(default_factory=dict)
+    torch_only: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -227,6 +229,7 @@ MECHANISMS = (
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
         source="Vaswani et al. 2017, eq. 1",
+        torch_only=("softcap", "sinks"),
     ),
     MechanismRow(
         op="linear_attention",

@@ -228,7 +228,6 @@ def test_the_example_runs(tmp_path):
 
 
 REFUSED = {
-    "gemma2": "capture: model.layers.0.self_attn must be plain softmax attention but softcap changes its code",
     "bloom": "capture: BloomModel must call its attention through transformers' AttentionInterface but called none",
 }
 

@@ -26,12 +26,11 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
 from polyhead.compat.huggingface.base import CACHE_NAME
-from polyhead.compat.huggingface.taps import EAGER, REFUSED, causal, masks
+from polyhead.compat.huggingface.taps import EAGER, REFUSED, causal, flat, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
-from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import at_least_float32, share
 
 Slices = tuple[slice, slice | None]
@@ -281,11 +280,14 @@ def attend(
     is_causal: bool | None = None,
     position_bias: Tensor | None = None,
     polyhead: RelationalInputs | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """The function of the interface, on (b h t d) tensors; returns (b t h e).
 
-    `heads` is a module that is called like `Heads`, possibly wrapped.  Raises ValueError for options that the ops lack.
+    `heads` is a module that is called like `Heads`, possibly wrapped.  Its softmax heads get the model's soft cap and
+    sinks; heads of other kinds have neither.  Raises ValueError for options that the ops lack.
     """
     check_options(module, options, attention_mask)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
@@ -311,7 +313,7 @@ def attend(
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     relational = None if polyhead is None else polyhead.by_group(t, k.shape[1])
-    layer_limits = LayerLimits(bias, mask, keep, is_masked_by_order)
+    layer_limits = LayerLimits(bias, mask, keep, is_masked_by_order, softcap=softcap, sinks=flat(s_aux))
     return heads(q, k, v, limits=layer_limits, relational=relational).contiguous(), None
 
 
@@ -319,8 +321,8 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
     """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
 
     def heads(q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
-        bias = added("polyhead", [group], limits.bias)
-        return group(AttentionCall(q, k, v, bias, limits.mask, limits.keep, limits.causal))
+        limits = dataclasses.replace(limits, bias=added("polyhead", [group], limits.bias))
+        return group(limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2]))
 
     return heads
 

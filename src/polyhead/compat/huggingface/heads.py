@@ -139,7 +139,7 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     holder, network = _classes(_base_type(config))
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: a {network.__mro__[2].__name__} was wanted but a {type(model).__name__} came")
-    attentions = _attentions(model)
+    attentions = _attentions(model, chosen)
     new_heads = {layer: _new_heads(attentions[layer], groups, config) for layer in chosen}
     for layer, module in new_heads.items():
         is_offloaded = hasattr(attentions[layer].v_proj, "_hf_hook")
@@ -208,15 +208,14 @@ class _HasHeads:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        attentions = _attentions(self)  # type: ignore[arg-type]
-        for attention, groups in zip(attentions, layer_heads(config), strict=True):
-            if groups is not None:
-                _put(attention, _new_heads(attention, groups, config))
+        heads = {layer: groups for layer, groups in enumerate(layer_heads(config)) if groups is not None}
+        for layer, attention in _attentions(self, heads).items():  # type: ignore[arg-type]
+            _put(attention, _new_heads(attention, heads[layer], config))
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, initialise the parameters that it did not have."""
         super().initialize_weights()  # type: ignore[misc]
-        for attention in _attentions(self):  # type: ignore[arg-type]
+        for attention in self.modules():  # type: ignore[attr-defined]
             if isinstance(getattr(attention, "polyhead", None), Heads):
                 attention.polyhead.begin(attention.v_proj, maps=True)
 
@@ -242,6 +241,8 @@ def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor
     if heads is not None:
         note(module, _described(module, heads))
         return attend(heads, module, *tensors, **options)
+    if options.get("softcap") is not None or options.get("s_aux") is not None:  # "sdpa" would ignore them
+        return _by_name("polyhead_softmax", alone(build(Softmax(1), 1, 1)), module, *tensors, **options)
     note(module, ELSEWHERE)
     check_options(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
     return sdpa_attention_forward(module, *tensors, **options)
@@ -323,15 +324,16 @@ def layer_sizes(caller: str, config: Any, bias: bool = False) -> LayerSizes:
     return LayerSizes(config.hidden_size, heads, kv_heads, dim, config.max_position_embeddings, bias)
 
 
-def _attentions(model: nn.Module) -> list[Any]:
-    """The attention module of every layer, in order.  Raises ValueError unless each has separate projections."""
+def _attentions(model: nn.Module, layers: Iterable[int]) -> dict[int, Any]:
+    """The attention modules of some layers.  Raises ValueError unless each of them has separate projections."""
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "layer_idx")
-    attentions: list[Any] = [module for module in model.modules() if all(hasattr(module, part) for part in parts)]
-    config: Any = model.config
-    if [module.layer_idx for module in attentions] != list(range(config.num_hidden_layers)):
+    modules: list[Any] = [module for module in model.modules() if all(hasattr(module, part) for part in parts)]
+    attentions = {module.layer_idx: module for module in modules}
+    chosen = set(layers)
+    if not chosen <= attentions.keys() or len(attentions) < len(modules):
         name = type(model).__name__
-        raise ValueError(f"polyhead: {name} must have q_proj, k_proj, v_proj and o_proj in each of its layers")
-    return attentions
+        raise ValueError(f"polyhead: {name} must have q_proj, k_proj, v_proj and o_proj in each layer that gets heads")
+    return {layer: attentions[layer] for layer in sorted(chosen)}
 
 
 def _new_heads(attention: Any, groups: Sequence[Mechanism], config: Any) -> Heads:

@@ -36,7 +36,7 @@ PREFIX = "polyhead_"
 EAGER: set[type] = set()
 """Configurations of models under our names that do not support SDPA: every mask is made for these; see `causal`."""
 
-REFUSED = ("softcap", "s_aux", "sinks", "head_mask", "indices", "block_indices")
+REFUSED = ("sinks", "head_mask", "indices", "block_indices")
 """Options of some models with which attention is not softmax(q k + bias) over the mask."""
 
 
@@ -230,6 +230,8 @@ class _Recorder:
         scaling: float | None = None,
         is_causal: bool | None = None,
         position_bias: Tensor | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """The function that the interface calls, on (b h t d) tensors; returns (b t h e)."""
@@ -244,7 +246,10 @@ class _Recorder:
             attention_mask = torch.ones(t, s, dtype=torch.bool, device=q.device).tril()[None, None]
         bias, mask = limits(masks(f"capture: a mask of {name}", (attention_mask, position_bias), s), t, s, q.dtype)
         x, context, w_value, b_value = self._inputs(module, q, v)
-        group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, w_value=w_value, b_value=b_value)
+        group = softmax_group(
+            q, k, v, bias=bias, mask=mask, scale=scaling, softcap=softcap, sinks=flat(s_aux), w_value=w_value,
+            b_value=b_value,
+        )  # fmt: skip
         self.version = group.output._version
         self.linears.clear()
         self.output = None
@@ -270,6 +275,11 @@ class _Recorder:
             b_value = None if bias is None else bias[rows]
             return x, call.x.reshape(b, s, -1), w_value, b_value
         return None, None, None, None
+
+
+def flat(sinks: Tensor | None) -> Tensor | None:
+    """Scores of sinks, which models pass as `s_aux`, by head (h)."""
+    return None if sinks is None else sinks.flatten()
 
 
 def masks(caller: str, arrays: Sequence[Tensor | None], s: int) -> list[Tensor]:

@@ -107,8 +107,13 @@ class HeadGroup(nn.Module):
         self.attend = attend
         self.functions = Functions(attend, code, is_user_defined=True)
 
-    def options(self) -> dict[str, object]:
-        """Keyword arguments of the function, other than tensors and limits."""
+    @property
+    def extras(self) -> dict[str, Any]:
+        """Fields of an `AttentionCall` that this group sets beside `normalise` and `act`."""
+        return {}
+
+    def options(self, call: AttentionCall) -> dict[str, Any]:
+        """Keyword arguments of the function for a call, other than its tensors and limits."""
         return {name: getattr(self, name) for name in self.takes}
 
     def arrays(self, call: AttentionCall) -> list[Tensor]:
@@ -117,7 +122,7 @@ class HeadGroup(nn.Module):
 
     def forward(self, call: AttentionCall) -> Float[Tensor, "b t h e"]:
         """The function's output for the tensors of a call."""
-        return self.attend(*self.arrays(call), keep=call.keep, **limits_of(call), **self.options())
+        return self.attend(*self.arrays(call), keep=call.keep, **limits_of(call), **self.options(call))
 
 
 def asked(group: Any, method: str) -> Callable[..., Any]:
@@ -153,7 +158,8 @@ def coder(group: Any) -> Code:
     name = type(group).__name__
     if not is_own(group):
         assert group.functions.code is not None
-        return partial(_code_of_op, group.functions.code, group.normalise, getattr(group, "relation_act", group.act))
+        settings = {"normalise": group.normalise, "act": getattr(group, "relation_act", group.act)}
+        return partial(code_with, group.functions.code, settings | group.extras)
     if isinstance(group, HeadGroup) and computes(group, HeadGroup.forward):
         functions = group.functions
         if functions.is_user_defined and functions.code is not None and group.attend is functions.attend:
@@ -164,8 +170,9 @@ def coder(group: Any) -> Code:
     )
 
 
-def _code_of_op(code: Code, normalise: str, act: str, call: AttentionCall) -> Tensor:
-    return code(replace(call, normalise=normalise, act=act))
+def code_with(code: Code, settings: dict[str, Any], call: AttentionCall) -> Tensor:
+    """The code of a call that has these fields in place of its own."""
+    return code(replace(call, **settings))
 
 
 def seen_coder(group: Any, call: AttentionCall) -> Code:

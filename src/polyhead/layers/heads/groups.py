@@ -20,6 +20,7 @@ from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
 from polyhead.layers.projection import hooked
+from polyhead.ops.call import AttentionCall
 from polyhead.spec.shapes import one_of
 
 __all__ = ["HylaHeads", "LinearHeads", "SoftmaxHeads"]
@@ -63,9 +64,49 @@ class TokenHeads(HeadGroup):
 
 
 class SoftmaxHeads(TokenHeads):
-    """Softmax attention (ops.softmax_attention)."""
+    """Softmax attention (ops.softmax_attention).
+
+    `softcap`: scores x become softcap tanh(x / softcap).  `sinks`: each head learns the score of a further key, which
+    has no value.
+    """
 
     op = "softmax_attention"
+
+    def __init__(
+        self,
+        heads: int,
+        dim: int,
+        value_dim: int | None = None,
+        *,
+        softcap: float | None = None,
+        sinks: bool = False,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(heads, dim, value_dim, device=device, dtype=dtype, **options)
+        self.softcap = softcap
+        self.sinks = nn.Parameter(torch.zeros(heads, device=device, dtype=dtype)) if sinks else None
+
+    def reset_parameters(self) -> None:
+        """Scores of sinks 0, if there are sinks."""
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The soft cap and the sinks, as far as it has them."""
+        extras = {"softcap": self.softcap, "sinks": self.sinks}
+        return {name: value for name, value in extras.items() if value is not None}
+
+    def options(self, call: AttentionCall) -> dict[str, Any]:
+        """A soft cap and sinks of the call, which belong to a model of transformers, or its own."""
+        options = self.extras
+        if call.softcap is not None:
+            options["softcap"] = call.softcap
+        if call.sinks is not None:
+            options["sinks"] = call.sinks
+        return options
 
 
 class LinearHeads(TokenHeads):
@@ -172,6 +213,7 @@ def build(
     options: dict[str, Any] = {option: getattr(mechanism, option) for option in row.options}
     options |= {"kv_heads": size.kv_heads, "share": mechanism.share, "impl": mechanism.impl, **placement}
     if isinstance(mechanism, config.Softmax):
+        options |= {"softcap": mechanism.softcap, "sinks": mechanism.sinks}
         return SoftmaxHeads(size.heads, size.dim, size.value_dim, **options)
     if isinstance(mechanism, config.Linear):
         return LinearHeads(size.heads, size.dim, size.value_dim, **options)

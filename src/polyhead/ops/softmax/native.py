@@ -10,7 +10,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
 from polyhead.ops.native.structs import has_few_queries
-from polyhead.ops.softmax.reference import reference
+from polyhead.ops.softmax.reference import reference, unsupported_extras
 
 MIN_PAIRS = 1 << 16
 """Pairs b t s from which on native code is no slower than PyTorch's kernels."""
@@ -18,7 +18,7 @@ MIN_PAIRS = 1 << 16
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why native code does not take a call, or None.  The first call that it could take starts the compilation."""
-    return unsupported_by_kernels(call) or library.unsupported_tensor("attention", call.q)
+    return unsupported_extras(call) or unsupported_by_kernels(call) or library.unsupported_tensor("attention", call.q)
 
 
 def is_preferred(call: AttentionCall) -> bool:

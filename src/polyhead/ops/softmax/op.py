@@ -12,7 +12,7 @@ from polyhead.ops.softmax import native, sdpa
 from polyhead.ops.softmax.reference import reference
 from polyhead.ops.tiling import tiled
 from polyhead.spec import mechanism
-from polyhead.spec.shapes import shaped
+from polyhead.spec.shapes import check_number, shaped
 
 NATIVE = Kernel(
     op="softmax_attention",
@@ -49,17 +49,24 @@ def softmax_attention(
     scale: float | None = None,
     keep: Keep | None = None,
     impl: str = "auto",
+    softcap: float | None = None,
+    sinks: Float[Tensor, "h"] | None = None,
 ) -> Float[Tensor, "b t h e"]:
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
     Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
     `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
-    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
+    the single sample is several packed sequences, masked from one another. `softcap`: scores x become
+    softcap tanh(x / softcap), before the bias. `sinks`: each head's score of a further key, which has no value. Raises ValueError if an explicit impl cannot
     take the inputs. Vaswani et al. 2017, eq. 1.
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """
-    call = AttentionCall(q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl)
+    if softcap is not None:
+        check_number("softmax_attention", "softcap", softcap, 0, above=True)
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl, softcap=softcap, sinks=sinks
+    )
     return run(SOFTMAX, call)
 
 

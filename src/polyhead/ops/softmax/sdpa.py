@@ -2,6 +2,7 @@
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import unsupported_by_fused_attention
+from polyhead.ops.softmax.reference import unsupported_extras
 from polyhead.ops.torch_kernels import MIN_BIASED_PAIRS, fused_attention
 
 forward = fused_attention
@@ -9,7 +10,7 @@ forward = fused_attention
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the kernels cannot take the inputs, or None.  They take no `keep`: their dropout draws its own mask."""
-    return unsupported_by_fused_attention(call)
+    return unsupported_extras(call) or unsupported_by_fused_attention(call)
 
 
 def preferred(call: AttentionCall) -> bool:
