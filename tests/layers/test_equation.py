@@ -92,12 +92,20 @@ def test_a_layer_is_its_equation(mixture, cross):
     assert_close(layer(x, context, mask=mask, return_code=True)[1], code)  # before dropout
 
     outputs = []
-    for made, own, (first, last) in zip(arguments(layer, x, source), heads, layer.heads_of, strict=True):
+    for i, (made, own, (first, last)) in enumerate(
+        zip(arguments(layer, x, source), heads, layer.heads_of, strict=True)
+    ):
         row = next(row for row in spec.MECHANISMS if row.config == type(own).__name__)
         arrays = {name: tensor.detach().numpy() for name, tensor in made.items()}
         limits = {"mask": mask[:, first:last].numpy(), "keep": keep[:, first:last].numpy()}
         options = {name: getattr(own, name) for name in row.options}
-        outputs.append(torch.from_numpy(referee.run(row.op, arrays, options=options, **limits)))
+        if isinstance(own, ph.Softmax):
+            sinks = layer.groups[i].sinks
+            options |= {"softcap": own.softcap, "sinks": None if sinks is None else sinks.detach().numpy()}
+        output = torch.from_numpy(referee.run(row.op, arrays, options=options, **limits))
+        if getattr(own, "gate", False):
+            output = output * by_head(x, layer.gates[str(i)].weight, layer.gates[str(i)].bias, own.heads).sigmoid()
+        outputs.append(output)
     joint = torch.cat([output.flatten(2) for output in outputs], -1)
     assert_close(y, joint @ layer.out.weight.T + layer.out.bias, rtol=1e-9, atol=1e-9)
 

@@ -1,4 +1,4 @@
-"""Soft cap, sinks and gate of softmax heads: against the attention layers of transformers, and in every way to compute."""
+"""Soft cap, sinks and gate of softmax heads: against layers of transformers, and by every implementation."""
 
 import pytest
 import torch

@@ -77,8 +77,14 @@ def run(
             given[0] = given[0] * code_of_sequence(given[0], options["pool"], look)
         out = torch.einsum(subscripts, *given)
         if step.then == "code":
-            scores = out * (d**-0.5 if scale is None else scale) + (0 if bias is None else spelled(bias, t, s))
+            scores = out * (d**-0.5 if scale is None else scale)
+            if options.get("softcap"):
+                scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+            scores = scores + (0 if bias is None else spelled(bias, t, s))
             how = options.get("normalise", options.get("act") if row.config == "Abstractor" else row.normalise)
+            if options.get("sinks") is not None:  # one key more, whose code is dropped
+                sinks = torch.from_numpy(options["sinks"])[None, :, None, None].expand(b, h, t, 1)
+                code = softmax(torch.cat((scores, sinks), 3), torch.cat((look, look[..., :1] | True), 3), 3)[..., :-1]
             out = (code_of(scores, look, how) if code is None else code) * (1 if keep is None else keep)
         elif step.then in ("pool", "network"):
             if network == "sequence" and step.result == "code":

@@ -13,6 +13,7 @@ then [a_h W_out_h concatenated].  Heads with a shared value head use the same W_
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -69,12 +70,17 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
             )
     if heads.kind not in ("softmax", "linear", "hyla") and not _sums_codes(heads):
         raise ValueError("value_network: the output of these heads must be the sum of code times value but is not")
-    return _hyla(heads, code[sample]) if heads.kind == "hyla" else _sums(heads, code[sample])
+    if heads.kind == "hyla":
+        return _hyla(heads, code[sample])
+    if heads.gate is not None and heads.w_out is not None:  # the gate of this query is part of the output map
+        heads = replace(heads, w_out=heads.w_out * heads.gate[sample, q_index][:, None])
+    return _sums(heads, code[sample])
 
 
 def _sums_codes(heads: GroupTaps) -> bool:
     """Whether the output equals the sum of code times value, up to rounding."""
-    return agree(retrieve(heads.code(), heads.v), heads.output)
+    output = retrieve(heads.code(), heads.v)
+    return agree(output if heads.gate is None else output * heads.gate, heads.output)
 
 
 def agree(output: Tensor, expected: Tensor) -> bool:

@@ -57,12 +57,14 @@ def check_functions(function: str, model: nn.Module) -> None:
     for layer in model.modules():
         if not isinstance(layer, MultiHeadAttention):
             continue
-        if layer.gates is not None or any(compiled(group).extras for group in layer.groups if not is_own(group)):
-            raise ValueError(f"{function}: softmax heads must have no softcap, sinks or gate, got {layer.groups}")
+        extras = layer.gates is not None
         for group in layer.groups:
             if is_own(group):
                 name = type(compiled(group)).__name__
                 raise ValueError(f"{function}: {name} must compute the op of their kind but compute a user's function")
+            extras |= bool(compiled(group).extras)
+        if extras:
+            raise ValueError(f"{function}: softmax heads must have no softcap, sinks or gate, got {layer.groups}")
 
 
 def check_mask(name: str, mask: Tensor) -> None:
@@ -119,8 +121,7 @@ def softmax_group(
     """Return the taps of a layer's softmax heads, with their output."""
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    extras = {"softcap": softcap, "sinks": sinks}
-    output = softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale, **extras).contiguous()
+    output = softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
     return GroupTaps(
         kind="softmax",
         normalise="softmax",
@@ -129,7 +130,7 @@ def softmax_group(
         q=q,
         k=k,
         v=v,
-        output=output,
+        output=output.contiguous(),
         bias=bias,
         mask=mask,
         causal=False,  # foreign masks include causality
@@ -138,5 +139,5 @@ def softmax_group(
         b_value=b_value,
         w_out=w_out,
         value_weight=None,
-        coder=partial(code_with, code_of("softmax"), extras),
+        coder=partial(code_with, code_of("softmax"), {"softcap": softcap, "sinks": sinks}),
     )

@@ -102,13 +102,12 @@ class MultiHeadAttention(nn.Module):
         self._build_positions(positions, heads, device, dtype)
 
         # Gates of outputs, by the index of their group.
-        self.gates: nn.ModuleDict | None = None
-        gated = [i for i, mechanism in enumerate(heads) if isinstance(mechanism, config.Softmax) and mechanism.gate]
-        if gated:
-            self.gates = nn.ModuleDict()
-        for i in gated:
-            width = self.sizes[i].heads * self.sizes[i].value_dim
-            self.gates[str(i)] = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype)
+        gates = nn.ModuleDict()
+        for i, (mechanism, size) in enumerate(zip(heads, self.sizes, strict=True)):
+            if isinstance(mechanism, config.Softmax) and mechanism.gate:
+                width = size.heads * size.value_dim
+                gates[str(i)] = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype)
+        self.gates = gates or None
 
         # Norms of queries and of keys, group by group; a group that shares its queries and keys has none.
         self.qk_norms: nn.ModuleList | None = None
@@ -233,7 +232,8 @@ class MultiHeadAttention(nn.Module):
                     tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
                     op_call = limits.call(tensors, *self.heads_of[i])
                     calls.append(op_call)
-                    outputs.append(self._gated(i, attended(group, op_call), x))
+                    output, gate = attended(group, op_call), self._gate(i, x)
+                    outputs.append(output if gate is None else output * gate)
 
             # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
             joint = outputs[0].flatten(2)
@@ -437,11 +437,11 @@ class MultiHeadAttention(nn.Module):
             cache.put((i, "state"), state)
         return output
 
-    def _gated(self, i: int, output: Tensor, x: Tensor) -> Tensor:
-        """The output (b t h e) of group `i`, multiplied by its gate if it has one."""
+    def _gate(self, i: int, x: Tensor) -> Tensor | None:
+        """What multiplies the output (b t h e) of group `i`, or None."""
         if self.gates is None or str(i) not in self.gates:
-            return output
-        return output * self.gates[str(i)](x).sigmoid().view_as(output)
+            return None
+        return self.gates[str(i)](x).sigmoid().unflatten(-1, (self.sizes[i].heads, self.sizes[i].value_dim))
 
     # -------------------------------------------------------------------------------------------------- code and taps
     def _code(self, calls: Sequence[AttentionCall | None]) -> Tensor:
@@ -464,7 +464,7 @@ class MultiHeadAttention(nn.Module):
             group = tapped(
                 self.groups[i], op_call, output, mask=replace(op_call, causal=False).visible(), causal=self.causal,
                 scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,
-                w_out=out_weight(self.out, self.sizes, i),
+                w_out=out_weight(self.out, self.sizes, i), gate=self._gate(i, call.x),
             )  # fmt: skip
             groups.append(group)
         _, b_out = affine(self.out)

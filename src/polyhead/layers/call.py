@@ -279,15 +279,6 @@ def drawn_keep(
     return (draw >= rate).to(dtype or torch.get_default_dtype()) / ((1.0 - rate) or 1.0)
 
 
-def heads_of(array: Tensor | None, first: int, last: int) -> Tensor | None:
-    """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
-    if array is None or array.ndim == 1:
-        return array
-    if array.ndim == 2:  # a bias by offset is floating; a (t s) mask is shared by all heads
-        return array[first:last] if array.is_floating_point() else array
-    return array if array.shape[-3] == 1 else array[..., first:last, :, :]
-
-
 # -------------------------------------------------------------------------------------------------------------- symbols
 def symbols_of_groups(
     symbols: Tensor | Sequence[Tensor | None], widths: Sequence[int | None], call: LayerCall

@@ -53,6 +53,7 @@ class GroupTaps:
     relation_act: str | None = None  # activation of relations or, for the Abstractor, of scores
     relation_weight: Float[Tensor, "h e r"] | None = None
     assignments: Float[Tensor, "b s _ n"] | None = None  # softmax over symbols, by head
+    gate: Float[Tensor, "b t h e"] | None = None  # the output has been multiplied by it
 
     def code(self) -> Float[Tensor, "b h t s"]:
         """The latent code of all pairs.  Raises ValueError if the output came from a function with unknown code."""
@@ -91,6 +92,7 @@ def tapped(
     w_value: Tensor | None,
     b_value: Tensor | None,
     w_out: Tensor | None,
+    gate: Tensor | None = None,
 ) -> GroupTaps:
     """The taps of a group after the call `x`.
 
@@ -119,6 +121,7 @@ def tapped(
         k_rel=x.k_rel,
         relation_act=bare.relation_act if isinstance(bare, SymbolGroup) and not is_user_defined else None,
         relation_weight=bare.relation_weight if isinstance(bare, RelationalHeads) and not is_user_defined else None,
+        gate=gate,
     )
 
 

@@ -3,8 +3,8 @@
     op(q, k, v)  under autocast   =   op(q.to(dtype), k.to(dtype), v.to(dtype))  without,    dtype of the autocast
 
 This is the rule of PyTorch's own scaled_dot_product_attention: floating tensors are cast, except float64.  `bias`,
-`sinks`, `keep` and `state` (float32) may have another dtype and are not cast.  Without autocast nothing is cast, and tensors of
-different dtypes are an error.
+`sinks`, `keep` and `state` (float32) may have another dtype and are not cast.  Without autocast nothing is cast, and
+tensors of different dtypes are an error.
 """
 
 import contextlib

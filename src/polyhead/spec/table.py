@@ -165,9 +165,9 @@ class MechanismRow:
     `steps`: einsums in order (with h in place of g, after keys are repeated for query heads).  `parameters`: name in
     the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.  `tensors`: the tensor arguments
     of the function `op` in order, all of one dtype, with their axes; `optional`: those that may be absent.  `options`:
-    its other arguments beside `COMMON`, with defaults.  `torch_only`: arguments that the function has in PyTorch but not
-    in JAX, None by default.  `size`: parameters of one head with its projections, without
-    biases.  `work`: its multiply-adds for one token that attends to s keys.  `amount` evaluates both.
+    its other arguments beside `COMMON`, with defaults.  `torch_only`: arguments that the function does not have in JAX,
+    by default None.  `size`: parameters of one head with its projections, without biases.  `work`: its multiply-adds
+    for one token that attends to s keys.  `amount` evaluates both.
     """
 
     op: str

@@ -208,9 +208,10 @@ class _HasHeads:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        heads = {layer: groups for layer, groups in enumerate(layer_heads(config)) if groups is not None}
-        for layer, attention in _attentions(self, heads).items():  # type: ignore[arg-type]
-            _put(attention, _new_heads(attention, heads[layer], config))
+        for layer, groups in enumerate(layer_heads(config)):
+            if groups is not None:
+                attention = _attentions(self, [layer])[layer]  # type: ignore[arg-type]
+                _put(attention, _new_heads(attention, groups, config))
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, initialise the parameters that it did not have."""
@@ -328,12 +329,14 @@ def _attentions(model: nn.Module, layers: Iterable[int]) -> dict[int, Any]:
     """The attention modules of some layers.  Raises ValueError unless each of them has separate projections."""
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "layer_idx")
     modules: list[Any] = [module for module in model.modules() if all(hasattr(module, part) for part in parts)]
-    attentions = {module.layer_idx: module for module in modules}
-    chosen = set(layers)
-    if not chosen <= attentions.keys() or len(attentions) < len(modules):
-        name = type(model).__name__
-        raise ValueError(f"polyhead: {name} must have q_proj, k_proj, v_proj and o_proj in each layer that gets heads")
-    return {layer: attentions[layer] for layer in sorted(chosen)}
+    indices = [module.layer_idx for module in modules]
+    attentions = {}
+    for layer in layers:
+        if indices.count(layer) != 1:
+            name, projections = type(model).__name__, "q_proj, k_proj, v_proj and o_proj"
+            raise ValueError(f"polyhead: {name} must have {projections} in each layer that gets heads")
+        attentions[layer] = modules[indices.index(layer)]
+    return attentions
 
 
 def _new_heads(attention: Any, groups: Sequence[Mechanism], config: Any) -> Heads:

@@ -96,8 +96,12 @@ class SoftmaxHeads(TokenHeads):
     @property
     def extras(self) -> dict[str, Any]:
         """The soft cap and the sinks, as far as it has them."""
-        extras = {"softcap": self.softcap, "sinks": self.sinks}
-        return {name: value for name, value in extras.items() if value is not None}
+        extras: dict[str, Any] = {}
+        if self.softcap is not None:
+            extras["softcap"] = self.softcap
+        if self.sinks is not None:
+            extras["sinks"] = self.sinks
+        return extras
 
     def options(self, call: AttentionCall) -> dict[str, Any]:
         """A soft cap and sinks of the call, which belong to a model of transformers, or its own."""

@@ -5,6 +5,8 @@ hidden features.  `value` maps symbols; `q_rel` and `k_rel` (one map if symmetri
 keys.  A layer calls `features`, then `receive`, `send` and `values`, and passes the results to the op.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -243,5 +245,5 @@ class AbstractorHeads(SymbolGroup):
         self.normalise = "softmax" if act == "softmax" else "identity"
         self.begin("abstractor", impl)
 
-    def options(self) -> dict[str, object]:
+    def options(self, call: AttentionCall) -> dict[str, Any]:
         return {"act": self.relation_act}

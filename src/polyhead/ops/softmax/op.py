@@ -57,8 +57,8 @@ def softmax_attention(
     Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
     `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
     the single sample is several packed sequences, masked from one another. `softcap`: scores x become
-    softcap tanh(x / softcap), before the bias. `sinks`: each head's score of a further key, which has no value. Raises ValueError if an explicit impl cannot
-    take the inputs. Vaswani et al. 2017, eq. 1.
+    softcap tanh(x / softcap), before the bias. `sinks`: each head's score of a further key, which has no value.
+    Raises ValueError if an explicit impl cannot take the inputs. Vaswani et al. 2017, eq. 1.
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """
