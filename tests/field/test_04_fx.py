@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import pytest
 import torch
 from torch import fx, nn
 from torch.testing import assert_close
@@ -41,3 +42,18 @@ def test_a_replaced_model_is_still_copied_and_pickled():
     attention = pickle.loads(pickle.dumps(copy.deepcopy(model.attention)))
     assert type(attention) is type(model.attention)
     assert torch.equal(attention(x, x, x)[0], model.attention(x, x, x)[0])
+
+
+def test_our_own_layer_and_ops_are_refused_in_one_line_or_named_as_a_leaf():
+    model = nn.Sequential(ph.MultiHeadAttention(12, [ph.Softmax(2), ph.Hyla(2)])).eval()
+    with pytest.raises(ValueError, match=r"^MultiHeadAttention: x must be a Tensor \(b t m\) but is a Proxy$"):
+        fx.symbolic_trace(model)
+    with pytest.raises(ValueError, match=r"^hyla: q must be a Tensor \(b t h d\) but is a Proxy$"):
+        fx.symbolic_trace(lambda q: ph.ops.hyla(q, q, q))
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, ph.MultiHeadAttention) or super().is_leaf_module(module, name)
+
+    x = torch.randn(2, 5, 12)
+    assert_close(fx.GraphModule(model, Tracer().trace(model))(x), model(x))
