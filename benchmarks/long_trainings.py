@@ -19,6 +19,7 @@ settings.  Without folders it takes the runs in `models/` and those without weig
 import argparse
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from polyhead.config import Run, Train, digest
@@ -27,7 +28,8 @@ from polyhead.papers.hyla import inside, long
 from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_SPLITS, make
-from polyhead.papers.reproduce import described, written
+from polyhead.papers.page import write_all
+from polyhead.papers.reproduce import described
 from polyhead.papers.sizes import Setting
 from polyhead.papers.study import Study
 from polyhead.scale.sweep import jobs as sweep
@@ -74,11 +76,17 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGES = {
     "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
     "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
-    "parts": Figure("Which part of HYLA matters: ablations after 50,000 steps", HYLA, long.draw_parts),
-    "settings": Figure("Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, long.draw_settings),
+    "parts": Figure(
+        "Which part of HYLA matters: ablations after 50,000 steps", HYLA, partial(long.draw, tests=long.PARTS)
+    ),
+    "settings": Figure(
+        "Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, partial(long.draw, tests=long.WIDE)
+    ),
     "width": Figure("Width of heads: fuzzy logic after 50,000 steps", HYLA, long.draw_width),
-    "length": Figure("Fuzzy logic from 15 examples after 50,000 steps", HYLA, long.draw_length),
-    "sraven": Figure("Raven matrices with permuted columns after 40,000 steps", HYLA, long.draw_ravens),
+    "length": Figure("Fuzzy logic from 15 examples after 50,000 steps", HYLA, partial(long.draw, tests=long.PRIMARY)),
+    "sraven": Figure(
+        "Raven matrices with permuted columns after 40,000 steps", HYLA, partial(long.draw, tests=long.RAVENS)
+    ),
 }
 SHORT = tuple(name for name, variant in SETTINGS.items() if variant.length != 32)
 WIDE = tuple(name for name in SETTINGS if "-width-" in name)
@@ -231,7 +239,7 @@ def draw_page(name: str, folder: Path, runs: list[Run], results: list[Result]) -
     outcome = figure.draw(study)
     about = described(name, figure, "paper", study, outcome)
     about["command"] = "python benchmarks/long_trainings.py draw"
-    path = written(folder, figure.title, about, outcome)
+    path = write_all(folder, figure.title, about, outcome)
     print(*outcome.verdicts, path, sep="\n")
 
 

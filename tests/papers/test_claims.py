@@ -2,6 +2,7 @@
 
 import math
 
+import pandas
 import pytest
 import scipy.stats
 
@@ -49,14 +50,13 @@ def outcome(estimate, margin=0.0, **options):
 
 def test_fewer_than_five_seeds_are_not_a_test():
     one = Estimate.of({0: 0.9})
-    for other in (Estimate.of({0: 0.1}), Estimate.of(A), Estimate.printed(0.1, 0.01)):
+    for other in (Estimate.of({0: 0.1}), Estimate.of(A)):
         assert outcome(one - other) == UNDECIDED
     assert "±" not in str(one)
     four = Estimate.of({seed: 0.9 + 0.001 * seed for seed in range(4)})
     assert outcome(four) == outcome(four - estimates.constant(0.1)) == UNDECIDED
     assert outcome(five(0.9) - four) == UNDECIDED
     assert outcome(five(0.9)) == YES
-    assert outcome(Estimate.printed(0.9, 0.01, 5)) == YES
     assert outcome(estimates.constant(0.5) - estimates.constant(0.4)) == YES  # nothing was trained
 
 
@@ -71,7 +71,7 @@ def test_the_outcomes(value, came):
 def test_a_run_without_a_finite_score_is_named(score):
     verdict = above("a claim", {"HYLA over Softmax": Estimate.of(A | {3: score, 4: 0.7})})
     assert verdict.outcome == UNDECIDED
-    assert verdict.evidence == "HYLA over Softmax, a run without a finite score"
+    assert str(verdict) == "undecided: a claim (HYLA over Softmax, a run without a finite score)"
 
 
 def test_no_difference_is_the_two_one_sided_tests():
@@ -156,7 +156,9 @@ def test_a_claim_whose_models_were_not_run_is_left_out():
     (verdict,) = tables.ablations("fuzzy", APART)
     assert verdict.claim == "HYLA is better on unseen combinations than softmax and linear (fuzzy)"
     others = {"softmax": five(0.6), "linear": five(0.5)}
-    assert fuzzy.suffers_less({(16, 0.3): others, (16, 0.7): others}) == []
+    lengths = pandas.MultiIndex.from_tuples([(16, 0.3), (16, 0.7)], names=["length", "held out"])
+    assert fuzzy.suffers_less(pandas.DataFrame([others, others], index=lengths)) == []
     assert fuzzy.small_gaps(others, others) == []
-    assert [v.claim.split()[2] for v in scaling.solves({1: others, 2: others})] == ["largest"]  # without HYLA
-    assert scaling.single_head({2: others, 8: others}) == []  # without one head
+    (verdict,) = scaling.solves(pandas.DataFrame([others, others]))  # without HYLA
+    assert "at the largest setting" in verdict.claim
+    assert scaling.single_head(pandas.DataFrame([others, others], index=[2, 8])) == []  # without one head

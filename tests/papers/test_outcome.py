@@ -28,7 +28,7 @@ def test_the_baselines_of_every_seeds_own_split(few):
         assert (level.mean, level.error, level.freedom) == (over.mean, over.standard_error, 2)
         assert level.values == {seed: table[name].mean for seed, table in enumerate(each)}
     assert found["mix"].mean != each[0]["mix"].mean
-    assert list(outcome.baseline_means(runs_of(tasks), found)) == [
+    assert list(outcome.baseline_means(runs_of(tasks))) == [
         "Gaussian process",
         "Recall",
         "Mixture",

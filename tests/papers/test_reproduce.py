@@ -113,14 +113,13 @@ def test_results_of_another_version_are_kept(held, tmp_path, capsys):
 
 
 def test_the_page_says_what_holds(tmp_path):
-    sure, printed = Estimate(0.1, 0.01, 9.0), {"one − other": Estimate.printed(0.2, 0.1)}
-    verdicts = (above("a <claim>", {"one − other": sure}, printed=printed), above("b", {"other − one": -sure}))
-    outcome = FigureOutcome(
-        head=("model", "score"), rows=(("HYLA", "0.5 ± 0.1"),), verdicts=verdicts, notes=("a note",)
-    )
+    sure = Estimate(0.1, 0.01, 9.0)
+    verdicts = (above("a <claim>", {"one − other": sure}), above("b", {"other − one": -sure}))
+    row = {"model": "HYLA", "score": "0.5 ± 0.1"}
+    outcome = FigureOutcome(table=[row], verdicts=verdicts, notes=["a note"])
     about = {"scale": "small", "command": "c", "date": "d", "environment": {}, "failures": [], "runs": []}
     text = write_page(tmp_path / "index.html", "Fig. 0", {**about, "training_seconds": 0.0}, outcome).read_text()
-    drawn = ("Yes: a &lt;claim&gt;.", "<strong>No</strong>", "0.5 ± 0.1", "a note", "Fig. 0")
-    for words in (*drawn, "as the paper prints it: one − other +0.200 ± 0.100", "95 % interval +0.077 to +0.123"):
+    drawn = ("Yes: a &lt;claim&gt;.", ">no</td>", "0.5 ± 0.1", "a note", "Fig. 0")
+    for words in (*drawn, "+0.100 ± 0.010", "95 % interval +0.077 to +0.123"):
         assert words in text
     assert "<claim>" not in text

@@ -11,7 +11,9 @@ per seed; over several settings, the mean is taken for each seed.  Each number i
 The claim has "yes" if all its parts have it, and "no" if one part has it.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -48,6 +50,7 @@ class Estimate:
     finite: bool = False
     test: str = ""
 
+    # ------------------------------------------------------------------------------------------------- arithmetic
     @classmethod
     def of(
         cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False, test: str = ""
@@ -77,11 +80,6 @@ class Estimate:
         error = math.sqrt(variance_of_seeds + variance_of_test_set)
         return cls(mean, error, freedom, dict(values), float(count), sampling, finite, test)
 
-    @classmethod
-    def printed(cls, mean: float, error: float, seeds: int = 3) -> "Estimate":
-        """Return a mean and standard error as a paper prints them."""
-        return cls(mean, error, float(seeds - 1), runs=float(seeds))
-
     def __neg__(self) -> "Estimate":
         return self.scaled(-1.0)
 
@@ -90,18 +88,22 @@ class Estimate:
         return self if self.mean >= 0 else -self
 
     def __add__(self, other: "Estimate") -> "Estimate":
+        sampling = math.hypot(self.sampling, other.sampling)
         if self.values and self.values.keys() == other.values.keys():
             values = {seed: value + other.values[seed] for seed, value in self.values.items()}
-            test, sampling = "", math.hypot(self.sampling, other.sampling)
+            test = ""
             if self.test and self.test == other.test:
-                test, sampling = self.test, self.sampling + other.sampling
+                # The sampling errors are those of one test set: they add up with their signs.
+                test = self.test
+                sampling = self.sampling + other.sampling
             return Estimate.of(values, sampling, finite=self.finite or other.finite, test=test)
+
         mean = self.mean + other.mean
         runs = min(self.runs, other.runs)
-        sampling = math.hypot(self.sampling, other.sampling)
         variance = self.error**2 + other.error**2
         if math.isnan(variance) or variance == 0:  # a single seed on either side, or two constants
             return Estimate(mean, math.sqrt(variance), self.freedom, runs=runs, sampling=sampling)
+        # Welch-Satterthwaite: the degrees of freedom of a sum of independent estimates.
         weights = self.error**4 / max(self.freedom, 1e-9) + other.error**4 / max(other.freedom, 1e-9)
         freedom = variance**2 / weights if weights else math.inf
         return Estimate(mean, math.sqrt(variance), freedom, runs=runs, sampling=sampling)
@@ -118,6 +120,12 @@ class Estimate:
             values={seed: factor * value for seed, value in self.values.items()},
             sampling=factor * self.sampling,
         )
+
+    # ------------------------------------------------------------------------------------------------------ tests
+    @property
+    def by_seed(self) -> list[float]:
+        """The values in the order of the seeds that were given."""
+        return list(self.values.values())
 
     def above(self, margin: float) -> float:
         """Return the one-sided p-value of a mean above `margin`; 1 with a single seed."""
@@ -136,23 +144,31 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return mean, standard error (None for one seed) and values by seed as JSON values."""
-        error = None if math.isnan(self.error) else self.error
         by_seed = {str(seed): value for seed, value in self.values.items()}
-        return {"mean": self.mean, "standard_error": error, "by_seed": by_seed}
+        return {"mean": self.mean, "standard_error": none_for_nan(self.error), "by_seed": by_seed}
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f}" if math.isnan(self.error) else f"{self.mean:.3f} ± {self.error:.3f}"
+        if math.isnan(self.error):
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} ± {self.error:.3f}"
 
 
 Scores = Mapping[str, Estimate]
 """Model (a name of a paper's rows) -> its score."""
 
 
+def none_for_nan(number: float) -> float | None:
+    """Return a number as JSON has it: null for a number that does not exist."""
+    return None if math.isnan(number) else number
+
+
 def student(freedom: float) -> Any:
     """Return Student's t-distribution; the normal one for infinitely many degrees of freedom."""
     with optional("claims", "polyhead[report]"):
         from scipy import stats
-    return stats.norm() if math.isinf(freedom) else stats.t(freedom)
+    if math.isinf(freedom):
+        return stats.norm()
+    return stats.t(freedom)
 
 
 def constant(value: float) -> Estimate:
@@ -160,16 +176,14 @@ def constant(value: float) -> Estimate:
     return Estimate(value, 0.0, math.inf)
 
 
-def mean(estimates: Sequence[Estimate]) -> Estimate:
+def mean(estimates: Iterable[Estimate]) -> Estimate:
     """Return the mean of estimates."""
-    total = estimates[0]
-    for estimate in estimates[1:]:
-        total = total + estimate
-    return total.scaled(1 / len(estimates))
+    terms = list(estimates)
+    return functools.reduce(operator.add, terms).scaled(1 / len(terms))
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """One number of a claim: `estimate` is above `margin`.
 
@@ -202,6 +216,7 @@ class Part:
             return YES
         if self.p_below < ALPHA:
             return NO if self.can_refute else UNDECIDED
+        # Two one-sided tests at `ALPHA`: the interval of 1 - 2 `ALPHA` lies near the margin.
         low, high = self.estimate.interval(1 - 2 * ALPHA)
         if self.margin - self.within < low and high < self.margin + self.within:
             return NO_DIFFERENCE
@@ -212,17 +227,30 @@ class Part:
         """The confidence of the interval of the test that gave the verdict."""
         if self.verdict == NO_DIFFERENCE:
             return 1 - 2 * ALPHA
-        return 1 - 2 * (self.level_below if self.verdict == NO else self.level_above)
+        if self.verdict == NO:
+            return 1 - 2 * self.level_below
+        return 1 - 2 * self.level_above
+
+    @property
+    def difference(self) -> str:
+        """Mean and standard error as text, with a sign."""
+        if not math.isfinite(self.estimate.mean):
+            return "a run without a finite score"
+        sign = "+" if self.estimate.mean >= 0 else "−"
+        return sign + str(self.estimate).lstrip("-")
+
+    @property
+    def interval(self) -> str:
+        """The interval of its test as text; empty if it is not tested."""
+        if not self.is_tested or not math.isfinite(self.estimate.mean):
+            return ""
+        low, high = self.estimate.interval(self.confidence)
+        return f"{100 * self.confidence:.4g} % interval {low:+.3f} to {high:+.3f}".replace("-", "−")
 
     def __str__(self) -> str:
         if not math.isfinite(self.estimate.mean):
-            return f"{self.name}, a run without a finite score"
-        sign = "+" if self.estimate.mean >= 0 else "−"
-        text = f"{self.name} {sign}{str(self.estimate).lstrip('-')}"
-        if not self.is_tested:
-            return text
-        low, high = (f"{end:+.3f}".replace("-", "−") for end in self.estimate.interval(self.confidence))
-        return f"{text}, {100 * self.confidence:.4g} % interval {low} to {high}"
+            return f"{self.name}, {self.difference}"
+        return f"{self.name} {self.difference}, {self.interval}".removesuffix(", ")
 
     def as_json(self) -> dict[str, object]:
         """Return the numbers of the test as JSON values."""
@@ -232,26 +260,22 @@ class Part:
             "outcome": self.verdict,
             "mean": self.estimate.mean,
             "margin": self.margin,
-            "standard_error": self.estimate.error if has_error else None,
+            "standard_error": none_for_nan(self.estimate.error),
             "sampling_error": abs(self.estimate.sampling),
             "interval": list(self.estimate.interval(self.confidence)) if has_error else None,
             "confidence": self.confidence,
             "p": self.estimate.above(self.margin) if has_error else None,
-            "corrected_p": None if math.isnan(self.p_above) else self.p_above,
+            "corrected_p": none_for_nan(self.p_above),
             "runs": None if math.isinf(self.estimate.runs) else self.estimate.runs,
         }
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and its parts.
-
-    `printed`: the same numbers as printed in the paper.  `family`: the claims whose p-values are corrected together.
-    """
+    """A claim and its parts.  `family`: the claims whose p-values are corrected together."""
 
     claim: str
     parts: tuple[Part, ...]
-    printed: str | None = None
     family: str = ""
 
     @property
@@ -259,32 +283,22 @@ class Verdict:
         """The verdict on the whole claim: see `all_of`."""
         return all_of(part.verdict for part in self.parts)
 
-    @property
-    def evidence(self) -> str:
-        """The numbers in one line, with the verdict of each part if they differ."""
-        if len({part.verdict for part in self.parts}) == 1:
-            return "; ".join(map(str, self.parts))
-        return "; ".join(f"{part}: {part.verdict}" for part in self.parts)
-
     def __str__(self) -> str:
-        return f"{self.outcome}: {self.claim} ({self.evidence})"
+        parts = []
+        for part in self.parts:
+            word = "" if part.verdict == self.outcome else f": {part.verdict}"
+            parts.append(f"{part}{word}")
+        return f"{self.outcome}: {self.claim} ({'; '.join(parts)})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the claim as JSON values for results.json."""
-        return {
-            "claim": self.claim,
-            "outcome": self.outcome,
-            "evidence": self.evidence,
-            "printed": self.printed,
-            "parts": [part.as_json() for part in self.parts],
-        }
+        return {"claim": self.claim, "outcome": self.outcome, "parts": [part.as_json() for part in self.parts]}
 
 
 def above(
     claim: str,
     parts: Mapping[str, Estimate],
     margin: float = 0.0,
-    printed: Mapping[str, Estimate] | None = None,
     within: float | None = None,
     can_refute: bool = True,
     *,
@@ -292,34 +306,32 @@ def above(
 ) -> Verdict:
     """Return the claim that all of `parts` are above `margin`, judged alone.
 
-    `printed`: the same numbers as printed in the paper.  `within`: for "no difference"; by default `WITHIN` if the
-    margin is 0.  `can_refute`: see `Part`.  `family`: see `Verdict`.
+    `within`: for "no difference"; by default `WITHIN` if the margin is 0.  `can_refute`: see `Part`.  `family`: see
+    `Verdict`.
     """
     if within is None:
         within = 0.0 if margin else WITHIN
-    printed_text = None
-    if printed:
-        printed_text = "; ".join(str(Part(name, part, margin)) for name, part in printed.items())
     tested = tuple(Part(name, part, margin, within, can_refute) for name, part in parts.items())
-    return judge([Verdict(claim, tested, printed_text, family)])[0]
+    return judge([Verdict(claim, tested, family)])[0]
 
 
-def judge(verdicts: Sequence[Verdict]) -> tuple[Verdict, ...]:
+def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     """Return the same claims, their p-values corrected by Holm together with those of their family."""
-    part_lists = [list(verdict.parts) for verdict in verdicts]
-    families: dict[str, list[tuple[int, int]]] = {}
-    for i, verdict in enumerate(verdicts):
-        for j, part in enumerate(verdict.parts):
-            if part.is_tested:
-                families.setdefault(verdict.family, []).append((i, j))
-    for indices in families.values():
-        parts = [part_lists[i][j] for i, j in indices]
-        p_above = [part.estimate.above(part.margin) for part in parts]
-        p_below = [(-part.estimate).above(-part.margin) for part in parts]
-        corrected = zip(holm(p_above), holm(p_below), holm_levels(p_above), holm_levels(p_below), strict=True)
-        for (i, j), part, (up, down, level_up, level_down) in zip(indices, parts, corrected, strict=True):
-            part_lists[i][j] = replace(part, p_above=up, p_below=down, level_above=level_up, level_below=level_down)
-    return tuple(replace(verdict, parts=tuple(parts)) for verdict, parts in zip(verdicts, part_lists, strict=True))
+    judged = []
+    families: dict[str, list[Part]] = {}
+    for verdict in verdicts:
+        parts = tuple(map(replace, verdict.parts))  # copies
+        judged.append(replace(verdict, parts=parts))
+        families.setdefault(verdict.family, []).extend(part for part in parts if part.is_tested)
+    for family in families.values():
+        p_above = [part.estimate.above(part.margin) for part in family]
+        p_below = [(-part.estimate).above(-part.margin) for part in family]
+        levels_above, levels_below = holm_levels(p_above), holm_levels(p_below)
+        corrected_above, corrected_below = holm(p_above), holm(p_below)
+        for i, part in enumerate(family):
+            part.p_above, part.p_below = corrected_above[i], corrected_below[i]
+            part.level_above, part.level_below = levels_above[i], levels_below[i]
+    return tuple(judged)
 
 
 def holm_levels(p_values: Sequence[float]) -> list[float]:
@@ -347,4 +359,6 @@ def all_of(verdicts: Iterable[str]) -> str:
     distinct = set(verdicts)
     if NO in distinct:
         return NO
-    return distinct.pop() if len(distinct) == 1 else UNDECIDED
+    if len(distinct) == 1:
+        return distinct.pop()
+    return UNDECIDED

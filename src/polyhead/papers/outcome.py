@@ -1,26 +1,31 @@
-"""The result of a figure or table: pictures, a table, verdicts and their numbers; and what most figures compute."""
+"""The result of a figure or table: pictures, a table, verdicts and their numbers; and what most figures compute.
+
+The cells of a figure are a pandas series, as `Study.cells` returns it.  Its index has a level for each axis; mostly
+the last is "model".  The scores of the cells are a series with the same index.
+"""
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from polyhead.config import Run
 from polyhead.papers.claims import Estimate, Verdict, judge
-from polyhead.papers.study import TRAINING_LOSS, Cell, Coordinates, Study
+from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Score
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame, Series
 
 BASELINE_SEQUENCES = 1000
 SEED_CAPTION = "standard errors over seeds, a dot per seed"
 """The standard caption of pictures of scores."""
 
-Cells = Mapping[Coordinates, Mapping[str, Cell]]
-"""The cells of a figure, by place on its axes, then by model."""
-Baselines = dict[str, Estimate]
+Draw = Callable[[Study], "FigureOutcome"]
+Curves = dict[str, dict[Any, list[float]]]
+"""Label -> x -> the scores of the seeds."""
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
 """One panel of a picture: title, curves and baselines."""
 
@@ -38,36 +43,102 @@ class Picture:
 class FigureOutcome:
     """The result of a figure.
 
-    `head`, `rows`: the table as text; its numbers are measured unless the head says "paper".  `numbers`: the numbers of
-    the pictures as JSON values.
+    `table`: rows by name of column; numbers are measured unless the column says "paper".  `numbers`: the numbers of the
+    pictures as JSON values.
     """
 
-    pictures: tuple[Picture, ...] = ()
-    head: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
-    notes: tuple[str, ...] = ()
+    pictures: Sequence[Picture] = ()
+    table: Sequence[Mapping[str, str]] = ()
+    verdicts: Sequence[Verdict] = ()
+    notes: Sequence[str] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Correct the p-values of the page's claims together."""
         object.__setattr__(self, "verdicts", judge(self.verdicts))
 
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The names of the columns, in the order in which the rows have them."""
+        names: dict[str, None] = {}
+        for row in self.table:
+            names |= dict.fromkeys(row)
+        return tuple(names)
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The rows as text; a column that a row lacks has a dash."""
+        head = self.head
+        return tuple(tuple(row.get(name, "–") for name in head) for row in self.table)
+
+
+# -------------------------------------------------------------------------------------------------------------- scores
+def scores_of(cells: "Series", split: str, metric: str | None = None) -> "Series":
+    """Return the estimates of all cells on a split."""
+    return cells.map(lambda cell: cell.score(split, metric))
+
+
+def score_table(cells: "Series", split: str, metric: str | None = None) -> "DataFrame":
+    """Return the estimates with a row for each condition and a column for each model, in the order of the runs."""
+    return scores_of(cells, split, metric).unstack("model", sort=False)
+
+
+def differences(table: "DataFrame", one: Any, other: Any) -> "Series":
+    """Return column `one` minus column `other` at each condition that has both."""
+    both = table.reindex(columns=[one, other]).dropna()
+    return both[one] - both[other]
+
+
+def is_complete_grid(cells: "Series") -> bool:
+    """Return whether the conditions form a full grid and each has every model: no run failed."""
+    names = cells.index.names
+    return len(cells) > 0 and len(cells) == math.prod(cells.index.unique(name).size for name in names)
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
+def curves(scores: "Series", label: Callable[[str], str]) -> Curves:
+    """Return {label: {x: scores of the seeds}} from scores by x and model."""
+    by_label: Curves = {}
+    for (x, model), estimate in scores.items():
+        by_label.setdefault(label(model), {})[x] = estimate.by_seed
+    return by_label
+
+
+def panels(
+    cells: "Series",
+    split: str,
+    label: Callable[[str], str],
+    title: Callable[[Any], str],
+    levels: Callable[["Series"], Mapping[str, Any]],
+) -> list[Panel]:
+    """Return a panel for each value of the first axis, with the second axis on x and a line per model.
+
+    `title`: maps the value to the title.  `levels`: maps the cells of a panel to its baselines.
+    """
+    drawn: list[Panel] = []
+    for value, rows in cells.groupby(level=0, sort=False):
+        in_panel = rows.droplevel(0)
+        drawn.append((title(value), curves(scores_of(in_panel, split), label), levels(in_panel)))
+    return drawn
+
 
 def seed_caption(cells: Iterable[Cell]) -> str:
     """Return what a picture of `cells` shows of their seeds, for its caption."""
-    return SEED_CAPTION if any(len(cell.points) > 1 for cell in cells) else "one seed"
+    if any(len(cell.points) > 1 for cell in cells):
+        return SEED_CAPTION
+    return "one seed"
 
 
 # ----------------------------------------------------------------------------------------------------------- baselines
-def runs_of(cells: Mapping[Any, Cell]) -> list[Run]:
+def runs_of(cells: Iterable[Cell]) -> list[Run]:
+    """Return the runs of all cells."""
     runs = []
-    for cell in cells.values():
+    for cell in cells:
         runs += [point.run for point in cell.points]
     return runs
 
 
-def baselines(runs: Iterable[Run], split: str = "compositional") -> Baselines:
+def baselines(runs: Iterable[Run], split: str = "compositional") -> dict[str, Estimate]:
     """Return the baselines and the ceiling on `split` of the tasks of `runs`, which differ only in the split's seed.
 
     Each is a mean over the splits, with values by seed if every seed has its own split.  A split has sequences of its
@@ -80,19 +151,20 @@ def baselines(runs: Iterable[Run], split: str = "compositional") -> Baselines:
             scores_of_task[task] = _baseline_scores(task, split, BASELINE_SEQUENCES, len(scores_of_task))
     split_count = len(scores_of_task)
     one_split_per_seed = split_count == len(task_of_seed) > 1
-    estimates: Baselines = {}
+    estimates = {}
     for name in next(iter(scores_of_task.values()), {}):
-        score = Score.over([scores[name] for scores in scores_of_task.values()])
+        mean_score = Score.over([scores[name] for scores in scores_of_task.values()])
         if split_count > 1:
             freedom = split_count - 1.0
-        elif score.count:
-            freedom = score.count - 1.0
+        elif mean_score.count:
+            freedom = mean_score.count - 1.0
         else:  # known exactly, so without an error
             freedom = math.inf
         by_seed = {}
         if one_split_per_seed:
-            by_seed = {seed: scores_of_task[task][name].mean for seed, task in task_of_seed.items()}
-        estimates[name] = Estimate(score.mean, score.standard_error, freedom, by_seed)
+            for seed, task in task_of_seed.items():
+                by_seed[seed] = scores_of_task[task][name].mean
+        estimates[name] = Estimate(mean_score.mean, mean_score.standard_error, freedom, by_seed)
     return estimates
 
 
@@ -102,89 +174,69 @@ def _baseline_scores(task: Any, split: str, sequences: int, seed: int) -> Mappin
     return scores
 
 
-def baseline_labels(runs: Iterable[Run], names: Iterable[str]) -> dict[str, str]:
-    """Return name -> label of the most informative baselines among `names`, and of the ceiling."""
-    labels = {}
+def drawn_baselines(runs: Iterable[Run], split: str = "compositional") -> dict[str, Estimate]:
+    """Return the most informative baselines and the ceiling by label; none if the tasks lack the split."""
+    runs = [run for run in runs if split in run.task.splits]
+    estimates = baselines(runs, split)
+    by_label = {}
     for run in runs:
         for name, words in run.task.words.baselines.items():
-            if words.drawn and name in names:
-                labels[name] = words.label
-    return labels
+            if words.drawn and name in estimates:
+                by_label[words.label] = estimates[name]
+    return by_label
 
 
-def baseline_means(runs: Iterable[Run], estimates: Baselines) -> dict[str, float]:
+def baseline_means(runs: Iterable[Run], split: str = "compositional") -> dict[str, float]:
     """Return the baselines that a picture shows, by label."""
-    return {label: estimates[name].mean for name, label in baseline_labels(runs, estimates).items()}
+    return {label: estimate.mean for label, estimate in drawn_baselines(runs, split).items()}
 
 
-def labelled_baselines(cells: Mapping[Any, Cell], split: str) -> dict[str, Estimate]:
-    """Return the drawn baselines of the tasks of `cells`, by label; none if the tasks lack the split."""
-    runs = [run for run in runs_of(cells) if split in run.task.splits]
-    estimates = baselines(runs, split)
-    return {label: estimates[name] for name, label in baseline_labels(runs, estimates).items()}
+def baseline_curves(cells: "Series", split: str) -> dict[str, dict[Any, float]]:
+    """Return {label: {x: mean of a drawn baseline}} from cells by x and model."""
+    by_label: dict[str, dict[Any, float]] = {}
+    for x, rows in cells.groupby(level=0, sort=False):
+        for label, mean in baseline_means(runs_of(rows), split).items():
+            by_label.setdefault(label, {})[x] = mean
+    return by_label
 
 
-def baseline_curves(cells: Mapping[Any, Mapping[str, Cell]], split: str) -> dict[str, dict[Any, float]]:
-    """Return {label: {x: mean of a drawn baseline}} from {x: {model: cell}}."""
-    curves: dict[str, dict[Any, float]] = {}
-    for x, cells_at_x in cells.items():
-        for label, estimate in labelled_baselines(cells_at_x, split).items():
-            curves.setdefault(label, {})[x] = estimate.mean
-    return curves
-
-
-# --------------------------------------------------------------------------------------------------------------- cells
-def cells_by_model(study: Study, *axes: str, task: str | None = None) -> dict[Coordinates, dict[str, Cell]]:
-    """Return cells by place on `axes`, then by model."""
-    cells: dict[Coordinates, dict[str, Cell]] = {}
-    for condition, cell in study.cells(*axes, "model", task=task).items():
-        cells.setdefault(condition[:-1], {})[condition[-1]] = cell
-    return cells
-
-
-def is_complete_grid(cells: Mapping[Any, Mapping[str, Cell]]) -> bool:
-    """Return whether the places form a full grid and each has every model: no run failed."""
-    models: set[str] = set()
-    for by_model in cells.values():
-        models |= set(by_model)
-    places = math.prod(len(set(values)) for values in zip(*cells, strict=True))
-    return bool(cells) and len(cells) == places and all(set(by_model) == models for by_model in cells.values())
-
-
-def scores_by_model(cells: Mapping[str, Cell], split: str, metric: str | None = None) -> dict[str, Estimate]:
-    return {model: cell.score(split, metric) for model, cell in cells.items()}
-
-
-def score_curves(
-    points: Mapping[Any, Mapping[str, Estimate]], label: Callable[[str], str]
-) -> dict[str, dict[Any, list[float]]]:
-    """Return {label: {x: scores of the seeds}} from {x: {model: score}}."""
-    curves: dict[str, dict[Any, list[float]]] = {}
-    for x, by_model in points.items():
-        for model, estimate in by_model.items():
-            curves.setdefault(label(model), {})[x] = list(estimate.values.values())
-    return curves
-
-
-def score_or_training_loss(cell: Cell, split: str) -> Estimate:
-    """Return the score on a split, or the training loss."""
-    return cell.training_loss() if split == TRAINING_LOSS else cell.score(split)
-
-
+# -------------------------------------------------------------------------------------------------------------- tables
 def settings_note(cells: Iterable[Cell]) -> str:
     """Return the selected settings as a line."""
-    return f"Settings: {'; '.join(sorted({setting_text(cell) for cell in cells}))}."
-
-
-def settings_of(cells: Mapping[Any, Mapping[str, Cell]]) -> str:
-    """Return the selected settings of all cells as a line."""
-    flat: list[Cell] = []
-    for by_model in cells.values():
-        flat += by_model.values()
-    return settings_note(flat)
+    return f"Settings: {'; '.join(sorted(set(map(setting_text, cells))))}."
 
 
 def setting_text(cell: Cell) -> str:
     """Return the selected learning rate, weight decay and warm-up, and the number of searched settings."""
     setting = cell.setting
     return f"lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup} (of {cell.tried})"
+
+
+def condition_text(condition: Any) -> str:
+    """Return the values of a condition on its axes, separated by commas."""
+    if isinstance(condition, tuple):
+        return ", ".join(map(str, condition))
+    return str(condition)
+
+
+Column = tuple[str, str, str | None]
+"""Title, split and metric (None: the task's own) of a column."""
+
+
+def score_row(cell: Cell, columns: Iterable[Column]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the scores of a cell by title of their columns, as text and as JSON values."""
+    texts = {}
+    values = {}
+    for title, split, metric in columns:
+        estimate = cell.score(split, metric)
+        texts[title] = str(estimate)
+        values[title] = estimate.as_json()
+    return texts, values
+
+
+def estimates(values: Mapping[tuple[Any, ...], Mapping[int, float]], names: Sequence[str]) -> "Series":
+    """Return a series of estimates from values by seed; `names`: of the levels of its index."""
+    import pandas
+
+    index = pandas.MultiIndex.from_tuples(values, names=names)
+    return pandas.Series(list(map(Estimate.of, values.values())), index=index, dtype=object)

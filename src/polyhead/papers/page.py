@@ -2,12 +2,13 @@
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config.serial import legal
 from polyhead.pages.document import figure_as_svg, render
+from polyhead.papers.claims import Verdict
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.train.store.files import write
 
@@ -22,14 +23,13 @@ RUN_COLUMNS = {
     "seconds": "seconds",
     "digest": "digest",
 }
+VERDICT_COLUMNS = ("claim", "verdict", "number", "difference ± standard error", "interval", "p")
 RULE = (
     "Each number is a difference over seeds, with the interval of its test. Yes: it is above zero, or above the named "
     "margin, by a one-sided t-test at 0.05 with Holm's correction over this page. No: the same test in the other "
     "direction passes. No difference: its 90 % interval lies within 0.02 of zero. Undecided: none of these, or fewer "
     "than five seeds. A verdict is about what was run here; a small scale is not the paper's."
 )
-WORDS = {"holds": "yes", "does not hold": "no", "not enough evidence": "undecided", "not a test": "undecided"}
-"""Outcome in older results -> verdict."""
 
 
 def write_all(folder: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
@@ -41,7 +41,7 @@ def write_all(folder: pathlib.Path, title: str, about: Mapping[str, Any], outcom
     for picture in outcome.pictures:
         figures.save(picture.figure, folder / f"{picture.stem}.svg")
         (folder / f"{picture.stem}.png").unlink(missing_ok=True)  # of an earlier drawing
-    write(folder / README, readme(folder, about).encode())
+    write(folder / README, readme(folder, about, outcome).encode())
     return write_page(folder / PAGE, title, about, outcome)
 
 
@@ -49,14 +49,24 @@ def results_as_json(about: Mapping[str, Any]) -> bytes:
     """Return JSON with a line for each run, row or verdict: short, and changes show in a diff."""
     fields = []
     for name, value in about.items():
-        is_table = isinstance(value, list | tuple) and any(isinstance(row, dict | list | tuple) for row in value)
-        if is_table:
+        text = json.dumps(legal(value), ensure_ascii=False)
+        if isinstance(value, list | tuple) and any(isinstance(row, dict | list | tuple) for row in value):
             lines = [json.dumps(legal(row), ensure_ascii=False) for row in value]
             text = "[\n  " + ",\n  ".join(lines) + "\n ]"
-        else:
-            text = json.dumps(legal(value), ensure_ascii=False)
         fields.append(f"{json.dumps(name)}: {text}")
     return ("{\n " + ",\n ".join(fields) + "\n}\n").encode()
+
+
+def verdict_rows(verdicts: Iterable[Verdict]) -> list[tuple[str, ...]]:
+    """Return a row for each number of each claim; the claim and its verdict stand in the first of its rows."""
+    rows: list[tuple[str, ...]] = []
+    for verdict in verdicts:
+        claim, word = verdict.claim, verdict.outcome
+        for part in verdict.parts:
+            p = f"{part.p_above:.2g}" if part.is_tested else ""
+            rows.append((claim, word, part.name, part.difference, part.interval, p))
+            claim = word = ""
+    return rows
 
 
 def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
@@ -65,12 +75,14 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     facts = {"command": about["command"], "date": about["date"]}
     if runs:
         facts["runs"] = len(runs)
-        facts["seeds"] = ", ".join(str(seed) for seed in sorted({run["seed"] for run in runs}))
+        facts["seeds"] = seeds_text(runs)
         facts["training, core minutes"] = f"{about['training_seconds'] / 60:.1f}"
     values = {
         "command": about["command"],
         "heading": title,
         "verdicts": outcome.verdicts,
+        "verdict_columns": VERDICT_COLUMNS,
+        "verdict_rows": verdict_rows(outcome.verdicts),
         "rule": RULE,
         "pictures": [figure_as_svg(picture.figure, picture.caption, picture.stem) for picture in outcome.pictures],
         "head": outcome.head,
@@ -85,48 +97,35 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
     return page.save(path, "reproduce")
 
 
-def readme(folder: pathlib.Path, about: Mapping[str, Any]) -> str:
-    """Return the Markdown of results.json: pictures, verdicts with the numbers of their tests, and the table."""
-    seeds = sorted({run["seed"] for run in about["runs"]})
+def seeds_text(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return the seeds of runs as text."""
+    return ", ".join(str(seed) for seed in sorted({run["seed"] for run in runs}))
+
+
+def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcome) -> str:
+    """Return the page in short as Markdown: pictures, verdicts with the numbers of their tests, and the table."""
     lines = [f"# {about['title']}", ""]
     if about["runs"]:
-        lines += [f"Scale {about['scale']}, {len(about['runs'])} runs, seeds {', '.join(map(str, seeds))}."]
+        lines += [f"Scale {about['scale']}, {len(about['runs'])} runs, seeds {seeds_text(about['runs'])}."]
     lines += [f"Made by `{about['command']}`; numbers in [results.json](results.json).", ""]
-    for stem in about["pictures"]:
-        suffix = ".svg" if (folder / f"{stem}.svg").exists() else ".png"
-        lines += [f"![{about['title']}]({stem}{suffix})", ""]
-    if about["verdicts"]:
-        verdict_rows = []
-        for verdict in about["verdicts"]:
-            word = WORDS.get(verdict["outcome"], verdict["outcome"])
-            numbers = []
-            for part in verdict.get("parts", ()):
-                numbers.append(part_text(part))
-            verdict_rows.append([verdict["claim"], f"**{word}**", "<br>".join(numbers)])
-        lines += ["## Verdicts", "", *markdown_table(["claim", "verdict", "difference ± standard error"], verdict_rows)]
-        lines += ["", "p is one-sided and corrected by Holm over the page, or over its families of claims."]
+    for picture in outcome.pictures:
+        lines += [f"![{about['title']}]({picture.stem}.svg)", ""]
+    if outcome.verdicts:
+        rows = []
+        for claim, word, *numbers in verdict_rows(outcome.verdicts):
+            rows.append((claim, f"**{word}**" if word else "", *numbers))
+        lines += ["## Verdicts", "", *markdown_table(VERDICT_COLUMNS, rows), ""]
+        lines += ["p is one-sided and corrected by Holm over the page, or over its families of claims."]
         lines += ["[How a claim is judged][claims].", ""]
-    if about["rows"]:
-        lines += ["## Numbers", "", *markdown_table(about["head"], about["rows"]), ""]
-    lines += [f"- {note}" for note in about["notes"]]
-    if about["verdicts"]:
-        depth = len(folder.parts) - folder.parts.index("docs") - 1 if "docs" in folder.parts else 0
-        root = "../" * depth if depth else "https://github.com/polyhead/polyhead/blob/main/docs/"
+    if outcome.rows:
+        lines += ["## Numbers", "", *markdown_table(outcome.head, outcome.rows), ""]
+    lines += [f"- {note}" for note in outcome.notes]
+    if outcome.verdicts:
+        root = "https://github.com/polyhead/polyhead/blob/main/docs/"
+        if "docs" in folder.parts:
+            root = "../" * (len(folder.parts) - folder.parts.index("docs") - 1)
         lines += ["", f"[claims]: {root}explain/claims.md"]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def part_text(part: Mapping[str, Any]) -> str:
-    """Return the name, mean, standard error and corrected p-value of one number of a claim."""
-    mean = part["mean"]
-    if mean is None:
-        return f"{part['name']}: a run without a finite score"
-    text = f"{part['name']}: {mean:+.3f}"
-    if part["standard_error"] is not None:
-        text += f" ± {part['standard_error']:.3f}"
-    if part["corrected_p"] is not None:
-        text += f", p {part['corrected_p']:.2g}"
-    return text.replace(": -", ": −")
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -21,7 +21,6 @@ from polyhead.papers.reproduce import (
     on_published,
     outcome_as_json,
     runs_of,
-    written,
 )
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.spec.shapes import one_of
@@ -48,6 +47,8 @@ def redraw(
     target = pathlib.Path(folder or path.parent)
     check(path)
     check_extra()
+    from polyhead.papers.page import write_all  # needs the extra
+
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         name = one_of("reproduce", "figure", about["figure"], FIGURES)
@@ -66,7 +67,7 @@ def redraw(
         needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
         raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
     about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
-    return written(target, known.title, about, outcome), outcome
+    return write_all(target, known.title, about, outcome), outcome
 
 
 def study_from(about: About, path: pathlib.Path) -> Study:
@@ -83,8 +84,9 @@ def study_from(about: About, path: pathlib.Path) -> Study:
         if row is not None:
             points.append(finished_run(run, row, about, path))
     if len(points) != len(row_by_digest):
-        lost = f"{len(row_by_digest) - len(points)} of its {len(row_by_digest)} runs are not of this version's recipe"
-        raise ValueError(f"reproduce: {path}: {lost}; train them again")
+        count = len(row_by_digest)
+        others = f"{count - len(points)} of its {count} runs are not of this version's recipe"
+        raise ValueError(f"reproduce: {path}: {others}; train them again")
     return Study(about["figure"], known.paper, about["scale"], path.parent, tuple(points))
 
 

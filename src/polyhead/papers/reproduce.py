@@ -63,9 +63,13 @@ def reproduce(
         runs = on_published(runs, published)
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     target = base / figure
+
+    # Ahead of any training: what would lose its results.
     check_extra()
     check(target / RESULTS)
     check_folder("reproduce", target)
+    from polyhead.papers.page import write_all  # needs the extra
+
     outcomes: Sequence[Result | Failure] = ()
     if runs:
         engine = Here() if scale == "smoke" and workers is None else None
@@ -78,32 +82,41 @@ def reproduce(
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
     about = described(figure, known, scale, study, outcome, seeds, published=published)
-    return written(target, known.title, about, outcome), outcome, study.failures
+    return write_all(target, known.title, about, outcome), outcome, study.failures
 
 
 def check_extra() -> None:
-    """Raise ValueError before any training if a package of the extra `report` is missing."""
+    """Raise ValueError if a package of the extra `report` is missing."""
     with optional("reproduce", "polyhead[report]"):
         import jinja2
         import matplotlib
+        import pandas
         import scipy.stats
-    del jinja2, matplotlib, scipy
+    del jinja2, matplotlib, pandas, scipy
 
 
-def written(target: pathlib.Path, title: str, about: About, outcome: FigureOutcome) -> pathlib.Path:
-    """Write all files of the figure into the folder `place`; return the path of the page."""
-    from polyhead.papers.page import write_all
+def check(path: pathlib.Path) -> None:
+    """Raise a ValueError if `path` exists in another format: results of another version are not overwritten."""
+    if not path.exists():
+        return
+    try:
+        version = json.loads(path.read_text(encoding="utf-8"))["format"]
+    except (ValueError, RecursionError, TypeError, KeyError, OSError):
+        version = "none that can be read"
+    if version != FORMAT:
+        raise ValueError(f"reproduce: {path} has format {version}, not {FORMAT}; choose another --folder or delete it")
 
-    return write_all(target, title, about, outcome)
 
-
+# ---------------------------------------------------------------------------------------------------------------- runs
 def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
     """Return the runs of a figure with its own number of seeds (None) or another one."""
     if known.runs is None:
         if seeds is not None:
             raise ValueError(f"reproduce: {known.title} has no runs, so --seeds has no effect")
         return ()
-    return known.runs(scale) if seeds is None else for_seeds(known.runs(scale), seeds)
+    if seeds is None:
+        return known.runs(scale)
+    return for_seeds(known.runs(scale), seeds)
 
 
 def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, ...]:
@@ -124,25 +137,12 @@ def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, 
             )
         task = replace(run.task, data="original", folder=str(target))
         splits = tuple(split for split in run.train.evaluate if split in task.splits)
-        if isinstance(task, Maths):
-            run = on_files(run, task)
-        published_runs.append(replace(run, task=run.task if isinstance(task, Maths) else task))
-        published_runs[-1] = replace(published_runs[-1], train=replace(run.train, evaluate=splits))
+        moved = on_files(run, task) if isinstance(task, Maths) else replace(run, task=task)
+        published_runs.append(replace(moved, train=replace(run.train, evaluate=splits)))
     return tuple(published_runs)
 
 
-def check(path: pathlib.Path) -> None:
-    """Raise a ValueError if `path` exists in another format: results of another version are not overwritten."""
-    if not path.exists():
-        return
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["format"]
-    except (ValueError, RecursionError, TypeError, KeyError, OSError):
-        found = "none that can be read"
-    if found != FORMAT:
-        raise ValueError(f"reproduce: {path} has format {found}, not {FORMAT}; choose another --folder or delete it")
-
-
+# ------------------------------------------------------------------------------------------------------------- results
 def described(
     figure: str,
     known: Figure,
@@ -179,6 +179,7 @@ def described(
 
 
 def now() -> str:
+    """Return the local time."""
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
@@ -188,7 +189,7 @@ def outcome_as_json(outcome: FigureOutcome) -> About:
         "verdicts": [verdict.to_dict() for verdict in outcome.verdicts],
         "notes": list(outcome.notes),
         "head": list(outcome.head),
-        "rows": [list(row) for row in outcome.rows],
+        "rows": list(map(list, outcome.rows)),
         "numbers": outcome.numbers,
         "pictures": [picture.stem for picture in outcome.pictures],
     }
@@ -198,7 +199,9 @@ def run_as_json(paper: Paper, point: FinishedRun) -> About:
     """Return a run in the layout of results.json."""
     run, result = point.run, point.result
     row: About = {"name": run.name, "digest": digest(run)}
-    row |= {axis: value for axis, value in paper.places(run).items() if axis not in ("length", "held out")}
+    for axis, value in paper.coordinates(run).items():
+        if axis not in ("length", "held out"):
+            row[axis] = value
     row |= {
         "task": to_dict(run.task),
         "seed": run.seed,

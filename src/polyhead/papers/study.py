@@ -7,24 +7,29 @@ has the best mean validation score over seeds.  The reported splits never influe
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyhead.config import Run, TransformerConfig
 from polyhead.papers.claims import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
+from polyhead.spec.optional import optional
 from polyhead.tasks.record import RECORD
 from polyhead.train import Result
 from polyhead.train.store.folder import METRICS, RESULT, read_metrics
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 Axis = Callable[[Run], Any]
 
 
 def _heads(run: Run) -> int | None:
-    model = run.model
-    return sum(group.heads for group in model.layer_heads(0)) if isinstance(model, TransformerConfig) else None
+    if not isinstance(run.model, TransformerConfig):
+        return None
+    return sum(group.heads for group in run.model.layer_heads(0))
 
 
 AXES: dict[str, Axis] = {
@@ -40,10 +45,8 @@ AXES: dict[str, Axis] = {
 
 TRAINING_LOSS = "training loss"
 """A value for `split` that stands for the training loss."""
-LAST = 5  # the number of last logged training losses to average
-
-Coordinates = tuple[Any, ...]
-"""The values of a run on some axes of a study, such as (64, "softmax")."""
+LAST_LOSSES = 5
+"""How many of the last logged training losses are averaged."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,14 @@ class Paper:
     label: Callable[[str], str]
     axes: Mapping[str, Axis] = field(default_factory=dict)
 
-    def places(self, run: Run) -> dict[str, Any]:
+    def coordinates(self, run: Run) -> dict[str, Any]:
         """The value of a run on each axis that it has."""
-        places = {}
+        values = {}
         for axis, read in {"model": self.row_of, **AXES, **self.axes}.items():
             value = read(run)
             if value is not None:
-                places[axis] = value
-        return places
+                values[axis] = value
+        return values
 
 
 @dataclass(frozen=True)
@@ -107,20 +110,25 @@ class FinishedRun:
             if name != self.run.task.metric or split not in self.courses:
                 raise ValueError(f"{self.run.name}: no {name} on {split} during training is kept")
             return dict(self.courses[split])
-        rows = [row for row in read_metrics(self.result.folder) if row["kind"] == "eval" and row["split"] == split]
-        if not rows:
+        course = {}
+        for row in read_metrics(self.result.folder):
+            if row["kind"] == "eval" and row["split"] == split:
+                course[row["step"]] = float(row[name])
+        if not course:
             raise ValueError(f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again")
-        return {row["step"]: float(row[name]) for row in rows}
+        return course
 
     def read_courses(self) -> dict[str, dict[str, float]]:
         """`courses` as the run's folder has them, scores to six digits, as JSON."""
-        metric, found = self.run.task.metric, dict[str, dict[str, float]]()
-        if (loss := self._last_losses()) is not None:
-            found[TRAINING_LOSS] = {str(self.result.steps): loss}
+        metric = self.run.task.metric
+        courses: dict[str, dict[str, float]] = {}
+        loss = self._last_losses()
+        if loss is not None:
+            courses[TRAINING_LOSS] = {str(self.result.steps): loss}
         for row in read_metrics(self.result.folder):
             if row["kind"] == "eval" and metric in row:
-                found.setdefault(row["split"], {})[str(row["step"])] = round(float(row[metric]), 6)
-        return found
+                courses.setdefault(row["split"], {})[str(row["step"])] = round(float(row[metric]), 6)
+        return courses
 
     def fingerprint(self) -> str | None:
         """The fingerprint of its text or files; None if its data are generated, or where it was not kept."""
@@ -134,14 +142,18 @@ class FinishedRun:
         if self.courses is not None:
             if TRAINING_LOSS not in self.courses:
                 raise ValueError(f"{self.run.name}: no {TRAINING_LOSS} is kept")
-            return max(self.courses[TRAINING_LOSS].items())[1]
-        if (loss := self._last_losses()) is None:
+            course = self.courses[TRAINING_LOSS]
+            return course[max(course)]
+        loss = self._last_losses()
+        if loss is None:
             raise ValueError(f"{self.result.folder / METRICS}: no row of training; delete the folder to train again")
         return loss
 
     def _last_losses(self) -> float | None:
-        rows = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"][-LAST:]
-        return float(sum(rows) / len(rows)) if rows else None
+        losses = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"][-LAST_LOSSES:]
+        if not losses:
+            return None
+        return float(sum(losses) / len(losses))
 
 
 @dataclass(frozen=True)
@@ -154,10 +166,19 @@ class Cell:
     validation: Estimate
 
     def score(self, split: str, metric: str | None = None) -> Estimate:
-        """The score over seeds, with the error from finite test sets: that of one set does not fall with more seeds."""
-        errors = [point.sampling(split, metric) for point in self.points]
-        values = {point.run.seed: point.score(split, metric) for point in self.points}
-        tasks = {point.run.task for point in self.points}
+        """The score over seeds, with the error from finite test sets: that of one set does not fall with more seeds.
+
+        For the split `TRAINING_LOSS`: the training loss.
+        """
+        if split == TRAINING_LOSS:
+            return Estimate.of({point.run.seed: point.training_loss() for point in self.points})
+        errors = []
+        values = {}
+        tasks = set()
+        for point in self.points:
+            errors.append(point.sampling(split, metric))
+            values[point.run.seed] = point.score(split, metric)
+            tasks.add(point.run.task)
         if all(task.shared(split) for task in tasks):
             test = f"{split} of {sorted(map(repr, tasks))}"
             return Estimate.of(values, math.fsum(errors) / len(errors), finite=True, test=test)
@@ -166,14 +187,11 @@ class Cell:
 
     def course(self, split: str, metric: str | None = None) -> dict[int, list[float]]:
         """The scores of its seeds, by optimiser step."""
-        found: dict[int, list[float]] = {}
+        course: dict[int, list[float]] = {}
         for point in self.points:
             for step, score in point.course(split, metric).items():
-                found.setdefault(step, []).append(score)
-        return found
-
-    def training_loss(self) -> Estimate:
-        return Estimate.of({point.run.seed: point.training_loss() for point in self.points})
+                course.setdefault(step, []).append(score)
+        return course
 
 
 @dataclass(frozen=True)
@@ -198,39 +216,55 @@ class Study:
         outcomes: Sequence[Result | Failure],
     ) -> "Study":
         """The study from a sweep's outcomes, in the order of `runs`."""
-        pairs = list(zip(runs, outcomes, strict=True))
-        points = tuple(FinishedRun(run, outcome) for run, outcome in pairs if isinstance(outcome, Result))
-        return cls(figure, paper, scale, folder, points, tuple(o for _, o in pairs if isinstance(o, Failure)))
+        points = []
+        failures = []
+        for run, outcome in zip(runs, outcomes, strict=True):
+            if isinstance(outcome, Result):
+                points.append(FinishedRun(run, outcome))
+            else:
+                failures.append(outcome)
+        return cls(figure, paper, scale, folder, tuple(points), tuple(failures))
 
-    def searched(self, *axes: str, task: str | None = None) -> dict[Coordinates, dict[Setting, list[FinishedRun]]]:
-        """Return the runs by place on `axes` and by setting, in the order of the runs; `task`: only of this task."""
-        runs: dict[Coordinates, dict[Setting, list[FinishedRun]]] = {}
+    def searched(self, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[Setting, list[FinishedRun]]]:
+        """Return the runs by coordinates on `axes` and by setting, in the order of the runs; `task`: only of this."""
+        runs: dict[tuple[Any, ...], dict[Setting, list[FinishedRun]]] = {}
         for point in self.points:
-            places = self.paper.places(point.run)
-            if task in (None, places["task"]):
-                condition = tuple(places.get(axis) for axis in axes)
+            coordinates = self.paper.coordinates(point.run)
+            if task in (None, coordinates["task"]):
+                condition = tuple(map(coordinates.get, axes))
                 runs.setdefault(condition, {}).setdefault(point.setting, []).append(point)
         return runs
 
-    def cells(self, *axes: str, task: str | None = None) -> dict[Coordinates, Cell]:
-        """Return the selected cells by place on `axes`, in the order of the runs; `task`: only of this task."""
-        return {condition: select(by_setting) for condition, by_setting in self.searched(*axes, task=task).items()}
+    def cells(self, *axes: str, task: str | None = None) -> "Series":
+        """Return the selected cells: a series with a level of its index for each axis, in the order of the runs.
+
+        `study.cells("length", "model")[32, "hyla"]` is the cell of HYLA at length 32.  `task`: only of this task.
+        """
+        with optional("reproduce", "polyhead[report]"):
+            import pandas
+        runs = self.searched(*axes, task=task)
+        index = pandas.MultiIndex.from_tuples(runs, names=axes)
+        if len(axes) == 1:
+            index = index.get_level_values(0)
+        return pandas.Series(list(map(select, runs.values())), index=index, dtype=object)
 
 
-def select(by_setting: dict[Setting, list[FinishedRun]]) -> Cell:
+def select(by_setting: Mapping[Setting, Sequence[FinishedRun]]) -> Cell:
     """Return the setting with the best mean validation score, among settings with the most finished seeds."""
-    num_seeds = max(len(points) for points in by_setting.values())
+    num_seeds = max(map(len, by_setting.values()))
     estimates: dict[Setting, Estimate] = {}
     ranks: dict[Setting, float] = {}
     for setting, points in by_setting.items():
-        if len(points) == num_seeds:
-            estimates[setting] = over_seeds(points, "validation")
-            mean = estimates[setting].mean
-            ranks[setting] = -math.inf if math.isnan(mean) else points[0].run.task.gain(mean)
+        if len(points) < num_seeds:
+            continue
+        estimates[setting] = over_seeds(points, "validation")
+        ranks[setting] = points[0].run.task.gain(estimates[setting].mean)
+        if math.isnan(ranks[setting]):
+            ranks[setting] = -math.inf
     best = max(ranks, key=ranks.__getitem__)
     return Cell(best, tuple(by_setting[best]), len(by_setting), estimates[best])
 
 
-def over_seeds(points: Iterable[FinishedRun], split: str) -> Estimate:
+def over_seeds(points: Sequence[FinishedRun], split: str) -> Estimate:
     """The score of runs that differ only in their seeds."""
     return Estimate.of({point.run.seed: point.score(split) for point in points})

@@ -6,6 +6,7 @@ Their claims, tables and numbers are those of docs/results: test_redraw.py.
 import itertools
 import re
 
+import pandas
 import pytest
 from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
 
@@ -115,7 +116,9 @@ def place(run):
 
 def test_claims_need_what_they_compare():
     one = Estimate.of({0: 0.5, 1: 0.6})
-    assert questions.splits({(2, 0): one}) == []
-    assert questions.choices({("by place", "learned", True, 1): one}) == []
-    assert questions.choices({("by place", "rotary", True, 1): one, ("by place", "learned", False, 1): one}) == []
-    assert shared.better("x", "dual", ("softmax",), {"a": {"dual": one}}) == []
+    assert questions.splits(pandas.Series({(2, 0): one})) == []
+    learned = ("by place", "learned", False, 1)
+    for choices in ([learned], [learned, ("by place", "rotary", True, 1)]):
+        index = pandas.MultiIndex.from_tuples(choices, names=questions.CHOICE)
+        assert questions.choices(pandas.Series([one] * len(choices), index=index)) == []
+    assert shared.better("x", "dual", ("softmax",), pandas.DataFrame({"dual": {"a": one}})) == []

@@ -9,10 +9,10 @@ import polyhead as ph
 from polyhead import train as training
 from polyhead.models.size import parameters
 from polyhead.papers.dual.models import DUAL as STUDY, ROWS, row_of
-from polyhead.papers.recipes import FAMILIES, RECIPES
+from polyhead.papers.recipes import FIGURES, RECIPES, STUDIES
 from polyhead.tasks.relational_games.task import GAMES
 
-DUAL = FAMILIES[STUDY.title]
+DUAL = {name: runs for name, runs in STUDIES.items() if FIGURES[name].paper is STUDY}
 
 
 @functools.cache

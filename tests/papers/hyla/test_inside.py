@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pandas
 import pytest
 
 from polyhead.config import Train
@@ -21,7 +22,8 @@ def swapped(lead, seeds=5):
     wide = {seed: 0.1 * seed for seed in range(1, seeds + 1)}
     codes = {("other", "donor"): wide, ("donor", "own"): wide, ("own", "own"): wide}
     codes["donor", "donor"] = {seed: value + lead + SPREAD[seed - 1] for seed, value in wide.items()}
-    return {"hyla": inside.SwapScores(codes, {}), "softmax": inside.SwapScores(codes, {})}
+    both = {(model, *key): by_seed for model in ("hyla", "softmax") for key, by_seed in codes.items()}
+    return pandas.DataFrame(both)
 
 
 @pytest.mark.parametrize(("lead", "seeds", "outcome"), [(0.1, 5, YES), (-0.1, 5, NO), (0.1, 4, UNDECIDED)])
@@ -31,18 +33,18 @@ def test_the_swap_is_tested_for_hyla_against_a_third_sequences_code_seed_by_seed
     assert verdict.family == "swap"
     (part,) = verdict.parts
     assert part.estimate.values == pytest.approx({seed: lead + SPREAD[seed - 1] for seed in range(1, seeds + 1)})
-    assert inside.verdicts({"softmax": swapped(lead)["softmax"]}) == []
+    assert inside.verdicts(swapped(lead, seeds)[["softmax"]]) == []
 
 
 def test_a_line_repeats_it_with_seed_6_in_place_of_seed_1():
-    first, sixth = swapped(0.1)["hyla"], {key: {6: 0.5} for key in swapped(0.1)["hyla"].codes}
-    sixth["other", "donor"] = {6: 0.1}
-    more = {"hyla": inside.SwapScores(sixth, {})}
-    (verdict,) = inside.repeated({"hyla": first}, more)
+    scores = swapped(0.1).reindex(range(1, 7))
+    assert inside.repeated(scores) == []
+    scores.loc[6] = 0.5
+    scores.loc[6, ("hyla", "other", "donor")] = 0.1
+    (verdict,) = inside.repeated(scores)
     wanted = {seed: 0.1 + SPREAD[seed - 1] for seed in range(2, 6)}
     assert verdict.parts[0].estimate.values == pytest.approx({**wanted, 6: 0.5 - 0.1})
-    assert inside.repeated({"hyla": first}, {}) == []
-    assert inside.repeated({"hyla": swapped(0.1, seeds=4)["hyla"]}, more) == []
+    assert inside.repeated(scores.drop(index=5)) == []
 
 
 def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeypatch):
@@ -63,7 +65,7 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
     outcome = inside.draw(study)
     assert {"HYLA", "Softmax", "Linear"} <= set(outcome.head)
     kinds = [row[:2] for row in outcome.rows]
-    assert len(kinds) == len(set(kinds)) == 2 * len(inside.GIVEN) + 2 * 3
+    assert len(kinds) == len(set(kinds)) == 2 * len(inside.CODES) + 2 * 3
     assert [verdict.family for verdict in outcome.verdicts] == ["swap", "probes", "probes"]
     assert all("Linear" not in part.name for verdict in outcome.verdicts for part in verdict.parts)
     numbers = outcome.numbers["HYLA"]

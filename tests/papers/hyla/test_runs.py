@@ -10,10 +10,10 @@ import polyhead as ph
 from polyhead.config import digest
 from polyhead.papers.hyla.rows import OURS, ROWS, row_of
 from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, fuzzy_task, make, sraven_task
-from polyhead.papers.recipes import FAMILIES, RECIPES, SHORT, STUDIES as ALL, default_scale, short_minutes
+from polyhead.papers.recipes import FIGURES, RECIPES, SHORT, STUDIES as ALL, default_scale
 from polyhead.papers.sizes import Setting
 
-STUDIES = FAMILIES[HYLA.title]
+STUDIES = {name: runs for name, runs in ALL.items() if FIGURES[name].paper is HYLA}
 
 CODE = ["softmax", "linear", "linear-rms", "hyla", "hyla-linear", "hyla-norms", "hyla-linear-norms", "hyla-softmax"]
 """The eight that the original code has.  Their heads are in the digests of table-a1: test_earlier_runs.py."""
@@ -89,12 +89,6 @@ def test_a_scale_that_a_figure_lacks_is_one_clear_line():
     for name in without:
         with pytest.raises(ValueError, match=r"^recipes: .*scale 'short'.*choose from paper, small, smoke"):
             ALL[name]("short")
-
-
-def test_what_the_short_runs_take():
-    assert short_minutes("fig-2b") == pytest.approx(3 * 15_000 * (0.041 + 0.044 + 0.05) / 60)
-    assert short_minutes("fig-2c") == pytest.approx(3 * short_minutes("fig-2b"))  # half as long, and two fractions
-    assert short_minutes("table-a1") is short_minutes("fig-4a") is None
 
 
 def test_an_unknown_model_is_one_clear_line():

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 
+import pandas
 import pytest
 from drawn import draw
 from texts import lines
@@ -141,7 +142,7 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     study = Study.of(
         "lm-long", FIGURES["lm-long"].paper, "smoke", tmp_path, runs, [planted(run, tmp_path, 1.8) for run in runs]
     )
-    (cell,) = study.cells().values()
+    (cell,) = study.cells("model")
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
     found = FIGURES["lm-long"].draw(study)
@@ -155,14 +156,14 @@ def test_all_seeds_and_models_are_scored_on_one_text(tmp_path, monkeypatch):
     runs = STUDIES["fig-6"]("smoke")
     done = [planted(run, tmp_path, 2.0 + 0.1 * run.seed * (row_of(run) == "hyla")) for run in runs]
     cells = Study.of("fig-6", FIGURES["fig-6"].paper, "smoke", tmp_path, runs, done).cells("model")
-    softmax, hyla = (cells[name,].score("iid") for name in ("softmax", "hyla"))
+    softmax, hyla = (cells[name].score("iid") for name in ("softmax", "hyla"))
     assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.01))  # not 0.01 / sqrt(2)
     assert [one.error for one in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
     found = hyla - softmax
     assert (found.error, found.freedom) == (pytest.approx(0.05), 1.0)
     wider = Estimate.of(hyla.values, 0.03, finite=True, test=hyla.test) - softmax
     assert wider.error == pytest.approx(math.hypot(0.05, 0.02))
-    assert (hyla - cells["softmax",].score("validation")).error == pytest.approx(math.hypot(0.05, 0.01, 0.01))
+    assert (hyla - cells["softmax"].score("validation")).error == pytest.approx(math.hypot(0.05, 0.01, 0.01))
 
 
 def test_reached():
@@ -178,7 +179,7 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     monkeypatch.setitem(tokens.LEVELS, "smoke", (16.0, 8.0))
     found = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
     assert [verdict.outcome for verdict in found.verdicts] == [YES, YES]
-    assert "that both reach, 6.7% fewer" in found.verdicts[0].evidence
+    assert "that both reach, 6.7% fewer" in str(found.verdicts[0])
     runs = STUDIES["dual-lm"]("smoke")
     whole = runs[0].train.steps * runs[0].train.batch_size * runs[0].task.length / 1e6
     row = next(row for row in found.rows if row[:2] == ("16", "Softmax"))
@@ -207,12 +208,15 @@ def test_the_best_rate_is_chosen_on_validation():
     def scores(**ends):
         return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in ends.items()}
 
+    def table(by_rate):
+        return pandas.DataFrame.from_dict(by_rate, orient="index")
+
     reported = {1e-3: scores(pre=2.0, post=2.2), 1e-2: scores(pre=2.1, post=1.9)}
     validation = {1e-3: scores(pre=2.0, post=2.0), 1e-2: scores(pre=2.1, post=2.1)}
-    first, _ = components.orders(reported, validation)
+    first, _ = components.orders(table(reported), table(validation))
     assert first.parts[0].estimate.mean == pytest.approx(0.2)
     diverged = {1e-4: scores(pre=math.nan, post=2.3)}  # a diverged run's rate is never the best
-    first, _ = components.orders(diverged | reported, diverged | validation)
+    first, _ = components.orders(table(diverged | reported), table(diverged | validation))
     assert first.parts[0].estimate.mean == pytest.approx(0.2)
 
 
@@ -259,7 +263,7 @@ def test_a_whole_study_of_a_small_text(trained, monkeypatch, tmp_path):
     path, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
     assert failures == ()
     assert [verdict.outcome for verdict in found.verdicts] == [UNDECIDED]  # of one seed
-    assert "2.2 − Softmax −" in found.verdicts[0].evidence
+    assert "2.2 − Softmax −" in str(found.verdicts[0])
     assert "fingerprint" in found.notes[0]
     assert path.read_text().count("<figure ") == 1
     results = json.loads((path.parent / "results.json").read_text())

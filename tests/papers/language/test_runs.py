@@ -9,9 +9,9 @@ import polyhead as ph
 from polyhead.models.size import parameters
 from polyhead.papers.language.kinds import COMPARED
 from polyhead.papers.language.models import KINDS, LANGUAGE, ROWS, row_of
-from polyhead.papers.recipes import FAMILIES, FIGURES, RECIPES
+from polyhead.papers.recipes import FIGURES, RECIPES, STUDIES
 
-LM = FAMILIES[LANGUAGE.title]
+LM = {name: runs for name, runs in STUDIES.items() if FIGURES[name].paper is LANGUAGE}
 
 
 def test_every_kind_of_heads_is_a_recipe():

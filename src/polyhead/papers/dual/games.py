@@ -3,37 +3,23 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from polyhead.config import Learned, Run
-from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
-from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, Relations, classifier
-from polyhead.papers.dual.shared import (
-    Cells,
-    Curve,
-    by_examples,
-    ends_of,
-    gap,
-    has_models,
-    learns,
-    operators,
-    run_of,
-    single,
-    table,
-)
+from polyhead.papers.claims import Scores, Verdict, above, mean
+from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, Relations, classifier, label
+from polyhead.papers.dual.shared import by_examples, ends_of, learns, notes, operators, run_of, single, table
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    FigureOutcome,
-    Picture,
-    cells_by_model,
-    is_complete_grid,
-    scores_by_model,
-)
+from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Picture, differences, is_complete_grid, score_table
 from polyhead.papers.sizes import SMOKE, Scale, Setting, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
 from polyhead.tasks.relational_games.task import GAMES
 
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
 SHAPES: dict[str, Scale] = {
     "paper": Scale(
@@ -79,7 +65,9 @@ def games(scale: str = "small") -> tuple[Run, ...]:
     runs = []
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         for n in EXAMPLES[scale][game]:
-            sized = replace(shape, steps=50 * -(-n // shape.batch_size)) if scale == "paper" else shape
+            sized = shape
+            if scale == "paper":  # 50 epochs
+                sized = replace(shape, steps=50 * -(-n // shape.batch_size))
             task = RelationalGames(game, examples=n, split_seed=seed)
             for row, setting in itertools.product(ROWS, sized.grid()):
                 runs.append(game_run(task, row, sized, setting, seed))
@@ -109,7 +97,7 @@ def games_dual() -> Run:
     return single("games-dual", games("small"), "occurs-1000-dual-0")
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------------------- claims
 _SIZES, _LARGE = (250, 500, 1000, 1500, 2000, 2500), (5000, 10_000, 15_000, 20_000, 25_000)
 
 
@@ -163,72 +151,81 @@ PRINTED: dict[str, dict[str, dict[int, float]]] = {
 parameters (CoRelNet: 215,522)."""
 
 
-def all_games(curves: Mapping[str, Curve], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
-    """Return claims about means over games.  `novel[split][game]`: scores on unseen shapes with the most images."""
-    verdicts = []
-    for other in ("dual-package", "corelnet", "predinet", "abstractor", "softmax"):
-        games = [game for game, curve in curves.items() if has_models(curve.values(), "dual", other)]
-        if not games:
+def claims(cells: "Series") -> list[Verdict]:
+    """Return verdicts on the complete games only: missing runs would change the comparison."""
+    curves: dict[str, DataFrame] = {}
+    novel: dict[str, dict[str, Scores]] = {"novel_hexominoes": {}, "novel_stripes": {}}
+    verdicts: list[Verdict] = []
+    for game, rows in cells.groupby(level="game", sort=False):
+        of_game = rows.droplevel("game")
+        if not is_complete_grid(of_game):
             continue
-        names = f"mean of {', '.join(game.replace('_', ' ') for game in games)}"
+        curves[game] = score_table(of_game, "iid")
+        for split, by_game in novel.items():
+            by_game[game] = score_table(of_game, split).loc[max(curves[game].index)]
+        verdicts += learns(game.replace("_", " "), curves[game])
+    if not curves:
+        return verdicts
+    return verdicts + all_games(curves, novel)
+
+
+def all_games(curves: Mapping[str, "DataFrame"], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
+    """Return claims about means over games.
+
+    `curves[game]`: a row per number of images, a column per model.  `novel[split][game]`: scores on unseen shapes with
+    the most images.
+    """
+    import pandas
+
+    verdicts = []
+    games, words = games_with(curves, "dual-package")
+    if games:
+        claim = "relation weights that start balanced learn more from as many examples than with the package's start"
+        lead = mean(mean(differences(curves[game], "dual", "dual-package")) for game in games)
+        verdicts.append(above(claim, {words: lead}))
+    for rival in ("corelnet", "predinet", "abstractor"):
+        games, words = games_with(curves, rival)
+        if games:
+            claim = f"{label(rival)}, a model made for relations alone, is better than dual attention"
+            at_largest = [curves[game].loc[max(curves[game].index)] for game in games]
+            lead = mean(scores[rival] - scores["dual"] for scores in at_largest)
+            verdicts.append(above(claim, {f"at the most images, {words}": lead}))
+    games, words = games_with(curves, "softmax")
+    if games:
         parts = {}
-        if other == "dual-package":
-            claim = (
-                "relation weights that start balanced learn more from as many examples than with the package's start"
-            )
-            parts[names] = mean([gap(curves[game], "dual", other) for game in games])
-        elif other == "softmax":
-            claim = "on unseen shapes, too, dual attention is better than softmax heads"
-            for split, by_game in novel.items():
-                differences = [by_game[game]["dual"] - by_game[game][other] for game in games]
-                parts[f"{split.removeprefix('novel_')}, {names}"] = mean(differences)
-        else:
-            claim = f"{ROWS[other].label}, a model made for relations alone, is better than dual attention"
-            largest = [curves[game][max(curves[game])] for game in games]
-            parts[f"at the most images, {names}"] = mean([scores[other] - scores["dual"] for scores in largest])
-        verdicts.append(above(claim, parts))
-    means: dict[str, dict[str, Estimate]] = {}
-    for game, curve in curves.items():
-        for model in curve[max(curve)]:
-            means.setdefault(game, {})[model] = mean([scores[model] for scores in curve.values()])
+        for split, by_game in novel.items():
+            lead = mean(by_game[game]["dual"] - by_game[game]["softmax"] for game in games)
+            parts[f"{split.removeprefix('novel_')}, {words}"] = lead
+        verdicts.append(above("on unseen shapes, too, dual attention is better than softmax heads", parts))
+    means = pandas.DataFrame({game: scores.apply(mean) for game, scores in curves.items()}).T
     return verdicts + operators("relational games", means)
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+def games_with(curves: Mapping[str, "DataFrame"], other: str) -> tuple[list[str], str]:
+    """Return the games in which dual attention and the `other` model were run, and their names."""
+    games = [game for game, scores in curves.items() if {"dual", other} <= set(scores)]
+    return games, f"mean of {', '.join(game.replace('_', ' ') for game in games)}"
+
+
+# ------------------------------------------------------------------------------------------------------------- drawing
 SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None), ("stripes", "novel_stripes", None))
 """Title, split and metric of each column."""
 
 
 def draw(study: Study) -> FigureOutcome:
     """Draw accuracy by number of training images, a panel per game: pentominoes, and the two unseen sets of shapes."""
-    cells = cells_by_model(study, "game", "examples")
+    cells = study.cells("game", "examples", "model")
     pictures = []
     for words, split, _ in SHOWN:
-        stem, unseen = f"games-{words}", ", never seen in training"
-        if split == "iid":
-            stem, unseen = "games", ""
         figure = by_examples(cells, split, "training images", 0.5)
-        pictures.append(Picture(stem, f"Accuracy on {words}{unseen}; {SEED_CAPTION}.", figure))
-    outcome = table(
-        cells, ("game", "images"), SHOWN, lambda condition, model: paper(PRINTED[condition[0]].get(model, {}))
-    )
-    return replace(outcome, pictures=tuple(pictures), verdicts=tuple(claims(cells)))
-
-
-def claims(cells: Cells) -> list[Verdict]:
-    """Return verdicts on the complete games only: missing runs would change the comparison."""
-    curves: dict[str, Curve] = {}
-    novel: dict[str, dict[str, Scores]] = {split: {} for _, split, _ in SHOWN if split != "iid"}
-    verdicts: list[Verdict] = []
-    for game in dict.fromkeys(game for game, _ in cells):
-        by_size = {size: by_model for (name, size), by_model in cells.items() if name == game}
-        if not is_complete_grid({(size,): by_model for size, by_model in by_size.items()}):
-            continue
-        curves[game] = {size: scores_by_model(by_model, "iid") for size, by_model in by_size.items()}
-        for split, by_game in novel.items():
-            by_game[game] = scores_by_model(by_size[max(by_size)], split)
-        verdicts += learns(game.replace("_", " "), curves[game])
-    return verdicts + all_games(curves, novel) if curves else verdicts
+        if split == "iid":
+            pictures.append(Picture("games", f"Accuracy on {words}; {SEED_CAPTION}.", figure))
+        else:
+            caption = f"Accuracy on {words}, never seen in training; {SEED_CAPTION}."
+            pictures.append(Picture(f"games-{words}", caption, figure))
+    named = cells.rename_axis(["game", "images", "model"])
+    rows, numbers = table(named, SHOWN, lambda condition, model: paper(PRINTED[condition[0]].get(model, {})))
+    return FigureOutcome(pictures, rows, claims(cells), notes(cells), numbers)
 
 
 def paper(values: Mapping[int, float]) -> str:

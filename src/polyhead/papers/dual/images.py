@@ -1,16 +1,21 @@
 """Image classification (Altabaa and Lafferty 2024)."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from polyhead.config import Learned, RelativeSymbols, Run
 from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import DUAL, Relations
-from polyhead.papers.dual.shared import EARLIER, RELATIVE, Cells, better, classified, course, operators, percent, single
+from polyhead.papers.dual.shared import EARLIER, RELATIVE, better, classified, course, operators, percent, single
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import scores_by_model
+from polyhead.papers.outcome import score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
 
+if TYPE_CHECKING:
+    from pandas import Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
 IMAGES: dict[str, Scale] = {
     "paper": Scale(
@@ -58,7 +63,7 @@ def digits_dual() -> Run:
     return replace(run, train=replace(run.train, steps=6000))
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------- claims and drawing
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "cifar10": {"softmax": (89.5, 0.1), "dual": (91.7, 0.1)},
     "cifar100": {"softmax": (68.2, 0.1), "dual": (71.1, 0.1)},
@@ -66,12 +71,12 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 """Data -> model -> accuracy in per cent with AutoAugment: 7.1 million parameters, and 7.2 with ungrouped keys."""
 
 
-def _claims(cells: Cells) -> list[Verdict]:
-    at = {str(data): scores_by_model(by, "iid") for (data,), by in cells.items()}
-    found = better("images", "dual", ("softmax",), at)
-    found += better("images", "dual", RELATIVE, at)
-    found += better("images", "dual", ("dual-package",), at)
-    return found + operators("images", at)
+def _claims(cells: "Series") -> list[Verdict]:
+    scores = score_table(cells, "iid")
+    verdicts = []
+    for others in (("softmax",), RELATIVE, ("dual-package",)):
+        verdicts += better("images", "dual", others, scores)
+    return verdicts + operators("images", scores)
 
 
 draw = course(

@@ -3,27 +3,22 @@
 import itertools
 import math
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from polyhead.config import Run, Sinusoidal
 from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import BY_OFFSET, DUAL, row_of
-from polyhead.papers.dual.shared import (
-    WRITERS,
-    Cells,
-    better,
-    course,
-    percent,
-    run_of,
-    scored_on,
-    single,
-    written,
-)
+from polyhead.papers.dual.shared import WRITERS, better, course, is_scored, percent, run_of, short_name, single, written
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import scores_by_model
+from polyhead.papers.outcome import score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Maths
 from polyhead.tasks.maths.modules import MODULES
 
+if TYPE_CHECKING:
+    from pandas import Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
 MATHS: dict[str, Scale] = {
     "paper": Scale(
@@ -90,7 +85,7 @@ def maths_dual() -> Run:
     return replace(run, train=replace(run.train, steps=2500))
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------- claims and drawing
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "algebra__linear_1d": {"softmax": (64.0, 1.5), "dual": (66.3, 1.7), "abstractor": (64.1, math.nan)},
     "algebra__sequence_next_term": {"softmax": (91.4, 0.2), "dual": (92.1, 0.4), "abstractor": (94.9, math.nan)},
@@ -102,23 +97,22 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 each, softmax heads of 871 thousand parameters (width 144), dual attention 4 + 4 of 832 thousand; the authors' logs."""
 
 
-def _short(module: str) -> str:
-    return module.partition("__")[2].replace("_", " ")
-
-
-def _claims(cells: Cells) -> list[Verdict]:
-    splits = {"interpolation": "iid", "longer": "compositional", "larger": "novel"}
-    at = {
-        name: {_short(m): scores_by_model(by, split) for (m,), by in cells.items()} if scored_on(cells, split) else {}
-        for name, split in splits.items()
+def _claims(cells: "Series") -> list[Verdict]:
+    scores = score_table(cells, "iid").rename(index=short_name)
+    verdicts = []
+    for module in scores.index:
+        verdicts += better(module, "dual", ("softmax",), scores.loc[[module]])
+    verdicts += better("the five modules", "dual", ("softmax-rope",), scores)
+    verdicts += better("the five modules", "dual", ("abstractor",), scores)
+    extrapolation = {
+        "compositional": "questions of more parts than in training",
+        "novel": "larger numbers than in training",
     }
-    found = []
-    for module, by in at["interpolation"].items():
-        found += better(module, "dual", ("softmax",), {module: by})
-    found += better("the five modules", "dual", ("softmax-rope",), at["interpolation"])
-    found += better("the five modules", "dual", ("abstractor",), at["interpolation"])
-    found += better("questions of more parts than in training", "dual", ("softmax",), at["longer"])
-    return found + better("larger numbers than in training", "dual", ("softmax",), at["larger"])
+    for split, subject in extrapolation.items():
+        if is_scored(cells, split):
+            scores = score_table(cells, split).rename(index=short_name)
+            verdicts += better(subject, "dual", ("softmax",), scores)
+    return verdicts
 
 
 draw = course(

@@ -106,14 +106,16 @@ class Relations:
 
     def heads(self, softmax: int, relational: int, dim: int, row: str = "dual") -> tuple[Mechanism, ...]:
         """Groups of softmax heads and of those of `row`, all of width `dim`, without empty groups."""
-        groups: list[Mechanism] = [Softmax(softmax, dim, dim)] if softmax else []
+        groups: list[Mechanism] = []
+        if softmax:
+            groups.append(Softmax(softmax, dim, dim))
         if relational and row == "disentangled":
             groups.append(Disentangled(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric))
         elif relational and row == "rca":
             groups.append(Abstractor(relational, dim, dim, symbols=self.symbols))
         elif relational:
-            own = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
-            groups.append(replace(own, relations=self.relations, relation_init=self.start))
+            relational_heads = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
+            groups.append(replace(relational_heads, relations=self.relations, relation_init=self.start))
         return tuple(groups)
 
 
@@ -244,22 +246,32 @@ def row_of(run: Run) -> str:
 def encoder_of(run: Run) -> TransformerConfig:
     """The encoder if there is one, else the transformer."""
     encoder = run.transformer.encoder
-    return encoder if isinstance(encoder, TransformerConfig) else run.transformer
+    if isinstance(encoder, TransformerConfig):
+        return encoder
+    return run.transformer
 
 
 def relational_of(run: Run) -> Relational | None:
     """The relational heads of the first layer of `encoder_of`; None for a model without them."""
-    groups = encoder_of(run).layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
-    return next((group for group in groups if isinstance(group, Relational)), None)
+    if isinstance(run.model, TransformerConfig):
+        for group in encoder_of(run).layer_heads(0):
+            if isinstance(group, Relational):
+                return group
+    return None
 
 
-def split_of(run: Run) -> tuple[int, int] | None:
-    """The numbers of softmax heads and of others in a layer; None for other models than transformers."""
+def softmax_heads_of(run: Run) -> int | None:
+    """The number of softmax heads in a layer; None for other models than transformers."""
     if not isinstance(run.model, TransformerConfig):
         return None
-    groups = encoder_of(run).layer_heads(0)
-    softmax = sum(group.heads for group in groups if isinstance(group, Softmax))
-    return softmax, sum(group.heads for group in groups) - softmax
+    return sum(group.heads for group in encoder_of(run).layer_heads(0) if isinstance(group, Softmax))
+
+
+def relational_heads_of(run: Run) -> int | None:
+    """The number of other heads in a layer; None for other models than transformers."""
+    if not isinstance(run.model, TransformerConfig):
+        return None
+    return sum(group.heads for group in encoder_of(run).layer_heads(0) if not isinstance(group, Softmax))
 
 
 def label(model: str) -> str:
@@ -270,18 +282,25 @@ def label(model: str) -> str:
 def symbols_of(run: Run) -> str | None:
     """The symbol source of its relational heads, as a label."""
     group = relational_of(run)
-    return None if group is None else {type(s): n for n, s in SYMBOLS.items()}[type(group.symbols)]
+    if group is None:
+        return None
+    (name,) = (name for name, source in SYMBOLS.items() if type(source) is type(group.symbols))
+    return name
 
 
 def relations_of(run: Run) -> int | None:
     """The number of relations of its relational heads."""
     group = relational_of(run)
-    return None if group is None else group.relations or group.heads
+    if group is None:
+        return None
+    return group.relations or group.heads
 
 
 def positions_kind(run: Run) -> str | None:
     """The label of the positions of a model with relational heads."""
-    return None if relational_of(run) is None else type(encoder_of(run).positions).__name__.lower()
+    if relational_of(run) is None:
+        return None
+    return type(encoder_of(run).positions).__name__.lower()
 
 
 AXES: dict[str, Axis] = {
@@ -302,6 +321,7 @@ DUAL = Paper(
         "examples": lambda run: getattr(run.task, "examples", None),
         "module": lambda run: getattr(run.task, "module", None),
         "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
-        "split": split_of,
+        "softmax heads": softmax_heads_of,
+        "relational heads": relational_heads_of,
     },
 )

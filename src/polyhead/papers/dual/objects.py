@@ -1,8 +1,8 @@
 """Objects: sorting (learning curves), pairwise order and SET (Abstractors, Altabaa et al. 2024)."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from polyhead.config import Learned, Run
 from polyhead.papers.claims import Verdict
@@ -12,12 +12,12 @@ from polyhead.papers.dual.shared import (
     COMPARED,
     EARLIER,
     WRITERS,
-    Cells,
     better,
     by_examples,
     classified,
     course,
     learns,
+    notes,
     operators,
     run_of,
     single,
@@ -25,18 +25,15 @@ from polyhead.papers.dual.shared import (
     written,
 )
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    FigureOutcome,
-    Picture,
-    cells_by_model,
-    is_complete_grid,
-    scores_by_model,
-)
+from polyhead.papers.outcome import SEED_CAPTION, Draw, FigureOutcome, Picture, is_complete_grid, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
 
+if TYPE_CHECKING:
+    from pandas import Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
 OBJECTS: dict[str, Scale] = {
     "paper": Scale(
@@ -71,7 +68,9 @@ def sorting(scale: str = "small") -> tuple[Run, ...]:
     shape = size(OBJECTS, scale)
     runs = []
     for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
-        sized = replace(shape, steps=400 * -(-n // shape.batch_size)) if scale == "paper" else shape
+        sized = shape
+        if scale == "paper":  # 400 epochs
+            sized = replace(shape, steps=400 * -(-n // shape.batch_size))
         task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
         for row, setting in itertools.product((*WRITERS, *EARLIER), sized.grid()):
             model = written(task, (task.source, task.length), row, sized, ASYMMETRIC)
@@ -103,9 +102,9 @@ def set_cards(scale: str = "small") -> tuple[Run, ...]:
 def _objects(scale: str) -> Scale:
     """The size of models that classify objects."""
     shape = size(OBJECTS, scale)
-    return (
-        shape if scale == "paper" else replace(shape, steps=max(shape.steps // 2, 1), heads=2, head_dim=shape.dim // 2)
-    )
+    if scale == "paper":
+        return shape
+    return replace(shape, steps=max(shape.steps // 2, 1), heads=2, head_dim=shape.dim // 2)
 
 
 def sorting_dual() -> Run:
@@ -116,37 +115,34 @@ def sorting_dual() -> Run:
     return single("sorting-dual", sorting("small"), "sorting-2000-dual-0")
 
 
-# --------------------------------------------------------------------------------------------------- claims and drawing
-
-
+# -------------------------------------------------------------------------------------------------- claims and drawing
 def draw_sorting(study: Study) -> FigureOutcome:
     """Draw the share of whole orders right, by number of training sequences."""
-    placed = cells_by_model(study, "task", "examples")
-    figure = by_examples(placed, "iid", "training sequences", 0.0)
-    cells = {condition[1:]: by for condition, by in placed.items()}
+    cells = study.cells("task", "examples", "model")
+    figure = by_examples(cells, "iid", "training sequences", 0.0)
+    caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEED_CAPTION}."
+    cells = cells.droplevel("task").rename_axis(["sequences", "model"])
     columns = (("sorted", "iid", None), ("elements", "iid", "element_accuracy"), ("noisy objects", "novel", None))
     verdicts: list[Verdict] = []
     if is_complete_grid(cells):
-        curve = {n: scores_by_model(by, "iid") for (n,), by in cells.items()}
-        verdicts = learns("sorting", curve)
-        at = {f"n {n}": found for n, found in curve.items()}
-        verdicts += better("sorting", "abstractor", ("softmax", "dual"), at)
-        verdicts += operators("sorting", at)
-    caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEED_CAPTION}."
-    found = table(cells, ("sequences",), columns)
-    return replace(found, pictures=(Picture("sorting", caption, figure),), verdicts=tuple(verdicts))
+        scores = score_table(cells, "iid")
+        verdicts = learns("sorting", scores)
+        scores.index = [f"n {count}" for count in scores.index]
+        verdicts += better("sorting", "abstractor", ("softmax", "dual"), scores)
+        verdicts += operators("sorting", scores)
+    rows, numbers = table(cells, columns)
+    return FigureOutcome([Picture("sorting", caption, figure)], rows, verdicts, notes(cells), numbers)
 
 
-def _draw(what: str) -> Callable[[Study], FigureOutcome]:
-    """The drawing of a task that classifies objects; the task is the only place."""
+def _draw(subject: str) -> Draw:
+    """The drawing of a task that classifies objects; the task is the only condition."""
 
-    def claim(cells: Cells) -> list[Verdict]:
-        ((_, by),) = cells.items()
-        at = {what: scores_by_model(by, "compositional")}
-        found = better(what, "dual", ("softmax",), at)
-        found += better(what, "abstractor", ("softmax",), at)
-        found += better(what, "corelnet", ("dual",), at)
-        return found + operators(what, at)
+    def claim(cells: "Series") -> list[Verdict]:
+        scores = score_table(cells, "compositional")
+        verdicts = better(subject, "dual", ("softmax",), scores)
+        verdicts += better(subject, "abstractor", ("softmax",), scores)
+        verdicts += better(subject, "corelnet", ("dual",), scores)
+        return verdicts + operators(subject, scores)
 
     columns = (("unseen", "compositional", None), ("validation", "validation", None))
     return course("task", columns, claim, lambda condition, model: "a plot")

@@ -6,22 +6,38 @@ minutes, and softmax heads do not.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from polyhead.analysis import figures
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
-from polyhead.papers.claims import Estimate, Verdict, above, mean
+from polyhead.papers.claims import Verdict, above, mean
 from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
-from polyhead.papers.dual.shared import means, size as size_of
+from polyhead.papers.dual.shared import size as size_of
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEED_CAPTION, Cells, FigureOutcome, Panel, Picture, settings_of
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    Curves,
+    FigureOutcome,
+    Panel,
+    Picture,
+    baseline_means,
+    condition_text,
+    differences,
+    runs_of,
+    scores_of,
+    settings_note,
+)
 from polyhead.papers.sizes import Scale, size
-from polyhead.papers.study import Cell, Coordinates, Study
+from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
 
+if TYPE_CHECKING:
+    from pandas import Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 GAMES = ("occurs", "between")
 IMAGES = {"paper": 1000, "small": 1000, "smoke": 32}
 RELATIONS = {"paper": (1, 2, 4, 8), "small": (1, 4, 16), "smoke": (1, 4)}
@@ -64,18 +80,14 @@ def split(scale: str = "small") -> tuple[Run, ...]:
     """
     shape = _shape(scale)
     dim = shape.dim // 4
-    head_counts: dict[tuple[int, int], None] = {}
-    for total in TOTALS[scale]:
-        head_counts[total, 0] = None
-    for total in TOTALS[scale]:
-        head_counts[total // 2, total // 2] = None
-    for relational in range(5):
-        head_counts[4 - relational, relational] = None
+    head_counts = [(total, 0) for total in TOTALS[scale]]
+    head_counts += [(total // 2, total // 2) for total in TOTALS[scale]]
+    head_counts += [(4 - relational, relational) for relational in range(5)]
     runs = []
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         task = RelationalGames(game, examples=IMAGES[scale], split_seed=seed)
         base = game_run(task, "softmax", shape, shape.grid()[0], seed)
-        for softmax, relational in head_counts:
+        for softmax, relational in dict.fromkeys(head_counts):
             heads = BY_PLACE.heads(softmax, relational, dim)
             model = replace(base.transformer, heads=heads, feedforward=Swiglu(shape.hidden))
             runs.append(replace(base, model=model, name=f"{game}-{task.examples}-{softmax}+{relational}x{dim}-{seed}"))
@@ -84,77 +96,57 @@ def split(scale: str = "small") -> tuple[Run, ...]:
 
 def _shape(scale: str) -> Scale:
     shape = size(SHAPES, scale)
-    return replace(shape, steps=100, seeds=3) if scale == "paper" else shape
+    if scale == "paper":
+        return replace(shape, steps=100, seeds=3)
+    return shape
 
 
 def _name(symbol_source: str, relations: Relations, positions: Position) -> str:
-    symmetry = "" if relations.symmetric else "asymmetric"
-    parts = (symbol_source.replace(" ", "-"), symmetry, str(relations.relations or 1), type(positions).__name__.lower())
-    return "-".join(filter(None, parts))
+    parts = [symbol_source.replace(" ", "-")]
+    if not relations.symmetric:
+        parts.append("asymmetric")
+    return "-".join((*parts, str(relations.relations or 1), type(positions).__name__.lower()))
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
-Choice = tuple[str, str, bool, int]
-"""Symbols, positions, symmetric, number of relations."""
+# -------------------------------------------------------------------------------------------------------------- claims
+def choices(scores: "Series") -> list[Verdict]:
+    """Return claims about symmetry, number of relations and symbols.
 
-
-class RelationSetting(NamedTuple):
-    """A choice with learned positions."""
-
-    symbols: str
-    symmetric: bool
-    relations: int
-
-
-def choices(scores: Mapping[Choice, Estimate]) -> list[Verdict]:
-    """Return claims about symmetry, number of relations and symbols.  `scores`: the mean over the games.
-
-    Each part is the effect of one change to a setting, averaged over all that were trained with and without it.
+    `scores[symbols, positions, symmetric, relations]`: the mean over the games.  Each part is the effect of one change
+    to a setting with learned positions, averaged over all that were trained with and without it.
     """
-    learned: dict[RelationSetting, Estimate] = {}
-    for (kind, positions, is_symmetric, count), score in scores.items():
-        if positions == "learned":
-            learned[RelationSetting(kind, is_symmetric, count)] = score
-    counts = {setting.relations for setting in learned} or {0}
-    fewest, most = min(counts), max(counts)
+    learned = scores[scores.index.get_level_values("positions") == "learned"].droplevel("positions")
+    claims: dict[str, dict[str, Series]] = {}
 
-    # Differences of pairs of settings, by claim and part.
-    differences: dict[str, dict[str, list[Estimate]]] = {claim: {} for claim in CHOICE_CLAIMS}
-    symmetric, many, by_place = CHOICE_CLAIMS
+    symmetry = differences(learned.unstack("symmetric", sort=False), True, False)
+    claims["symmetric relations learn faster"] = {"symmetric over not, mean of symbols and relations": symmetry}
 
-    def compare(claim: str, part: str, setting: RelationSetting, other: RelationSetting) -> None:
-        if other in learned:
-            differences[claim].setdefault(part, []).append(learned[setting] - learned[other])
+    counts = sorted(learned.index.unique("relations"))
+    by_count = learned.unstack("relations", sort=False)
+    parts = {}
+    if len(counts) > 1:
+        part = f"{counts[-1]} over {counts[0]}, mean of symbols, symmetric or not"
+        parts[part] = differences(by_count, counts[-1], counts[0])
+    claims["more relations than one per head help"] = parts
 
-    for setting in learned:
-        if setting.symmetric:
-            part = "symmetric over not, mean of symbols and relations"
-            compare(symmetric, part, setting, setting._replace(symmetric=False))
-        if setting.relations == most > fewest:
-            part = f"{most} over {fewest}, mean of symbols, symmetric or not"
-            compare(many, part, setting, setting._replace(relations=fewest))
-        if setting.symbols == "by place":
-            for kind in dict.fromkeys(other.symbols for other in learned):
-                if kind != "by place":
-                    compare(by_place, f"over symbols {kind}", setting, setting._replace(symbols=kind))
+    by_symbols = learned.unstack("symbols", sort=False)
+    parts = {}
+    for kind in by_symbols.columns.drop("by place", errors="ignore"):
+        parts[f"over symbols {kind}"] = differences(by_symbols, "by place", kind)
+    claims["symbols by place are the best on games"] = parts
+
     verdicts = []
-    for claim, parts in differences.items():
-        if parts:
-            verdicts.append(above(claim, {part: mean(estimates) for part, estimates in parts.items()}))
+    for claim, effects in claims.items():
+        estimates = {part: mean(effect) for part, effect in effects.items() if len(effect)}
+        if estimates:
+            verdicts.append(above(claim, estimates))
     return verdicts
 
 
-CHOICE_CLAIMS = (
-    "symmetric relations learn faster",
-    "more relations than one per head help",
-    "symbols by place are the best on games",
-)
-
-
-def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
+def splits(scores: "Series") -> list[Verdict]:
     """Return claims about numbers of heads.  `scores[softmax, relational]`: the mean score over the games."""
-    softmax = sorted(total for total, relational in scores if not relational)
-    halves = sorted(half for half, relational in scores if half == relational)
+    softmax = sorted(total for total, relational in scores.index if not relational)
+    halves = sorted(half for half, relational in scores.index if half == relational)
     verdicts = []
     if len(softmax) > 1:
         smallest, *_, largest = softmax
@@ -172,130 +164,107 @@ def splits(scores: Mapping[tuple[int, int], Estimate]) -> list[Verdict]:
     return verdicts
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------------------------- drawing
+CHOICE = ["symbols", "positions", "symmetric", "relations"]
+
+
 def draw_symbols(study: Study) -> FigureOutcome:
     """Draw accuracy by number of relations: a panel per game and symmetry, a line per symbol source."""
-    axes = ("symbols", "positions", "symmetric", "relations")
-    cells, games = cells_by_game(study, *axes)
+    cells = study.cells("game", *CHOICE)
+    accuracy = scores_of(cells, "iid")
     panels: list[Panel] = []
-    for game, is_symmetric in itertools.product(games, (True, False)):
-        curves: dict[str, dict[Any, list[float]]] = {}
-        for (kind, positions, symmetry, count), by_game in cells.items():
-            if game in by_game and (symmetry, positions) == (is_symmetric, "learned"):
-                curves.setdefault(f"symbols {kind}", {})[count] = seed_scores(by_game[game])
-        if curves:
-            levels = {"chance": 0.5, **baselines_of(cells, game)}
-            panels.append((f"{game}, {symmetry_words(is_symmetric)}", curves, levels))
+    for (game, is_symmetric), in_panel in accuracy.groupby(level=["game", "symmetric"], sort=False):
+        curves: Curves = {}
+        for (_, kind, positions, _, count), estimate in in_panel.items():
+            if positions == "learned":
+                curves.setdefault(f"symbols {kind}", {})[count] = estimate.by_seed
+        panels.append((f"{game}, {symmetry_words(is_symmetric)}", curves, levels_of(cells, game)))
     figure = figures.lines(panels, x_label="relations", y_label="accuracy", log_x=True, limits=(0.4, 1.02), columns=2)
-    validation = over_games(cells, games, "validation")
-    best_first = sorted(validation, key=lambda condition: -validation[condition].mean)
+
+    validation = over_games(scores_of(cells, "validation"))
+    best_first = sorted(validation.index, key=lambda choice: -validation[choice].mean)
     rows = []
-    for condition in best_first:
-        kind, positions, is_symmetric, count = condition
-        setting = (kind, positions, "yes" if is_symmetric else "no", str(count))
-        sizes = size_of(cells[condition][games[0]])
-        rows.append((*setting, *score_texts(cells[condition], games), str(validation[condition]), *sizes))
-    notes = list(notes_of(cells, games))
+    for choice in best_first:
+        kind, positions, is_symmetric, count = choice
+        row = {
+            "symbols": kind,
+            "positions": positions,
+            "symmetric": "yes" if is_symmetric else "no",
+            "relations": str(count),
+        }
+        of_choice = cells.xs(choice, level=CHOICE)
+        row |= {f"{game}: pentominoes": str(cell.score("iid")) for game, cell in of_choice.items()}
+        rows.append({**row, "validation, mean": str(validation[choice]), **size_of(of_choice.iloc[0])})
+    notes = list(notes_of(cells))
     if best_first:
         kind, positions, is_symmetric, count = best_first[0]
-        setting_text = f"symbols {kind}, {positions} positions, {symmetry_words(is_symmetric)}, {count} relations"
-        notes.insert(0, f"The best on validation data: {setting_text}.")
-    numbers = {}
-    for game in games:
-        for condition, by_game in cells.items():
-            if game in by_game:
-                numbers[", ".join(map(str, (game, *condition)))] = by_game[game].score("iid").as_json()
+        setting = f"symbols {kind}, {positions} positions, {symmetry_words(is_symmetric)}, {count} relations"
+        notes.insert(0, f"The best on validation data: {setting}.")
+    numbers = {condition_text(condition): estimate.as_json() for condition, estimate in accuracy.items()}
     caption = f"Accuracy by number of relations, learned positions; {SEED_CAPTION}."
-    return FigureOutcome(
-        pictures=(Picture("symbols", caption, figure),),
-        head=(*axes, *(f"{game}: pentominoes" for game in games), "validation, mean", "parameters", "steps"),
-        rows=tuple(rows),
-        verdicts=tuple(choices(over_games(cells, games, "iid"))),
-        notes=tuple(notes),
-        numbers=numbers,
-    )
+    return FigureOutcome([Picture("symbols", caption, figure)], rows, choices(over_games(accuracy)), notes, numbers)
 
 
 def draw_split(study: Study) -> FigureOutcome:
     """Draw accuracy by number of heads, all softmax or half relational; and by number of relational heads of four."""
-    by_place, games = cells_by_game(study, "split")
-    cells = {heads: by_game for (heads,), by_game in by_place.items()}
+    cells = study.cells("game", "softmax heads", "relational heads")
+    accuracy = scores_of(cells, "iid")
     panels: list[Panel] = []
-    numbers = {}
-    for game in games:
-        curves: dict[str, dict[Any, list[float]]] = {}
-        for (softmax, relational), by_game in cells.items():
-            if game not in by_game:
-                continue
-            scores = seed_scores(by_game[game])
-            numbers[f"{game}, {softmax} + {relational}"] = by_game[game].score("iid").as_json()
+    for game, in_panel in accuracy.groupby(level="game", sort=False):
+        curves: Curves = {}
+        for (_, softmax, relational), estimate in in_panel.items():
             if relational == 0:
-                curves.setdefault("Softmax heads alone", {})[softmax] = scores
+                curves.setdefault("Softmax heads alone", {})[softmax] = estimate.by_seed
             if relational == softmax:
-                curves.setdefault("Half of them relational", {})[softmax + relational] = scores
-        panels.append((game, curves, {"chance": 0.5, **baselines_of(cells, game)}))
+                curves.setdefault("Half of them relational", {})[softmax + relational] = estimate.by_seed
+        panels.append((game, curves, levels_of(cells, game)))
     figure = figures.lines(panels, x_label="heads", y_label="accuracy", log_x=True, limits=(0.4, 1.02))
-    rows = []
-    for softmax, relational in sorted(cells, key=lambda heads: (sum(heads), heads[1])):
-        by_game = cells[softmax, relational]
-        sizes = size_of(next(iter(by_game.values())))
-        rows.append((str(softmax), str(relational), *score_texts(by_game, games), *sizes))
+
+    rows: dict[tuple[int, int], dict[str, str]] = {}
+    numbers = {}
+    for (game, softmax, relational), cell in cells.items():
+        row = rows.setdefault(
+            (softmax, relational), {"softmax heads": str(softmax), "relational heads": str(relational)}
+        )
+        row[f"{game}: pentominoes"] = str(cell.score("iid"))
+        numbers[f"{game}, {softmax} + {relational}"] = cell.score("iid").as_json()
+    for (_, softmax, relational), cell in cells.items():
+        rows[softmax, relational] |= size_of(cell)
+    fewest_heads_first = sorted(rows, key=lambda heads: (sum(heads), heads[1]))
     caption = f"Accuracy by number of heads, every one as wide; {SEED_CAPTION}."
     return FigureOutcome(
-        pictures=(Picture("split", caption, figure),),
-        head=("softmax heads", "relational heads", *(f"{game}: pentominoes" for game in games), "parameters", "steps"),
-        rows=tuple(rows),
-        verdicts=tuple(splits(over_games(cells, games, "iid"))),
-        notes=notes_of(cells, games),
+        pictures=[Picture("split", caption, figure)],
+        table=[rows[heads] for heads in fewest_heads_first],
+        verdicts=splits(over_games(accuracy)),
+        notes=list(notes_of(cells)),
         numbers=numbers,
     )
 
 
-def cells_by_game(study: Study, *axes: str) -> tuple[dict[Coordinates, dict[str, Cell]], list[str]]:
-    """Return the cells by place on `axes`, then by game; and the games."""
-    cells: dict[Coordinates, dict[str, Cell]] = {}
-    games: dict[str, None] = {}
-    for (game, *condition), cell in study.cells("game", *axes).items():
-        cells.setdefault(tuple(condition), {})[game] = cell
-        games[game] = None
-    return cells, list(games)
-
-
-def seed_scores(cell: Cell) -> list[float]:
-    return list(cell.score("iid").values.values())
-
-
 def symmetry_words(is_symmetric: bool) -> str:
+    """Return how a figure names symmetric and other relations."""
     return "symmetric" if is_symmetric else "not symmetric"
 
 
-def score_texts(by_game: Mapping[str, Cell], games: list[str]) -> list[str]:
-    """Return the scores on the games as text."""
-    return [str(by_game[game].score("iid")) if game in by_game else "–" for game in games]
+def over_games(scores: "Series") -> "Series":
+    """Return the mean over the games, for each condition that was trained on all games."""
+    return scores.unstack("game", sort=False).dropna().apply(mean, axis=1)
 
 
-def over_games(cells: Cells, games: list[str], split: str) -> dict[Any, Estimate]:
-    """Return the mean over the games, for each place that was trained on all games."""
-    means = {}
-    for condition, by_game in cells.items():
-        if len(by_game) == len(games):
-            means[condition] = mean([by_game[game].score(split) for game in games])
-    return means
+def levels_of(cells: "Series", game: str) -> dict[str, Any]:
+    """Return chance and the baselines without relations, on pentominoes."""
+    return {"chance": 0.5, **baseline_means(runs_of(cells[game]), "iid")}
 
 
-def baselines_of(cells: Cells, game: str) -> dict[str, float]:
-    """Return the baselines without relations, on pentominoes."""
-    return means({condition: by_game[game] for condition, by_game in cells.items() if game in by_game}, "iid")
-
-
-def notes_of(cells: Cells, games: list[str]) -> tuple[str, ...]:
+def notes_of(cells: "Series") -> Iterator[str]:
     """Return the baselines, for a table whose rows are not models, and the settings."""
     texts = []
-    for game in games:
-        for name, value in baselines_of(cells, game).items():
+    for game in cells.index.unique("game"):
+        for name, value in baseline_means(runs_of(cells[game]), "iid").items():
             texts.append(f"{game}, {name.lower()}: {value:.3f}")
-    notes = (settings_of(cells),)
-    return (f"Baselines without a network: {'; '.join(texts)}.", *notes) if texts else notes
+    if texts:
+        yield f"Baselines without a network: {'; '.join(texts)}."
+    yield settings_note(cells)
 
 
 FIGURES = {

@@ -15,27 +15,23 @@ import numpy as np
 from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
-from polyhead.config import Run, Task
+from polyhead.config import Batch, Run, Task
 from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, Draw, models, probes, selected, untrained
+from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import FigureOutcome, Picture
+from polyhead.papers.outcome import Draw, FigureOutcome, Picture, estimates
 from polyhead.papers.sizes import one_setting, size, with_seeds
-from polyhead.papers.study import Study
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks.sraven.task import DIFFERENCE, SUM, Sraven
 from polyhead.train import load_model
 
-COSINES = ("plain", "centred")
-INPUTS = "size of inputs"
-"""The label of section 4.4: how large is what the query must attend to.  Captions colour by the target value."""
-
-MAP = {"smoke": 64}
-"""Points of a map; 800 at other scales."""
+Array = np.ndarray
 
 
+# ---------------------------------------------------------------------------------------------------------------- runs
 def fig_codes(scale: str = "small") -> tuple[Run, ...]:
     """Fuzzy logic at the setting of Table A1, three models: the latent codes of Fig. 2B, 2D and A2.
 
@@ -51,7 +47,8 @@ def fig_5_codes(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce fig-5f.  Paper: 40 M instances.  Small: the runs of Table A1 at the higher rate.
     """
     shape = size(SRAVEN, scale)
-    shape = replace(shape, steps=2 * shape.steps) if scale == "paper" else shape
+    if scale == "paper":
+        shape = replace(shape, steps=2 * shape.steps)
     return grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
 
 
@@ -61,21 +58,23 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce fig-a7.
     """
     shape = replace(size(SRAVEN, scale), layers=DEPTHS[scale][-1])
-    shape = replace(shape, steps=2 * shape.steps) if scale == "paper" else with_seeds(shape, scale, 1)
+    shape = with_seeds(shape, scale, 1)
+    if scale == "paper":
+        shape = replace(shape, steps=2 * shape.steps)
     return grid(partial(sraven_task, scale), ("softmax",), shape, one_setting(shape, scale))
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------------------- claims
 def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
     """The claim that early layers cluster by magnitude and late layers by rule.
 
     `rule[model]`: purity by rule in the last layer minus the first.  `magnitude[model]`: purity by magnitude in the
     first layer minus the last.
     """
-    of = f"mean of {', '.join(rule)}"
+    models = f"mean of {', '.join(rule)}"
     parts = {
-        f"rule, last layer − first, {of}": mean([*rule.values()]),
-        f"magnitude, first layer − last, {of}": mean([*magnitude.values()]),
+        f"rule, last layer − first, {models}": mean(rule.values()),
+        f"magnitude, first layer − last, {models}": mean(magnitude.values()),
     }
     return [above("early layers cluster by magnitude, late ones by rule", parts)]
 
@@ -87,42 +86,55 @@ def shared_code(difference: Estimate) -> list[Verdict]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
+INPUTS = "size of inputs"
+"""The label of section 4.4: how large is what the query must attend to.  Captions colour by the target value."""
+MAP = {"smoke": 64}
+"""Points of a map; 800 at other scales."""
+
+
 def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
     """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, for the first seed."""
 
     def draw(study: Study) -> FigureOutcome:
         count = MAP.get(study.scale, 800)
-        pictures: list[Picture] = []
-        for model, points in selected(study).items():
-            run = points[0].run
-            network = load_model(points[0].result.folder)[1]
-            task = with_field(run.task, "inputs", "fixed_context")
-            codes, batch = query_codes(network, task, "compositional", count, purpose="maps")
-            labels = targets(batch) | {"target": batch.targets[:, -1].reshape(count, -1)[:, 0].numpy()}
-            if "term 1" in labels:
-                labels["function"] = labels["term 1"] * 2**run.task.variables + labels["term 2"]  # type: ignore[attr-defined]
-            if isinstance(run.task, Sraven):
-                labels[INPUTS] = run.task.input_sizes(batch).numpy()
-            panels = []
-            class_names = {}
-            for layer in range(len(codes)) if layers == "all" else [len(codes) - 1]:
-                embedded = embed(codes[layer])
-                for colour in colours:
-                    title = f"layer {layer + 1}, by {colour}"
-                    panels.append((title, embedded, labels[colour]))
-                    names = names_of_classes(run.task, colour, labels[colour])
-                    if names:
-                        class_names[title] = names
-            figure = figures.code_maps(panels, columns=max(len(colours), 2), names=class_names)
-            caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {run.seed}."
-            pictures.append(Picture(f"{study.figure}-{model}", caption, figure))
+        pictures = []
+        for model, (first, *_) in selected(study).items():
+            caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {first.run.seed}."
+            pictures.append(Picture(f"{study.figure}-{model}", caption, draw_map(first, count, colours, layers)))
         outcome = purity_of_neighbours(study) if "rule" in colours else FigureOutcome()
-        return replace(outcome, pictures=tuple(pictures))
+        return replace(outcome, pictures=pictures)
 
     return draw
 
 
-def names_of_classes(task: Task, name: str, values: np.ndarray) -> dict[int, str]:
+def draw_map(point: FinishedRun, count: int, colours: tuple[str, ...], layers: str) -> Any:
+    """Draw a panel per layer and colour."""
+    task = with_field(point.run.task, "inputs", "fixed_context")
+    codes, batch = query_codes(load_model(point.result.folder)[1], task, "compositional", count, purpose="maps")
+    labels = labels_of(point.run.task, batch, count)
+    panels = []
+    class_names = {}
+    for layer in range(len(codes)) if layers == "all" else [len(codes) - 1]:
+        embedded = embed(codes[layer])
+        for colour in colours:
+            title = f"layer {layer + 1}, by {colour}"
+            panels.append((title, embedded, labels[colour]))
+            class_names[title] = names_of_classes(point.run.task, colour, labels[colour])
+    return figures.code_maps(panels, columns=max(len(colours), 2), names=class_names)
+
+
+def labels_of(task: Task, batch: Batch, count: int) -> dict[str, Array]:
+    """Return the labels of a map's points, by name."""
+    labels = targets(batch)
+    labels["target"] = batch.targets[:, -1].reshape(count, -1)[:, 0].numpy()
+    if "term 1" in labels:
+        labels["function"] = labels["term 1"] * 2**task.variables + labels["term 2"]  # type: ignore[attr-defined]
+    if isinstance(task, Sraven):
+        labels[INPUTS] = task.input_sizes(batch).numpy()
+    return labels
+
+
+def names_of_classes(task: Task, name: str, values: Array) -> dict[int, str]:
     """Return the names of the classes of a label; empty for numbers."""
     if np.issubdtype(values.dtype, np.floating) or name == "function":
         return {}
@@ -134,41 +146,39 @@ def purity_of_neighbours(study: Study) -> FigureOutcome:
 
     Purity is given over chance.
     """
-    by_place: dict[tuple[str, str, int], dict[int, float]] = {}
+    title = "purity of neighbours over chance"
     count = MAP.get(study.scale, 800)
+    values: dict[tuple[Any, ...], dict[int, float]] = {}
     for model, point, network in models(study):
         for kind, network_of_kind in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
             for row in clusters(network_of_kind, point.run.task, sequences=count):
                 if row["pairs"] == "self":
-                    by_seed = by_place.setdefault((model + kind, row["target"], row["layer"]), {})
+                    by_seed = values.setdefault((row["target"], row["layer"], model, kind), {})
                     by_seed[point.run.seed] = row["purity"] - row["chance"]
-    purity = {condition: Estimate.of(by_seed) for condition, by_seed in by_place.items()}
-    last = max(layer for _, _, layer in purity)
+    purity = estimates(values, ["target", "layer", "model", "kind"])
+
     rule = {}
     magnitude = {}
-    columns = {}
-    for model in selected(study):
-        rule[label(model)] = purity[model, "rule", last] - purity[model, "rule", 0]
-        magnitude[label(model)] = purity[model, "target value", 0] - purity[model, "target value", last]
-        for kind in (TRAINED, UNTRAINED):
-            columns[model + kind] = label(model) + kind
-    rows = []
-    for target in dict.fromkeys(target for _, target, _ in purity):
-        for layer in range(last + 1):
-            texts = [str(purity[column, target, layer]) for column in columns]
-            rows.append((f"{target}, layer {layer + 1}", *texts))
+    last = max(purity.index.unique("layer"))
+    for model in purity.index.unique("model"):
+        by_layer = purity["rule"][:, model, TRAINED]
+        rule[label(model)] = by_layer[last] - by_layer[0]
+        by_layer = purity["target value"][:, model, TRAINED]
+        magnitude[label(model)] = by_layer[0] - by_layer[last]
+    rows: dict[str, dict[str, str]] = {}
     numbers = {}
-    for (column, target, layer), estimate in purity.items():
-        numbers[f"{column}, {target}, layer {layer + 1}"] = estimate.as_json()
-    return FigureOutcome(
-        head=("purity of neighbours over chance", *columns.values()),
-        rows=tuple(rows),
-        verdicts=tuple(order_of_layers(rule, magnitude)),
-        numbers={"purity of neighbours over chance": numbers},
-    )
+    for (target, layer, model, kind), estimate in purity.sort_index(level="target", sort_remaining=False).items():
+        name = f"{target}, layer {layer + 1}"
+        rows.setdefault(name, {title: name})[label(model) + kind] = str(estimate)
+        numbers[f"{model}{kind}, {name}"] = estimate.as_json()
+    return FigureOutcome(table=list(rows.values()), verdicts=order_of_layers(rule, magnitude), numbers={title: numbers})
 
 
 # ---------------------------------------------------------------------------------------------------------- similarity
+COSINES = {"plain": False, "centred": True}
+"""Name of a cosine -> whether the mean over the rules is subtracted first."""
+
+
 def similar(model: str, *, samples: bool = False) -> Draw:
     """Fig. 5E (HYLA) and A8 (softmax, with sampled and mean codes): cosine of the mean codes per rule, last layer.
 
@@ -178,31 +188,34 @@ def similar(model: str, *, samples: bool = False) -> Draw:
 
     def draw(study: Study) -> FigureOutcome:
         count = FIT.get(study.scale, 2048)
-        pictures: list[Picture] = []
+        points = selected(study).get(model, [])
+        pictures = []
         differences: dict[str, dict[int, float]] = {}
-        for kind in (TRAINED, UNTRAINED):
-            differences |= {name + kind: {} for name in COSINES}
         matrices: dict[str, Any] = {}
-        for point in selected(study).get(model, []):
+        for point in points:
             task, seed = point.run.task, point.run.seed
             network = load_model(point.result.folder)[1]
             codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
             before, _ = query_codes(untrained(point.run), task, "compositional", count, purpose="similarity")
             rules = targets(batch)["rule"]
-            shown: dict[str, np.ndarray] = {}
-            for kind, codes_of_kind in ((TRAINED, codes), (UNTRAINED, before)):
-                for name in COSINES:
-                    classes, matrix = similarity(codes_of_kind[-1], rules, centred=name == "centred")
-                    if {SUM, DIFFERENCE} <= set(classes.tolist()):
-                        differences[name + kind][seed] = _over_others(classes.tolist(), matrix)
-                    if kind == TRAINED:
-                        shown[name] = matrix
+            cosines = {}
+            for name, is_centred in COSINES.items():
+                classes, cosines[name] = similarity(codes[-1], rules, centred=is_centred)
+                _, cosines_before = similarity(before[-1], rules, centred=is_centred)
+                if {SUM, DIFFERENCE} <= set(classes.tolist()):
+                    trained = _over_others(classes.tolist(), cosines[name])
+                    differences.setdefault(name, {})[seed] = trained
+                    untrained_difference = _over_others(classes.tolist(), cosines_before)
+                    differences.setdefault(name + UNTRAINED, {})[seed] = untrained_difference
             names = [class_name(task, "rule", int(value)) for value in classes]
-            matrices[str(seed)] = {"rules": names} | {name: shown[name].round(6).tolist() for name in COSINES}
-            if not pictures:  # only for the first seed
-                pictures.append(picture_of_similarity(study.figure, shown, names))
-                if samples:
-                    pictures.insert(0, picture_of_codes(f"{study.figure}-codes", codes[-1], rules, names))
+            matrices[str(seed)] = {"rules": names}
+            for name, matrix in cosines.items():
+                matrices[str(seed)][name] = matrix.round(6).tolist()
+            if point is not points[0]:
+                continue
+            if samples:
+                pictures.append(picture_of_codes(f"{study.figure}-codes", codes[-1], rules, names))
+            pictures.append(picture_of_similarity(study.figure, cosines, names))
         return similar_outcome(pictures, differences, matrices)
 
     return draw
@@ -212,37 +225,33 @@ def similar_outcome(
     pictures: list[Picture], differences: Mapping[str, dict[int, float]], matrices: dict[str, Any]
 ) -> FigureOutcome:
     """Return the verdict on sum and difference, and what the centred cosine and the untrained networks give."""
-    if not differences["plain"]:
-        none = ("Sum and difference do not both occur in the held-out combinations.",)
-        return FigureOutcome(pictures=tuple(pictures), numbers={"by seed": matrices}, notes=none)
-    estimates = {name: Estimate.of(by_seed) for name, by_seed in differences.items()}
-    before, before_centred = estimates[f"plain{UNTRAINED}"], estimates[f"centred{UNTRAINED}"]
+    if not differences:
+        note = "Sum and difference do not both occur in the held-out combinations."
+        return FigureOutcome(pictures, numbers={"by seed": matrices}, notes=[note])
+    by_name = {name: Estimate.of(by_seed) for name, by_seed in differences.items()}
+    before, before_centred = by_name[f"plain{UNTRAINED}"], by_name[f"centred{UNTRAINED}"]
     notes = (
-        f"Centred, the cosine of sum and difference is {estimates['centred']} above the mean of the other pairs.",
+        f"Centred, the cosine of sum and difference is {by_name['centred']} above the mean of the other pairs.",
         f"Before training it is {before} above that mean, centred {before_centred}.",
     )
-    numbers = {name: estimate.as_json() for name, estimate in estimates.items()}
+    numbers = {name: estimate.as_json() for name, estimate in by_name.items()}
     return FigureOutcome(
-        pictures=tuple(pictures),
-        verdicts=tuple(shared_code(estimates["plain"])),
+        pictures,
+        verdicts=shared_code(by_name["plain"]),
         numbers={"sum and difference over other pairs": numbers, "by seed": matrices},
         notes=notes,
     )
 
 
-def _over_others(classes: list[int], matrix: np.ndarray) -> float:
+def _over_others(classes: list[int], matrix: Array) -> float:
     """Return the cosine of the mean codes of sum and difference, minus the mean over all other pairs of rules."""
-    pair = {classes.index(SUM), classes.index(DIFFERENCE)}
-    others = []
-    for first in range(len(classes)):
-        for second in range(first):
-            if {first, second} != pair:
-                others.append(matrix[first, second])
-    first, second = pair
-    return float(matrix[first, second] - np.mean(others))
+    one, other = sorted((classes.index(SUM), classes.index(DIFFERENCE)))
+    is_other = np.triu(np.ones_like(matrix, dtype=bool), k=1)  # each pair once
+    is_other[one, other] = False
+    return float(matrix[one, other] - matrix[is_other].mean())
 
 
-def picture_of_similarity(stem: str, matrices: Mapping[str, np.ndarray], names: list[str]) -> Picture:
+def picture_of_similarity(stem: str, matrices: Mapping[str, Array], names: list[str]) -> Picture:
     """Draw the cosines between the mean codes of the rules, plain and centred."""
     caption = (
         "Cosine similarity between the mean codes of the rules, last layer; right: after their mean is taken away."
@@ -251,7 +260,7 @@ def picture_of_similarity(stem: str, matrices: Mapping[str, np.ndarray], names: 
     return Picture(stem, caption, figures.heat(panels, label="cosine similarity", limits=(-1, 1)))
 
 
-def picture_of_codes(stem: str, codes: np.ndarray, rules: np.ndarray, names: list[str]) -> Picture:
+def picture_of_codes(stem: str, codes: Array, rules: Array, names: list[str]) -> Picture:
     """Draw six sampled codes of each rule, and the mean code of each."""
     heads = [str(head + 1) for head in range(codes.shape[1])]
     classes, mean_codes = means(codes, rules)
@@ -269,7 +278,7 @@ def picture_of_codes(stem: str, codes: np.ndarray, rules: np.ndarray, names: lis
     return Picture(stem, caption, figures.heat(panels, label="code", columns=2))
 
 
-# -------------------------------------------------------------------------------------------------------------- listing
+# -------------------------------------------------------------------------------------------------------------- figures
 def _rule(row: dict[str, Any]) -> bool:
     return row["target"] in ("rule", "target value")
 

@@ -7,19 +7,22 @@ from polyhead.analysis import figures
 from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
-from polyhead.papers.outcome import FigureOutcome, Panel, Picture
+from polyhead.papers.outcome import Curves, FigureOutcome, Picture
 from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import ambiguity
 
 TABLE_A2 = {(4, 4): (0.0642, 0.0038), (4, 8): (0.0032, 0.0009), (4, 16): (0.0005, 0.0003)}
 """(features, values) -> the paper's fraction of ambiguous instances of 4096 and its standard error."""
+DEFINITIONS = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
+VALUES = (4, 8, 16)
+"""Numbers of values of a feature."""
 
 
-def rarely_ambiguous(name: str, fraction: float, count: int, most: float = 0.005) -> Verdict:
+def rarely_ambiguous(name: str, fraction: float, count: int, limit: float = 0.005) -> Verdict:
     """The claim that less than half a percent of the instances are ambiguous, by the definition `name`."""
     error = math.sqrt(max(fraction * (1 - fraction), 1 / count) / count)
-    share = {f"{100 * most:g} % − {100 * fraction:.2f} % of {count}": Estimate(most - fraction, error, math.inf)}
+    share = {f"{100 * limit:g} % − {100 * fraction:.2f} % of {count}": Estimate(limit - fraction, error, math.inf)}
     claim = f"at M 4, K 8 fewer than half a percent of the instances are ambiguous, by {name}"
     return above(claim, share, within=0.0)
 
@@ -32,24 +35,21 @@ def draw_a2(scale: str) -> FigureOutcome:
     verdicts = []
     for (features, values), (paper, error) in TABLE_A2.items():
         scores = ambiguity(Sraven(features=features, values=values), count)
-        paper_text = f"{paper:.4f} ± {error:.4f}"
-        texts = (
-            fraction_text(scores["code"]),
-            fraction_text(scores["text"]),
-            paper_text,
-            fraction_text(scores["bayes"]),
-        )
-        rows.append((str(features), str(values), *texts))
+        row = {
+            "M": str(features),
+            "K": str(values),
+            "ambiguous, the code's definition": fraction_text(scores["code"]),
+            "ambiguous, the text's": fraction_text(scores["text"]),
+            "paper": f"{paper:.4f} ± {error:.4f}",
+            "Bayes-optimal accuracy": fraction_text(scores["bayes"]),
+        }
+        rows.append(row)
         numbers[f"M {features}, K {values}"] = {name: vars(score) for name, score in scores.items()}
         if (features, values) == (4, 8):
             for name, words in DEFINITIONS.items():
                 verdicts.append(rarely_ambiguous(words, scores[name].mean, scores[name].count))
-    head = ("M", "K", "ambiguous, the code's definition", "ambiguous, the text's", "paper", "Bayes-optimal accuracy")
     note = f"{count} instances of the training split, seed 0. ± is the standard error over instances."
-    return FigureOutcome(head=head, rows=tuple(rows), verdicts=tuple(verdicts), notes=(note,), numbers=numbers)
-
-
-DEFINITIONS = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
+    return FigureOutcome(table=rows, verdicts=verdicts, notes=[note], numbers=numbers)
 
 
 def fraction_text(score: Score) -> str:
@@ -61,36 +61,38 @@ def fraction_text(score: Score) -> str:
 
 def draw_a9(scale: str) -> FigureOutcome:
     """Draw Figure A9: counts of tasks and instances by number of features, by the paper's formula and exact."""
-    task_curves: dict[str, dict[int, list[float]]] = {"paper": {}, "exact": {}}
-    instance_curves: dict[str, dict[int, list[float]]] = {}
+    task_curves: Curves = {}
+    instance_curves: Curves = {}
     rows = []
     numbers: dict[str, dict[Any, Any]] = {"tasks": {}, "instances": {}}
     for features in range(2, 7):
         tasks = sraven_counts.tasks(features)
+        row = {
+            "M": str(features),
+            "tasks, the paper's formula": f"{tasks.paper:,}",
+            "tasks, exact": f"{tasks.exact:,}",
+        }
         numbers["tasks"][features] = vars(tasks)
-        texts = [str(features), f"{tasks.paper:,}", f"{tasks.exact:,}"]
-        for name, curve in task_curves.items():
-            curve[features] = [math.log10(getattr(tasks, name))]
+        for formula in ("paper", "exact"):
+            task_curves.setdefault(formula, {})[features] = [math.log10(getattr(tasks, formula))]
         for values in VALUES:
             instances = sraven_counts.instances(features, values)
+            row[f"instances K {values}, paper / exact"] = f"{instances.paper:.2e} / {instances.exact:.2e}"
             numbers["instances"][f"{features}, {values}"] = vars(instances)
-            texts.append(f"{instances.paper:.2e} / {instances.exact:.2e}")
-            for name in task_curves:
-                curve = instance_curves.setdefault(f"K {values}, {name}", {})
-                curve[features] = [math.log10(getattr(instances, name))]
-        rows.append(tuple(texts))
-    panels: list[Panel] = [("A: tasks", task_curves, {}), ("B: instances", instance_curves, {})]
-    figure = figures.lines(panels, x_label="features M", y_label="log10 of the count", columns=2)
+            for formula in ("paper", "exact"):
+                curve = instance_curves.setdefault(f"K {values}, {formula}", {})
+                curve[features] = [math.log10(getattr(instances, formula))]
+        rows.append(row)
+    figure = figures.lines(
+        [("A: tasks", task_curves, {}), ("B: instances", instance_curves, {})],
+        x_label="features M",
+        y_label="log10 of the count",
+        columns=2,
+    )
     caption = "Counts by number of features, on a logarithmic scale; M 1 is left out: the paper's formula gives 0."
-    instances_head = [f"instances K {values}, paper / exact" for values in VALUES]
-    head = ("M", "tasks, the paper's formula", "tasks, exact", *instances_head)
     note = "The paper's C(R + M - 1, M) ((M!)^(G-1) - M) is 0 for M = 1, which is left out."
-    picture = Picture("fig-a9", caption, figure)
-    return FigureOutcome((picture,), head, tuple(rows), notes=(note,), numbers=numbers)
+    return FigureOutcome([Picture("fig-a9", caption, figure)], rows, notes=[note], numbers=numbers)
 
-
-VALUES = (4, 8, 16)
-"""Numbers of values of a feature."""
 
 FIGURES = {
     "fig-a9": Figure("Fig. A9: counts of tasks and instances", HYLA, draw_a9),

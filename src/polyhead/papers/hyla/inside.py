@@ -4,22 +4,26 @@ Both tests are in docs/results/protocol.md: "causal evidence", and among its add
 the code.  `draw` uses all finished runs; a claim is a test from five seeds on.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from polyhead.analysis import figures, mix_codes, swap_codes
 from polyhead.models.transformer import Transformer
 from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.hyla.long import AGAIN, SEEDS
 from polyhead.papers.hyla.probes import PERMUTED, TRAINED, UNTRAINED, decodable, last_layer, learned, models, probed
-from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import FigureOutcome, Picture
+from polyhead.papers.hyla.rows import label
+from polyhead.papers.outcome import Curves, FigureOutcome, Panel, Picture
 from polyhead.papers.study import Study
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 PAIRS = 2000
 PROBED = ("hyla", "softmax")
 """The models whose probes are a test."""
-GIVEN = {
+CODES = {
     "own": "its own",
     "donor": "the donor's",
     "other": "a third sequence's",
@@ -30,69 +34,56 @@ GIVEN = {
 RULES = {"own": "against its own function", "donor": "against the donor's function"}
 
 
-@dataclass(frozen=True)
-class SwapScores:
-    """R² of one model by seed: `codes[code, rule]` of whole swaps, `shares[share, rule]` of mixtures."""
+def swapped(study: Study) -> tuple["DataFrame", "DataFrame"]:
+    """Return R² after swaps and after mixtures in the last layer of every finished model.
 
-    codes: dict[tuple[str, str], dict[int, float]]
-    shares: dict[tuple[float, str], dict[int, float]]
+    A row per seed.  The columns of swaps are by model, code and rule; those of mixtures by model, share and rule.
+    """
+    import pandas
 
-    def moved(self) -> Estimate:
-        """R² against the donor's function, with the donor's code less with a third sequence's."""
-        donor, other = self.codes["donor", "donor"], self.codes["other", "donor"]
-        return Estimate.of({seed: donor[seed] - other[seed] for seed in donor})
-
-
-def swapped(study: Study, pairs: int) -> dict[str, SwapScores]:
-    """Swaps and mixtures in the last layer of every finished model, on pairs of unseen combinations."""
-    found: dict[str, SwapScores] = {}
-    for name, point, network in models(study):
+    swaps: dict[tuple[str, str, str], dict[int, float]] = {}
+    mixtures: dict[tuple[str, float, str], dict[int, float]] = {}
+    for model, point, network in models(study):
         assert isinstance(network, Transformer)
-        one = found.setdefault(name, SwapScores({}, {}))
         task, seed = point.run.task, point.run.seed
-        for row in swap_codes(network, task, pairs=pairs, seed=seed):
+        for swap in swap_codes(network, task, pairs=PAIRS, seed=seed):
             for rule in RULES:
-                one.codes.setdefault((str(row["code"]), rule), {})[seed] = float(row[rule])
-        for mixed in mix_codes(network, task, pairs=pairs, seed=seed):
+                swaps.setdefault((model, str(swap["code"]), rule), {})[seed] = float(swap[rule])
+        for mixture in mix_codes(network, task, pairs=PAIRS, seed=seed):
             for rule in RULES:
-                one.shares.setdefault((mixed["share"], rule), {})[seed] = mixed[rule]
-    return found
+                mixtures.setdefault((model, mixture["share"], rule), {})[seed] = mixture[rule]
+    return pandas.DataFrame(swaps), pandas.DataFrame(mixtures)
 
 
-def verdicts(swaps: Mapping[str, SwapScores]) -> list[Verdict]:
+def verdicts(swaps: "DataFrame", seeds: Sequence[int] = SEEDS) -> list[Verdict]:
     """The test of the swap, for HYLA alone, as in the protocol."""
     if "hyla" not in swaps:
         return []
+    # R² against the donor's function: with the donor's code less with a third sequence's.
+    gain = swaps["hyla", "donor", "donor"] - swaps["hyla", "other", "donor"]
+    by_seed = gain.reindex(seeds).dropna().to_dict()
     claim = "the code carries the function: the output is nearer to the donor's with its code than with a third one's"
-    return [above(claim, {ROWS["hyla"].label: swaps["hyla"].moved()}, family="swap")]
+    return [above(claim, {label("hyla"): Estimate.of(by_seed)}, family="swap")]
 
 
-def repeated(swaps: Mapping[str, SwapScores], more: Mapping[str, SwapScores]) -> list[Verdict]:
+def repeated(swaps: "DataFrame") -> list[Verdict]:
     """The test of the swap over the seeds of `AGAIN`; empty unless HYLA has runs of all of them."""
-    if "hyla" not in swaps or "hyla" not in more:
+    if "hyla" not in swaps or not set(AGAIN) <= set(swaps["hyla"].dropna().index):
         return []
-    codes = {
-        key: {seed: value for seed, value in {**by, **more["hyla"].codes[key]}.items() if seed in AGAIN}
-        for key, by in swaps["hyla"].codes.items()
-    }
-    tested = SwapScores(codes, {})
-    return verdicts({"hyla": tested}) if set(tested.moved().values) == set(AGAIN) else []
+    return verdicts(swaps, AGAIN)
 
 
 def draw(study: Study) -> FigureOutcome:
     """Draw R² against both functions while one code turns into another; tabulate the swaps, the probes, their tests."""
+    all_swaps, all_mixtures = swapped(study)
     points = tuple(point for point in study.points if point.run.seed in SEEDS)
-    others = tuple(point for point in study.points if point.run.seed not in SEEDS)
-    again = swapped(replace(study, points=others), PAIRS)
-    study = replace(study, points=points)
-    swaps = swapped(study, PAIRS)
-    panels = [(ROWS[name].label, *curves_of(scores)) for name, scores in swaps.items()]
-    figure = figures.lines(panels, x_label="share of the donor's code", y_label="R²")
+    seeds = [seed for seed in all_swaps.index if seed in SEEDS]
+    swaps, mixtures = all_swaps.loc[seeds], all_mixtures.loc[seeds]
 
-    probes = last_layer(probed(study, lambda row: str(row["target"]).startswith("term") and row["query"] == "alone"))
+    probes = last_layer(probed(replace(study, points=points), is_term_alone))
     tested: dict[str, dict[str, Estimate]] = {}
-    for kind, by_place in probes.items():
-        tested[kind] = {condition: score for condition, score in by_place.items() if is_tested(condition)}
+    for kind, by_name in probes.items():
+        tested[kind] = {name: score for name, score in by_name.items() if is_tested(name)}
     subject = "the terms of the function"
     probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])
     probe_verdicts += learned(subject, tested[TRAINED], tested[UNTRAINED])
@@ -102,73 +93,67 @@ def draw(study: Study) -> FigureOutcome:
         "the paper's Fig. 2B.",
         "The tests are those of docs/results/protocol.md: the swap for HYLA, the probes for HYLA and softmax.",
     ]
-    notes += [f"With seed 6 in place of seed 1: {verdict}" for verdict in repeated(swaps, again)]
+    notes += [f"With seed 6 in place of seed 1: {verdict}" for verdict in repeated(all_swaps)]
+    rows, numbers = tabulated(swaps, mixtures, probes)
     return FigureOutcome(
-        pictures=(Picture(study.figure, _caption(swaps), figure),),
-        head=("", "", *(ROWS[name].label for name in swaps)),
-        rows=(*swap_rows(swaps), *probe_rows(swaps, probes)),
-        verdicts=(*verdicts(swaps), *(replace(verdict, family="probes") for verdict in probe_verdicts)),
-        numbers=numbers_of(swaps, probes),
-        notes=tuple(notes),
+        pictures=[picture_of_mixtures(study.figure, swaps, mixtures)],
+        table=rows,
+        verdicts=[*verdicts(swaps), *(replace(verdict, family="probes") for verdict in probe_verdicts)],
+        numbers=numbers,
+        notes=notes,
     )
 
 
-def is_tested(condition: str) -> bool:
+def is_term_alone(row: dict[str, Any]) -> bool:
+    """Return whether a probe is of a term, with one context for all sequences."""
+    return row["target"].startswith("term") and row["query"] == "alone"
+
+
+def is_tested(name: str) -> bool:
     """Return whether the probe's model is one of those of the protocol."""
-    return condition.rpartition(", ")[2] in {ROWS[name].label for name in PROBED}
+    return name.rpartition(", ")[2] in map(label, PROBED)
 
 
-def curves_of(scores: SwapScores) -> tuple[dict[str, dict[float, list[float]]], dict[str, float]]:
-    """Return a panel's lines, and the level of a third sequence's code."""
-    curves: dict[str, dict[float, list[float]]] = {}
-    for (share, rule), by_seed in scores.shares.items():
-        curves.setdefault(RULES[rule], {})[share] = list(by_seed.values())
-    return curves, {"donor's function, a third sequence's code": Estimate.of(scores.codes["other", "donor"]).mean}
-
-
-def _caption(swaps: Mapping[str, SwapScores]) -> str:
-    seeds = "; ".join(f"{ROWS[name].label} n = {len(one.codes['own', 'own'])}" for name, one in swaps.items())
-    return (
+def picture_of_mixtures(stem: str, swaps: "DataFrame", mixtures: "DataFrame") -> Picture:
+    """Draw a panel per model: R² against both functions by share of the donor's code."""
+    panels: list[Panel] = []
+    counts = []
+    for model in mixtures.columns.unique(0):
+        curves: Curves = {}
+        for (share, rule), by_seed in mixtures[model].items():
+            curves.setdefault(RULES[rule], {})[share] = by_seed.dropna().to_list()
+        third = swaps[model, "other", "donor"].dropna()
+        level = Estimate.of(third.to_dict()).mean
+        panels.append((label(model), curves, {"donor's function, a third sequence's code": level}))
+        counts.append(f"{label(model)} n = {len(third)}")
+    caption = (
         "Two sequences with the same inputs and different functions. In the last layer the code of the query turns "
         "from its own (left) into that of the other sequence, the donor (right); nothing else changes. If the code "
-        f"alone specified the function, the lines would cross and end where the other began. {seeds}."
+        f"alone specified the function, the lines would cross and end where the other began. {'; '.join(counts)}."
     )
+    return Picture(stem, caption, figures.lines(panels, x_label="share of the donor's code", y_label="R²"))
 
 
-def swap_rows(swaps: Mapping[str, SwapScores]) -> list[tuple[str, ...]]:
-    """Return a row for each code after the swap and each function."""
-    rows = []
-    for code, words in GIVEN.items():
-        for rule, rule_words in RULES.items():
-            texts = [str(Estimate.of(scores.codes[code, rule])).replace("-", "−") for scores in swaps.values()]
-            rows.append((f"code: {words}", f"R² {rule_words}", *texts))
-    return rows
+def tabulated(
+    swaps: "DataFrame", mixtures: "DataFrame", probes: Mapping[str, Mapping[str, Estimate]]
+) -> tuple[list[dict[str, str]], dict[str, dict[str, Any]]]:
+    """Return a row for each code and rule and for each term and kind of network; and all scores as JSON values."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for (model, code, rule), by_seed in swaps.items():
+        estimate = Estimate.of(by_seed.dropna().to_dict())
+        key = (f"code: {CODES[code]}", f"R² {RULES[rule]}")
+        rows.setdefault(key, {})[label(model)] = str(estimate).replace("-", "−")
+        numbers.setdefault(label(model), {})[f"{CODES[code]}, {RULES[rule]}"] = estimate.as_json()
+    for (model, share, rule), by_seed in mixtures.items():
+        estimate = Estimate.of(by_seed.dropna().to_dict())
+        numbers[label(model)][f"share {share:g}, {RULES[rule]}"] = estimate.as_json()
 
-
-def probe_rows(swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]) -> list[tuple[str, ...]]:
-    """Return a row for each term and kind of network."""
     words = {TRAINED: "trained", UNTRAINED: "before its first step", PERMUTED: "permuted labels"}
-    rows = []
-    for term in dict.fromkeys(condition.rpartition(", ")[0] for condition in probes[TRAINED]):
-        for kind, by_place in probes.items():
-            texts = [str(by_place[f"{term}, {ROWS[name].label}"]) for name in swaps]
-            rows.append((f"probe of {term}", words[kind], *texts))
-    return rows
-
-
-def numbers_of(
-    swaps: Mapping[str, SwapScores], probes: Mapping[str, Mapping[str, Estimate]]
-) -> dict[str, dict[str, dict[str, object]]]:
-    """Return all scores as JSON values."""
-    numbers: dict[str, dict[str, dict[str, object]]] = {}
-    for name, scores in swaps.items():
-        by_place = numbers.setdefault(ROWS[name].label, {})
-        for (code, rule), by_seed in scores.codes.items():
-            by_place[f"{GIVEN[code]}, {RULES[rule]}"] = Estimate.of(by_seed).as_json()
-        for (share, rule), by_seed in scores.shares.items():
-            by_place[f"share {share:g}, {RULES[rule]}"] = Estimate.of(by_seed).as_json()
     numbers["probes"] = {}
-    for kind, by_target in probes.items():
-        for condition, estimate in by_target.items():
-            numbers["probes"][f"{condition}{kind}"] = estimate.as_json()
-    return numbers
+    for kind, by_name in probes.items():
+        for name, estimate in by_name.items():
+            term, _, model_label = name.partition(", ")
+            rows.setdefault((f"probe of {term}", words[kind]), {})[model_label] = str(estimate)
+            numbers["probes"][f"{name}{kind}"] = estimate.as_json()
+    return [{"subject": subject, "score": score, **row} for (subject, score), row in rows.items()], numbers

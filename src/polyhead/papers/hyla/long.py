@@ -5,17 +5,21 @@ a run; it is a test from five seeds on.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from polyhead.analysis import figures
 from polyhead.papers.claims import Estimate, Verdict, above, judge
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import FigureOutcome, Picture
+from polyhead.papers.outcome import Curves, FigureOutcome, Picture
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.baselines import baselines as fuzzy_baselines
 from polyhead.tasks.sraven.baselines import baselines as raven_baselines
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
 
 SEEDS = (1, 2, 3, 4, 5)
 """The seeds of the tests, without seed 0, which chose the rates."""
@@ -27,77 +31,30 @@ SKILL, EARLY = 0.90, 5000
 PAPER_SEEDS = 3
 """Of Table A1 in the paper."""
 KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
-BASELINES = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
-RAVEN_BASELINES = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
-WORDS = {"r2": "R²", "accuracy": "accuracy"}
-"""Metric of a task -> its name in the figure."""
 
+# -------------------------------------------------------------------------------------------------------------- models
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
 WIDTHS = (2, 4, 8, 16)
 """Widths of heads; the main test has the first."""
 SETTINGS = {f"{name}-width-{width}": f"{ROWS[name].label}, width {width}" for name in MAIN for width in WIDTHS[1:]}
 SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
+BASELINES = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
+RAVEN_BASELINES = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
 NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | BASELINES | RAVEN_BASELINES
+"""Model, setting or baseline -> its name in figures."""
 TASKS = ("sraven-", "length-16-")
 """What the name of a run begins with if its task is not that of the main test."""
+WORDS = {"r2": "R²", "accuracy": "accuracy"}
+"""Metric of a task -> its name in the figure."""
 
-Tests = tuple[tuple[str, str, tuple[tuple[str, str, str | None], ...]], ...]
-"""Family (p-values are corrected within one), claim, and the differences that must be above 0."""
 
-Measured = Mapping[tuple[str, str], Mapping[int, float]]
-"""A quantity and a model or baseline -> its value by seed.  Quantities: `unseen`, the R² on unseen combinations at the
-end; `equal`, that at equal skill; `gap`, known less unseen; `late`, the gain on unseen ones after `EARLY` steps."""
-
-TESTS: Tests = (
-    ("primary", "1. on unseen combinations HYLA is better than softmax", (("unseen", "hyla", "softmax"),)),
-    ("primary", "2. on unseen combinations softmax is better than linear", (("unseen", "softmax", "linear"),)),
-    ("primary", "3. on unseen combinations HYLA is better than linear", (("unseen", "hyla", "linear"),)),
-    (
-        "secondary",
-        f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones",
-        (("equal", "hyla", "softmax"),),
-    ),
-    (
-        "secondary",
-        "5. on unseen combinations models are above floors",
-        (
-            ("unseen", "hyla", "recall"),
-            ("unseen", "softmax", "recall"),
-            ("unseen", "hyla", "mix"),
-            ("unseen", "hyla", "gaussian_process"),
-        ),
-    ),
-    ("secondary", f"6. HYLA gains on unseen combinations after step {EARLY:,}", (("late", "hyla", None),)),
-    (
-        "secondary",
-        f"6. softmax gains on unseen combinations after step {EARLY:,} (no difference is expected)",
-        (("late", "softmax", None),),
-    ),
-    ("secondary", "7. softmax loses more than HYLA from known to unseen", (("gap", "softmax", "hyla"),)),
-)
-"""Of the three models of the main test."""
-
-PARTS: Tests = (
-    ("parts", "HYLA composes better than without its nonlinearity", (("unseen", "hyla", "hyla-linear"),)),
-    ("parts", "HYLA composes better than without RMSHead", (("unseen", "hyla", "hyla-norms"),)),
-    ("parts", "HYLA composes better than with a softmax for RMSHead", (("unseen", "hyla", "hyla-softmax"),)),
-    ("parts", "linear heads compose better with RMSHead", (("unseen", "linear-rms", "linear"),)),
-)
-"""Of the ablations: the dated addition to the protocol that was written before their first step."""
-
-WIDE: Tests = (
-    ("settings", "with heads of width 8 HYLA is better than softmax", (("unseen", "hyla-width-8", "softmax-width-8"),)),
-    (
-        "settings",
-        "with heads of width 8 softmax is better than linear",
-        (("unseen", "softmax-width-8", "linear-width-8"),),
-    ),
-    ("settings", "HYLA composes better with heads of width 8", (("unseen", "hyla-width-8", "hyla"),)),
-    ("settings", "softmax composes better with dropout on its code", (("unseen", "softmax-dropout", "softmax"),)),
-    ("settings", "softmax composes better with ten times the decay", (("unseen", "softmax-decay", "softmax"),)),
-)
-"""Of the other settings: the dated addition to the protocol that was written before their first step."""
+def model_of(point: FinishedRun) -> str:
+    """Return the name of the model that a run trains: the run's name without its task and seed."""
+    name = point.run.name.rpartition("-")[0]
+    for task in TASKS:
+        name = name.removeprefix(task)
+    return name
 
 
 def of_width(model: str, width: int) -> str:
@@ -105,30 +62,174 @@ def of_width(model: str, width: int) -> str:
     return model if width == WIDTHS[0] else f"{model}-width-{width}"
 
 
-def width_tests() -> Tests:
+def beside_changed(study: Study, models: Collection[str]) -> Study:
+    """Return the runs of those seeds that one of the changed `models` has."""
+    seeds = {point.run.seed for point in study.points if model_of(point) in models}
+    return replace(study, points=tuple(point for point in study.points if point.run.seed in seeds))
+
+
+# --------------------------------------------------------------------------------------------------------------- tests
+class ProtocolTest(NamedTuple):
+    """A claim: in each pair the first model is above the second, or above 0.
+
+    `quantity`: a column of `measured`.  `family`: the claims whose p-values are corrected together.
+    """
+
+    family: str
+    claim: str
+    quantity: str
+    pairs: tuple[tuple[str, str | None], ...]
+
+
+HYLA_OVER_SOFTMAX = (("hyla", "softmax"),)
+PRIMARY = (
+    ProtocolTest("primary", "1. on unseen combinations HYLA is better than softmax", "unseen", HYLA_OVER_SOFTMAX),
+    ProtocolTest(
+        "primary", "2. on unseen combinations softmax is better than linear", "unseen", (("softmax", "linear"),)
+    ),
+    ProtocolTest("primary", "3. on unseen combinations HYLA is better than linear", "unseen", (("hyla", "linear"),)),
+)
+ABOVE_BASELINES = "5. on unseen combinations models are above floors"  # the registered words
+TESTS = (
+    *PRIMARY,
+    ProtocolTest(
+        "secondary",
+        f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones",
+        "equal",
+        HYLA_OVER_SOFTMAX,
+    ),
+    ProtocolTest(
+        "secondary",
+        ABOVE_BASELINES,
+        "unseen",
+        (("hyla", "recall"), ("softmax", "recall"), ("hyla", "mix"), ("hyla", "gaussian_process")),
+    ),
+    ProtocolTest("secondary", f"6. HYLA gains on unseen combinations after step {EARLY:,}", "late", (("hyla", None),)),
+    ProtocolTest(
+        "secondary",
+        f"6. softmax gains on unseen combinations after step {EARLY:,} (no difference is expected)",
+        "late",
+        (("softmax", None),),
+    ),
+    ProtocolTest("secondary", "7. softmax loses more than HYLA from known to unseen", "gap", (("softmax", "hyla"),)),
+)
+"""Of the three models of the main test."""
+
+PARTS = (
+    ProtocolTest("parts", "HYLA composes better than without its nonlinearity", "unseen", (("hyla", "hyla-linear"),)),
+    ProtocolTest("parts", "HYLA composes better than without RMSHead", "unseen", (("hyla", "hyla-norms"),)),
+    ProtocolTest(
+        "parts", "HYLA composes better than with a softmax for RMSHead", "unseen", (("hyla", "hyla-softmax"),)
+    ),
+    ProtocolTest("parts", "linear heads compose better with RMSHead", "unseen", (("linear-rms", "linear"),)),
+)
+"""Of the ablations: the dated addition to the protocol that was written before their first step."""
+
+WIDE = (
+    ProtocolTest(
+        "settings",
+        "with heads of width 8 HYLA is better than softmax",
+        "unseen",
+        (("hyla-width-8", "softmax-width-8"),),
+    ),
+    ProtocolTest(
+        "settings",
+        "with heads of width 8 softmax is better than linear",
+        "unseen",
+        (("softmax-width-8", "linear-width-8"),),
+    ),
+    ProtocolTest("settings", "HYLA composes better with heads of width 8", "unseen", (("hyla-width-8", "hyla"),)),
+    ProtocolTest(
+        "settings", "softmax composes better with dropout on its code", "unseen", (("softmax-dropout", "softmax"),)
+    ),
+    ProtocolTest(
+        "settings", "softmax composes better with ten times the decay", "unseen", (("softmax-decay", "softmax"),)
+    ),
+)
+"""Of the other settings: the dated addition to the protocol that was written before their first step."""
+
+
+def width_tests() -> tuple[ProtocolTest, ...]:
     """Return HYLA over softmax and softmax over linear heads at every width, in one family."""
     tests = []
-    for width in WIDTHS:
-        for one, other in itertools.pairwise(MAIN):
-            claim = f"with heads of width {width} {ROWS[one].label} is better than {ROWS[other].label}"
-            tests.append(("width", claim, (("unseen", of_width(one, width), of_width(other, width)),)))
+    for width, (one, other) in itertools.product(WIDTHS, itertools.pairwise(MAIN)):
+        claim = f"with heads of width {width} {ROWS[one].label} is better than {ROWS[other].label}"
+        tests.append(ProtocolTest("width", claim, "unseen", ((of_width(one, width), of_width(other, width)),)))
     return tuple(tests)
 
 
 WIDTH = width_tests()
 """Of the width of heads: the dated addition to the protocol that was written before their first step."""
 
-RAVENS: Tests = (
-    *(("primary", claim, parts) for _, claim, parts in TESTS[:3]),
-    ("secondary", TESTS[3][1].replace("R²", "accuracy"), TESTS[3][2]),
-    (
+RAVENS = (
+    *PRIMARY,
+    TESTS[3]._replace(claim=TESTS[3].claim.replace("R²", "accuracy")),
+    ProtocolTest(
         "secondary",
-        "5. on unseen combinations models are above floors",
-        tuple(("unseen", model, baseline) for model in MAIN for baseline in ("same_slot", "known_combinations")),
+        ABOVE_BASELINES,
+        "unseen",
+        tuple(itertools.product(MAIN, ("same_slot", "known_combinations"))),
     ),
-    ("secondary", "6. softmax loses more than HYLA from known to unseen", TESTS[-1][2]),
+    TESTS[-1]._replace(claim="6. softmax loses more than HYLA from known to unseen"),
 )
 """Of SRAVEN: the dated addition to the protocol that was written before the first step of seed 1."""
+
+
+def verdicts(
+    scores: "DataFrame", tests: Iterable[ProtocolTest] = TESTS, seeds: Sequence[int] = SEEDS
+) -> tuple[Verdict, ...]:
+    """Return verdicts on the claims whose models have runs of the same seeds; differences are per seed."""
+    claims = []
+    for test in tests:
+        parts = {}
+        for one, other in test.pairs:
+            by_seed = column(scores, test.quantity, one)
+            name = NAMES[one]
+            if other is not None:
+                by_seed = by_seed - column(scores, test.quantity, other)
+                name = f"{NAMES[one]} over {NAMES[other]}"
+            by_seed = by_seed.reindex(seeds).dropna()
+            if len(by_seed):
+                parts[name] = Estimate.of(by_seed.to_dict())
+        if len(parts) == len(test.pairs):
+            claims.append(above(test.claim, parts, family=test.family))
+    return judge(claims)
+
+
+def column(scores: "DataFrame", quantity: str, name: str) -> "Series":
+    """Return a quantity of a model or baseline by seed; without values where it was not measured."""
+    return scores.reindex(columns=[(quantity, name)]).iloc[:, 0]
+
+
+# ---------------------------------------------------------------------------------------------------------- quantities
+def measured(points: Sequence[FinishedRun]) -> "DataFrame":
+    """Return a row per seed and a column per quantity and model or baseline.
+
+    Quantities: `known`, `unseen` and `novel`, the scores at the end; `at 0.80`, ..., the score on unseen combinations
+    at equal skill, of which `equal` is that of the test; `gap`, known less unseen; `late`, the gain on unseen ones
+    after `EARLY` steps.
+    """
+    import pandas
+
+    values: dict[tuple[str, str], dict[int, float | None]] = {}
+    for point in points:
+        model, seed = model_of(point), point.run.seed
+        known, unseen = point.course(KNOWN), point.course(UNSEEN)
+        quantities: dict[str, float | None] = {f"at {skill:.2f}": at_skill(known, unseen, skill) for skill in SKILLS}
+        quantities["equal"] = quantities[f"at {SKILL:.2f}"]
+        quantities["known"] = point.score(KNOWN)
+        quantities["unseen"] = point.score(UNSEEN)
+        if NOVEL in point.result.scores:
+            quantities["novel"] = point.score(NOVEL)
+        quantities["gap"] = point.score(KNOWN) - point.score(UNSEEN)
+        quantities["late"] = point.score(UNSEEN) - unseen[EARLY]
+        for name, value in quantities.items():
+            values.setdefault((name, model), {})[seed] = value
+    # All models of a seed share its task and its sequences, and so do the baselines.
+    for seed, point in {point.run.seed: point for point in points}.items():
+        for name, score in baselines_of(point).items():
+            values.setdefault(("unseen", name), {})[seed] = score
+    return pandas.DataFrame(values, dtype=float)
 
 
 def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: float) -> float | None:
@@ -149,7 +250,7 @@ def at_skill(known: Mapping[int, float], unseen: Mapping[int, float], skill: flo
     return None
 
 
-def beside(point: FinishedRun) -> dict[str, float]:
+def baselines_of(point: FinishedRun) -> dict[str, float]:
     """Return baselines and ceiling on the split on which a run was scored; in fuzzy logic on the same sequences."""
     task, train, seed = point.run.task, point.run.train, point.run.seed
     count = train.eval_batches * train.batch_size
@@ -161,175 +262,87 @@ def beside(point: FinishedRun) -> dict[str, float]:
     return {name: scores[name].mean for name in BASELINES}
 
 
-def measured(points: Iterable[FinishedRun]) -> dict[tuple[str, str], dict[int, float]]:
-    """Return the quantities of the tests and the figure; see `Measured`."""
-    quantities: dict[tuple[str, str], dict[int, float]] = {}
-    baselines_by_seed: dict[int, dict[str, float]] = {}
+# ------------------------------------------------------------------------------------------------------------- drawing
+NOTE = "± in the table is the standard error over the sequences of a score; it is part of the spread over seeds."
+MAIN_NOTE = (
+    "The tests are those of docs/results/protocol.md. P-values are corrected within its families, 1 to 3 and 4 to 7. "
+    "The order HYLA, softmax, linear holds if 1 and 2 hold."
+)
+
+
+def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome:
+    """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers.
+
+    `tests`: those of the page: of the main test, `PARTS`, `WIDE` or `RAVENS`.
+    """
+    names = list(NAMES)
+    points = sorted(study.points, key=lambda point: (names.index(model_of(point)), point.run.seed))
+    scores = measured(points)
+    shown = [point for point in points if point.run.seed in SEEDS] or points
+    scores_shown = scores.loc[sorted({point.run.seed for point in shown})]
+    baselines = {}
+    for name in BASELINES | RAVEN_BASELINES:
+        if ("unseen", name) in scores:
+            baselines[NAMES[name]] = Estimate.of(scores_shown["unseen", name].dropna().to_dict()).mean
+    pictures = [draw_courses(study.figure, shown, scores_shown, baselines)]
+    if tests in (TESTS, PARTS):
+        pictures.append(beside_paper(f"{study.figure}-paper", scores_shown, baselines))
+    notes = [NOTE]
+    if tests is TESTS:
+        notes += [MAIN_NOTE, *with_seed_6(scores)]
+    return FigureOutcome(pictures, rows_of(points, scores), verdicts(scores, tests), notes, as_json(scores))
+
+
+def with_seed_6(scores: "DataFrame") -> list[str]:
+    """Return the first family of the main test with seed 6 in place of seed 1, as notes; none without seed 6."""
+    if 6 not in scores.index or ("unseen", "hyla") not in scores:
+        return []
+    primary = [verdict for verdict in verdicts(scores, seeds=AGAIN) if verdict.family == "primary"]
+    return [f"With seed 6 in place of seed 1: {verdict}" for verdict in primary]
+
+
+def draw_courses(
+    stem: str, points: Sequence[FinishedRun], scores: "DataFrame", baselines: Mapping[str, float]
+) -> Picture:
+    """Draw scores on unseen combinations by step, and at equal skill on known ones."""
+    courses: Curves = {}
+    skills: Curves = {}
+    runs: dict[str, int] = {}
     for point in points:
         model, seed = model_of(point), point.run.seed
-        known, unseen = point.course(KNOWN), point.course(UNSEEN)
-        values: dict[str, float | None] = {}
-        for skill in SKILLS:
-            values[f"at {skill:.2f}"] = at_skill(known, unseen, skill)
-        values["known"] = point.score(KNOWN)
-        values["unseen"] = point.score(UNSEEN)
-        if NOVEL in point.result.scores:
-            values["novel"] = point.score(NOVEL)
-        values["gap"] = point.score(KNOWN) - point.score(UNSEEN)
-        values["late"] = point.score(UNSEEN) - unseen[EARLY]
-        values["equal"] = values[f"at {SKILL:.2f}"]
-        for name, value in values.items():
-            if value is not None:
-                quantities.setdefault((name, model), {})[seed] = value
-        if seed not in baselines_by_seed:
-            baselines_by_seed[seed] = beside(point)
-    for seed, scores in baselines_by_seed.items():
-        for name, score in scores.items():
-            quantities.setdefault(("unseen", name), {})[seed] = score
-    return quantities
-
-
-def model_of(point: FinishedRun) -> str:
-    """Return the name of the model that a run trains: the run's name without its task and seed."""
-    name = point.run.name.rpartition("-")[0]
-    for task in TASKS:
-        if name.startswith(task):
-            return name.removeprefix(task)
-    return name
-
-
-# --------------------------------------------------------------------------------------------------------------- claims
-def verdicts(quantities: Measured, seeds: tuple[int, ...] = SEEDS, tests: Tests = TESTS) -> list[Verdict]:
-    """Return verdicts on the claims whose models have runs of the same seeds; differences are per seed."""
-    claims = []
-    for family, claim, differences in tests:
-        parts = {}
-        for quantity, one, other in differences:
-            first = quantities.get((quantity, one), {})
-            second: Mapping[int, float] = dict.fromkeys(seeds, 0.0)
-            name = NAMES[one]
-            if other is not None:
-                second = quantities.get((quantity, other), {})
-                name = f"{NAMES[one]} over {NAMES[other]}"
-            by_seed = {seed: first[seed] - second[seed] for seed in seeds if seed in first and seed in second}
-            if by_seed:
-                parts[name] = Estimate.of(by_seed)
-        if len(parts) == len(differences):
-            claims.append(above(claim, parts, family=family))
-    return list(judge(claims))
-
-
-# -------------------------------------------------------------------------------------------------------------- drawing
-def draw(study: Study) -> FigureOutcome:
-    """The page of the main test."""
-    return _drawn(study, TESTS)
-
-
-def draw_parts(study: Study) -> FigureOutcome:
-    """The page of the ablations, beside the models that they change: of the runs `beside_changed`."""
-    return _drawn(study, PARTS)
-
-
-def draw_settings(study: Study) -> FigureOutcome:
-    """The page of other heads, dropout and decay, in the same way."""
-    return _drawn(study, WIDE)
-
-
-def draw_width(study: Study) -> FigureOutcome:
-    """The page of the width of heads: R² on unseen combinations over the width, a line per kind of heads."""
-    found = measured(study.points)
-    curves: dict[str, dict[float, list[float]]] = {}
-    for model in MAIN:
-        for width in WIDTHS:
-            by_seed = found.get(("unseen", of_width(model, width)), {})
-            scores = [score for seed, score in by_seed.items() if seed in SEEDS]
-            if scores:
-                curves.setdefault(NAMES[model], {})[width] = scores
-    figure = figures.lines([("", curves, {})], x_label="width of a head", y_label="R², unseen", log_x=True)
-    caption = "R² on unseen combinations after 50,000 steps by the width of heads: standard errors, a dot per seed."
-    head, rows = _table(study.points, found)
-    return FigureOutcome(
-        pictures=(Picture(study.figure, caption, figure),),
-        head=head,
-        rows=rows,
-        numbers=_numbers(found),
-        verdicts=tuple(verdicts(found, tests=WIDTH)),
-        notes=(*NOTES, "Parameters grow with the width of heads."),
-    )
-
-
-def draw_length(study: Study) -> FigureOutcome:
-    """The page of the three models that see 15 examples."""
-    return _drawn(study, TESTS[:3])
-
-
-def beside_changed(study: Study, models: Collection[str]) -> Study:
-    """Return the runs of those seeds that one of the changed `models` has."""
-    seeds = {point.run.seed for point in study.points if model_of(point) in models}
-    return replace(study, points=tuple(point for point in study.points if point.run.seed in seeds))
-
-
-def draw_ravens(study: Study) -> FigureOutcome:
-    """The page of SRAVEN."""
-    return _drawn(study, RAVENS)
-
-
-def _drawn(study: Study, tests: Tests) -> FigureOutcome:
-    """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers."""
-    names = list(NAMES)
-    all_points = sorted(study.points, key=lambda point: (names.index(model_of(point)), point.run.seed))
-    quantities = measured(all_points)
-    points = [point for point in all_points if point.run.seed in SEEDS] or all_points
-    seeds = {point.run.seed for point in points}
-    shown: dict[tuple[str, str], dict[int, float]] = {}
-    for key, by_seed in quantities.items():
-        shown[key] = {seed: value for seed, value in by_seed.items() if seed in seeds}
-
-    courses: dict[str, dict[float, list[float]]] = {}
-    skills: dict[str, dict[float, list[float]]] = {}
-    for point in points:
-        label = NAMES[model_of(point)]
+        label = NAMES[model]
+        runs[label] = runs.get(label, 0) + 1
         for step, value in point.course(UNSEEN).items():
             courses.setdefault(label, {}).setdefault(step / 1000, []).append(value)
         for skill in SKILLS:
-            by_seed = quantities.get((f"at {skill:.2f}", model_of(point)), {})
-            if point.run.seed in by_seed:
-                skills.setdefault(label, {}).setdefault(skill, []).append(by_seed[point.run.seed])
-    levels = {}
-    for name in BASELINES | RAVEN_BASELINES:
-        if ("unseen", name) in shown:
-            levels[NAMES[name]] = Estimate.of(shown["unseen", name]).mean
-
-    word = WORDS[points[0].run.task.metric]
-    panels = [("in the course of training", courses, levels)]
+            value = scores.loc[seed, (f"at {skill:.2f}", model)]
+            if value == value:  # reached
+                skills.setdefault(label, {}).setdefault(skill, []).append(value)
+    panels = [("in the course of training", courses, baselines)]
     if skills:
-        panels.append(("at equal skill", skills, levels))
+        panels.append(("at equal skill", skills, baselines))
+    word = WORDS[points[0].run.task.metric]
     figure = figures.lines(
         panels,
         x_label=("optimiser steps, thousands", f"{word} on known combinations"),
         y_label=f"{word} on unseen combinations",
     )
-    pictures = [Picture(study.figure, caption_of(points, word, skills), figure)]
-    if tests in (TESTS, PARTS):
-        pictures.append(beside_paper(f"{study.figure}-paper", shown, levels))
-    head, rows = _table(all_points, quantities)
-    return FigureOutcome(
-        pictures=tuple(pictures),
-        head=head,
-        rows=rows,
-        numbers=_numbers(quantities),
-        verdicts=tuple(verdicts(quantities, tests=tests)),
-        notes=_notes(quantities) if tests is TESTS else NOTES,
+    counts = ", ".join(f"{label} {count}" for label, count in runs.items())
+    caption = (
+        f"Score on unseen combinations: left in the course of training, right where that on known ones first reaches "
+        f"the value below. A run that never reached a value has no point there. Runs: {counts}. Baselines and ceiling "
+        "are of the same splits. Compare models with other seeds in the table: their splits differ."
     )
+    return Picture(stem, caption, figure)
 
 
-def beside_paper(stem: str, quantities: Measured, levels: Mapping[str, float]) -> Picture:
+def beside_paper(stem: str, scores: "DataFrame", baselines: Mapping[str, float]) -> Picture:
     """Draw the scores at the end beside the paper's at the same setting."""
     ours = {}
     paper = {}
-    for (quantity, model), by_seed in quantities.items():
-        if quantity == "unseen" and model in ROWS:
-            ours[NAMES[model]] = list(by_seed.values())
+    for model, by_seed in scores["unseen"].items():
+        if model in ROWS:
+            ours[NAMES[model]] = by_seed.dropna().to_list()
             printed = ROWS[model].fuzzy
             if printed is not None:
                 paper[NAMES[model]] = (printed[0] / 100, printed[1] / 100, PAPER_SEEDS)
@@ -337,90 +350,61 @@ def beside_paper(stem: str, quantities: Measured, levels: Mapping[str, float]) -
         "R² on unseen combinations at the end, full marks, beside Table A1 of the paper, hollow marks: means and "
         "standard errors over seeds. The paper chose the rate among four settings, and its splits may lack terms."
     )
-    return Picture(stem, caption, figures.results(ours, baselines=levels, printed=paper))
+    return Picture(stem, caption, figures.results(ours, baselines=baselines, printed=paper))
 
 
-def caption_of(
-    points: Collection[FinishedRun], word: str, skills: Mapping[str, Mapping[float, Collection[float]]]
-) -> str:
-    """Return what is drawn, of how many runs; `skills`: the scores of a model's runs at each level on the right."""
-    seeds_of: dict[str, list[int]] = {}
-    for point in points:
-        seeds_of.setdefault(NAMES[model_of(point)], []).append(point.run.seed)
-    runs = ", ".join(f"{label} {len(seeds)}" for label, seeds in seeds_of.items())
-    text = (
-        f"{word[0].upper() + word[1:]} on unseen combinations: left in the course of training, right where the score "
-        f"on known ones first reaches the value below. Runs: {runs}. "
-    )
-    drawn_skills: set[float] = set()
-    for by_skill in skills.values():
-        drawn_skills |= set(by_skill)
-    fewer = []
-    for label, seeds in seeds_of.items():
-        for skill in sorted(drawn_skills):
-            count = len(skills.get(label, {}).get(skill, ()))
-            if count < len(seeds):
-                fewer.append(f"{label} {count} at {skill:.2f}")
-    if fewer:
-        text += "A run that never reached a value, or had it from its first score on, has no point there. Points: "
-        text += f"{', '.join(fewer)}. "
-    text += "Baselines and ceiling are of the same splits."
-    all_seeds: set[int] = set()
-    for seeds in seeds_of.values():
-        all_seeds |= set(seeds)
-    if any(set(seeds) != all_seeds for seeds in seeds_of.values()):
-        text += " Lines of different seeds are of different splits: compare such models seed by seed in the table."
-    if min(map(len, seeds_of.values())) == 1:
-        text += " With one seed, a difference between two models may be one between two trainings."
-    return text
+def draw_width(study: Study) -> FigureOutcome:
+    """Draw R² on unseen combinations over the width of heads, a line per kind of heads."""
+    scores = measured(study.points)
+    curves: Curves = {}
+    for model, width in itertools.product(MAIN, WIDTHS):
+        by_seed = column(scores, "unseen", of_width(model, width)).reindex(SEEDS).dropna()
+        if len(by_seed):
+            curves.setdefault(NAMES[model], {})[width] = by_seed.to_list()
+    figure = figures.lines([("", curves, {})], x_label="width of a head", y_label="R², unseen", log_x=True)
+    caption = "R² on unseen combinations after 50,000 steps by the width of heads: standard errors, a dot per seed."
+    notes = (NOTE, "Parameters grow with the width of heads.")
+    picture = Picture(study.figure, caption, figure)
+    return FigureOutcome([picture], rows_of(study.points, scores), verdicts(scores, WIDTH), notes, as_json(scores))
 
 
-def _table(points: Iterable[FinishedRun], quantities: Measured) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Return the head of the table, and a row for each run and for the baselines of each seed."""
-    columns = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
-    columns["late"] = f"gain after step {EARLY:,}"
-    for skill in SKILLS:
-        columns[f"at {skill:.2f}"] = f"unseen at known {skill:.2f}"
-    split_of = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}  # quantities with a sampling error
+COLUMNS = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
+COLUMNS["late"] = f"gain after step {EARLY:,}"
+COLUMNS |= {f"at {skill:.2f}": f"unseen at known {skill:.2f}" for skill in SKILLS}
+"""Quantity -> title of its column."""
+SPLITS = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}
+"""Quantity with a sampling error -> its split."""
+
+
+def rows_of(points: Iterable[FinishedRun], scores: "DataFrame") -> list[dict[str, str]]:
+    """Return a row of the table for each run, and for the baselines of each seed."""
     rows = []
     for point in points:
         model, seed = model_of(point), point.run.seed
-        texts = [NAMES[model], str(seed)]
-        for quantity in columns:
-            value = quantities.get((quantity, model), {}).get(seed)
-            if value is None:
-                texts.append("–")
-            elif quantity in split_of:
-                texts.append(f"{value:.3f} ± {point.sampling(split_of[quantity]):.3f}".replace("-", "−"))
-            else:
-                texts.append(f"{value:.3f}".replace("-", "−"))
-        rows.append(tuple(texts))
+        row = {"heads": NAMES[model], "seed": str(seed)} | dict.fromkeys(COLUMNS.values(), "–")
+        for quantity, value in column_of_seed(scores, seed, model).items():
+            text = f"{value:.3f}"
+            if quantity in SPLITS:
+                text += f" ± {point.sampling(SPLITS[quantity]):.3f}"
+            row[COLUMNS[quantity]] = text.replace("-", "−")
+        rows.append(row)
     for name in BASELINES | RAVEN_BASELINES:
-        for seed, value in quantities.get(("unseen", name), {}).items():
-            rows.append((NAMES[name], str(seed), "–", f"{value:.3f}", *["–"] * (len(columns) - 2)))
-    return ("", "seed", *columns.values()), tuple(rows)
+        for seed, value in column(scores, "unseen", name).dropna().items():
+            rows.append({"heads": NAMES[name], "seed": str(seed), COLUMNS["unseen"]: f"{value:.3f}"})
+    return rows
 
 
-def _numbers(quantities: Measured) -> dict[str, dict[str, dict[str, float]]]:
-    """Return all quantities as JSON, by model or baseline, quantity and seed."""
-    numbers: dict[str, dict[str, dict[str, float]]] = {}
-    for (quantity, name), by_seed in quantities.items():
-        numbers.setdefault(NAMES[name], {})[quantity] = {str(seed): value for seed, value in by_seed.items()}
+def column_of_seed(scores: "DataFrame", seed: int, model: str) -> dict[str, float]:
+    """Return the quantities of one run that are columns of the table."""
+    quantities = scores.loc[seed].xs(model, level=1).dropna()
+    return {quantity: quantities[quantity] for quantity in COLUMNS if quantity in quantities}
+
+
+def as_json(scores: "DataFrame") -> dict[str, dict[str, Any]]:
+    """Return all quantities by model or baseline, quantity and seed."""
+    numbers: dict[str, dict[str, Any]] = {}
+    for (quantity, name), by_seed in scores.items():
+        known = by_seed.dropna()
+        if len(known):
+            numbers.setdefault(NAMES[name], {})[quantity] = dict(zip(map(str, known.index), known, strict=True))
     return numbers
-
-
-NOTES = ("± in the table is the standard error over the sequences of a score; it is part of the spread over seeds.",)
-
-
-def _notes(quantities: Measured) -> tuple[str, ...]:
-    """Return the notes of the main test, with its first family repeated with seed 6 in place of seed 1."""
-    notes = [
-        *NOTES,
-        "The tests are those of docs/results/protocol.md. P-values are corrected within its families, 1 to 3 and 4 to "
-        "7. The order HYLA, softmax, linear holds if 1 and 2 hold.",
-    ]
-    if 6 in quantities.get(("unseen", "hyla"), {}):
-        for verdict in verdicts(quantities, AGAIN):
-            if verdict.family == "primary":
-                notes.append(f"With seed 6 in place of seed 1: {verdict}")
-    return tuple(notes)

@@ -5,8 +5,8 @@ information about the task.  The other is of the network before its first step: 
 examples, too, so it has information about the task before anything is learned.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,29 +15,31 @@ from polyhead.analysis import figures, probe_model
 from polyhead.config import Run
 from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import FigureOutcome, Panel, Picture
+from polyhead.papers.outcome import Curves, Draw, FigureOutcome, Panel, Picture, estimates
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.train import load_model
 from polyhead.train.network import initial
 
+if TYPE_CHECKING:
+    from pandas import Series
+
 FIT = {"smoke": 128}
 """Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
-Draw = Callable[[Study], FigureOutcome]
 
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
 """The kinds of probed networks and labels, as suffixes of names in tables."""
 KINDS = (TRAINED, UNTRAINED, PERMUTED)
 
-Place = tuple[str, str, str]
-"""Target, pairs and query of a probe: see `probe_run`."""
-Found = Mapping[tuple[Place, int], Mapping[tuple[str, str], Mapping[int, float]]]
-"""Place and layer (from 1) -> model and one of `KINDS` -> macro F1 by seed."""
+PROBE = ["target", "pairs", "query"]
+"""What tells the probes of a layer apart: see `probe_run`."""
+LEVELS = [*PROBE, "layer", "model", "kind"]
+"""The levels of the index of the scores; a layer is counted from 1."""
 
 
-# --------------------------------------------------------------------------------------------------------------- models
+# -------------------------------------------------------------------------------------------------------------- models
 def selected(study: Study) -> dict[str, list[FinishedRun]]:
     """The runs of the selected setting of every model, by seed."""
-    return {model: list(cell.points) for (model,), cell in study.cells("model").items()}
+    return {model: list(cell.points) for model, cell in study.cells("model").items()}
 
 
 def models(study: Study) -> Iterator[tuple[str, FinishedRun, nn.Module]]:
@@ -53,7 +55,7 @@ def untrained(run: Run) -> nn.Module:
         return initial(run).eval()
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------------------- claims
 def decodable(subject: str, scores: Scores, chance: Scores) -> list[Verdict]:
     """Return the claim that a probe beats the same probe fitted on permuted labels.
 
@@ -74,95 +76,82 @@ def learned(subject: str, scores: Scores, before: Scores) -> list[Verdict]:
     return [above(f"training puts {subject} into the latent code: more is read on unseen tasks than before it", parts)]
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------------------------- drawing
 def probes(subject: str, is_wanted: Callable[[dict[str, Any]], bool]) -> Draw:
     """Scores of logistic regressions on the code, on unseen tasks, by layer."""
 
     def draw(study: Study) -> FigureOutcome:
-        size = FIT.get(study.scale, 2048)
         scores = probed(study, is_wanted)
-        seed_count = max(len(points) for points in selected(study).values())
+        rows = []
+        numbers: dict[str, dict[str, Any]] = {}
+        for (*probe, layer), by_model in scores.groupby(level=[*PROBE, "layer"], sort=False):
+            name = f"{probe_title(*probe)}, layer {layer}"
+            row = {"probe": name}
+            numbers[name] = {}
+            for (model, kind), estimate in by_model.droplevel([*PROBE, "layer"]).items():
+                row[label(model) + kind] = str(estimate)
+                numbers[name][model + kind] = estimate.as_json()
+            rows.append(row)
+
+        last = last_layer(scores)
+        verdicts = decodable(f"the {subject}", last[TRAINED], last[PERMUTED])
+        verdicts += learned(f"the {subject}", last[TRAINED], last[UNTRAINED])
+        seed_count = max(map(len, selected(study).values()))
         seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds"
         caption = (
             f"Macro F1 on unseen tasks of a probe for the {subject}, by layer, {seeds}. Dashed lines with hollow "
             "marks: the same networks before their first step. Horizontal: permuted labels, mean of the models."
         )
         figure = figures.lines(panels_of(scores), x_label="layer", y_label="macro F1", limits=(0.0, None))
-        rows = []
-        numbers: dict[str, dict[str, Any]] = {}
-        for (condition, layer), by_model in scores.items():
-            name = f"{panel_title(condition)}, layer {layer}"
-            estimates = {model + kind: Estimate.of(by_seed) for (model, kind), by_seed in by_model.items()}
-            rows.append((name, *map(str, estimates.values())))
-            numbers[name] = {model: estimate.as_json() for model, estimate in estimates.items()}
-        head = ["probe"]
-        for model in selected(study):
-            head += [label(model) + kind for kind in KINDS]
-        ends = last_layer(scores)
-        verdicts = decodable(f"the {subject}", ends[TRAINED], ends[PERMUTED])
-        verdicts += learned(f"the {subject}", ends[TRAINED], ends[UNTRAINED])
-        return FigureOutcome(
-            pictures=(Picture(study.figure, caption, figure),),
-            head=tuple(head),
-            rows=tuple(rows),
-            verdicts=tuple(verdicts),
-            notes=(f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations.",),
-            numbers=numbers,
-        )
+        size = FIT.get(study.scale, 2048)
+        note = f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations."
+        return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, [note], numbers)
 
     return draw
 
 
-def probed(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> Found:
-    """Return the scores of every selected model, of the network before training, and on permuted labels."""
+def probed(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> "Series":
+    """Return macro F1 of every selected model, of the network before training, and on permuted labels; see `LEVELS`."""
     size = FIT.get(study.scale, 2048)
-    scores: dict[tuple[Place, int], dict[tuple[str, str], dict[int, float]]] = {}
+    values: dict[tuple[Any, ...], dict[int, float]] = {}
     for model, point, network in models(study):
         for kind, probed_network in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
             for row in filter(is_wanted, probe_model(probed_network, point.run.task, sequences=size, queries=1)):
-                condition = (row["target"], row["pairs"], row["query"]), row["layer"] + 1
-                if condition not in scores:  # the columns of the table, in the order of the models
-                    scores[condition] = {(name, kind_): {} for name in selected(study) for kind_ in KINDS}
-                scores[condition][model, kind][point.run.seed] = row["f1"]
+                condition = (row["target"], row["pairs"], row["query"], row["layer"] + 1, model)
+                for any_kind in KINDS:  # fixes the order of the columns
+                    values.setdefault((*condition, any_kind), {})
+                values[*condition, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
-                    scores[condition][model, PERMUTED][point.run.seed] = row["chance"]
-    return {
-        condition: scores[condition]
-        for condition in sorted(scores, key=lambda condition: not is_of_paper(condition[0]))
-    }
+                    values[*condition, PERMUTED][point.run.seed] = row["chance"]
+    paper_first = sorted(values, key=lambda condition: not is_of_paper(*condition[:3]))
+    return estimates({condition: values[condition] for condition in paper_first}, LEVELS)
 
 
-def is_of_paper(condition: Place) -> bool:
+def is_of_paper(target: str, pairs: str, query: str) -> bool:
     """Return whether these are the paper's pairs and queries."""
-    target, pairs, query = condition
-    return pairs == "self" and target != "target value" and (query == "alone" or not target.startswith("term"))
+    if pairs != "self" or target == "target value":
+        return False
+    return query == "alone" or not target.startswith("term")
 
 
-def panels_of(scores: Found) -> list[Panel]:
-    """Return a panel per place: a line per model and kind of network, and the level of permuted labels."""
+def panels_of(scores: "Series") -> list[Panel]:
+    """Return a panel per probe: a line per model and kind of network, and the level of permuted labels."""
     panels: list[Panel] = []
-    for condition in dict.fromkeys(condition for condition, _ in scores):
-        curves: dict[str, dict[int, list[float]]] = {}
-        levels = {}
-        for layer, by_model in layers_at(scores, condition).items():
-            permuted = []
-            for (model, kind), by_seed in by_model.items():
-                if kind == PERMUTED:
-                    permuted.append(Estimate.of(by_seed))
-                else:
-                    curves.setdefault(label(model) + kind, {})[layer] = list(by_seed.values())
-            levels[layer] = mean(permuted).mean
-        panels.append((panel_title(condition), curves, {"Permuted labels": levels}))
+    for probe, in_panel in scores.groupby(level=PROBE, sort=False):
+        curves: Curves = {}
+        permuted: dict[int, list[Estimate]] = {}
+        for (layer, model, kind), estimate in in_panel.droplevel(PROBE).items():
+            if kind == PERMUTED:
+                permuted.setdefault(layer, []).append(estimate)
+            else:
+                curves.setdefault(label(model) + kind, {})[layer] = estimate.by_seed
+        levels = {layer: mean(of_models).mean for layer, of_models in permuted.items()}
+        panels.append((probe_title(*probe), curves, {"Permuted labels": levels}))
     return panels
 
 
-def layers_at(scores: Found, condition: Place) -> dict[int, Mapping[tuple[str, str], Mapping[int, float]]]:
-    """Return the scores at a place by layer."""
-    return {layer: by_model for (where, layer), by_model in scores.items() if where == condition}
-
-
-def panel_title(condition: Place) -> str:
-    target, pairs, query = condition
+def probe_title(target: str, pairs: str, query: str) -> str:
+    """Return the name of a probe in figures and tables."""
     parts = [target]
     if target.startswith("term"):
         parts.append({"varies": "own contexts and queries", "alone": "one context", "fixed": "one query"}[query])
@@ -171,12 +160,12 @@ def panel_title(condition: Place) -> str:
     return ", ".join(parts)
 
 
-def last_layer(scores: Found) -> dict[str, dict[str, Estimate]]:
-    """Return the scores in the last layer by kind, target and model, on the paper's pairs and queries."""
-    ends: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
-    for condition in dict.fromkeys(condition for condition, _ in scores):
-        if is_of_paper(condition):
-            layers = layers_at(scores, condition)
-            for (model, kind), by_seed in layers[max(layers)].items():
-                ends[kind][f"{condition[0]}, {label(model)}"] = Estimate.of(by_seed)
-    return ends
+def last_layer(scores: "Series") -> dict[str, dict[str, Estimate]]:
+    """Return the scores in the last layer by kind, then by target and model, on the paper's pairs and queries."""
+    by_kind: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
+    last = max(scores.index.unique("layer"))
+    for (target, pairs, query), of_probe in scores.groupby(level=PROBE, sort=False):
+        if is_of_paper(target, pairs, query):
+            for (model, kind), estimate in of_probe.xs(last, level="layer").droplevel(PROBE).items():
+                by_kind[kind][f"{target}, {label(model)}"] = estimate
+    return by_kind

@@ -30,6 +30,13 @@ class TableRow:
         """Its heads, with number `heads` and width `dim`."""
         return replace(self.heads, heads=heads, dim=dim, value_dim=dim)
 
+    def printed(self, task: str) -> str:
+        """The paper's score on "fuzzy" or "sraven" as a fraction, with its standard error."""
+        value = getattr(self, task)
+        if value is None:
+            return "–"
+        return f"{value[0] / 100:.3f} ± {value[1] / 100:.3f}"
+
     def feedforward(self, hidden: int) -> FeedForward:
         """The paper's MLP, or a mixture of experts of the same width."""
         if self.experts:
@@ -104,11 +111,12 @@ OURS: dict[str, TableRow] = {
 
 def row_of(run: Run) -> str:
     """The name of the row whose model `run` trains.  Raises ValueError for a model of no row."""
-    groups = run.model.layer_heads(0) if isinstance(run.model, TransformerConfig) else ()
-    if len(groups) == 1:
-        bare = replace(groups[0], heads=8, dim=None, value_dim=None, impl="auto")
+    if isinstance(run.model, TransformerConfig) and len(run.model.layer_heads(0)) == 1:
+        (group,) = run.model.layer_heads(0)
+        without_sizes = replace(group, heads=8, dim=None, value_dim=None, impl="auto")
+        has_experts = isinstance(run.model.feedforward, Experts)
         for name, row in (ROWS | OURS).items():
-            if row.heads == bare and row.experts == isinstance(run.transformer.feedforward, Experts):
+            if row.heads == without_sizes and row.experts == has_experts:
                 return name
     raise ValueError(f"row_of: {run.name} is none of the models of Table A1")
 

@@ -1,26 +1,29 @@
 """Tables A1 (ablations) and A3 (the grid of settings) of Schug et al. 2024."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
-from polyhead.papers.claims import Estimate, Scores, Verdict, above
+from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import Baselines, FigureOutcome, Picture, baseline_means, baselines, runs_of, setting_text
+from polyhead.papers.outcome import (
+    FigureOutcome,
+    Picture,
+    baseline_means,
+    baselines,
+    runs_of,
+    scores_of,
+    setting_text,
+)
 from polyhead.papers.sizes import size
-from polyhead.papers.study import Cell, Study, over_seeds, select
-
-TASKS = {"fuzzy": "fuzzy logic, R²", "sraven": "SRAVEN, accuracy"}
-METRICS = {"fuzzy": "R²", "sraven": "accuracy"}
-COLUMNS = ("compositional", "in distribution", "paper", "setting")
-"""The columns of Table A1 for each task."""
+from polyhead.papers.study import Study, over_seeds, select
 
 
+# ---------------------------------------------------------------------------------------------------------------- runs
 def table_a1(scale: str = "small") -> tuple[Run, ...]:
     """Model ablations on both tasks: fourteen models and one of ours, the grid of settings, three seeds.
 
@@ -58,144 +61,112 @@ def table_a3(scale: str = "small") -> tuple[Run, ...]:
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
-_A1: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("HYLA is better on unseen combinations than softmax and linear", (("hyla", "softmax"), ("hyla", "linear"))),
-    ("the nonlinearity and RMSHead are both needed", (("hyla", "hyla-linear"), ("hyla", "hyla-norms"))),
-    ("RMSHead alone helps linear attention", (("linear-rms", "linear"),)),
-    ("a softmax in place of RMSHead is worse", (("hyla", "hyla-softmax"),)),
-    ("a deeper value network is strong too: better than softmax", (("hyla-deep", "softmax"),)),
-    (
-        "mixture of experts helps each kind of heads",
-        (("softmax-moe", "softmax"), ("linear-moe", "linear"), ("hyla-moe", "hyla")),
-    ),
-)  # fmt: skip
+# -------------------------------------------------------------------------------------------------------------- claims
+MOE_PAIRS = (("softmax-moe", "softmax"), ("linear-moe", "linear"), ("hyla-moe", "hyla"))
+A1_CLAIMS = {
+    "HYLA is better on unseen combinations than softmax and linear": (("hyla", "softmax"), ("hyla", "linear")),
+    "the nonlinearity and RMSHead are both needed": (("hyla", "hyla-linear"), ("hyla", "hyla-norms")),
+    "RMSHead alone helps linear attention": (("linear-rms", "linear"),),
+    "a softmax in place of RMSHead is worse": (("hyla", "hyla-softmax"),),
+    "a deeper value network is strong too: better than softmax": (("hyla-deep", "softmax"),),
+    "mixture of experts helps each kind of heads": MOE_PAIRS,
+}
+"""Claim -> the pairs of models of which the first is better."""
 
 
-def ablations(task: str, measured: Scores) -> list[Verdict]:
+def ablations(task: str, scores: Scores) -> list[Verdict]:
     """Return the claims about Table A1 on `task` ("fuzzy" or "sraven"), without claims whose models were not run."""
     verdicts = []
-    for claim, pairs in _A1:
+    for claim, pairs in A1_CLAIMS.items():
         parts = {}
-        paper = {}
-        for first, second in pairs:
-            if first in measured and second in measured:
-                name = f"{ROWS[first].label} over {ROWS[second].label}"
-                parts[name] = measured[first] - measured[second]
-                paper[name] = printed(task, first) - printed(task, second)
+        for one, other in pairs:
+            if one in scores and other in scores:
+                parts[f"{label(one)} over {label(other)}"] = scores[one] - scores[other]
         if len(parts) == len(pairs):
-            verdicts.append(above(f"{claim} ({task})", parts, printed=paper))
+            verdicts.append(above(f"{claim} ({task})", parts))
     return verdicts
 
 
-def printed(task: str, name: str) -> Estimate:
-    """Return the paper's number for a model of Table A1, as a fraction."""
-    value = getattr(ROWS[name], task)
-    assert value is not None
-    return Estimate.printed(value[0] / 100, value[1] / 100)
+# ------------------------------------------------------------------------------------------------------------- drawing
+TASKS = {"fuzzy": ("fuzzy logic", "R²"), "sraven": ("SRAVEN", "accuracy")}
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
 def draw_a1(study: Study) -> FigureOutcome:
     """Draw the compositional score of every model on both tasks beside the paper's."""
-    cells_of_task: dict[str, dict[str, Cell]] = {}
-    for task in TASKS:
-        cells = {model: cell for (model,), cell in study.cells("model", task=task).items()}
-        if cells:
-            cells_of_task[task] = {model: cells[model] for model in (ROWS | OURS) if model in cells}
-    estimates = {task: baselines(runs_of(cells)) for task, cells in cells_of_task.items()}
-    pictures: list[Picture] = []
-    verdicts: list[Verdict] = []
-    head = ["model"]
-    for task, cells in cells_of_task.items():
-        scores = {model: cell.score("compositional") for model, cell in cells.items()}
-        by_label = {label(model): list(score.values.values()) for model, score in scores.items()}
-        levels = baseline_means(runs_of(cells), estimates[task])
-        figure = figures.results(by_label, baselines=levels, metric=METRICS[task])
-        caption = f"{TASKS[task]} on unseen combinations: means, standard errors and seeds of the selected settings."
+    models = ROWS | OURS
+    rows: dict[str, dict[str, str]] = {}  # by model or baseline
+    for model in models:
+        rows[model] = {"model": label(model)}
+    pictures = []
+    verdicts = []
+    numbers: dict[str, dict[str, Any]] = {}
+    for task, (name, metric) in TASKS.items():
+        cells = study.cells("model", task=task)
+        if cells.empty:
+            continue
+        cells = cells.reindex([model for model in models if model in cells])
+        runs = runs_of(cells)
+        scores = scores_of(cells, "compositional")
+        column = f"{name}, {metric}"
+        figure = figures.results(
+            {label(model): estimate.by_seed for model, estimate in scores.items()},
+            baselines=baseline_means(runs),
+            metric=metric,
+        )
+        caption = f"{column} on unseen combinations: means, standard errors and seeds of the selected settings."
         pictures.append(Picture(f"table-a1-{task}", caption, figure))
         verdicts += ablations(task, scores)
-        head += [f"{TASKS[task]}: {column}" for column in COLUMNS]
-    return FigureOutcome(
-        pictures=tuple(pictures),
-        head=tuple(head),
-        rows=tuple(rows_of_a1(cells_of_task, estimates)),
-        verdicts=tuple(verdicts),
-        notes=tuple(choices_of_a1(cells_of_task)),
-        numbers=numbers_of_a1(cells_of_task),
-    )
 
-
-def rows_of_a1(
-    cells_of_task: Mapping[str, Mapping[str, Cell]], estimates: Mapping[str, Baselines]
-) -> list[tuple[str, ...]]:
-    """Return a row for each model that was run, then for each baseline."""
-    rows = []
-    for model, table_row in (ROWS | OURS).items():
-        if not any(model in cells for cells in cells_of_task.values()):
-            continue
-        texts = [table_row.label]
-        for task, cells in cells_of_task.items():
-            paper = getattr(table_row, task)
-            paper_text = "–" if paper is None else f"{paper[0] / 100:.3f} ± {paper[1] / 100:.3f}"
-            if model in cells:
-                cell = cells[model]
-                texts += [str(cell.score("compositional")), str(cell.score("iid")), paper_text, setting_text(cell)]
-            else:
-                texts += ["–", "–", paper_text, "–"]
-        rows.append(tuple(texts))
-    names: dict[str, None] = {}
-    for by_name in estimates.values():
-        names |= dict.fromkeys(by_name)
-    for name in names:
-        texts = [name.replace("_", " ")]
-        for task in cells_of_task:
-            texts += [str(estimates[task].get(name, "–")), "–", "–", "–"]
-        rows.append(tuple(texts))
-    return rows
-
-
-def choices_of_a1(cells_of_task: Mapping[str, Mapping[str, Cell]]) -> list[str]:
-    """Return our choices where the paper is silent, for the models that were run."""
-    notes = []
-    for model, row in (ROWS | OURS).items():
-        if row.choice and any(model in cells for cells in cells_of_task.values()):
-            notes.append(f"{row.label}: {row.choice}.")
-    return notes
-
-
-def numbers_of_a1(cells_of_task: Mapping[str, Mapping[str, Cell]]) -> dict[str, dict[str, Any]]:
-    """Return the setting and all scores of every model as JSON values."""
-    numbers: dict[str, dict[str, Any]] = {}
-    for task, cells in cells_of_task.items():
         numbers[task] = {}
         for model, cell in cells.items():
+            rows[model] |= {
+                f"{column}: compositional": str(scores[model]),
+                f"{column}: in distribution": str(cell.score("iid")),
+                f"{column}: paper": models[model].printed(task),
+                f"{column}: setting": setting_text(cell),
+            }
             values = {"setting": vars(cell.setting), "tried": cell.tried, "validation": cell.validation.as_json()}
             for split in cell.points[0].result.scores:
                 if split != "validation":
                     values[split] = cell.score(split).as_json()
             numbers[task][model] = values
-    return numbers
+        for baseline, estimate in baselines(runs).items():
+            row = rows.setdefault(baseline, {"model": baseline.replace("_", " ")})
+            row[f"{column}: compositional"] = str(estimate)
+
+    trained = [row for row in rows.values() if len(row) > 1]
+    notes = []
+    for model, table_row in models.items():
+        if table_row.choice and len(rows[model]) > 1:
+            notes.append(f"{label(model)}: {table_row.choice}.")
+    return FigureOutcome(pictures, trained, verdicts, notes, numbers)
 
 
 def draw_a3(study: Study) -> FigureOutcome:
     """Draw all searched settings: validation score, score on unseen combinations, and the selected setting."""
     rows = []
     numbers = {}
-    for task in TASKS:
+    for task, (name, metric) in TASKS.items():
         for (model,), by_setting in study.searched("model", task=task).items():
             selected = select(by_setting).setting
             for setting, points in by_setting.items():
                 validation = over_seeds(points, "validation")
                 unseen = over_seeds(points, "compositional")
-                values = (f"{setting.lr:g}", f"{setting.weight_decay:g}", str(setting.warmup))
-                mark = "selected" if setting == selected else ""
-                rows.append((TASKS[task], label(model), *values, str(validation), str(unseen), mark))
-                name = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
-                numbers[name] = {"validation": validation.as_json(), "compositional": unseen.as_json()}
-    head = ("task", "model", "lr", "weight decay", "warm-up", "validation", "compositional", "")
+                row = {
+                    "task": f"{name}, {metric}",
+                    "model": label(model),
+                    "lr": f"{setting.lr:g}",
+                    "weight decay": f"{setting.weight_decay:g}",
+                    "warm-up": str(setting.warmup),
+                    "validation": str(validation),
+                    "compositional": str(unseen),
+                    "": "selected" if setting == selected else "",
+                }
+                rows.append(row)
+                key = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
+                numbers[key] = {"validation": validation.as_json(), "compositional": unseen.as_json()}
     note = "Selected by the mean validation score over seeds; the column beside it is not looked at for that."
-    return FigureOutcome(head=head, rows=tuple(rows), notes=(note,), numbers=numbers)
+    return FigureOutcome(table=rows, notes=[note], numbers=numbers)
 
 
 BOTH_GPU = f"{FUZZY_GPU}, {SRAVEN_GPU}"

@@ -2,20 +2,24 @@
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run
 from polyhead.models.size import match, parameters
-from polyhead.papers.claims import Estimate, Scores, Verdict, above
+from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
-from polyhead.papers.language.shared import GB, course, one_text, run_of, table
-from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Panel, Picture, scores_by_model
+from polyhead.papers.language.shared import GB, course, notes_of, one_text, run_of, table
+from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Picture, curves, scores_of
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
 PARTS: dict[str, LanguageScale] = {
     "paper": LanguageScale(
@@ -53,8 +57,10 @@ def swiglu(scale: str = "small") -> tuple[Run, ...]:
     for act in ACTS[1:]:
         plain = replace(gated, feedforward=feedforward(act, shape.hidden))
         models[act] = match(plain, parameters(gated), field="hidden", tolerance=CLOSE)
-    every = itertools.product(range(shape.seeds), shape.grid(), ACTS)
-    return tuple(run_of(f"parts-{act}-{seed}", models[act], shape, setting, seed) for seed, setting, act in every)
+    runs = []
+    for seed, setting, act in itertools.product(range(shape.seeds), shape.grid(), ACTS):
+        runs.append(run_of(f"parts-{act}-{seed}", models[act], shape, setting, seed))
+    return tuple(runs)
 
 
 def norms(scale: str = "small") -> tuple[Run, ...]:
@@ -65,14 +71,13 @@ def norms(scale: str = "small") -> tuple[Run, ...]:
     base = size(PARTS, scale)
     shape = replace(base, seeds=2, lrs=RATES[scale], steps=300 if scale == "small" else base.steps)
     models = {order: model("softmax", replace(shape, norm_order=order)) for order in ORDERS}
-    every = itertools.product(range(shape.seeds), shape.grid(), ORDERS)
-    return tuple(
-        run_of(f"norms-{order}-{setting.lr:g}-{seed}", models[order], shape, setting, seed)
-        for seed, setting, order in every
-    )
+    runs = []
+    for seed, setting, order in itertools.product(range(shape.seeds), shape.grid(), ORDERS):
+        runs.append(run_of(f"norms-{order}-{setting.lr:g}-{seed}", models[order], shape, setting, seed))
+    return tuple(runs)
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------------------- claims
 def gated(scores: Scores) -> list[Verdict]:
     """Return the claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
     if "SwiGLU" not in scores or len(scores) == 1:
@@ -81,65 +86,58 @@ def gated(scores: Scores) -> list[Verdict]:
     return [above("SwiGLU is better than feed-forward layers without a gate at equal parameters", parts)]
 
 
-def orders(scores: Mapping[float, Scores], validation: Mapping[float, Scores]) -> list[Verdict]:
+def orders(scores: "DataFrame", validation: "DataFrame") -> list[Verdict]:
     """Return the claims that pre-norm is better at the best rate of each and at the highest rate.
 
-    `scores[rate]["pre"]`: the reported scores; those of `validation` choose the best rates.
+    A row per rate, the columns "pre" and "post".  `validation` chooses the best rates for the reported `scores`.
     """
-    rates = [rate for rate, by_order in scores.items() if set(ORDERS) <= set(by_order)]
-    if not rates:
+    scores = scores.reindex(columns=ORDERS).dropna()
+    if scores.empty:
         return []
 
     def validation_score(rate: float, order: str) -> float:
-        mean = validation[rate][order].mean
+        mean = validation.loc[rate, order].mean
         return math.inf if math.isnan(mean) else mean  # a diverged run is the last
 
     best = {}
     for order in ORDERS:
-        best_rate = min(rates, key=lambda rate, order=order: validation_score(rate, order))  # type: ignore[misc]
-        best[order] = scores[best_rate][order]
-    highest = max(rates)
-    difference = scores[highest]["post"] - scores[highest]["pre"]
+        best_rate = min(scores.index, key=lambda rate, order=order: validation_score(rate, order))  # type: ignore[misc]
+        best[order] = scores.loc[best_rate, order]
+    highest = max(scores.index)
+    difference = scores.loc[highest, "post"] - scores.loc[highest, "pre"]
     return [
         above("pre-norm is better than post-norm, each at its best rate", {"post − pre": best["post"] - best["pre"]}),
         above("pre-norm bears a higher rate", {f"post − pre at rate {highest:g}": difference}),
     ]
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------------------------- drawing
 def draw_swiglu(study: Study) -> FigureOutcome:
     """Draw bits per byte by number of tokens, a line per activation of the feed-forward layers."""
-    cells = {condition[0]: cell for condition, cell in study.cells("feedforward").items()}
-    same, text = one_text(study)
-    panel: Panel = ("", {name: course(cell) for name, cell in cells.items()}, {})
-    figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
+    cells = study.cells("feedforward")
+    is_same, text = one_text(study)
+    by_name = {name: course(cell) for name, cell in cells.items()}
+    figure = figures.lines([("", by_name, {})], x_label="million tokens", y_label="bits per byte", log_x=True)
     caption = f"Bits per byte on validation text in the course of training; {SEED_CAPTION}."
-    return replace(
-        table({name: (name, cell) for name, cell in cells.items()}, "feed-forward layers", (text,)),
-        pictures=(Picture(study.figure, caption, figure),),
-        verdicts=tuple(gated(scores_by_model(cells, "iid"))) if same else (),
-    )
+    rows, numbers = table(cells, "feed-forward layers", str)
+    verdicts = gated(scores_of(cells, "iid")) if is_same else []
+    return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes_of(cells, (), text), numbers)
 
 
 def draw_norms(study: Study) -> FigureOutcome:
     """Draw the final bits per byte by learning rate, for pre-norm and post-norm."""
-    cells = {(order, rate): cell for (order, rate), cell in study.cells("norm order", "lr").items()}
-    same, text = one_text(study)
-    ends: dict[float, dict[str, Estimate]] = {}
-    held: dict[float, dict[str, Estimate]] = {}
-    series: dict[str, dict[float, list[float]]] = {}
-    for (order, rate), cell in cells.items():
-        ends.setdefault(rate, {})[order] = cell.score("iid")
-        held.setdefault(rate, {})[order] = cell.validation
-        series.setdefault(f"{order}-norm", {})[rate] = list(cell.score("iid").values.values())
-    figure = figures.lines([("", series, {})], x_label="learning rate", y_label="bits per byte", log_x=True)
+    cells = study.cells("lr", "norm order")
+    is_same, text = one_text(study)
+    scores = scores_of(cells, "iid")
+    by_rate = curves(scores, lambda order: f"{order}-norm")
+    figure = figures.lines([("", by_rate, {})], x_label="learning rate", y_label="bits per byte", log_x=True)
     caption = f"Bits per byte of held-out text at the end of training; {SEED_CAPTION}."
-    named = {condition: (f"{condition[0]}-norm, rate {condition[1]:g}", cell) for condition, cell in cells.items()}
-    return replace(
-        table(named, "norms", (text,)),
-        pictures=(Picture(study.figure, caption, figure),),
-        verdicts=tuple(orders(ends, held)) if same else (),
-    )
+    rows, numbers = table(cells.swaplevel(), "norms", lambda condition: f"{condition[0]}-norm, rate {condition[1]:g}")
+    verdicts: list[Verdict] = []
+    if is_same:
+        validation = cells.map(lambda cell: cell.validation)
+        verdicts = orders(scores.unstack(sort=False), validation.unstack(sort=False))
+    return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes_of(cells, (), text), numbers)
 
 
 FIGURES = {

@@ -2,18 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run
 from polyhead.papers.claims import Estimate, Scores, Verdict, above, constant
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
-from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, one_text, table
-from polyhead.papers.outcome import FigureOutcome, Picture, cells_by_model, scores_by_model, seed_caption
+from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, notes_of, one_text, table
+from polyhead.papers.outcome import Draw, FigureOutcome, Panel, Picture, scores_of, seed_caption
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
 
+if TYPE_CHECKING:
+    from pandas import Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
 BYTES: dict[str, LanguageScale] = {
     "paper": LanguageScale(
@@ -106,9 +111,8 @@ def single(row: str) -> Callable[[], Run]:
     return recipe
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
-Named = Mapping[str, Cell]
-Claim = Callable[[Named, Mapping[str, float]], list[Verdict]]
+# -------------------------------------------------------------------------------------------------------------- claims
+Claim = Callable[["Series", Mapping[str, float]], list[Verdict]]
 """Cells by model and the baselines of the held-out text."""
 
 ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
@@ -116,69 +120,69 @@ COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
 ENOUGH = 2.2  # bits per byte that minutes on a CPU should reach
 
 
-def reaches(scores: Scores, level: float) -> list[Verdict]:
+def reaches(scores: Scores, level: float) -> Verdict:
     """Return the claim that every model reaches `level` bits per byte.  Single runs have errors over sequences."""
-    parts = {f"{level} − {ROWS[model].label}": constant(level) - score for model, score in scores.items()}
-    return [above(f"every model reaches {level} bits per byte on held-out files", parts)] if parts else []
+    parts = {f"{level} − {label(model)}": constant(level) - score for model, score in scores.items()}
+    return above(f"every model reaches {level} bits per byte on held-out files", parts)
 
 
-def below(scores: Scores, levels: Mapping[str, float]) -> list[Verdict]:
+def below(scores: Scores, levels: Mapping[str, float]) -> Verdict:
     """Return the claim that every model is below zlib.  `levels`: bits per byte of zlib, by the compressed text."""
     parts = {}
     for text, level in levels.items():
         for model, score in scores.items():
-            parts[f"zlib on {text}, {level:.3f} − {ROWS[model].label}"] = constant(level) - score
-    return [above("fewer bits per byte of held-out files than zlib takes", parts)] if parts else []
+            parts[f"zlib on {text}, {level:.3f} − {label(model)}"] = constant(level) - score
+    return above("fewer bits per byte of held-out files than zlib takes", parts)
 
 
-def kinds(scores: Scores) -> list[Verdict]:
-    """Return the claims that HYLA is better than linear heads, and dual attention better than softmax heads."""
-    verdicts = []
-    if {"hyla", "linear"} <= set(scores):
-        verdicts.append(above("HYLA is better than linear attention", lower(scores, "hyla", ("linear",))))
-    if {"dual", "softmax"} <= set(scores):
-        verdicts.append(above("dual attention is better than softmax heads", lower(scores, "dual", ("softmax",))))
-    return verdicts
+def hyla_over_linear(scores: Scores) -> Verdict:
+    """Return the claim that HYLA is better than linear heads."""
+    return above("HYLA is better than linear attention", lower(scores, "hyla", "linear"))
 
 
 def closer(scores: Scores) -> list[Verdict]:
     """The claims that HYLA is better than linear attention, and closer to softmax heads."""
-    if not {"hyla", "linear", "softmax"} <= set(scores):
+    if not {"hyla", "linear", "softmax"} <= set(scores.keys()):
         return []
-    linear, hyla, softmax = (scores[name] for name in ("linear", "hyla", "softmax"))
-    return [
-        above("HYLA is better than linear attention", lower(scores, "hyla", ("linear",))),
-        above(
-            "HYLA comes closer to softmax heads than linear attention does",
-            {"distance of linear − distance of HYLA": abs(linear - softmax) - abs(hyla - softmax)},
-        ),
-    ]
+    linear, hyla, softmax = scores["linear"], scores["hyla"], scores["softmax"]
+    claim = "HYLA comes closer to softmax heads than linear attention does"
+    distance = {"distance of linear − distance of HYLA": abs(linear - softmax) - abs(hyla - softmax)}
+    return [hyla_over_linear(scores), above(claim, distance)]
 
 
-def bytes_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
-    """The claims of `lm-bytes`."""
-    ends = {model: ending(cell) for model, cell in cells.items()}
-    return reaches(ends, ENOUGH) + kinds(scores_by_model(cells, "iid"))
+def bytes_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
+    """The claims of `lm-bytes`: without those whose models were not run."""
+    verdicts = [reaches(cells.map(ending), ENOUGH)]
+    scores = scores_of(cells, "iid")
+    if "hyla" in scores and "linear" in scores:
+        verdicts.append(hyla_over_linear(scores))
+    if "dual" in scores and "softmax" in scores:
+        claim = "dual attention is better than softmax heads"
+        verdicts.append(above(claim, lower(scores, "dual", "softmax")))
+    return verdicts
 
 
-def long_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
+def long_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
     """The claims of `lm-long`."""
-    same = {"the same files": levels["zlib"]} if levels else {}
-    return below({model: ending(cell) for model, cell in cells.items()}, same | {"all of the library": ZLIB})
+    of_zlib = {"all of the library": ZLIB}
+    if levels:
+        of_zlib = {"the same files": levels["zlib"], **of_zlib}
+    return [below(cells.map(ending), of_zlib)]
 
 
-def fig_6_claims(cells: Named, levels: Mapping[str, float]) -> list[Verdict]:
+def fig_6_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
     """The claims of Fig. 6."""
-    return closer(scores_by_model(cells, "iid"))
+    return closer(scores_of(cells, "iid"))
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------------------------- drawing
 def ending(cell: Cell) -> Estimate:
     """The final score on held-out text over seeds; for a single run, with its error over sequences."""
     if len(cell.points) > 1:
         return cell.score("iid")
     (point,) = cell.points
-    error, count = (point.score("iid", name) for name in (f"{point.run.task.metric}_se", "sequences"))
+    error = point.score("iid", f"{point.run.task.metric}_se")
+    count = point.score("iid", "sequences")
     return Estimate(point.score("iid"), error, count - 1.0, runs=1.0, sampling=error)
 
 
@@ -192,25 +196,28 @@ def baselines(study: Study) -> dict[str, float]:
     return {name: score.mean for name, score in task.baselines("iid", sequences=sequences).items()}
 
 
-def curves(claim: Claim) -> Callable[[Study], FigureOutcome]:
+def curves(claim: Claim) -> Draw:
     """Draws bits per byte by number of tokens, a line per kind of heads, with zlib, and a table of final scores."""
 
     def draw(study: Study) -> FigureOutcome:
-        cells = cells_by_model(study)[()]
-        same, text = one_text(study)
+        cells = study.cells("model")
+        is_same, text = one_text(study)
         levels = baselines(study)
-        series = {label(model): course(cell) for model, cell in cells.items()}
-        shown_levels = {name: level for name, level in levels.items() if name == "zlib"}
-        panel = ("", series, shown_levels)
+        by_label = {label(model): course(cell) for model, cell in cells.items()}
+        panel: Panel = ("", by_label, {name: level for name, level in levels.items() if name == "zlib"})
         figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
-        compressed = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
-        told = f"Bits per byte of the same held-out text by what trains no network: {compressed}."
-        caption = f"Bits per byte on validation text in the course of training; {seed_caption(cells.values())}."
-        notes = (text, told if levels else "The text on this machine is not that of the runs: there are no baselines.")
-        return replace(
-            table({model: (label(model), cell) for model, cell in cells.items()}, "model", notes),
-            pictures=(Picture(study.figure, caption, figure),),
-            verdicts=tuple(claim(cells, levels)) if same else (),
+        caption = f"Bits per byte on validation text in the course of training; {seed_caption(cells)}."
+        compressors = "The text on this machine is not that of the runs: there are no baselines."
+        if levels:
+            sizes = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
+            compressors = f"Bits per byte of the same held-out text by what trains no network: {sizes}."
+        rows, numbers = table(cells, "model", label)
+        return FigureOutcome(
+            pictures=[Picture(study.figure, caption, figure)],
+            table=rows,
+            verdicts=claim(cells, levels) if is_same else (),
+            notes=notes_of(cells, set(cells.index), text, compressors),
+            numbers=numbers,
         )
 
     return draw

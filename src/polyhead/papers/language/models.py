@@ -94,20 +94,20 @@ SMOKE_PAIRS = replace(SMOKE, act="gelu_tanh", tokenizer="bpe:300")
 
 def _heads(row: str, shape: LanguageScale) -> tuple[Mechanism, ...]:
     """The heads of a model; all have the same width."""
-    h, w = shape.heads, shape.head_dim
-    symbols, half, quarter = shape.symbols, shape.heads // 2, shape.heads // 4
-    own = Relational(half, w, w, symbols=symbols, relations=shape.relations)
-    sensory = Softmax(half, w, w)
-    made: dict[str, tuple[Mechanism, ...]] = {
-        "softmax": (Softmax(h, w, w),),
-        "linear": (Linear(h, w, w),),
-        "hyla": (Hyla(h, w, w),),
-        "dual": (replace(sensory, kv_heads=shape.kv_heads), replace(own, kv_heads=shape.kv_heads)),
-        "disentangled": (sensory, Disentangled(half, w, w, symbols=symbols)),
-        "abstractor-heads": (sensory, Abstractor(half, w, w, symbols=symbols)),
-        "mixture": (sensory, Hyla(quarter, w, w), replace(own, heads=quarter)),
+    count, width, symbols = shape.heads, shape.head_dim, shape.symbols
+    half, quarter = count // 2, count // 4
+    softmax = Softmax(half, width, width)
+    relational = Relational(half, width, width, symbols=symbols, relations=shape.relations)
+    heads: dict[str, tuple[Mechanism, ...]] = {
+        "softmax": (Softmax(count, width, width),),
+        "linear": (Linear(count, width, width),),
+        "hyla": (Hyla(count, width, width),),
+        "dual": (replace(softmax, kv_heads=shape.kv_heads), replace(relational, kv_heads=shape.kv_heads)),
+        "disentangled": (softmax, Disentangled(half, width, width, symbols=symbols)),
+        "abstractor-heads": (softmax, Abstractor(half, width, width, symbols=symbols)),
+        "mixture": (softmax, Hyla(quarter, width, width), replace(relational, heads=quarter)),
     }
-    return made[one_of("recipes", "model", row, made)]
+    return heads[one_of("recipes", "model", row, heads)]
 
 
 def feedforward(act: str, hidden: int) -> FeedForward:
@@ -118,7 +118,7 @@ def feedforward(act: str, hidden: int) -> FeedForward:
 @functools.cache
 def model(row: str, shape: LanguageScale, *, matched: bool = True) -> TransformerConfig:
     """The model `row`; `matched`: its feed-forward width gives it the parameter count of softmax heads."""
-    made = TransformerConfig(
+    settings = TransformerConfig(
         inputs=Tokens(shape.vocabulary),
         outputs=Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied),
         dim=shape.dim,
@@ -133,8 +133,8 @@ def model(row: str, shape: LanguageScale, *, matched: bool = True) -> Transforme
         init=shape.init,
     )
     if row == "softmax" or not matched:
-        return made
-    return match(made, parameters(model("softmax", shape)), field="hidden", tolerance=CLOSE)
+        return settings
+    return match(settings, parameters(model("softmax", shape)), field="hidden", tolerance=CLOSE)
 
 
 def row_of(run: Run) -> str:
@@ -165,8 +165,11 @@ def label(model: str) -> str:
 def feedforward_of(run: Run) -> str | None:
     """The label of its feed-forward layers."""
     layer = run.transformer.feedforward
-    names = {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}
-    return "SwiGLU" if isinstance(layer, Swiglu) else names[layer.act] if isinstance(layer, Mlp) else None
+    if isinstance(layer, Swiglu):
+        return "SwiGLU"
+    if isinstance(layer, Mlp):
+        return {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}[layer.act]
+    return None
 
 
 LANGUAGE = Paper(

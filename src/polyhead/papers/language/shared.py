@@ -7,14 +7,14 @@ cannot be tested.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.claims import Estimate, Scores
-from polyhead.papers.language.models import ROWS, LanguageScale, model
-from polyhead.papers.outcome import FigureOutcome, settings_note
+from polyhead.papers.language.models import ROWS, LanguageScale, label, model
+from polyhead.papers.outcome import condition_text, score_row, settings_note
 from polyhead.papers.sizes import Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -24,6 +24,7 @@ GB = 10**9
 LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
 
 
+# ---------------------------------------------------------------------------------------------------------------- runs
 def compared(name: str, rows: Sequence[str], shape: LanguageScale, *, matched: bool = True) -> tuple[Run, ...]:
     """Return the runs of every model, setting and seed of `shape`."""
     models = {row: model(row, shape, matched=matched) for row in rows}
@@ -44,13 +45,17 @@ def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting
     return Run(name=name, task=shape.task, model=settings, train=train, seed=seed)
 
 
-def lower(scores: Scores, one: str, others: tuple[str, ...]) -> dict[str, Estimate]:
-    """Return the score of each of `others` that was run, minus that of `one`."""
-    parts = {}
-    for other in others:
-        if other in scores:
-            parts[f"{ROWS[other].label} − {ROWS[one].label}"] = scores[other] - scores[one]
-    return parts
+def lower(scores: Scores, one: str, other: str) -> dict[str, Estimate]:
+    """Return the score of `other` minus that of `one`."""
+    return {f"{label(other)} − {label(one)}": scores[other] - scores[one]}
+
+
+# --------------------------------------------------------------------------------------------------------------- text
+SAME_WINDOWS = (
+    " All seeds and models are scored on the same windows of it. So ± of bits per byte and of accuracy has their "
+    "sampling error in full, however many seeds there are. In a difference of two models it cancels: such a claim is "
+    "about these windows. ± of a perplexity is over seeds alone."
+)
 
 
 def one_text(study: Study) -> tuple[bool, str]:
@@ -58,9 +63,9 @@ def one_text(study: Study) -> tuple[bool, str]:
     fingerprints: set[str] = set()
     sources: set[str] = set()
     for point in study.points:
+        assert isinstance(point.run.task, Text)
         fingerprints.add(point.fingerprint() or "unknown")
-        if isinstance(point.run.task, Text):
-            sources.add(point.run.task.data)
+        sources.add(point.run.task.data)
     data = ", ".join(sorted(sources))
     if fingerprints == {"unknown"}:
         return False, f"Text: {data}; its fingerprint was not kept, so no claim is put to these runs."
@@ -69,15 +74,8 @@ def one_text(study: Study) -> tuple[bool, str]:
         return False, f"Texts of several fingerprints ({several}) of {data}: no claim is put to these runs."
     note = f"Text: {data}, fingerprint {fingerprints.pop()}. Scores can be compared where it is the same."
     if len({point.run.seed for point in study.points}) > 1:
-        note += ONE_TEXT
+        note += SAME_WINDOWS
     return True, note
-
-
-ONE_TEXT = (
-    " All seeds and models are scored on the same windows of it. So ± of bits per byte and of accuracy has their "
-    "sampling error in full, however many seeds there are. In a difference of two models it cancels: such a claim is "
-    "about these windows. ± of a perplexity is over seeds alone."
-)
 
 
 def update_tokens(run: Run) -> int:
@@ -85,6 +83,7 @@ def update_tokens(run: Run) -> int:
     return int(run.train.batch_size * run.task.length)
 
 
+# ------------------------------------------------------------------------------------------------- drawing and tables
 def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     """Scores of a cell's seeds on validation text, by millions of training tokens."""
     size = update_tokens(cell.points[0].run)
@@ -100,31 +99,36 @@ MEASURED = (
 """Title, split and metric of a column of the table."""
 
 
-def table(cells: Mapping[Any, tuple[str, Cell]], axis: str, notes: tuple[str, ...]) -> FigureOutcome:
-    """Return a table with a row per cell: final score, size and time."""
+def table(
+    cells: Mapping[Any, Cell], axis: str, name: Callable[[Any], str]
+) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Return a row per cell, with its final score, size and time; and the scores as JSON values.
+
+    `name`: maps a condition to its name in the column `axis`.
+    """
     rows = []
     numbers = {}
-    labels = set()
-    for condition, (name, cell) in cells.items():
-        scores = {title: cell.score(split, metric) for title, split, metric in MEASURED}
-        rows.append((name, *map(str, scores.values()), *cost(cell)))
-        numbers[str(condition)] = {title: score.as_json() for title, score in scores.items()}
-        labels.add(name)
+    for condition, cell in cells.items():
+        texts, numbers[condition_text(condition)] = score_row(cell, MEASURED)
+        rows.append({axis: name(condition), **texts, **cost(cell)})
+    return rows, numbers
+
+
+def notes_of(cells: Iterable[Cell], models: Collection[str], *notes: str) -> list[str]:
+    """Return `notes`, our choices for the models where the papers are silent, and the settings."""
     lines = list(notes)
-    for row in ROWS.values():
-        if row.choice and row.label in labels:
+    for name, row in ROWS.items():
+        if row.choice and name in models:
             lines.append(f"{row.label}: {row.choice}.")
-    lines.append(settings_note(cell for _, cell in cells.values()))
-    head = (axis, *(title for title, _, _ in MEASURED), *COST)
-    return FigureOutcome(head=head, rows=tuple(rows), numbers=numbers, notes=tuple(lines))
+    return [*lines, settings_note(cells)]
 
 
-COST = ("parameters", "million tokens", "minutes of a run")
-
-
-def cost(cell: Cell) -> tuple[str, ...]:
+def cost(cell: Cell) -> dict[str, str]:
     """The size, tokens and time of a run."""
     run = cell.points[0].run
     minutes = sum(point.result.seconds for point in cell.points) / 60 / len(cell.points)
-    tokens = run.train.steps * update_tokens(run) / 1e6
-    return f"{cell.points[0].result.parameters:,}", f"{tokens:,.2f}", f"{minutes:.1f}"
+    return {
+        "parameters": f"{cell.points[0].result.parameters:,}",
+        "million tokens": f"{run.train.steps * update_tokens(run) / 1e6:,.2f}",
+        "minutes of a run": f"{minutes:.1f}",
+    }

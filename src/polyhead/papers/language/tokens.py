@@ -3,28 +3,23 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run, SymbolicAttention
-from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
+from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
-from polyhead.papers.language.shared import COST, GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    FigureOutcome,
-    Panel,
-    Picture,
-    cells_by_model,
-    scores_by_model,
-    settings_of,
-)
+from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
+from polyhead.papers.outcome import SEED_CAPTION, Curves, FigureOutcome, Panel, Picture, score_table, settings_note
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+# ---------------------------------------------------------------------------------------------------------------- runs
 LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
-Named = Mapping[str, Cell]
 
 # fmt: off
 DUAL: dict[str, LanguageScale] = {
@@ -76,7 +71,7 @@ def dual_sizes(scale: str) -> tuple[LanguageScale, ...]:
     return base, middle, replace(largest, symbols=replace(LARGE, count=2048, heads=16))
 
 
-# --------------------------------------------------------------------------------------------------------------- claims
+# -------------------------------------------------------------------------------------------------------------- claims
 PERPLEXITY: dict[int, dict[str, float]] = {
     1024: {"dual": 16.09, "softmax": 16.94},
     1536: {"dual": 14.31, "softmax": 14.65},
@@ -94,7 +89,12 @@ LEVELS = {
 
 
 def _reached(values: str) -> dict[float, float]:
-    return {level: float(value) for level, value in zip(LEVELS["paper"], values.split(), strict=True) if value != "-"}
+    """The numbers of a row of the authors' table, by level; "-" where it was not reached."""
+    billions = {}
+    for level, value in zip(LEVELS["paper"], values.split(), strict=True):
+        if value != "-":
+            billions[level] = float(value)
+    return billions
 
 
 TOKENS: dict[int, dict[str, dict[float, float]]] = {
@@ -114,31 +114,35 @@ TOKENS: dict[int, dict[str, dict[float, float]]] = {
 """Width -> model -> perplexity -> billions of tokens until it was reached: the authors' page."""
 
 
-def sooner(tokens: Mapping[str, Mapping[str, Estimate]], scores: Mapping[str, Scores]) -> list[Verdict]:
-    """Return claims about the tokens to reach a perplexity, and about the final scores.
+Needs = Mapping[tuple[Any, float, str], Estimate]
+"""Width, perplexity and model -> the log of the millions of tokens until it is reached."""
 
-    `tokens[size and level][model]`: log of the tokens; `scores[size][model]`: the final score.
-    """
-    verdicts = []
+
+def sooner(needs: Needs) -> list[Verdict]:
+    """Return the claim that dual attention reaches a perplexity with fewer tokens; none if no level is common."""
     gains = []
-    for by_model in tokens.values():
-        if {"softmax", "dual"} <= set(by_model):
-            gains.append(by_model["softmax"] - by_model["dual"])
-    if gains:
-        gain = mean(gains)
-        name = f"log of tokens, mean of {len(gains)} places that both reach, {-math.expm1(-gain.mean):.1%} fewer"
-        verdicts.append(above("dual attention reaches a perplexity with fewer tokens than softmax heads", {name: gain}))
+    for (width, level, model), tokens in needs.items():
+        if model == "dual" and (width, level, "softmax") in needs:
+            gains.append(needs[width, level, "softmax"] - tokens)
+    if not gains:
+        return []
+    gain = mean(gains)
+    name = f"log of tokens, mean of {len(gains)} places that both reach, {-math.expm1(-gain.mean):.1%} fewer"
+    return [above("dual attention reaches a perplexity with fewer tokens than softmax heads", {name: gain})]
+
+
+def better_at_the_end(scores: "DataFrame") -> list[Verdict]:
+    """Return the claim about the final scores.  `scores`: a row per width, a column per model."""
     parts = {}
-    for size_name, by_model in scores.items():
-        if "dual" in by_model:
-            for name, difference in lower(by_model, "dual", ("softmax",)).items():
-                parts[f"{size_name}, {name}"] = difference
-    if parts:
-        verdicts.append(above("after all tokens, dual attention is better at every size", parts))
-    return verdicts
+    for width, of_width in scores.reindex(columns=["dual", "softmax"]).dropna().iterrows():
+        for name, difference in lower(of_width, "dual", "softmax").items():
+            parts[f"width {width}, {name}"] = difference
+    if not parts:
+        return []
+    return [above("after all tokens, dual attention is better at every size", parts)]
 
 
-# -------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------------------------- drawing
 def reached(course: Mapping[float, float], level: float) -> float | None:
     """The x at which a falling curve first reaches `level`, by linear interpolation over log x; None if it never does.
 
@@ -156,7 +160,7 @@ def reached(course: Mapping[float, float], level: float) -> float | None:
     return None
 
 
-def needs(cell: Cell, level: float) -> Estimate | None:
+def tokens_to(cell: Cell, level: float) -> Estimate | None:
     """Return the log of the millions of tokens until the validation perplexity is `level`; None if a seed misses it."""
     by_seed = {}
     for point in cell.points:
@@ -171,77 +175,68 @@ def needs(cell: Cell, level: float) -> Estimate | None:
 
 def draw(study: Study) -> FigureOutcome:
     """Draw perplexity by number of tokens, a panel per width, and the tokens needed for several perplexities."""
-    cells = {width: by_model for (width,), by_model in cells_by_model(study, "width").items()}
+    cells = study.cells("width", "model")
     panels: list[Panel] = []
-    tokens: dict[tuple[Any, float], dict[str, Estimate]] = {}
-    for width, by_model in cells.items():
-        curves: dict[str, dict[float, list[float]]] = {}
-        for model, cell in by_model.items():
+    needs: dict[tuple[Any, float, str], Estimate] = {}
+    for width, of_width in cells.groupby(level="width", sort=False):
+        curves: Curves = {}
+        for (_, model), cell in of_width.items():
             for x, losses in course(cell, "loss").items():
-                curves.setdefault(label(model), {})[x] = [math.exp(loss) for loss in losses]
+                curves.setdefault(label(model), {})[x] = list(map(math.exp, losses))
+            for level in LEVELS[study.scale]:
+                tokens = tokens_to(cell, level)
+                if tokens is not None:
+                    needs[width, level, model] = tokens
         panels.append((f"width {width}", curves, {}))
-        for level in LEVELS[study.scale]:
-            by_level = tokens.setdefault((width, level), {})
-            for model, cell in by_model.items():
-                needed = needs(cell, level)
-                if needed is not None:
-                    by_level[model] = needed
     figure = figures.lines(panels, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True)
     caption = f"Perplexity of validation text in the course of training; {SEED_CAPTION}."
     is_same, text = one_text(study)
-    verdicts: list[Verdict] = []
+    verdicts = []
     if is_same:
-        named = {f"width {width}, perplexity {level:g}": by_level for (width, level), by_level in tokens.items()}
-        scores = {f"width {width}": scores_by_model(by_model, "iid") for width, by_model in cells.items()}
-        verdicts = sooner(named, scores)
-    outcome = efficiency(cells, tokens, study.scale, text)
-    return replace(outcome, pictures=(Picture(study.figure, caption, figure),), verdicts=tuple(verdicts))
-
-
-def efficiency(
-    cells: Mapping[Any, Mapping[str, Cell]],
-    tokens: Mapping[tuple[Any, float], Mapping[str, Estimate]],
-    scale: str,
-    text: str,
-) -> FigureOutcome:
-    """Return the token-efficiency table: a row per width and model."""
-    levels = [
-        level for level in LEVELS[scale] if any(tokens[width, level] for width in cells)
-    ]  # that some model reaches
-    is_of_paper = all(width in TOKENS for width in cells)
-    rows = []
-    numbers = {}
-    for width, by_model in cells.items():
-        for model, cell in by_model.items():
-            perplexity, bits = cell.score("validation", "perplexity"), cell.score("iid")
-            values = {}
-            texts = [str(width), label(model)]
-            for level in levels:
-                needed = tokens[width, level].get(model)
-                if needed is None:
-                    texts.append("–")
-                else:
-                    texts.append(f"{math.exp(needed.mean):.3g}")
-                    values[f"log of million tokens to {level:g}"] = needed.as_json()
-            texts += [str(perplexity), str(bits)]
-            if is_of_paper:
-                texts += [_printed(width, model), f"{PERPLEXITY[width][model]}"]
-            rows.append((*texts, *cost(cell)))
-            values |= {"perplexity": perplexity.as_json(), "bits per byte": bits.as_json()}
-            numbers[f"width {width}, {model}"] = values
-    head = ["width", "model", *(f"to {level:g}" for level in levels), "perplexity, validation", "bits per byte, iid"]
+        verdicts = sooner(needs) + better_at_the_end(score_table(cells, "iid"))
+    rows, numbers = efficiency(cells, needs, study.scale)
     notes = [
         text,
         "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – where "
         "a seed does not come there.",
         f"{label('dual')}: {ROWS['dual'].choice}.",
     ]
-    if is_of_paper:
-        head += ["paper: billion tokens to 30, 27, 24, 21, 18, 15", "paper: perplexity"]
-    else:
+    if not is_of_paper(cells):
         notes += paper_notes()
-    notes.append(settings_of(cells))
-    return FigureOutcome(head=(*head, *COST), rows=tuple(rows), numbers=numbers, notes=tuple(notes))
+    notes.append(settings_note(cells))
+    return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
+
+
+def is_of_paper(cells: "Series") -> bool:
+    """Return whether all widths are the paper's."""
+    return set(cells.index.unique("width")) <= set(TOKENS)
+
+
+def efficiency(cells: "Series", needs: Needs, scale: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Return the token-efficiency table: a row per width and model, and a column per level that some model reaches."""
+    reached_levels = {level for _, level, _ in needs}
+    rows = []
+    numbers = {}
+    for (width, model), cell in cells.items():
+        row = {"width": str(width), "model": label(model)}
+        values = {}
+        for level in LEVELS[scale]:
+            if level not in reached_levels:
+                continue
+            row[f"to {level:g}"] = "–"
+            if (width, level, model) in needs:
+                tokens = needs[width, level, model]
+                row[f"to {level:g}"] = f"{math.exp(tokens.mean):.3g}"
+                values[f"log of million tokens to {level:g}"] = tokens.as_json()
+        perplexity, bits = cell.score("validation", "perplexity"), cell.score("iid")
+        row |= {"perplexity, validation": str(perplexity), "bits per byte, iid": str(bits)}
+        if is_of_paper(cells):
+            row["paper: billion tokens to 30, 27, 24, 21, 18, 15"] = _printed(width, model)
+            row["paper: perplexity"] = str(PERPLEXITY[width][model])
+        rows.append(row | cost(cell))
+        values |= {"perplexity": perplexity.as_json(), "bits per byte": bits.as_json()}
+        numbers[f"width {width}, {model}"] = values
+    return rows, numbers
 
 
 def _printed(width: int, model: str) -> str:
