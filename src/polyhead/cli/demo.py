@@ -87,6 +87,8 @@ def run_race(file: Path, num_seeds: int, num_workers: int) -> dict[str, dict[str
 
     seconds = _seconds_per_network() * len(waiting) / min(num_workers, len(waiting) or 1)
     print(RACE.format(seconds=seconds), file=sys.stderr, flush=True)
+    if not waiting:
+        print(f"The race is the one of an earlier demo; to see it run, delete {file}.", file=sys.stderr, flush=True)
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
     with context.Manager() as manager, LiveText() as live:
         messages = manager.Queue()

@@ -211,6 +211,8 @@ def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
         "Heads of width 2, as in the paper's released code."
     )
     parts = [
+        # Both pictures are seen whole on a phone; in a report a wide figure scrolls.
+        "<style>@media (max-width: 40rem) { figure svg { max-width: 100%; } }</style>",
         "<h1>Other heads, other generalisation</h1>",
         "<p>Softmax heads mix what tokens contain; disentangled heads pass on how two tokens compare, so what they "
         "learn about one family of shapes holds for another.</p>",
