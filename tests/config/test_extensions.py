@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import forked
 import pytest
@@ -98,7 +99,7 @@ def test_a_file_imports_nothing(tmp_path, monkeypatch):
         ph.config.from_dict(data)
 
 
-@pytest.mark.parametrize("where", ["function", "main", "replaced", "field", "word"])
+@pytest.mark.parametrize("where", ["function", "main", "replaced", "field"])
 def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, monkeypatch, where):
     if where == "function":
 
@@ -111,18 +112,16 @@ def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, mon
         task = theirs.task.Parity()
         monkeypatch.setattr(theirs.task, "Parity", type("Parity", (theirs.task.Parity,), {}))
         text = "train: Parity of parity_heads.task cannot be found again"
-    elif where in ("field", "word"):
+    elif where == "field":
 
         @dataclasses.dataclass(frozen=True)
         class Moded(theirs.task.Parity):
-            mode: tuple | int = 0
-            word: str | None = None
+            mode: Any = 0
 
         Moded.__module__, Moded.__qualname__ = theirs.task.__name__, "Moded"
         monkeypatch.setattr(theirs.task, "Moded", Moded, raising=False)
-        task = Moded(mode=(1,)) if where == "field" else Moded(word="None")
-        text = r"train: task: mode: tuple or int was wanted but \[1\] came, so the run could not be read from its file"
-        text = text if where == "field" else "train: task.word is 'None' but its file would be read as None"
+        task = Moded(mode={1: 2})
+        text = "train: the run is another one when it is read from its file"
     else:
         task = theirs.task.Parity()
         monkeypatch.setattr(theirs.task.Parity, "__module__", "__main__")

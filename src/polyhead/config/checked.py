@@ -1,18 +1,32 @@
-"""The base class of configurations: it checks types, choices and bounds of the fields in the constructor."""
+"""The base class of configurations.  msgspec checks the types and bounds of the fields in the constructor."""
 
 import dataclasses
 import functools
+import math
 import types
 import typing
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Annotated, Any
 
-from polyhead.spec.shapes import check_number, one_of
+import msgspec
+from msgspec import Meta
 
-LARGEST_BITS = 63
+from polyhead.spec.shapes import one_of
+
+Count = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
+Amount = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(ge=0, lt=1)]
+"""Types of fields with bounds; a `Rate` of dropout is below 1, which would drop everything."""
+
+MAX_BITS = 63
 """Integers of more bits are neither a size nor a seed."""
 
-WORDS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", type(None): "None"}
+
+def choice(names: Iterable[str]) -> Meta:
+    """The annotation of a string that must be one of `names`: `Annotated[str, choice(ACTS)]`."""
+    return Meta(extra={"choices": tuple(names)})
 
 
 def non_semantic(default: Any) -> Any:
@@ -26,90 +40,107 @@ def omitted_at_default(default: Any) -> Any:
 
 
 class Checked:
-    """Base of frozen dataclasses: checks fields that are Booleans, numbers or strings.
+    """Base of frozen dataclasses: the constructor checks all fields against their annotations.
 
-    The constructor raises ValueError for a value of another type, for NaN and infinite numbers, and for values that the
-    tables of the class or of its bases exclude: `_choices` lists the names that a field may have, `_least` and `_most`
-    the bounds of a number.  None passes where the type allows it.  Lists become tuples, and integers in fields of
-    numbers become floats, so that a configuration equals what is read from its file.
+    It raises ValueError for a value of another type, outside its bounds or choices, and for NaN and infinite numbers.
+    Lists become tuples, and integers in fields of numbers become floats, so that a configuration equals what is read
+    from its file.
     """
 
-    _choices: ClassVar[Mapping[str, Iterable[str]]] = {}
-    _least: ClassVar[Mapping[str, int]] = {}
-    _most: ClassVar[Mapping[str, int]] = {}
-
     def __post_init__(self) -> None:
-        kind: Any = type(self)
-        hints = type_hints(kind)
-        for field in dataclasses.fields(kind):
-            value = as_field_value(getattr(self, field.name), hints[field.name])
-            object.__setattr__(self, field.name, value)
-            _check_type(f"{kind.__name__}: {field.name}", value, hints[field.name])
-            if isinstance(value, float):
-                check_number(kind.__name__, field.name, value)
-        for base in reversed(kind.__mro__):
-            self._check_tables(base)
-
-    def _check_tables(self, base: Any) -> None:
-        """Compare the fields with the tables that one class defines."""
-        name = type(self).__name__
-        tables = vars(base)
-        for field, choices in tables.get("_choices", {}).items():
-            if getattr(self, field) is not None:
-                one_of(name, field, getattr(self, field), choices)
-        for field, smallest in tables.get("_least", {}).items():
-            if getattr(self, field) is not None:
-                check_number(name, field, getattr(self, field), smallest)
-        for field, largest in tables.get("_most", {}).items():
-            value = getattr(self, field)
-            if value is not None and value > largest:
-                raise ValueError(f"{name}: {field} must be at most {largest} but is {value}")
+        cls = type(self)
+        for name, hint in field_types(cls).items():
+            value = _check(f"{cls.__name__}: {name}", plain(getattr(self, name)), hint)
+            object.__setattr__(self, name, value)
+            for choices in _choices(cls, name):
+                if value is not None:
+                    one_of(cls.__name__, name, value, choices)
 
 
-def _check_type(field_name: str, value: Any, hint: Any) -> None:
-    """Raise ValueError if a field for plain values or for a tuple has a value of another type."""
-    options = union_members(hint)
-    if isinstance(value, str) and any(typing.get_origin(option) is tuple for option in options):
-        raise ValueError(f"{field_name} must be a list but is {value!r}")
-    if not WORDS.keys() >= set(options):
+def _check(field: str, value: Any, hint: Any) -> Any:
+    """`value` as msgspec converts it to the type `hint`; parts of a configuration are already built."""
+    classes = part_classes(hint)
+    if classes:
+        _check_part(field, value, hint, classes)
+        return value
+    try:
+        value = msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        expected = str(error).removeprefix("Expected ").partition(", got")[0].replace("`", "")
+        expected = expected.replace("null", "None").replace("array", "list")
+        raise ValueError(f"{field} must be {expected} but is {value!r}") from None
+    _check_numbers(field, value)
+    return value
+
+
+def _check_part(field: str, value: Any, hint: Any, classes: tuple[type, ...]) -> None:
+    """Raise ValueError unless `value` is one of the classes; lists of parts are checked by their owner."""
+    members = union_members(hint)
+    if value is None and type(None) in members:
         return
-    # A Boolean is an integer to Python, but not to a reader of a configuration.
-    is_allowed = isinstance(value, options) and (not isinstance(value, bool) or bool in options)
-    if not is_allowed:
-        words = " or ".join(WORDS[option] for option in options)
-        raise ValueError(f"{field_name} must be {words} but is {value!r}")
-    if isinstance(value, int) and value.bit_length() > LARGEST_BITS:
-        raise ValueError(f"{field_name} must have at most {LARGEST_BITS} bits but has {value.bit_length()}")
+    holds_lists = any(typing.get_origin(member) for member in members)
+    if not holds_lists and not isinstance(value, classes):
+        names = " or ".join(cls.__name__ for cls in classes)
+        raise ValueError(f"{field} must be {names} but is {value!r}")
 
 
-def as_field_value(value: Any, hint: Any) -> Any:
-    """`value` with lists as tuples, and with integers as floats where the type is float."""
-    options = union_members(hint)
-    if type(value) is int and float in options and int not in options and value.bit_length() <= LARGEST_BITS:
-        return float(value)
-    tuples = [option for option in options if typing.get_origin(option) is tuple]
-    if isinstance(value, (list, tuple)) and tuples:
-        hints = element_hints(tuples[0], len(value))
-        if len(hints) == len(value):
-            return tuple(as_field_value(*pair) for pair in zip(value, hints, strict=True))
-        return tuple(value)
+def _check_numbers(field: str, value: Any) -> None:
+    """Raise ValueError for NaN, infinity and integers of too many bits: msgspec lets them pass."""
+    if isinstance(value, tuple):
+        for item in value:
+            _check_numbers(field, item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{field} must be a finite number but is {value}")
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError(f"{field} must have at most {MAX_BITS} bits but has {value.bit_length()}")
+
+
+def plain(value: Any) -> Any:
+    """`value` with lists as tuples, and numbers of NumPy and members of enumerations as plain numbers and strings."""
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(item) for item in value)
+    if value is None or isinstance(value, bool):
+        return value
+    for basic in (int, float):
+        if isinstance(value, basic):
+            return basic(value)
+    if isinstance(value, str):
+        return str.__str__(value)
     return value
 
 
 @functools.cache
-def type_hints(cls: type) -> dict[str, Any]:
-    """The types of the fields of a dataclass."""
-    return typing.get_type_hints(cls)
+def field_types(cls: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass, with their bounds."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@functools.cache
+def _choices(cls: Any, name: str) -> list[tuple[str, ...]]:
+    """The choices of a field: one tuple, or none."""
+    choices = []
+    for member in union_members(field_types(cls)[name]):
+        for metadata in getattr(member, "__metadata__", ()):
+            if isinstance(metadata, Meta) and metadata.extra:
+                choices.append(metadata.extra["choices"])
+    return choices
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
     """The members of a union; for any other type, the type itself."""
-    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
 
 
-def element_hints(hint: Any, count: int) -> tuple[Any, ...]:
-    """The types in a tuple or sequence that holds `count` values, unless its own number is fixed."""
-    hints = typing.get_args(hint)
-    is_fixed = typing.get_origin(hint) is tuple and hints[-1] is not ...
-    return hints if is_fixed else hints[:1] * count
+def part_classes(hint: Any) -> tuple[type, ...]:
+    """The configurations that a field of type `hint` may hold, also in lists."""
+    classes: list[type] = []
+    for member in union_members(hint):
+        if dataclasses.is_dataclass(member):
+            classes.append(typing.cast(type, member))
+        elif typing.get_origin(member) is not Annotated:
+            for element in typing.get_args(member):
+                classes += part_classes(element)
+    return tuple(dict.fromkeys(classes))

@@ -3,13 +3,11 @@
 `polyhead.config` has all of them, with the mechanisms, the transformer, the task and the run.
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from polyhead.config.checked import Checked, omitted_at_default
+from polyhead.config.checked import Amount, Checked, Count, Positive, choice, omitted_at_default
 from polyhead.spec import ACTS, LAYOUTS
-from polyhead.spec.shapes import check_number
 
 __all__ = [
     "Alibi",
@@ -30,8 +28,10 @@ __all__ = [
     "Tokens",
     "Values",
     "Vectors",
-    "narrower",
 ]
+
+
+Act = Annotated[str, choice(ACTS)]
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,8 @@ class Position(Checked):
 class Rotary(Position):
     """Rotary embedding of q and k.  `interleaved` rotates pairs (2j, 2j+1), `half` rotates pairs (j, j + d/2)."""
 
-    theta: float = 1e4
-    layout: str = "interleaved"
-
-    _choices: ClassVar = {"layout": LAYOUTS}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("Rotary", "theta", self.theta, 0, above=True)
+    theta: Positive = 1e4
+    layout: Annotated[str, choice(LAYOUTS)] = "interleaved"
 
 
 @dataclass(frozen=True)
@@ -72,11 +66,9 @@ class RelativeBias(Position):
     some none.
     """
 
-    buckets: int | None = None
-    max_distance: int | None = None
+    buckets: Count | None = None
+    max_distance: Count | None = None
     bidirectional: bool = False
-
-    _least: ClassVar = {"buckets": 1, "max_distance": 1}
 
 
 @dataclass(frozen=True)
@@ -115,22 +107,17 @@ class FeedForward(Checked):
 class Mlp(FeedForward):
     """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
 
-    hidden: int | None = None
-    act: str = "gelu"
+    hidden: Count | None = None
+    act: Act = "gelu"
     bias: bool = True
-
-    _choices: ClassVar = {"act": ACTS}
-    _least: ClassVar = {"hidden": 1}
 
 
 @dataclass(frozen=True)
 class Swiglu(FeedForward):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to the multiple of 64 nearest to 8/3 width."""
 
-    hidden: int | None = None
+    hidden: Count | None = None
     bias: bool = omitted_at_default(False)
-
-    _least: ClassVar = {"hidden": 1}
 
 
 @dataclass(frozen=True)
@@ -138,20 +125,17 @@ class Experts(FeedForward):
     """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; the gate has no
     noise."""
 
-    experts: int = 4
-    top_k: int = 2
-    hidden: int | None = None
-    act: str = "gelu"
+    experts: Count = 4
+    top_k: Count = 2
+    hidden: Count | None = None
+    act: Act = "gelu"
     bias: bool = True
-    balance: float = 0.01  # weight of the load-balance loss
-
-    _choices: ClassVar = {"act": ACTS}
-    _least: ClassVar = {"experts": 1, "hidden": 1}
+    balance: Amount = 0.01  # weight of the load-balance loss
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.top_k <= self.experts:
-            raise ValueError(f"Experts: top_k must be 1 to {self.experts} (experts) but is {self.top_k}")
+        if self.top_k > self.experts:
+            raise ValueError(f"Experts: top_k must be at most {self.experts} (experts) but is {self.top_k}")
 
 
 FEEDFORWARDS: tuple[type[FeedForward], ...] = (Mlp, Swiglu, Experts)
@@ -172,20 +156,16 @@ def _check_heir(part: Checked, base: type, built_in: tuple[type, ...], *methods:
 class Tokens(Checked):
     """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
 
-    count: int
+    count: Count
     scaled: bool = omitted_at_default(False)
-
-    _least: ClassVar = {"count": 1}
 
 
 @dataclass(frozen=True)
 class Vectors(Checked):
     """Vectors (b t size) through a linear map."""
 
-    size: int
+    size: Count
     bias: bool = True
-
-    _least: ClassVar = {"size": 1}
 
 
 @dataclass(frozen=True)
@@ -196,19 +176,13 @@ class Patches(Checked):
     `class_token`: a learned token before all patches.
     """
 
-    image: tuple[int, int, int]
-    patch: tuple[int, int]
+    image: tuple[Count, Count, Count]
+    patch: tuple[Count, Count]
     norm: bool = False
     class_token: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, count in (("image", 3), ("patch", 2)):
-            value = getattr(self, name)
-            sizes = value if isinstance(value, (list, tuple)) else ()
-            if len(sizes) != count or not all(type(size) is int and size > 0 for size in sizes):
-                raise ValueError(f"Patches: {name} must be {count} positive integers but is {value!r}")
-            object.__setattr__(self, name, tuple(value))
         if self.image[1] % self.patch[0] or self.image[2] % self.patch[1]:
             raise ValueError(
                 f"Patches: patches of {self.patch[0]} x {self.patch[1]} do not divide an image of "
@@ -229,54 +203,27 @@ class Logits(Checked):
     """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper's
     LM)."""
 
-    count: int
+    count: Count
     bias: bool = False
     tied: bool = False
     scaled: bool = False
-
-    _least: ClassVar = {"count": 1}
 
 
 @dataclass(frozen=True)
 class Values(Checked):
     """`size` real numbers per position."""
 
-    size: int = 1
+    size: Count = 1
     bias: bool = True
-
-    _least: ClassVar = {"size": 1}
 
 
 @dataclass(frozen=True)
 class Classes(Checked):
     """`count` logits per sequence, (b 1 count), from the mean over its tokens or from the first (`pool="class"`)."""
 
-    count: int
-    pool: str = "mean"
+    count: Count
+    pool: Annotated[str, choice(("mean", "class"))] = "mean"
     bias: bool = True
-
-    _choices: ClassVar = {"pool": ("mean", "class")}
-    _least: ClassVar = {"count": 1}
 
 
 Output = Logits | Values | Classes
-
-
-def narrower(inputs: Input, outputs: Output, dim: int, preset: str) -> float:
-    """The factor of the initial map to a language model's logits, applied after the preset has filled it.
-
-    Logits of variance v cost about v / 2 nats more than ln(count), the loss of a uniform prediction.  A tied table is
-    scaled so that initial logits have variance 1/4 or, if `outputs.scaled` divides by sqrt(dim), so that its rows have
-    variance 1 / dim.  With `inputs.scaled` it is divided by sqrt(dim) once more: a token's own row then dominates the
-    stream and would give that token the logit sqrt(dim).  An untied map is scaled to logits of variance 1/4, too; in
-    "cs336" only if the course's own rule costs more than ln(count) / 16.
-    """
-    if not (isinstance(inputs, Tokens) and isinstance(outputs, Logits)):
-        return 1.0
-    count = outputs.count
-    if not outputs.tied:
-        preset_std = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
-        is_small = preset == "cs336" and dim * preset_std**2 / 2 <= math.log(count) / 16
-        return 1.0 if is_small else 0.5 * dim**-0.5 / preset_std
-    std = 1.0 if outputs.scaled else 0.5 / (dim**0.5 if inputs.scaled else 1.0)
-    return std if preset == "hyla" else std * dim**-0.5

@@ -18,7 +18,6 @@ import functools
 import importlib
 import importlib.metadata
 import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -29,7 +28,7 @@ BASES = {"Mechanism": "mechanisms", "Position": "positions", "FeedForward": "fee
 GROUPS = {sort: f"polyhead.{sort}" for sort in ("tasks", *BASES.values(), "recipes")}
 """Sort of an extension -> the group of its entry points."""
 
-ASKED = "POLYHEAD_IMPORT"
+IMPORTS = "POLYHEAD_IMPORT"
 """The environment variable that names modules to import before a configuration is read."""
 
 _ADDED: dict[str, dict[str, object]] = {sort: {} for sort in GROUPS}
@@ -69,8 +68,8 @@ def _sort(extension: Callable[..., object]) -> str:
     if not isinstance(extension, type):
         return "recipes"
     for base in extension.__mro__:
-        if ":" not in kind_of(base) and base.__name__ in BASES:
-            return BASES[base.__name__]
+        if kind_of(base) in BASES:
+            return BASES[kind_of(base)]
     return "tasks"
 
 
@@ -99,7 +98,7 @@ def bring(modules: Iterable[str], option: str = "--import") -> None:
 
 
 def _bring_from_environment() -> None:
-    bring(filter(None, os.environ.get(ASKED, "").split(",")), ASKED)
+    bring(filter(None, os.environ.get(IMPORTS, "").split(",")), IMPORTS)
 
 
 def kind_of(definition: object) -> str:
@@ -117,12 +116,11 @@ def find(kind: str, path: str) -> type:
     _bring_from_environment()
     for sort in GROUPS:
         for point in _points(sort):
-            if point.value.replace(" ", "").partition("[")[0] == kind:
+            if f"{point.module}:{point.attr}" == kind:
                 _load(point)
     cls = _imported(module, name)
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-        remedy = f"import {module} first, or give --import {module}"
-        raise UnknownKind(f"{path}: {kind} is not of this package; {remedy}")
+        raise UnknownKind(f"{path}: {kind} is not of this package; import {module} first, or give --import {module}")
     return cls
 
 
@@ -153,41 +151,26 @@ def foreign(config: object) -> Iterator[type]:
             yield from foreign(item)
 
 
-def modules(config: object, caller: str) -> list[str]:
-    """Modules that another process must import to read a configuration.  Raises ValueError if it could not."""
+@contextlib.contextmanager
+def handed_on(config: object, caller: str) -> Iterator[None]:
+    """Context manager: processes started inside can read `config`.  Raises ValueError if they could not."""
     names: dict[str, None] = {}
     for kind in foreign(config):
         check_found(kind, caller)
         if kind.__module__ == "__main__":
             raise ValueError(f"{caller}: {kind.__qualname__} is defined in the program itself; put it in a module")
         names[kind.__module__] = None
-    return list(names)
-
-
-@contextlib.contextmanager
-def handed_on(config: object, caller: str) -> Iterator[None]:
-    """Context manager: processes started inside can read `config`.  Raises ValueError if they could not."""
-    names = modules(config, caller)
-    before = {name: os.environ.get(name) for name in (ASKED, "PYTHONPATH")}
+    before = dict(os.environ)
     if names:
-        folders = dict.fromkeys(_import_folder(module) for module in names)
-        os.environ[ASKED] = ",".join(filter(None, [before[ASKED], *names]))
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before["PYTHONPATH"], *folders]))
+        os.environ[IMPORTS] = ",".join(filter(None, [before.get(IMPORTS), *names]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _import_folder(module: str) -> str:
-    """The folder that must be on the path to import a module."""
-    package = sys.modules[module.partition(".")[0]]
-    file = pathlib.Path(package.__file__ or next(iter(package.__path__)))
-    return str((file.parent if file.name == "__init__.py" else file).parent.resolve())
+        for name in (IMPORTS, "PYTHONPATH"):
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
 
 
 def _load(point: importlib.metadata.EntryPoint) -> object:

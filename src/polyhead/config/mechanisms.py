@@ -3,9 +3,11 @@
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated
 
-from polyhead.config.checked import Checked, non_semantic, omitted_at_default
+from msgspec import Meta
+
+from polyhead.config.checked import Checked, Count, choice, non_semantic, omitted_at_default
 from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
 from polyhead.spec.shapes import check_number
@@ -28,6 +30,13 @@ __all__ = [
 LARGEST = 4096
 """The most layers, and the most neighbours, so that a file with 10^12 layers is refused at once."""
 
+LayerCount = Annotated[int, Meta(ge=1, le=LARGEST)]
+
+
+Act = Annotated[str, choice(ACTS)]
+RelationAct = Annotated[str, choice(RELATION_ACTS)]
+Normalise = Annotated[str, choice(NORMALISE)]
+
 
 @dataclass(frozen=True)
 class Mechanism(Checked):
@@ -38,14 +47,12 @@ class Mechanism(Checked):
     keys are those of the group before it in the list.
     """
 
-    heads: int = 8
-    dim: int | None = None
-    value_dim: int | None = None
-    kv_heads: int | None = None
+    heads: Count = 8
+    dim: Count | None = None
+    value_dim: Count | None = None
+    kv_heads: Count | None = None
     share: bool = omitted_at_default(False)
     impl: str = non_semantic("auto")
-
-    _least: ClassVar = {"heads": 1, "dim": 1, "value_dim": 1, "kv_heads": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,26 +110,17 @@ class Softmax(Mechanism):
 class Linear(Mechanism):
     """Linear attention: scores without softmax.  `act` is the activation of the values."""
 
-    normalise: str = "identity"
-    act: str = "identity"
-
-    _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS}
+    normalise: Normalise = "identity"
+    act: Act = "identity"
 
 
 @dataclass(frozen=True)
 class Hyla(Mechanism):
     """Hypernetwork linear attention (Schug et al., eq. 6; `value_depth=2` is the deep value network of eq. 10)."""
 
-    normalise: str = "rms_heads"
-    act: str = "relu"
-    value_depth: int = 1
-
-    _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.value_depth not in (1, 2):
-            raise ValueError(f"Hyla: value_depth must be 1 or 2 but is {self.value_depth}")
+    normalise: Normalise = "rms_heads"
+    act: Act = "relu"
+    value_depth: Annotated[int, Meta(ge=1, le=2)] = 1
 
 
 @dataclass(frozen=True)
@@ -134,12 +132,10 @@ class Pooled(Mechanism):
     "sequence": one code of the whole sequence chooses the operation of all queries, so such heads are not causal.
     """
 
-    normalise: str = "rms_heads"
-    act: str = "relu"
-    pool: str = "max"
-    network: str = "pair"
-
-    _choices: ClassVar = {"normalise": NORMALISE, "act": ACTS, "pool": POOLS, "network": NETWORKS}
+    normalise: Normalise = "rms_heads"
+    act: Act = "relu"
+    pool: Annotated[str, choice(POOLS)] = "max"
+    network: Annotated[str, choice(NETWORKS)] = "pair"
 
     @property
     def reads_all_queries(self) -> bool:
@@ -154,10 +150,8 @@ class Symbols(Checked):
     `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer.
     """
 
-    dim: int | None = None
+    dim: Count | None = None
     shared: bool = True
-
-    _least: ClassVar = {"dim": 1}
 
     def start_std(self, width: int, max_length: int) -> float:
         """The standard deviation of initial symbols in a model of this width, used to balance relations.
@@ -178,13 +172,11 @@ class SymbolicAttention(Symbols):
     queries and templates stay separate.
     """
 
-    count: int = 64
-    heads: int | None = None
+    count: Count = 64
+    heads: Count | None = None
     trainable: bool = True
     once: bool = False
     tied: bool = omitted_at_default(False)
-
-    _least: ClassVar = {"count": 1, "heads": 1}
 
 
 @dataclass(frozen=True)
@@ -196,14 +188,11 @@ class RelationalSymbols(SymbolicAttention):
     the model.
     """
 
-    neighbours: int = 2
-    relations: int = 4
+    neighbours: LayerCount = 2
+    relations: Count = 4
     include_self: bool = False
     normalise: bool = True
     causal: bool | None = omitted_at_default(None)
-
-    _least: ClassVar = {"neighbours": 1, "relations": 1}
-    _most: ClassVar = {"neighbours": LARGEST}
 
 
 @dataclass(frozen=True)
@@ -216,9 +205,7 @@ class RelativeSymbols(Symbols):
     """A learned symbol for each offset of key and query; larger offsets are clipped to `distance` (None: no
     clipping)."""
 
-    distance: int | None = None
-
-    _least: ClassVar = {"distance": 1}
+    distance: Count | None = None
 
     def start_std(self, width: int, max_length: int) -> float:
         """The standard deviation of a uniform table of variance 2 / (rows + width)."""
@@ -247,9 +234,7 @@ class SymbolHeads(Mechanism):
     """
 
     symbols: SymbolSource = PositionSymbols()
-    hidden: int | None = None
-
-    _least: ClassVar = {"hidden": 1}
+    hidden: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,26 +259,20 @@ class Relational(SymbolHeads):
     divides that by the root of value_dim (as released).
     """
 
-    relations: int | None = None
-    relation_dim: int | None = None
-    relation_act: str = "identity"
+    relations: Count | None = None
+    relation_dim: Count | None = None
+    relation_act: RelationAct = "identity"
     symmetric: bool = False
-    relation_init: str = "balanced"
-
-    _choices: ClassVar = {"relation_act": RELATION_ACTS, "relation_init": RELATION_INIT}
-    _least: ClassVar = {"relations": 1, "relation_dim": 1}
+    relation_init: Annotated[str, choice(RELATION_INIT)] = "balanced"
 
 
 @dataclass(frozen=True)
 class Disentangled(SymbolHeads):
     """Disentangled relational cross-attention: each head weights symbols by attention times its own relation."""
 
-    relation_dim: int | None = None
-    relation_act: str = "identity"
+    relation_dim: Count | None = None
+    relation_act: RelationAct = "identity"
     symmetric: bool = False
-
-    _choices: ClassVar = {"relation_act": RELATION_ACTS}
-    _least: ClassVar = {"relation_dim": 1}
 
 
 @dataclass(frozen=True)
@@ -303,9 +282,7 @@ class Abstractor(SymbolHeads):
     `act`: softmax over keys, or a pointwise activation of the scores, without normalisation.
     """
 
-    act: str = "softmax"
-
-    _choices: ClassVar = {"act": RELATION_ACTS}
+    act: RelationAct = "softmax"
 
 
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, Pooled)

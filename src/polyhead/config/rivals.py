@@ -5,13 +5,13 @@ Each has inputs and outputs as a transformer's configuration has.  The modules a
 
 import typing
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from polyhead.config.checked import Checked
+from msgspec import Meta
+
+from polyhead.config.checked import Checked, Count, Rate
 from polyhead.config.components import Classes, Input, Patches
-from polyhead.config.mechanisms import LARGEST, PositionSymbols, RelativeSymbols, SymbolSource
-from polyhead.spec import RELATION_ACTS
-from polyhead.spec.shapes import check_rate
+from polyhead.config.mechanisms import LARGEST, LayerCount, PositionSymbols, RelationAct, RelativeSymbols, SymbolSource
 
 __all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
 
@@ -33,10 +33,8 @@ class Objects(Checked):
 
     inputs: Input
     outputs: Classes
-    dim: int = 128
-    length: int | None = None
-
-    _least: ClassVar = {"dim": 1, "length": 1}
+    dim: Count = 128
+    length: Count | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,10 +65,8 @@ class CoRelNetConfig(Objects):
     9
     """
 
-    hidden: int | None = None
+    hidden: Count | None = None
     softmax: bool = True
-
-    _least: ClassVar = {"hidden": 1}
 
 
 @dataclass(frozen=True)
@@ -80,11 +76,9 @@ class PrediNetConfig(Objects):
     `length`: number of objects, needed unless the inputs are patches.  `key_dim`: by default dim // heads.
     """
 
-    heads: int = 16
-    relations: int = 8
-    key_dim: int | None = None
-
-    _least: ClassVar = {"heads": 1, "relations": 1, "key_dim": 1}
+    heads: Count = 16
+    relations: Count = 8
+    key_dim: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -99,21 +93,17 @@ class AbstractorConfig(Checked):
 
     inputs: Input
     outputs: Classes | None = None
-    dim: int = 128
-    layers: int = 2
-    heads: int = 4
-    head_dim: int | None = None
-    hidden: int | None = None
-    act: str = "softmax"
+    dim: Count = 128
+    layers: LayerCount = 2
+    heads: Count = 4
+    head_dim: Count | None = None
+    hidden: Count | None = None
+    act: RelationAct = "softmax"
     symbols: SymbolSource = PositionSymbols()  # noqa: RUF009 (frozen)
     self_attention: bool = True
-    encoder_layers: int = 0
-    max_length: int = 512
-    dropout: float = 0.0
-
-    _choices: ClassVar = {"act": RELATION_ACTS}
-    _least: ClassVar = {"dim": 1, "layers": 1, "heads": 1, "head_dim": 1, "hidden": 1, "max_length": 1}
-    _most: ClassVar = {"layers": LARGEST}
+    encoder_layers: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
+    max_length: Count = 512
+    dropout: Rate = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,9 +115,6 @@ class AbstractorConfig(Checked):
             )
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
-        if not 0 <= self.encoder_layers <= LARGEST:
-            raise ValueError(f"AbstractorConfig: encoder_layers must be 0 to {LARGEST} but is {self.encoder_layers}")
-        check_rate("AbstractorConfig", self.dropout)
 
 
 Baseline = CoRelNetConfig | PrediNetConfig | AbstractorConfig

@@ -13,10 +13,20 @@ import typing
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from polyhead.config import serial
-from polyhead.config.checked import Checked, non_semantic, omitted_at_default
+from polyhead.config.checked import (
+    Amount,
+    Checked,
+    Count,
+    Index,
+    Positive,
+    Rate,
+    choice,
+    non_semantic,
+    omitted_at_default,
+)
 from polyhead.config.components import (
     FEEDFORWARDS,
     POSITIONS,
@@ -30,8 +40,8 @@ from polyhead.config.components import (
     Tokens,
 )
 from polyhead.config.mechanisms import (
-    LARGEST,
     MECHANISMS,
+    LayerCount,
     Mechanism,
     RelationalSymbols,
     RelativeSymbols,
@@ -46,7 +56,6 @@ from polyhead.config.serial import to_dict
 from polyhead.config.task import Task
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
 from polyhead.spec.notebook import as_table
-from polyhead.spec.shapes import check_rate
 
 __all__ = [
     "BlindToOrder",
@@ -67,14 +76,6 @@ __all__ = [
 
 Heads = tuple[Mechanism, ...]
 
-_PARTS: dict[str, tuple[type, ...]] = {
-    "inputs": typing.get_args(Input),
-    "outputs": typing.get_args(Output),
-    "feedforward": (*FEEDFORWARDS, FeedForward),
-    "positions": (*POSITIONS, Position, type(None)),
-}
-_BASES = (FeedForward, Position, type(None))  # never listed as choices
-
 
 class BlindToOrder(UserWarning):
     """The outputs of a transformer of tokens do not depend on the order of the tokens."""
@@ -92,50 +93,40 @@ class TransformerConfig(Checked):
 
     inputs: Input
     outputs: Output
-    dim: int = 128
-    layers: int = 2
+    dim: Count = 128
+    layers: LayerCount = 2
     heads: Mechanism | Sequence[Mechanism | Sequence[Mechanism]] = (Softmax(),)
     feedforward: FeedForward = Mlp()  # noqa: RUF009 (frozen)
     positions: Position | None = None
-    max_length: int = 512
+    max_length: Count = 512
     causal: bool = False
-    norm: str = "layer"
-    norm_eps: float = 1e-5
-    norm_order: str = "pre"
+    norm: Annotated[str, choice(NORMS)] = "layer"
+    norm_eps: Amount = 1e-5
+    norm_order: Annotated[str, choice(NORM_ORDERS)] = "pre"
     bias: bool = False
     """Biases on q, k, v and the output projection."""
     qk_norm: bool = False
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Dropout rate on the latent code."""
     dropout_shared: bool = False
     """One dropout mask per layer, shared by batch and heads, instead of one per element."""
-    residual_dropout: float = 0.0
-    init: str = "cs336"
+    residual_dropout: Rate = 0.0
+    init: Annotated[str, choice(PRESETS)] = "cs336"
     final_norm: bool | None = omitted_at_default(None)
     """A norm after the last block; None: with pre-norm only."""
-    encoder: "TransformerConfig | AbstractorConfig | None" = omitted_at_default(None)  # noqa: RUF009 (a field)
-    cross_heads: Mechanism | Sequence[Mechanism] | None = omitted_at_default(None)  # noqa: RUF009 (a field)
+    encoder: "TransformerConfig | AbstractorConfig | None" = omitted_at_default(None)
+    cross_heads: Mechanism | Sequence[Mechanism] | None = omitted_at_default(None)
     encoder_symbols: bool = omitted_at_default(False)
     """The layers read the encoder's sources of symbols, which must be shared, instead of their own."""
-    window: int | None = omitted_at_default(None)
+    window: Count | None = omitted_at_default(None)
     """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
     """Activation checkpointing: in training, save only the inputs of the blocks and recompute the rest in the backward
     pass.  It takes less memory and one more forward pass, and gives the same gradients."""
 
-    _choices: ClassVar = {"norm": NORMS, "norm_order": NORM_ORDERS, "init": PRESETS}
-    _least: ClassVar = {"dim": 1, "layers": 1, "max_length": 1, "window": 1, "norm_eps": 0}
-    _most: ClassVar = {"layers": LARGEST}
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rate("TransformerConfig", self.dropout)
-        check_rate("TransformerConfig", self.residual_dropout, "residual_dropout")
         object.__setattr__(self, "heads", _layers_of_heads(self.heads))
-        for name, kinds in _PARTS.items():
-            if not isinstance(getattr(self, name), kinds):
-                names = ", ".join(f"{kind.__name__}()" for kind in kinds if kind not in _BASES)
-                raise ValueError(f"TransformerConfig: {name} must be one of {names} but is {getattr(self, name)!r}")
         if self.per_layer and len(self._lists) != self.layers:
             raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
         if self.cross_heads is not None:
@@ -283,45 +274,36 @@ class Decay(Checked):
 class Train(Checked):
     """AdamW, linear warm-up from 0, cosine to `final` x lr."""
 
-    steps: int = 1000
-    batch_size: int = 128
-    lr: float = 1e-3
-    weight_decay: float = 0.1
+    steps: Count = 1000
+    batch_size: Count = 128
+    lr: Amount = 1e-3
+    weight_decay: Amount = 0.1
     decay: Decay = Decay()
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    warmup: int = 100
-    final: float = 0.1
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
+    eps: Amount = 1e-8
+    warmup: Index = 100
+    final: Amount = 0.1
     early_floor: bool = False
     """End the cosine `warmup` steps early (the original HYLA code counted warm-up twice)."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Largest gradient norm; None does not clip."""
-    precision: str = "fp32"
+    precision: Annotated[str, choice(("fp32", "bf16", "fp16"))] = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
-    accumulate: int = omitted_at_default(1)
+    accumulate: Count = omitted_at_default(1)
     """Gradient accumulation: a batch is processed in this many parts.  It takes less memory and gives the same
     gradient, except that each part draws its own dropout, and balances its own load of experts.  It must divide
     `batch_size`."""
-    eval_batches: int = 16
-    eval_every: int = non_semantic(500)
-    log_every: int = non_semantic(50)
-    save_every: int = non_semantic(500)
-    keep: int = non_semantic(2)
+    eval_batches: Count = 16
+    eval_every: Count = non_semantic(500)
+    log_every: Count = non_semantic(50)
+    save_every: Count = non_semantic(500)
+    keep: Count = non_semantic(2)
     """How many of the last checkpoints are kept; the best one is kept in addition."""
-
-    _choices: ClassVar = {"precision": ("fp32", "bf16", "fp16")}
-    _least: ClassVar = dict.fromkeys(
-        ("steps", "batch_size", "accumulate", "eval_batches", "eval_every", "log_every", "save_every", "keep"), 1
-    ) | dict.fromkeys(("lr", "weight_decay", "warmup", "final", "eps"), 0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.batch_size % self.accumulate:
             raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
-        if self.clip is not None and self.clip <= 0:
-            raise ValueError(f"Train: clip must be above 0, or None, but is {self.clip}")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"Train: betas must be two numbers in [0, 1) but are {self.betas}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -336,18 +318,15 @@ class Run(Checked):
     device: str = non_semantic("auto")
     compile: bool = non_semantic(False)
     deterministic: bool = non_semantic(False)
-    threads: int | None = non_semantic(None)
+    threads: Count | None = non_semantic(None)
     fast_products: bool = non_semantic(True)
     """On a CPU, compute float32 matrix products by oneDNN if a check finds that faster and as exact.  Like the number
     of threads, it only changes rounding."""
     folder: str | None = non_semantic(None)
-    parallel: str = non_semantic("data")
+    parallel: Annotated[str, choice(("data", "sharded"))] = non_semantic("data")
     """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
     track: tuple[str, ...] = non_semantic(())
     """Trackers beside metrics.jsonl: tensorboard, wandb."""
-
-    _choices: ClassVar = {"parallel": ("data", "sharded")}
-    _least: ClassVar = {"threads": 1}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -418,5 +397,4 @@ def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
 
 def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:
     """The inverse of `to_dict`; `kinds`: see `load`.  Unknown fields, kinds, types are errors that name the field."""
-    serial.check_size(data)
     return serial.build(data, Run, {cls.__name__: cls for cls in (*_KINDS, *kinds)}, where)

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON values and back, and JSON and YAML files.
+"""Configurations to JSON values and back, and JSON and YAML files.
 
 A dataclass becomes an object with its class name under "kind".  Reading checks every field, kind and type, and errors
 name the path of the wrong field.  Only classes that the caller lists can be built, so a file from a stranger runs no
@@ -10,18 +10,17 @@ import functools
 import json
 import math
 import pathlib
+import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polyhead.config.checked import element_hints, type_hints, union_members
+from polyhead.config.checked import part_classes
 from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import one_of
 
 Name = typing.TypeVar("Name")
 Value = typing.TypeVar("Value")
-
-MAX_VALUES, MAX_DEPTH, SHOWN = 100_000, 100, 200
 
 
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
@@ -37,11 +36,6 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
         return values
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]
-    if isinstance(config, bool):
-        return config
-    for plain in (int, float, str):  # a number of NumPy or a member of an enumeration: YAML writes only plain values
-        if isinstance(config, plain):
-            return plain.__str__(config) if plain is str else plain(config)
     return config
 
 
@@ -59,7 +53,7 @@ def flat(values: object, prefix: str = "") -> dict[str, object]:
         return {prefix: values}
     names: dict[str, object] = {}
     for name, value in pairs:
-        names |= flat(value, f"{prefix}.{name}" if prefix else str(name))
+        names |= flat(value, f"{prefix}.{name}".removeprefix("."))
     return names
 
 
@@ -71,11 +65,8 @@ def read(path: str | pathlib.Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".json":
-            values = json.loads(text, object_pairs_hook=_object)
-        else:
-            values = yaml.load(text, Loader=_yaml_loader())
-        check_size(values)
-        return values
+            return json.loads(text, object_pairs_hook=_unique)
+        return yaml.load(text, Loader=_yaml_loader())
     except RecursionError:
         raise ValueError(f"{path}: cannot be read (it is nested too deeply)") from None
     except OSError as error:
@@ -85,72 +76,48 @@ def read(path: str | pathlib.Path) -> Any:
         raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    check_once([name for name, _ in pairs])
-    return dict(pairs)
+def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these fields.  Raises ValueError for a field that is given twice: parsers keep the last value."""
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"{name!r} is given twice")
+        values[name] = value
+    return values
 
 
 @functools.cache
 def _yaml_loader() -> Any:
+    """YAML in which 3e-4 is a number and None is null, as people write them, and no field is given twice."""
     import yaml
 
-    class UniqueKeysLoader(yaml.SafeLoader):
+    class Loader(yaml.SafeLoader):
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
-            check_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
+            _unique((key.value, None) for key, _ in node.value)
             return node
 
-    return UniqueKeysLoader
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), None)
+    Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N"])
+    return Loader
 
 
-def check_once(names: Sequence[str]) -> None:
-    """Raise a ValueError for a field that is given twice: parsers keep the last value without a word."""
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is given twice")
-
-
-def check_size(values: Any) -> None:
-    """Raise ValueError for too many values or too much nesting.
-
-    By aliases, a few lines of YAML can hold billions of values, or a list that contains itself.
-    """
-    count, waiting = 0, [(values, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        children: list[Any] = []
-        if isinstance(value, (dict, list)):
-            children = list(value.values()) if isinstance(value, dict) else value
-        waiting += [(child, depth + 1) for child in children]
-        count += 1 + len(children)
-        if count > MAX_VALUES or depth > MAX_DEPTH:
-            raise ValueError(f"it has more than {MAX_VALUES} values or is nested more than {MAX_DEPTH} deep")
-
-
-def build(data: Any, default: Any, known: Mapping[str, type], path: str, allowed: Sequence[type] = ()) -> Any:
+def build(data: Any, default: type | None, known: Mapping[str, type], path: str, allowed: Iterable[type] = ()) -> Any:
     """The dataclass that `data` describes; its "kind" names a class of `known`, by default `default`.
 
     `allowed`: the classes that an error lists, if not all of `known`.  Raises ValueError, which begins with `path`,
     for unknown kinds (UnknownKind) and for unknown, missing or mistyped fields.
     """
     if not isinstance(data, dict):
-        raise ValueError(f"{path}: an object with fields was wanted but {shown(data)} came")
-    kind = data.get("kind")
-    if kind is None:
-        cls = default
-    elif not isinstance(kind, str):
-        raise ValueError(f'{path}: "kind" must be the name of a class but is {shown(kind)}')
-    else:
-        cls = find(kind, path) if ":" in kind else _known_class(kind, known, path, allowed)
-    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-        raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(known)})')
-    hints = type_hints(cls)
+        raise ValueError(f"{path}: must be an object with fields but is {data!r:.200}")
+    cls = _class_of(data.get("kind"), default, known, path, tuple(allowed))
+    hints = typing.get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
     for name, value in data.items():
         if name != "kind":
-            one_of(path, "field", name, list(fields))
-            values[name] = _read_value(value, hints[name], known, f"{path}: {name}")
+            one_of(path, "field", name, fields)
+            values[name] = _build_parts(value, hints[name], known, f"{path}: {name}")
     missing = []
     for name, field in fields.items():
         if name not in values and field.default is field.default_factory:  # both are MISSING
@@ -163,11 +130,22 @@ def build(data: Any, default: Any, known: Mapping[str, type], path: str, allowed
         raise ValueError(f"{path}: {error}") from None
 
 
-def _known_class(kind: str, known: Mapping[str, type], path: str, allowed: Sequence[type]) -> type:
-    """The class of this package with that name.  UnknownKind lists the allowed classes."""
+def _class_of(
+    kind: object, default: type | None, known: Mapping[str, type], path: str, allowed: tuple[type, ...]
+) -> Any:
+    """The dataclass that "kind" names.  Raises UnknownKind, which lists the allowed classes."""
+    if kind is None:
+        if default is None:
+            names = [cls.__name__ for cls in allowed or known.values()]
+            raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(names)})')
+        return default
+    if not isinstance(kind, str):
+        raise ValueError(f'{path}: "kind" must be the name of a class but is {kind!r:.200}')
+    if ":" in kind:
+        return find(kind, path)
     if kind in known:
         return known[kind]
-    names = [name for name, cls in known.items() if not allowed or issubclass(cls, tuple(allowed))]
+    names = [name for name, cls in known.items() if not allowed or issubclass(cls, allowed)]
     if not names:
         raise UnknownKind(f"{path}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
     try:
@@ -176,46 +154,17 @@ def _known_class(kind: str, known: Mapping[str, type], path: str, allowed: Seque
         raise UnknownKind(str(error)) from None
 
 
-def _read_value(data: Any, hint: Any, known: Mapping[str, type], path: str) -> Any:
-    """The value of a field of type `hint`."""
-    options = union_members(hint)
-    if data in (None, "None") and type(None) in options:  # YAML's word is null, but the command line's is None
-        return None
-    if isinstance(data, dict):
-        return _read_object(data, hint, known, path)
-    sequences = [option for option in options if typing.get_origin(option) in (tuple, Sequence)]
-    if isinstance(data, (list, tuple)) and sequences:
-        hints = element_hints(sequences[0], len(data))
-        if len(data) != len(hints):
-            raise ValueError(f"{path}: {len(hints)} values were wanted but {shown(list(data))} came")
-        return tuple(_read_value(value, inner, known, path) for value, inner in zip(data, hints, strict=True))
-    if type(data) in options:
+def _build_parts(data: Any, hint: Any, known: Mapping[str, type], path: str) -> Any:
+    """The value of a field of type `hint`: its objects become dataclasses, all else is checked by the constructor."""
+    classes = part_classes(hint)
+    if isinstance(data, list):
+        return [_build_parts(item, hint, known, f"{path}[{i}]") for i, item in enumerate(data)]
+    if not isinstance(data, dict) or not classes:
         return data
-    if float in options and isinstance(data, (int, str)) and not isinstance(data, bool):
-        try:
-            return float(data)  # YAML reads 3e-4 as a string, and an integer is a valid float
-        except (ValueError, OverflowError):
-            pass
-    names = " or ".join(getattr(option, "__name__", str(option)) for option in options)
-    raise ValueError(f"{path}: {names} was wanted but {shown(data)} came")
-
-
-def _read_object(data: dict[str, Any], hint: Any, known: Mapping[str, type], path: str) -> Any:
-    """The dataclass in a field.  Its "kind" may be omitted where one class is the usual one."""
-    classes = [option for option in union_members(hint) if dataclasses.is_dataclass(option)]
-    usual = [option for option in classes if getattr(option, "usual", len(classes) == 1)]
-    allowed = [option for option in classes if isinstance(option, type)]
-    value = build(data, usual[0] if usual else None, known, path, allowed)
-    if not isinstance(value, tuple(allowed)):
-        names = " or ".join(option.__name__ for option in allowed)
-        raise ValueError(f"{path}: {names or hint} was wanted but {type(value).__name__} came")
-    return value
-
-
-def shown(value: Any) -> str:
-    """A value for an error message: its repr, shortened if it is long."""
-    text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    # The kind may be omitted where one class is the usual one.
+    usual = [cls for cls in classes if getattr(cls, "usual", len(classes) == 1)]
+    default = usual[0] if usual else None
+    return build(data, default, known, path, classes)
 
 
 def legal(value: object) -> object:

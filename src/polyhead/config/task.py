@@ -3,7 +3,7 @@
 import abc
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -105,7 +105,10 @@ class Task(Checked, abc.ABC):
     lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (tasks/task.py)
     autoregressive: ClassVar[bool] = False  # whether its inputs hold earlier targets: only for causal models
     words: ClassVar[Words] = Words()  # words that reports print about it
-    _choices: ClassVar[Mapping[str, Iterable[str]]] = {"better": ("higher", "lower")}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of(type(self).__name__, "better", self.better, ("higher", "lower"))
 
     @property
     @abc.abstractmethod

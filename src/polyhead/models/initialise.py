@@ -8,14 +8,17 @@ In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The jo
 separate projections.  Libraries, templates and position tables of symbols are N(0, 1); relative symbols are uniform
 with variance 2/(rows + width).  Relation weights are filled last by their own rule, which depends on the maps around
 them.  The output map of a language model gets a smaller standard deviation if its initial loss would otherwise be far
-from ln(tokens), see `config.components.narrower`.  In cs336 an untied map to 256 tokens is unchanged up to width 135,
+from ln(tokens), see `initial_logit_factor`.  In cs336 an untied map to 256 tokens is unchanged up to width 135,
 as in the course; this includes the trained language models of the package (width 128).  There the initial loss is more
 than 5 % above ln(256) from width 100 on: 5.8 %, measured at 128.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
+from polyhead.config import Input, Logits, Output, Tokens
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads, SoftmaxHeads
@@ -86,3 +89,23 @@ def _matrix(weight: Tensor, fan_in: int, fan_out: int, preset: str) -> None:
 def _zero(bias: Tensor | None) -> None:
     if bias is not None:
         nn.init.zeros_(bias)
+
+
+def initial_logit_factor(inputs: Input, outputs: Output, dim: int, preset: str) -> float:
+    """The factor of the initial map to a language model's logits, applied after the preset has filled it.
+
+    Logits of variance v cost about v / 2 nats more than ln(count), the loss of a uniform prediction.  A tied table is
+    scaled so that initial logits have variance 1/4 or, if `outputs.scaled` divides by sqrt(dim), so that its rows have
+    variance 1 / dim.  With `inputs.scaled` it is divided by sqrt(dim) once more: a token's own row then dominates the
+    stream and would give that token the logit sqrt(dim).  An untied map is scaled to logits of variance 1/4, too; in
+    "cs336" only if the course's own rule costs more than ln(count) / 16.
+    """
+    if not (isinstance(inputs, Tokens) and isinstance(outputs, Logits)):
+        return 1.0
+    count = outputs.count
+    if not outputs.tied:
+        preset_std = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
+        is_small = preset == "cs336" and dim * preset_std**2 / 2 <= math.log(count) / 16
+        return 1.0 if is_small else 0.5 * dim**-0.5 / preset_std
+    std = 1.0 if outputs.scaled else 0.5 / (dim**0.5 if inputs.scaled else 1.0)
+    return std if preset == "hyla" else std * dim**-0.5

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config import TransformerConfig
-from polyhead.config.components import narrower
 from polyhead.layers.block import build_norm
 from polyhead.layers.cache import Cache, LayerCache, whole
 from polyhead.layers.device import Device
@@ -24,7 +23,7 @@ from polyhead.layers.positions import leave_meta, places_in
 from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
 from polyhead.models.blocks import build_block, layer_positions
-from polyhead.models.initialise import initialise
+from polyhead.models.initialise import initial_logit_factor, initialise
 from polyhead.models.inputs_outputs import (
     ClassOutput,
     LazyLogits,
@@ -112,7 +111,7 @@ class Transformer(nn.Module):
         settings = self.config
         initialise(self, settings.init)
         if isinstance(self.outputs, LinearOutput | TiedOutput):
-            factor = narrower(settings.inputs, settings.outputs, settings.dim, settings.init)
+            factor = initial_logit_factor(settings.inputs, settings.outputs, settings.dim, settings.init)
             with torch.no_grad():
                 self.outputs.weight.mul_(factor)
         if isinstance(self.encoder, Transformer):

@@ -12,14 +12,16 @@ The decoder reads a start token (the number `length`) and then the positions wri
 import functools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Tokens, Vectors
+from polyhead.config.checked import Amount, Count, Index, choice
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, CHANCE
@@ -51,14 +53,11 @@ class ObjectSorting(Task):
     Raises ValueError for invalid settings.
     """
 
-    objects: str = "product"
-    length: int = 10
-    examples: int = 1000
-    noise: float = 0.1
-    split_seed: int = 0
-
-    _choices: ClassVar = {"objects": COUNTS}
-    _least: ClassVar = {"length": 2, "examples": 1, "noise": 0, "split_seed": 0}
+    objects: Annotated[str, choice(COUNTS)] = "product"
+    length: Annotated[int, Meta(ge=2)] = 10
+    examples: Count = 1000
+    noise: Amount = 0.1
+    split_seed: Index = 0
 
     name: ClassVar[str] = "object_sorting"
     metric: ClassVar[str] = "accuracy"

@@ -7,13 +7,15 @@ implies not j < i (antisymmetry).
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
+from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Vectors
+from polyhead.config.checked import Count, Index, choice
 from polyhead.config.words import Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
@@ -41,14 +43,11 @@ class PairwiseOrder(Classification):
     Raises ValueError for invalid settings.
     """
 
-    objects: int = 64
-    dim: int = 8
-    examples: int | None = None
-    split: str = "ordered"
-    split_seed: int = 0
-
-    _choices: ClassVar = {"split": ("ordered", "unordered")}
-    _least: ClassVar = {"objects": 4, "dim": 1, "examples": 1, "split_seed": 0}
+    objects: Annotated[int, Meta(ge=4)] = 64
+    dim: Count = 8
+    examples: Count | None = None
+    split: Annotated[str, choice(("ordered", "unordered"))] = "ordered"
+    split_seed: Index = 0
 
     name: ClassVar[str] = "pairwise_order"
     items: ClassVar[str] = "pairs"

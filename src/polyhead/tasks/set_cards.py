@@ -12,14 +12,16 @@ Each pair of cards completes to exactly one set: 1080 of the 85320 triples are s
 import functools
 import itertools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Bool, Int
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Classes, Vectors
+from polyhead.config.checked import Index
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
@@ -50,10 +52,8 @@ class SetCards(Classification):
     Raises ValueError for invalid settings.
     """
 
-    examples: int = 1080
-    split_seed: int = 0
-
-    _least: ClassVar = {"examples": 2, "split_seed": 0}
+    examples: Annotated[int, Meta(ge=2)] = 1080
+    split_seed: Index = 0
 
     name: ClassVar[str] = "set_cards"
     items: ClassVar[str] = "triples"

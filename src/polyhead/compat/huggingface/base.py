@@ -13,10 +13,9 @@ from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.inputs import place_tokens
 from polyhead.config import Logits, Tokens, TransformerConfig
-from polyhead.config.components import narrower
 from polyhead.layers.positions import Constant
 from polyhead.layers.taps import Taps
-from polyhead.models.initialise import initialise
+from polyhead.models.initialise import initial_logit_factor, initialise
 from polyhead.models.inputs_outputs import TiedOutput, TokenInput
 from polyhead.models.transformer import Transformer
 
@@ -107,7 +106,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
             initialise(module, settings.init)
             if isinstance(module, nn.Linear) or self.config.tie_word_embeddings:  # a map to logits
-                module.weight.mul_(narrower(settings.inputs, settings.outputs, settings.dim, settings.init))
+                module.weight.mul_(initial_logit_factor(settings.inputs, settings.outputs, settings.dim, settings.init))
 
     def save_pretrained(  # type: ignore[override]  # other arguments are passed on
         self,

@@ -22,13 +22,15 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
+from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Batch, Task, Values, Vectors, stream
+from polyhead.config.checked import Count, choice
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.fuzzy_logic.words import WORDS
@@ -82,17 +84,14 @@ class FuzzyLogic(Task):
     Raises ValueError for settings that cannot be met.
     """
 
-    variables: int = 4
-    terms: int = 2
-    length: int = 32
+    variables: Count = 4
+    terms: Count = 2
+    length: Annotated[int, Meta(ge=2)] = 32
     held_out: float = 0.5
     unknown: float = 0.25
-    split: str = "covered"
+    split: Annotated[str, choice(SPLITS)] = "covered"
     split_seed: int = 0
-    inputs: str = "uniform"
-
-    _choices: ClassVar = {"split": SPLITS, "inputs": INPUTS}
-    _least: ClassVar = {"variables": 1, "terms": 1, "length": 2}
+    inputs: Annotated[str, choice(INPUTS)] = "uniform"
 
     name: ClassVar[str] = "fuzzy_logic"
     metric: ClassVar[str] = "r2"

@@ -12,13 +12,14 @@ tensor([[[[0, 0],
 import functools
 import os
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, stream
+from polyhead.config.checked import Count, Index, choice
 from polyhead.config.words import Words
 from polyhead.tasks import record
 from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
@@ -55,16 +56,13 @@ class Images(Classification):
     Raises ValueError for invalid settings, and for images that are missing when they are read.
     """
 
-    data: str = "digits"
-    patch: int | None = None
-    shift: int | None = None
+    data: Annotated[str, choice(SOURCES)] = "digits"
+    patch: Count | None = None
+    shift: Index | None = None
     flip: bool | None = None
-    size: int | None = None
-    split_seed: int = 0
+    size: Count | None = None
+    split_seed: Index = 0
     folder: str = "images"
-
-    _choices: ClassVar = {"data": SOURCES}
-    _least: ClassVar = {"patch": 1, "shift": 0, "size": 1, "split_seed": 0}
 
     name: ClassVar[str] = "images"
     items: ClassVar[str] = "images"

@@ -10,7 +10,7 @@ modules.py makes questions of five modules.  text.py reads the published files a
 import functools
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
+from polyhead.config.checked import Count, Index, choice
 from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import record
@@ -61,15 +62,12 @@ class Maths(Task):
     """
 
     module: str = "algebra__linear_1d"
-    difficulty: str = "easy"
-    question: int = 160
-    answer: int = 30
-    data: str = "generated"
-    pool: int = 0
+    difficulty: Annotated[str, choice((*DIFFICULTIES, "mixed"))] = "easy"
+    question: Count = 160
+    answer: Count = 30
+    data: Annotated[str, choice(DATA)] = "generated"
+    pool: Index = 0
     folder: str = non_semantic("mathematics_dataset")
-
-    _choices: ClassVar = {"data": DATA, "difficulty": (*DIFFICULTIES, "mixed")}
-    _least: ClassVar = {"question": 1, "answer": 1, "pool": 0}
 
     name: ClassVar[str] = "maths"
     metric: ClassVar[str] = "exact_match"

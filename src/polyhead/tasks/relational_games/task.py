@@ -24,12 +24,14 @@ import functools
 import itertools
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Batch, Classes, Patches, non_semantic
+from polyhead.config.checked import Index, choice
 from polyhead.config.words import Words
 from polyhead.tasks import record
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
@@ -75,14 +77,11 @@ class RelationalGames(Classification):
     Raises ValueError for invalid settings.
     """
 
-    game: str = "same"
-    examples: int = 1000
-    split_seed: int = 0
-    data: str = "generated"
+    game: Annotated[str, choice(GAMES)] = "same"
+    examples: Annotated[int, Meta(ge=2)] = 1000
+    split_seed: Index = 0
+    data: Annotated[str, choice(("generated", "original"))] = "generated"
     folder: str = non_semantic("relational_games")
-
-    _choices: ClassVar = {"game": GAMES, "data": ("generated", "original")}
-    _least: ClassVar = {"examples": 2, "split_seed": 0}
 
     name: ClassVar[str] = "relational_games"
     items: ClassVar[str] = "images"

@@ -31,14 +31,16 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
+from polyhead.config.checked import Count, choice
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.sraven.words import WORDS
@@ -103,17 +105,14 @@ class Sraven(Task):
     Raises ValueError for invalid settings.
     """
 
-    features: int = 4
-    values: int = 8
-    grid: int = 3
+    features: Count = 4
+    values: Annotated[int, Meta(ge=2)] = 8
+    grid: Annotated[int, Meta(ge=2)] = 3
     held_out: float = 0.25
-    split: str = "covered"
+    split: Annotated[str, choice(SPLITS)] = "covered"
     split_seed: int = 0
     permuted: bool = True
-    reject_ambiguous: str | None = None
-
-    _choices: ClassVar = {"split": SPLITS, "reject_ambiguous": DEFINITIONS}
-    _least: ClassVar = {"features": 1, "values": 2, "grid": 2}
+    reject_ambiguous: Annotated[str, choice(DEFINITIONS)] | None = None
 
     name: ClassVar[str] = "sraven"
     metric: ClassVar[str] = "accuracy"

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
+from polyhead.config.checked import Count
 from polyhead.config.words import Baseline, Words
 from polyhead.tasks import record
 from polyhead.tasks.task import (
@@ -78,14 +79,12 @@ class Text(Task):
     """
 
     data: str = "stdlib"
-    length: int = 256
+    length: Count = 256
     tokenizer: str = "bytes"
     held_out: float = 0.05
-    limit: int | None = None
+    limit: Count | None = None
     column: str = "text"
     folder: str = non_semantic("data/text")
-
-    _least: ClassVar = {"length": 1, "limit": 1}
 
     name: ClassVar[str] = "text"
     metric: ClassVar[str] = "bits_per_byte"

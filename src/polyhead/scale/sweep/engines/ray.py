@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.config.extensions import ASKED
+from polyhead.config.extensions import IMPORTS
 from polyhead.scale.sweep.engines import LOG, LOST, Resources, Worker, command, worker_environment
 from polyhead.spec.optional import optional
 
@@ -66,7 +66,7 @@ class Ray:
         # Unwrapped: without the checks of annotations that a debugging hook may add.
         run_worker = task(inspect.unwrap(task_function()))
         # Modules of the user's own tasks: their names, and where they lie.
-        inherited = {name: os.environ[name] for name in ("PYTHONPATH", ASKED) if name in os.environ}
+        inherited = {name: os.environ[name] for name in ("PYTHONPATH", IMPORTS) if name in os.environ}
         environment = worker_environment(self.threads, inherited)
         workers = []
         for folder in folders:
