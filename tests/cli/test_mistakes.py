@@ -15,7 +15,7 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small" / "lm
 
 VALUES = {
     "train fuzzy-hila": "polyhead train: unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'? (choose from",
-    "train fuzzy-hyla --threads 0": "Run: threads must be at least 1 but is 0",
+    "train fuzzy-hyla --threads 0": "Run: threads must be int >= 1 but is 0",
     "train fuzzy-hyla --seed 1180591620717411303424": "Run: seed",
     "train fuzzy-hyla --name ../../x": "Run: name must",
     "train fuzzy-hyla --model.heads.0.dim None --model.dim 30": "do not divide",
