@@ -160,7 +160,7 @@ BAD_ARGUMENTS = {
         symbol_retriever_config={"shared_symbol_retriever": False, "weight_tie_symbol_library": True}
     ),
     "sa_kwargs: arguments must come by name, got [2]": dual(sa_kwargs=[2]),
-    "Softmax: heads must be an integer but is '2'": dual(n_heads_sa="2"),
+    "Softmax: heads must be int but is '2'": dual(n_heads_sa="2"),
 }
 
 

@@ -81,7 +81,7 @@ MISTAKES = [
     ({"kind": "Train", "batch_size": 8, "accumulate": 3}, "accumulate must divide batch_size 8 but is 3"),
     ({"kind": "Experts", "top_k": 0}, "top_k must be int >= 1 but is 0"),
     ({"kind": "Train", "betas": [0.9]}, "betas must be list of length 2 but is (0.9,)"),
-    ({"kind": "Train", "betas": [0.9, 1.0]}, "betas must be float < 1.0 - at $[1] but is (0.9, 1.0)"),
+    ({"kind": "Train", "betas": [0.9, 1.0]}, "betas[1] must be float < 1.0 but is (0.9, 1.0)"),
     ({"kind": "Train", "clip": 0.0}, "clip must be float > 0.0 but is 0.0"),
     ({"kind": "Rotary", "theta": 0.0}, "theta must be float > 0.0 but is 0.0"),
     ({"task": {"kind": "FuzyLogic"}}, "task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'? (choose from Fuzzy"),
@@ -167,7 +167,7 @@ def test_values_of_a_tuple_have_types_of_their_own():
     written = config.to_dict(Spans(((1, 2), (3, 0.5))))
     assert repr(written["spans"]) == "[[1, 2.0], [3, 0.5]]"
     assert repr(config.serial.build(written | {"kind": None}, Spans, {}, "x").spans) == "((1, 2.0), (3, 0.5))"
-    with refusing("x: Spans: spans must be list of length 2 but is ((1,),)"):
+    with refusing("x: Spans: spans[0] must be list of length 2 but is ((1,),)"):
         config.serial.build({"spans": [[1]]}, Spans, {}, "x")
 
 
@@ -201,7 +201,7 @@ def test_every_number_of_ours_has_bounds(cls):
 def test_numbers_are_finite(number):
     """Comparisons pass NaN, and JSON has neither NaN nor infinity."""
     for changes in ({"lr": number}, {"betas": (0.9, number)}):
-        with pytest.raises(ValueError, match=r"^Train: (lr|betas) must be "):
+        with pytest.raises(ValueError, match=r"^Train: (lr|betas\[1\]) must be "):
             Train(**changes)
 
 

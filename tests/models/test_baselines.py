@@ -179,13 +179,13 @@ def test_a_decoder_reads_the_abstract_states():
 MISTAKES = {
     "CoRelNetConfig: length (the number of objects) must be given": lambda: ph.CoRelNetConfig(ph.Vectors(5), TWO),
     "length is 8 but the image has 9 patches": lambda: ph.CoRelNetConfig(IMAGES, TWO, length=8),
-    "heads must be at least 1 but is 0": lambda: ph.PrediNetConfig(IMAGES, TWO, heads=0),
+    "heads must be int >= 1 but is 0": lambda: ph.PrediNetConfig(IMAGES, TWO, heads=0),
     "outputs must be Classes(pool='mean')": lambda: ph.CoRelNetConfig(IMAGES, ph.Classes(2, pool="class")),
     "no class token": lambda: ph.CoRelNetConfig(ph.Patches((1, 2, 2), (1, 1), class_token=True), TWO),
     "unknown act 'sofmax'; did you mean 'softmax'": lambda: ph.AbstractorConfig(IMAGES, act="sofmax"),
     "symbols must be one for each object": lambda: ph.AbstractorConfig(IMAGES, symbols=ph.RelativeSymbols()),
     "stream, of width 128, not 8": lambda: ph.AbstractorConfig(IMAGES, symbols=ph.PositionSymbols(8)),
-    "dropout must be in [0, 1) but is 1.0": lambda: ph.AbstractorConfig(IMAGES, dropout=1.0),
+    "dropout must be float < 1.0 but is 1.0": lambda: ph.AbstractorConfig(IMAGES, dropout=1.0),
 }
 
 

@@ -98,7 +98,7 @@ def test_mistakes_are_one_line():
         (lambda: tokens(images), "integer tokens"),
         (lambda: vectors(images), r"\(b t 3\) were wanted"),
         (lambda: ph.Patches((3, 5, 6), (2, 3)), "patches of 2 x 3 do not divide an image of 5 x 6"),
-        (lambda: ph.Patches((3, 0, 6), (2, 3)), "image must be 3 positive integers"),
+        (lambda: ph.Patches((3, 0, 6), (2, 3)), r"image\[1\] must be int >= 1"),
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), inputs=token), "class_token=True"),
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), causal=True), "the first token sees no other"),
         (lambda: ph.Transformer(replace(IMAGES, outputs=ph.Logits(5, tied=True))), "tied"),

@@ -62,7 +62,7 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
     assert heard[0].ne(0).any(-1).tolist() == near
     assert_close(model(x, tail=2), model(x)[:, -2:])
     assert config.digest(replace(BASE, window=None)) == config.digest(BASE) != config.digest(settings)
-    refused(lambda: replace(BASE, window=0), "TransformerConfig: window must be at least 1 but is 0")
+    refused(lambda: replace(BASE, window=0), "TransformerConfig: window must be int >= 1 but is 0")
 
 
 CACHED = zoo.models(inputs=ph.Tokens(11), outputs=ph.Logits(7), max_length=12)

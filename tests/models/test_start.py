@@ -60,6 +60,6 @@ def both(monkeypatch, config):
     for _ in range(2):
         torch.manual_seed(0)
         made.append(ph.Transformer(config).state_dict())
-        monkeypatch.setattr(transformer, "narrower", lambda *given: 1.0)
+        monkeypatch.setattr(transformer, "initial_logit_factor", lambda *given: 1.0)
     monkeypatch.undo()
     return {name: (value, made[1][name]) for name, value in made[0].items()}

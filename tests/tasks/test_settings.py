@@ -6,7 +6,7 @@ from polyhead import tasks
 
 REFUSED = {
     tasks.FuzzyLogic: [
-        ({"length": 1}, "length must be at least 2 but is 1"),
+        ({"length": 1}, "length must be int >= 2 but is 1"),
         ({"held_out": 0.0}, "held_out must lie between 0 and 1 but is 0.0"),
         ({"held_out": 1.0}, "held_out must lie between 0 and 1 but is 1.0"),
         ({"unknown": 1.0}, "unknown must lie between 0 and 1 but is 1.0"),
@@ -20,9 +20,9 @@ REFUSED = {
         ({"split": "partitionable", "unknown": 0.5}, "split='partitionable' exists for .* not for 4, 2 and 0.5"),
     ],
     tasks.Sraven: [
-        ({"values": 1}, "values must be at least 2 but is 1"),
+        ({"values": 1}, "values must be int >= 2 but is 1"),
         ({"values": 2}, "needs 3 distinct symbols, so values must be at least 3, the grid, but is 2"),
-        ({"grid": 1}, "grid must be at least 2 but is 1"),
+        ({"grid": 1}, "grid must be int >= 2 but is 1"),
         ({"held_out": 1.0}, "held_out must lie between 0 and 1 but is 1.0"),
         ({"held_out": 0.999}, "held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
         ({"features": 2, "held_out": 0.95}, "leaves 2 training multisets of 2 rules, too few to cover all 8 rules"),
@@ -34,22 +34,22 @@ REFUSED = {
         ),
     ],
     tasks.RelationalGames: [
-        ({"examples": 1}, "examples must be at least 2 but is 1"),
+        ({"examples": 1}, "examples must be int >= 2 but is 1"),
         ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
     ],
     tasks.ObjectSorting: [
         ({"length": 49}, r"length must be at most 48 \(objects\) but is 49"),
-        ({"length": 1}, "length must be at least 2 but is 1"),
+        ({"length": 1}, "length must be int >= 2 but is 1"),
         ({"length": 2, "examples": 1129}, r"examples must be at most 1128 \(half of all sequences\) but is 1129"),
     ],
     tasks.PairwiseOrder: [
         ({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017"),
-        ({"objects": 3}, "objects must be at least 4 but is 3"),
+        ({"objects": 3}, "objects must be int >= 4 but is 3"),
         ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
     ],
     tasks.SetCards: [
         ({"examples": 1081}, "examples must be at most 1080"),
-        ({"examples": 1}, "examples must be at least 2"),
+        ({"examples": 1}, "examples must be int >= 2"),
     ],
     tasks.Maths: [
         ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),

@@ -103,15 +103,35 @@ def test_heads_of_other_models_are_zeroed():
 @pytest.mark.parametrize(
     ("task", "model", "text"),
     [
-        ("sequences", {"encoder": None}, r"the task's source is Tokens\(count=.* but the model's is None"),
-        ("sequences", {"encoder": replace(READS, inputs=Tokens(8))}, r"the task's source is .* is Tokens\(count=8"),
-        ("images", {"inputs": replace(PARTS, image=(3, 8, 8))}, r"the task's inputs are Patches\(image=\(1"),
-        ("images", {"outputs": Classes(3)}, r"the task's outputs are Classes\(count=10.* are Classes\(count=3"),
-        ("tokens", {"encoder": replace(READS, max_length=6)}, r"the task's source is None but the model's is Tokens"),
+        (
+            "sequences",
+            {"encoder": None},
+            r"source: the task has Tokens\(count=.* but the model None",
+        ),
+        (
+            "sequences",
+            {"encoder": replace(READS, inputs=Tokens(8))},
+            r"source: the task has .* but the model Tokens\(count=8",
+        ),
+        (
+            "images",
+            {"inputs": replace(PARTS, image=(3, 8, 8))},
+            r"inputs: the task has Patches\(image=\(1",
+        ),
+        (
+            "images",
+            {"outputs": Classes(3)},
+            r"outputs: the task has Classes\(count=10.* but the model Classes\(count=3",
+        ),
+        (
+            "tokens",
+            {"encoder": replace(READS, max_length=6)},
+            "source: the task has None but the model Tokens",
+        ),
         ("sequences", {"encoder": replace(READS, max_length=59)}, "model.encoder.max_length must be at least 60, the"),
-        ("sequences", {"causal": False}, "the inputs of Maths hold its targets, so the model needs causal=True"),
+        ("sequences", {"causal": False}, "the inputs of Maths hold its targets, so the model must have causal=True"),
         ("images", {"max_length": 8}, "model.max_length must be at least 9, the task's tokens, but is 8$"),
-        ("tokens", {"outputs": Logits(4)}, r"the task's outputs are Classes\(count=4.* are Logits\(count=4"),
+        ("tokens", {"outputs": Logits(4)}, r"outputs: the task has Classes\(count=4.* but the model Logits\(count=4"),
     ],
 )
 def test_a_model_that_does_not_fit_the_task_is_one_line(task, model, text, tmp_path):

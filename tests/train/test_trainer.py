@@ -133,7 +133,7 @@ def test_another_runs_result_is_not_ours(tiny, tmp_path):
 
 def test_a_folder_belongs_to_one_run(tiny, tmp_path):
     run(tiny(tmp_path, steps=1), progress=False)
-    said = r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\): seed is 7 there but 1 here; choose another"
+    said = r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\), which differs in seed; choose another"
     with pytest.raises(ValueError, match=said):
         run(tiny(tmp_path, steps=1, seed=1), progress=False)
     assert read_config(tmp_path).seed == 7
@@ -181,10 +181,13 @@ def test_an_empty_split_is_found_before_training(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"scored": None}, "scored of a batch must be a tensor (b ...) but is a NoneType at b = 1"),
+        ({"scored": None}, "scored of a batch must be a tensor (b ...) but is NoneType at b = 1"),
         ({"latents": None}, "latents of a batch must be a dict of tensors but is a NoneType"),
-        ({"latents": {"ones": [1]}}, "latents['ones'] of a batch must be a tensor (b ...) but is a list at b = 1"),
-        ({"targets": torch.zeros(3, 8)}, "targets of a batch must be a tensor (b ...) but has shape (3, 8) at b = 1"),
+        ({"latents": {"ones": [1]}}, "latents['ones'] of a batch must be a tensor (b ...) but is list at b = 1"),
+        (
+            {"targets": torch.zeros(3, 8)},
+            "targets of a batch must be a tensor (b ...) but is torch.Size([3, 8])",
+        ),
     ],
 )
 def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path, monkeypatch, change, text):

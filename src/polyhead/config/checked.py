@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -48,7 +49,7 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        cls = type(self)
+        cls: Any = type(self)
         for name, hint in field_types(cls).items():
             value = _check(f"{cls.__name__}: {name}", plain(getattr(self, name)), hint)
             object.__setattr__(self, name, value)
@@ -66,9 +67,11 @@ def _check(field: str, value: Any, hint: Any) -> Any:
     try:
         value = msgspec.convert(value, hint)
     except msgspec.ValidationError as error:
-        expected = str(error).removeprefix("Expected ").partition(", got")[0].replace("`", "")
+        text = str(error).removeprefix("Expected ").replace("`", "")
+        text = re.sub(r", got [^ ]*", "", text)  # the value is shown instead
+        expected, _, position = text.partition(" - at $")
         expected = expected.replace("null", "None").replace("array", "list")
-        raise ValueError(f"{field} must be {expected} but is {value!r}") from None
+        raise ValueError(f"{field}{position} must be {expected} but is {value!r}") from None
     _check_numbers(field, value)
     return value
 

@@ -154,8 +154,9 @@ class TransformerConfig(Checked):
             raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
         if getattr(self.encoder, "encoder", None) is not None:
             raise ValueError("TransformerConfig: an encoder has no encoder of its own")
-        for i in range(self.layers if self.cross_heads is None else 0):
-            if self.dim % (heads := self.layer_cross_heads(i)[0].heads):
+        for i in range(self.layers):
+            heads = sum(group.heads for group in self.layer_heads(i))
+            if self.cross_heads is None and self.dim % heads:
                 raise ValueError(
                     f"TransformerConfig: {heads} heads that look at the encoder, as many as layer {i} has, do not "
                     f"divide dim {self.dim}: give cross_heads="
@@ -355,8 +356,8 @@ class Run(Checked):
         if not isinstance(self.model, TransformerConfig):
             return type(self.model).__name__
         groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.model.layer_heads(0))
-        place = " in the first layer" if self.model.per_layer else ""
-        return f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{place})"
+        layer = " in the first layer" * self.model.per_layer
+        return f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{layer})"
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -102,10 +102,18 @@ def initial_logit_factor(inputs: Input, outputs: Output, dim: int, preset: str) 
     """
     if not (isinstance(inputs, Tokens) and isinstance(outputs, Logits)):
         return 1.0
-    count = outputs.count
     if not outputs.tied:
-        preset_std = (2 / (dim + count)) ** 0.5 if preset == "cs336" else dim**-0.5
-        is_small = preset == "cs336" and dim * preset_std**2 / 2 <= math.log(count) / 16
-        return 1.0 if is_small else 0.5 * dim**-0.5 / preset_std
-    std = 1.0 if outputs.scaled else 0.5 / (dim**0.5 if inputs.scaled else 1.0)
-    return std if preset == "hyla" else std * dim**-0.5
+        preset_std = dim**-0.5
+        if preset == "cs336":
+            preset_std = (2 / (dim + outputs.count)) ** 0.5
+            if dim * preset_std**2 / 2 <= math.log(outputs.count) / 16:
+                return 1.0
+        return 0.5 * dim**-0.5 / preset_std
+    std = 0.5
+    if outputs.scaled:
+        std = 1.0
+    elif inputs.scaled:
+        std = 0.5 / dim**0.5
+    if preset != "hyla":
+        std *= dim**-0.5
+    return std

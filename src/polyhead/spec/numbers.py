@@ -36,8 +36,9 @@ def alibi_slopes(heads: int) -> list[float]:
     [0.0625, 0.00390625, 0.25]
     """
     power = 2 ** int(math.log2(heads))
-    slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
-    return slopes + [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
+    exponents = [-8.0 * i / power for i in range(1, power + 1)]
+    exponents += [-4.0 * i / power for i in range(1, 2 * (heads - power), 2)]
+    return [2.0**exponent for exponent in exponents]
 
 
 def relative_buckets(
@@ -53,10 +54,11 @@ def relative_buckets(
     float32 and eps = 2^-23, as in the original (Raffel et al. 2020; code of Schug et al.).
     """
     after = np.zeros_like(distance, dtype=np.int64)
+    n = distance.clip(min=0)
     if bidirectional:
         buckets //= 2
         after = (distance < 0) * np.int64(buckets)
-    n = np.abs(distance) if bidirectional else distance.clip(min=0)
+        n = np.abs(distance)
     exact = buckets // 2
     if max_distance <= exact:
         return after + n.clip(max=buckets - 1)
@@ -68,11 +70,10 @@ def relative_buckets(
 
 def check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> None:
     """Raise ValueError for numbers of T5's buckets and of the largest distance that have no meaning."""
-    least = 4 if bidirectional else 2
-    if buckets < least or (bidirectional and buckets % 2):
-        raise ValueError(
-            f"RelativePositionBias: buckets must be {'even and ' * bidirectional}at least {least} but is {buckets}"
-        )
+    if bidirectional and (buckets < 4 or buckets % 2):
+        raise ValueError(f"RelativePositionBias: buckets must be even and at least 4 but is {buckets}")
+    if buckets < 2:
+        raise ValueError(f"RelativePositionBias: buckets must be at least 2 but is {buckets}")
     if max_distance < 1:
         raise ValueError(f"RelativePositionBias: max_distance must be at least 1 but is {max_distance}")
 
@@ -90,8 +91,9 @@ def holm(values: Sequence[float]) -> list[float]:
     >>> holm([0.04, 0.01])
     [0.04, 0.02]
     """
-    order, found, least = sorted(range(len(values)), key=values.__getitem__), [0.0] * len(values), 0.0
-    for rank, i in enumerate(order):
-        least = max(least, min(1.0, (len(values) - rank) * values[i]))
-        found[i] = least
-    return found
+    corrected = [0.0] * len(values)
+    largest = 0.0
+    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[i]))
+        corrected[i] = largest
+    return corrected

@@ -51,8 +51,9 @@ def optional(feature: str, install: str) -> Iterator[None]:
         if package == "polyhead":
             raise
         name = DISTRIBUTIONS.get(package, package) or "a package"
-        absent = isinstance(error, ModuleNotFoundError) and error.name == package
-        reason = "" if absent else f" ({' '.join(str(error).split())})"
+        reason = ""
+        if not isinstance(error, ModuleNotFoundError) or error.name != package:
+            reason = f" ({' '.join(str(error).split())})"
         if name != "torch" and _without_torch():
             install = install.replace("polyhead[", "polyhead-jax[")
         raise MissingPackage(f"{feature} needs {name}: pip install '{install}'{reason}", name=package) from None

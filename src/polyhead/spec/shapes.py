@@ -37,63 +37,69 @@ LETTERS = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def one_of(who: str, what: str, value: object, valid: Iterable[str]) -> str:
+def one_of(caller: str, noun: str, value: object, valid: Iterable[str]) -> str:
     """`value` if it is among `valid`; otherwise raises ValueError, which suggests the nearest valid value."""
     names = list(valid)
     if value in names:
         return str(value)
-    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.55)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{who}: unknown {what} {value!r}{hint} (choose from {', '.join(map(str, names))})")
+    hint = ""
+    for near in difflib.get_close_matches(str(value), names, n=1, cutoff=0.55):
+        hint = f"; did you mean {near!r}?"
+    raise ValueError(f"{caller}: unknown {noun} {value!r}{hint} (choose from {', '.join(map(str, names))})")
 
 
 def check_number(
-    who: str, name: str, value: int | float, least: int | float | None = None, *, above: bool = False
+    caller: str, name: str, value: int | float, minimum: int | float | None = None, *, above: bool = False
 ) -> None:
-    """Raise ValueError unless `value` is finite and, if `least` is given, at least that (`above`: above it)."""
+    """Raise ValueError unless `value` is finite and, if `minimum` is given, at least that (`above`: above it)."""
     if not math.isfinite(value):
-        raise ValueError(f"{who}: {name} must be a finite number but is {value}")
-    if least is not None and (value < least or (above and value == least)):
-        raise ValueError(f"{who}: {name} must be {'above' if above else 'at least'} {least} but is {value}")
+        raise ValueError(f"{caller}: {name} must be a finite number but is {value}")
+    if minimum is None:
+        return
+    if above and value <= minimum:
+        raise ValueError(f"{caller}: {name} must be above {minimum} but is {value}")
+    if value < minimum:
+        raise ValueError(f"{caller}: {name} must be at least {minimum} but is {value}")
 
 
-def check_rate(who: str, rate: float, name: str = "dropout") -> None:
+def check_rate(caller: str, rate: float, name: str = "dropout") -> None:
     """Raise ValueError unless a dropout rate is in [0, 1): a rate of 1 would drop all."""
     if not isinstance(rate, numbers.Real) or not 0.0 <= rate < 1.0:
-        raise ValueError(f"{who}: {name} must be in [0, 1) but is {rate}")
+        raise ValueError(f"{caller}: {name} must be in [0, 1) but is {rate}")
 
 
-def check_layer(who: str, dim: object, causal: object) -> None:
+def check_layer(caller: str, dim: object, causal: object) -> None:
     """Raise ValueError unless `dim` is an integer of at least 1 and `causal` is a bool: "no" would count as True."""
     if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
-        raise ValueError(f"{who}: dim must be an integer of at least 1 but is {dim!r}")
+        raise ValueError(f"{caller}: dim must be an integer of at least 1 but is {dim!r}")
     if causal not in (True, False):
-        raise ValueError(f"{who}: causal must be True or False but is {causal!r}")
+        raise ValueError(f"{caller}: causal must be True or False but is {causal!r}")
 
 
-def check_heads(who: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_heads(caller: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise ValueError for an array `(b t h d)` without heads, or of heads without width."""
     for name, shape in shapes.items():
         if len(shape) == 4 and 0 in shape[2:]:
-            raise ValueError(f"{who}: {name} must have heads, of width 1 or more, but has shape {tuple(shape)}")
+            raise ValueError(f"{caller}: {name} must have heads, of width 1 or more, but has shape {tuple(shape)}")
 
 
-def check_packed(who: str, edges: Sequence[int], t: int) -> None:
+def check_packed(caller: str, edges: Sequence[int], t: int) -> None:
     """Raise ValueError unless `edges` begin with 0, do not decrease and end by t, as lengths in their place do not."""
     ends = [0, *edges, t]
     if edges and (edges[0] != 0 or any(map(operator.gt, ends, ends[1:]))):
-        came = f"{', '.join(map(str, edges[:6]))}{', ...' if len(edges) > 6 else ''}"
-        raise ValueError(f"{who}: cu_seqlens must begin with 0, not decrease and end by t = {t} but is [{came}]")
+        raise ValueError(
+            f"{caller}: cu_seqlens must begin with 0, not decrease and end by t = {t} but is {list(edges)!r:.40}"
+        )
 
 
-def check_window(who: str, window: object) -> int | None:
+def check_window(caller: str, window: object) -> int | None:
     """`window` as an integer, or None.  Raises ValueError for anything else, and for an integer below 1."""
     if window is None:
         return None
     # The plain test comes first: torch.compile cannot trace the other one.
-    whole = type(window) is int or (isinstance(window, numbers.Integral) and not isinstance(window, bool))
-    if not whole or window < 1:  # type: ignore[operator]
-        raise ValueError(f"{who}: window must be an integer of at least 1 but is {window!r}")
+    is_integer = type(window) is int or (isinstance(window, numbers.Integral) and not isinstance(window, bool))
+    if not is_integer or window < 1:  # type: ignore[operator]
+        raise ValueError(f"{caller}: window must be an integer of at least 1 but is {window!r}")
     return int(window)  # type: ignore[call-overload]
 
 
@@ -109,33 +115,32 @@ class Pattern:
 
 
 def _patterns(annotation: object) -> list[Pattern]:
+    """The patterns of the arrays that an annotation allows; none for an annotation of something else."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [p for part in typing.get_args(annotation) for p in _patterns(part)]
+        patterns: list[Pattern] = []
+        for member in typing.get_args(annotation):
+            patterns += _patterns(member)
+        return patterns
     text = getattr(annotation, "dim_str", None)
     if text is None:
         return []
-    dims = tuple(text.split())
+    dims = text.split()
+    is_open = "..." in dims
+    if is_open:
+        dims.remove("...")
     dtypes = getattr(annotation, "dtypes", ())
-    names = tuple(dtypes) if isinstance(dtypes, (list, tuple)) else ()
-    kind = getattr(annotation, "array_type", object)
-    array = kind if isinstance(kind, type) else object
-    return [Pattern(text, tuple(d for d in dims if d != "..."), names, array, "..." in dims)]
-
-
-def _is_dtype(array: Any, pattern: Pattern) -> bool:
-    name = str(array.dtype).rpartition(".")[2]
-    return not pattern.dtypes or name in pattern.dtypes
-
-
-def _fits_rank(array: Any, pattern: Pattern) -> bool:
-    rank = len(array.shape)
-    return rank >= len(pattern.dims) if pattern.open else rank == len(pattern.dims)
+    if not isinstance(dtypes, (list, tuple)):  # any dtype
+        dtypes = ()
+    array = getattr(annotation, "array_type", object)
+    if not isinstance(array, type):
+        array = object
+    return [Pattern(text, tuple(dims), tuple(dtypes), array, is_open)]
 
 
 def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
     """The size that `dim` ("t", "4" or "t+s-1") must have, or None while one of its letters is unbound."""
-    if dim in sizes or dim.isidentifier():  # the common case: a single letter
-        return sizes[dim][0] if dim in sizes else None
+    if dim in sizes:  # the common case: a single letter
+        return sizes[dim][0]
     total = 0
     for part in dim.replace("-", "+-").split("+"):  # torch 2.11 cannot compile a regex
         term = part.removeprefix("-")
@@ -145,7 +150,9 @@ def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
             value = sizes[term][0]
         else:
             return None
-        total = total - value if part != term else total + value
+        if part != term:
+            value = -value
+        total += value
     return total
 
 
@@ -159,37 +166,44 @@ def shaped(function: Function) -> Function:
     """
     parameters = inspect.signature(function).parameters
     names = list(parameters)
-    patterns = {name: found for name in names if (found := _patterns(parameters[name].annotation))}
-    kinds = {name: tuple(dict.fromkeys(pattern.array for pattern in found)) for name, found in patterns.items()}
-    needed = {name for name in patterns if type(None) not in typing.get_args(parameters[name].annotation)}
-    owner, _, name = function.__qualname__.rpartition(".")
-    of_module = bool(owner) and name == "forward"
-    who = owner if of_module else name
-
-    plain = [n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    patterns: dict[str, list[Pattern]] = {}
+    array_types: dict[str, tuple[type, ...]] = {}
+    required, positional = set(), []
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            positional.append(name)
+        options = _patterns(parameter.annotation)
+        if options:
+            patterns[name] = options
+            array_types[name] = tuple(dict.fromkeys(pattern.array for pattern in options))
+            if type(None) not in typing.get_args(parameter.annotation):
+                required.add(name)
+    owner, _, caller = function.__qualname__.rpartition(".")
+    if owner and caller == "forward":
+        caller = owner
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(plain):
-            wanted_names = " and ".join(name for name in plain if name != "self")
-            raise TypeError(f"{who}: only {wanted_names} may be positional arguments, but more came")
+        if len(args) > len(positional):
+            allowed = " and ".join(positional).removeprefix("self and ")
+            raise TypeError(f"{caller}: only {allowed} may be positional arguments, but more came")
         sizes: dict[str, tuple[int, str]] = {}
-        given = dict(zip(names, args, strict=False))
-        for name, wanted in patterns.items():
-            value = kwargs[name] if name in kwargs else given.get(name)
-            if isinstance(value, kinds[name]) and hasattr(value, "shape"):
-                _compare(who, name, value, wanted, sizes)
-            elif value is not None or (name in needed and (name in kwargs or name in given)):
-                array = " or ".join(kind.__name__.rpartition(".")[2] for kind in kinds[name])
-                came = type(value).__name__
-                raise ValueError(f"{who}: {name} must be a {array} ({_texts(wanted)}) but is a {came}")
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, options in patterns.items():
+            value = arguments.get(name)
+            if isinstance(value, array_types[name]) and hasattr(value, "shape"):
+                _compare(caller, name, value, options, sizes)
+            elif value is not None or (name in required and name in arguments):
+                array = " or ".join(array_type.__name__.rpartition(".")[2] for array_type in array_types[name])
+                actual = type(value).__name__
+                raise ValueError(f"{caller}: {name} must be a {array} ({_texts(options)}) but is a {actual}")
         return function(*args, **kwargs)
 
     return typing.cast(Function, checked)
 
 
 def check_reads_all_queries(
-    who: str, num_queries: int, *, causal: bool, window: int | None, is_packed: bool, mask: Any
+    caller: str, num_queries: int, *, causal: bool, window: int | None, is_packed: bool, mask: Any
 ) -> None:
     """Raise ValueError for what hides queries from one another: a network of the whole sequence reads all of them.
 
@@ -205,35 +219,28 @@ def check_reads_all_queries(
     elif mask is not None and num_queries != 1 and (len(mask.shape) < 2 or mask.shape[-2] == 1):
         reason = "mask needs a row (t s) for each query, all False where the query is padding"
     if reason:
-        raise ValueError(f"{who}: network='sequence' reads all queries, so {reason}")
+        raise ValueError(f"{caller}: network='sequence' reads all queries, so {reason}")
 
 
-def _texts(wanted: list[Pattern]) -> str:
-    return ") or (".join(dict.fromkeys(p.text for p in wanted))
+def _texts(patterns: list[Pattern]) -> str:
+    """The axes that an argument may have, in words: "b t h d) or (t h d"."""
+    return ") or (".join(dict.fromkeys(pattern.text for pattern in patterns))
 
 
-def _kind(pattern: Pattern) -> str:
-    if pattern.dtypes and all("bool" in d for d in pattern.dtypes):
-        return "boolean"
-    if len(pattern.dtypes) == 1:
-        return pattern.dtypes[0]
-    return "of a floating dtype" if any("float" in d for d in pattern.dtypes) else "of an integer dtype"
-
-
-def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict[str, tuple[int, str]]) -> None:
+def _compare(caller: str, name: str, array: Any, options: list[Pattern], sizes: dict[str, tuple[int, str]]) -> None:
+    """Raise ValueError unless an array fits the first pattern of its rank; enter the sizes of its letters."""
     if getattr(array, "is_nested", False):
-        raise ValueError(f"{who}: {name} is a nested tensor; join its sequences into one row and give cu_seqlens")
-    ranked = [p for p in wanted if _fits_rank(array, p)]
+        raise ValueError(f"{caller}: {name} is a nested tensor; join its sequences into one row and give cu_seqlens")
     shape = tuple(array.shape)
-    if not ranked:
-        raise ValueError(f"{who}: {name} must be ({_texts(wanted)}) but has shape {shape}")
-    pattern = ranked[0]
-    if not _is_dtype(array, pattern):
-        hint = ", True where attention is allowed," if name == "mask" else ""
-        kind = _kind(pattern).replace("an integer", "a signed integer" if "uint" in str(array.dtype) else "an integer")
-        read = f"{name} ({pattern.text})" if len({p.dtypes for p in wanted}) > 1 else name
-        raise ValueError(f"{who}: {read} must be {kind}{hint} but is {array.dtype}")
-    for dim, size in zip(pattern.dims, shape[len(shape) - len(pattern.dims) :], strict=True):
+    for pattern in options:
+        num_leading = len(shape) - len(pattern.dims)
+        if num_leading == 0 or (num_leading > 0 and pattern.open):
+            break
+    else:
+        raise ValueError(f"{caller}: {name} must be ({_texts(options)}) but has shape {shape}")
+    if pattern.dtypes and str(array.dtype).rpartition(".")[2] not in pattern.dtypes:
+        _refuse_dtype(caller, name, array, pattern, options)
+    for dim, size in zip(pattern.dims, shape[num_leading:], strict=True):
         letter = dim.lstrip("#")
         if (dim[0] == "#" and size == 1) or letter in ("_", "*"):
             continue
@@ -241,13 +248,45 @@ def _compare(who: str, name: str, array: Any, wanted: list[Pattern], sizes: dict
         if expected is None:
             sizes[letter] = (size, name)
         elif expected != size:
-            origin = f" in {sizes[letter][1]}" if letter in sizes else ""
-            of_keys = name == "mask" and shape == tuple(sizes.get(one, (-1, ""))[0] for one in "bs")
-            hint = "; of keys it is mask[:, None, None]" if of_keys else ""
-            _mismatch(who, f"{letter} = {expected}{origin}", size, name, pattern, f"{shape}{hint}")
+            _refuse_size(caller, name, pattern, shape, letter, size, sizes)
         if letter == "g" and "h" in sizes and (size == 0 or sizes["h"][0] % size):
-            _mismatch(who, f"{sizes['h'][0]} heads in {sizes['h'][1]}", size, name, pattern, f"{shape}")
+            heads, origin = sizes["h"]
+            raise ValueError(f"{caller}: {heads} heads in {origin} but {size} in {name} ({pattern.text}) = {shape}")
 
 
-def _mismatch(who: str, wanted: str, came: int, name: str, pattern: Pattern, shape: str) -> NoReturn:
-    raise ValueError(f"{who}: {wanted} but {came} in {name} ({pattern.text}) = {shape}")
+def _refuse_dtype(caller: str, name: str, array: Any, pattern: Pattern, options: list[Pattern]) -> NoReturn:
+    """Raise the ValueError for an array of another dtype."""
+    if all("bool" in dtype for dtype in pattern.dtypes):
+        kind = "boolean"
+    elif len(pattern.dtypes) == 1:
+        kind = pattern.dtypes[0]
+    elif any("float" in dtype for dtype in pattern.dtypes):
+        kind = "of a floating dtype"
+    elif "uint" in str(array.dtype):
+        kind = "of a signed integer dtype"
+    else:
+        kind = "of an integer dtype"
+    if name == "mask":
+        kind += ", True where attention is allowed,"
+    if len({option.dtypes for option in options}) > 1:  # the dtype depends on the shape
+        name = f"{name} ({pattern.text})"
+    raise ValueError(f"{caller}: {name} must be {kind} but is {array.dtype}")
+
+
+def _refuse_size(
+    caller: str,
+    name: str,
+    pattern: Pattern,
+    shape: tuple[int, ...],
+    letter: str,
+    size: int,
+    sizes: dict[str, tuple[int, str]],
+) -> NoReturn:
+    """Raise the ValueError for an array whose size differs from that of its letter."""
+    origin = hint = ""
+    if letter in sizes:
+        origin = f" in {sizes[letter][1]}"
+    if name == "mask" and "b" in sizes and "s" in sizes and shape == (sizes["b"][0], sizes["s"][0]):
+        hint = "; of keys it is mask[:, None, None]"
+    expected = _size(letter, sizes)
+    raise ValueError(f"{caller}: {letter} = {expected}{origin} but {size} in {name} ({pattern.text}) = {shape}{hint}")

@@ -198,17 +198,25 @@ class MechanismRow:
     @property
     def layer(self) -> dict[str, str]:
         """Parameters of a layer with one such group and biases: name in the state dict -> axes as in `PROJECTIONS`."""
-        rows = " + ".join(("h d", "g d") if self.reads_symbols else ("h d", "g d", "g e"))
-        shared = {"qkv.weight": f"({rows}) m", "qkv.bias": f"({rows})"}
-        own = {**self.parameters, **(VALUES if self.reads_symbols else {})}
-        return {**PROJECTIONS, **shared, **{f"groups.0.{name}": axes.partition(";")[0] for name, axes in own.items()}}
+        rows, of_group = "h d + g d + g e", dict(self.parameters)
+        if self.reads_symbols:  # values have a projection of their own
+            rows, of_group = "h d + g d", {**self.parameters, **VALUES}
+        axes = {**PROJECTIONS, "qkv.weight": f"({rows}) m", "qkv.bias": f"({rows})"}
+        for name, text in of_group.items():
+            axes[f"groups.0.{name}"] = text.partition(";")[0]
+        return axes
 
     @property
     def choices(self) -> dict[str, tuple[str, ...]]:
         """The allowed values of its options."""
         kinds = {"normalise": NORMALISE, "act": ACTS, "relation_act": RELATION_ACTS}
         kinds |= {"pool": POOLS, "network": NETWORKS}
-        return {name: RELATION_ACTS if default == "softmax" else kinds[name] for name, default in self.options.items()}
+        choices = {}
+        for name, default in self.options.items():
+            choices[name] = kinds[name]
+            if default == "softmax":
+                choices[name] = RELATION_ACTS
+        return choices
 
 
 def _axes(*names: str) -> dict[str, str]:
@@ -375,5 +383,9 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> Fraction:
         left, right = _value(node.left, sizes), _value(node.right, sizes)
         if isinstance(node.op, ast.Add):
             return left + right
-        return left * right if isinstance(node.op, ast.Mult) else left / right
-    return Fraction(sizes[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node))
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        return left / right
+    if isinstance(node, ast.Name):
+        return Fraction(sizes[node.id])
+    return Fraction(ast.literal_eval(node))

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields
+from typing import Any
 
 from torch import Tensor
 
@@ -18,27 +19,33 @@ from polyhead.train.evaluation import enough
 def check(config: Run, devices: int = 1) -> None:
     """Raise a ValueError for errors that would otherwise appear later in the run."""
     pick_device(config.device)
-    pieces, size = devices * config.train.accumulate, config.train.batch_size
-    if size % pieces:
-        wanted = f"{pieces} ({devices} devices x accumulate {config.train.accumulate})"
-        raise ValueError(f"train: batch_size must be divisible by {wanted} but is {size}")
+    num_parts, batch_size = devices * config.train.accumulate, config.train.batch_size
+    if batch_size % num_parts:
+        raise ValueError(
+            f"train: batch_size must be divisible by {num_parts} ({devices} devices x accumulate "
+            f"{config.train.accumulate}) but is {batch_size}"
+        )
     tracking.check(config.track)
     for split in config.train.evaluate:
         one_of(type(config.task).__name__, "split", split, config.task.splits)
-    encoder = config.model.encoder if isinstance(config.model, configs.TransformerConfig) else None
-    gives = dict(zip(("inputs", "outputs"), config.task.ends, strict=True)) | {"source": config.task.source}
-    takes = {"inputs": config.model.inputs, "outputs": config.model.outputs}
-    takes |= {"source": None if encoder is None else encoder.inputs}
-    for what, given in gives.items():
-        taken = takes[what]
-        if type(given) is not type(taken) or _size(given) != _size(taken):
-            verb = "is" if what == "source" else "are"
-            raise ValueError(f"train: the task's {what} {verb} {given} but the model's {verb} {taken}")
-    if config.task.autoregressive and isinstance(config.model, configs.TransformerConfig) and not config.model.causal:
-        who = type(config.task).__name__
-        raise ValueError(f"train: the inputs of {who} hold its targets, so the model needs causal=True but has False")
+    encoder = None
+    if isinstance(config.model, configs.TransformerConfig):
+        encoder = config.model.encoder
+        if config.task.autoregressive and not config.model.causal:
+            task = type(config.task).__name__
+            raise ValueError(f"train: the inputs of {task} hold its targets, so the model must have causal=True")
+    inputs, outputs = config.task.ends
+    _check_end("inputs", inputs, config.model.inputs)
+    _check_end("outputs", outputs, config.model.outputs)
+    _check_end("source", config.task.source, getattr(encoder, "inputs", None))
     _check_lengths("model", config.model, config.task.length)
     _check_lengths("model.encoder", encoder, config.task.source_length)
+
+
+def _check_end(name: str, of_task: Any, of_model: Any) -> None:
+    """Raise a ValueError unless an end of the task and that of the model are of one kind and size."""
+    if type(of_task) is not type(of_model) or _size(of_task) != _size(of_model):
+        raise ValueError(f"train: {name}: the task has {of_task} but the model {of_model}")
 
 
 def check_read_back(config: Run) -> None:
@@ -59,9 +66,11 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
     """Raise a ValueError unless the transformer's max_length covers all tokens of the task."""
     if not isinstance(settings, configs.TransformerConfig):
         return
-    length = settings.inputs.count if isinstance(settings.inputs, configs.Patches) else length
-    if (most := reach(settings)) is not None and length > most:
-        raise ValueError(f"train: {name}.max_length must be at least {length}, the task's tokens, but is {most}")
+    if isinstance(settings.inputs, configs.Patches):
+        length = settings.inputs.count
+    max_length = reach(settings)
+    if max_length is not None and length > max_length:
+        raise ValueError(f"train: {name}.max_length must be at least {length}, the task's tokens, but is {max_length}")
 
 
 def read_all(config: Run) -> None:
@@ -71,24 +80,30 @@ def read_all(config: Run) -> None:
         _check_batch(type(config.task).__name__, config.task.batch(split, 1, seed=config.seed, step=0))
 
 
-def _check_batch(who: str, batch: object) -> None:
+def _check_batch(task: str, batch: object) -> None:
     """Raise a ValueError unless it is a Batch and all its parts are tensors with one row, as of one sequence."""
     if not isinstance(batch, configs.Batch):
-        raise ValueError(f"{who}: sample must return a Batch but returned a {type(batch).__name__}")
+        raise ValueError(f"{task}: sample must return a Batch but returned a {type(batch).__name__}")
     if not isinstance(batch.latents, dict):
-        raise ValueError(f"{who}: latents of a batch must be a dict of tensors but is a {type(batch.latents).__name__}")
+        raise ValueError(
+            f"{task}: latents of a batch must be a dict of tensors but is a {type(batch.latents).__name__}"
+        )
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "latents"}
     arrays |= {f"latents[{name!r}]": labels for name, labels in batch.latents.items()}
     for name, array in arrays.items():
         if array is None and name in ("mask", "source", "source_mask"):
             continue
         if not isinstance(array, Tensor) or array.shape[:1] != (1,):
-            came = f"has shape {tuple(array.shape)}" if isinstance(array, Tensor) else f"is a {type(array).__name__}"
-            raise ValueError(f"{who}: {name} of a batch must be a tensor (b ...) but {came} at b = 1")
+            shape = getattr(array, "shape", type(array).__name__)
+            raise ValueError(f"{task}: {name} of a batch must be a tensor (b ...) but is {shape} at b = 1")
 
 
 def _size(end: configs.Input | configs.Output | None) -> int | tuple[int, ...] | None:
     """The sizes on which task and model must agree; the model chooses the patch size of an image."""
-    if end is None or isinstance(end, configs.Patches):
-        return None if end is None else end.image
-    return end.size if isinstance(end, (configs.Vectors, configs.Values)) else end.count
+    if end is None:
+        return None
+    if isinstance(end, configs.Patches):
+        return end.image
+    if isinstance(end, (configs.Vectors, configs.Values)):
+        return end.size
+    return end.count

@@ -56,8 +56,8 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     Raises ValueError for a module type that is not in the table: a new layer must declare its parameters.
     """
     qkv = {id(m.qkv.bias) for m in model.modules() if isinstance(m, MultiHeadAttention) and m.qkv.bias is not None}
-    theirs = [m for m in model.modules() if isinstance(m, (OwnParameters, OwnFeedForward))]
-    kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in theirs for p in module.parameters()}
+    members = [m for m in model.modules() if isinstance(m, (OwnParameters, OwnFeedForward))]
+    kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in members for p in module.parameters()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in kinds:  # a tied matrix counts as its first owner's: an embedding

@@ -112,7 +112,9 @@ def selection_split(train: Train) -> str:
     """The split whose main metric selects the best checkpoint: validation, else the first one; "" without any."""
     if "validation" in train.evaluate:
         return "validation"
-    return train.evaluate[0] if train.evaluate else ""
+    if not train.evaluate:
+        return ""
+    return train.evaluate[0]
 
 
 class Training:
@@ -224,7 +226,9 @@ class Training:
         rate = (self.step - self.rate_step) / (time.perf_counter() - self.rate_start)
         row: Row = {"kind": "train", "step": self.step, **values}
         row["lr"] = optimiser.learning_rate(self.step - 1, self.config.train)
-        row["grad_norm"] = norm if math.isfinite(norm) else None
+        row["grad_norm"] = None
+        if math.isfinite(norm):
+            row["grad_norm"] = norm
         row["steps_per_second"] = rate
         if self.network.tokens_per_step:
             row["tokens_per_second"] = rate * self.network.tokens_per_step

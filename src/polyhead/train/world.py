@@ -130,17 +130,17 @@ class World:
             return list(values)
         return list(self.sum(torch.stack([value.detach().double().cpu() for value in values])))
 
-    def on_rank_zero(self, action: Callable[[], int]) -> int:
-        """Run `action` on rank 0 and broadcast its non-negative result.
+    def on_rank_zero(self, action: Callable[[], int | None]) -> int:
+        """Run `action` on rank 0 and broadcast its non-negative result; None is 0.
 
         If `action` raises, rank 0 raises its error and the other ranks raise PeerProcessEnded.
         """
         if self.size == 1:
-            return action()
+            return action() or 0
         result = torch.zeros(1, dtype=torch.int64)  # below 0: minus the exit code of the error
         try:
             if self.first:
-                result[0] = action()
+                result[0] = action() or 0
         except BaseException as error:
             result[0] = -_exit_code(error)
             raise

@@ -16,7 +16,7 @@ import os
 import pathlib
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, check
 from polyhead.train.world import World
 
 FORMAT = 1
-STATES = ("exp_avg", "exp_avg_sq", "step")
+MOMENTS = ("exp_avg", "exp_avg_sq")
 ABOUT = "about.json"
 MAX_HEADER = 1 << 28
 """The longest header that is read; that of a damaged file may have any length."""
@@ -93,31 +93,30 @@ def save_sharded(
 
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     partial = path.with_name(path.name + ".partial")
-
-    def prepare() -> int:
-        delete(partial)
-        return 0
-
-    world.on_rank_zero(prepare)
+    world.on_rank_zero(lambda: delete(partial))
     try:
         writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
         dcp.save(_untied_state(model, optimiser), storage_writer=writer)
     except CheckpointException as error:
-        cause = next(iter(error.failures.values()))[0]
+        cause = _first_failure(error)
         if isinstance(cause, OSError):
             raise OSError(cause.errno, f"{partial}: cannot be written ({cause.strerror})") from None
-        raise RuntimeError(f"checkpoint: {partial}: {one_line(cause)}") from cause
+        raise
     checksums = _file_checksums(partial, world, sync=True)
 
-    def finish() -> int:
+    def finish() -> None:
         write(partial / ABOUT, json.dumps(with_checksums({**metadata, "files": checksums}, {})).encode())
         delete(path)
         os.replace(partial, path)
         sync_folder(folder)
         delete_old_checkpoints(folder, num_kept)
-        return 0
 
     world.on_rank_zero(finish)
+
+
+def _first_failure(error: Any) -> BaseException:
+    """The cause of a CheckpointException: what failed in one of the processes."""
+    return next(iter(error.failures.values()))[0]
 
 
 def _file_checksums(folder: pathlib.Path, world: World, *, sync: bool = False) -> dict[str, int]:
@@ -126,8 +125,10 @@ def _file_checksums(folder: pathlib.Path, world: World, *, sync: bool = False) -
     checksums = torch.zeros(len(names), dtype=torch.int64)
     for i in range(world.rank, len(names), world.size):
         with open(folder / names[i], "rb") as file:
-            while data := file.read(1 << 24):
+            data = file.read(1 << 24)
+            while data:
                 checksums[i] = zlib.crc32(data, int(checksums[i]))
+                data = file.read(1 << 24)
             if sync:
                 os.fsync(file.fileno())
     return dict(zip(names, world.sum(checksums).tolist(), strict=True))
@@ -139,7 +140,7 @@ def training_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterat
         yield f"model/{name}", value.detach()
     for name, parameter in model.named_parameters():
         state = optimiser.state.get(parameter, {})
-        for key in STATES:
+        for key in (*MOMENTS, "step"):
             if key in state:
                 yield f"optimiser/{name}/{key}", state[key]
 
@@ -250,13 +251,10 @@ def restore(
         return _restore_sharded(path, digest, model, optimiser, world)
     tensors, metadata = read_checkpoint(path, digest)
     load_weights(model, tensors, path)
-    for name, parameter in model.named_parameters():
-        prefix = f"optimiser/{name}/"
-        if prefix + "step" not in tensors:
-            continue  # this parameter has had no gradient yet
-        step = tensors[prefix + "step"].to(_step_device(optimiser, parameter), copy=True)
-        moments = {key: like(tensors[prefix + key], parameter) for key in STATES[:2]}
-        optimiser.state[parameter] = {**moments, "step": step}
+    _make_state(model, optimiser, tensors)
+    for name, value in training_state(model, optimiser):
+        if name.startswith("optimiser/"):
+            value.copy_(like(tensors[name], value))
     return metadata
 
 
@@ -272,43 +270,41 @@ def _restore_sharded(
     if metadata["files"] != _file_checksums(path, world):
         raise Damaged(f"checkpoint: {path} is damaged (its files do not match their checksums)")
     reader = HuggingFaceStorageReader(str(path))
-    stored = reader.read_metadata().state_dict_metadata
-    for name, parameter in model.named_parameters():
-        if f"optimiser/{name}/step" in stored:
-            step = torch.zeros((), device=_step_device(optimiser, parameter))
-            moments = {key: torch.zeros_like(parameter.detach()) for key in STATES[:2]}
-            optimiser.state[parameter] = {**moments, "step": step}
-    tensors = _untied_state(model, optimiser)
+    _make_state(model, optimiser, reader.read_metadata().state_dict_metadata)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended for a single process
-            dcp.load(tensors, storage_reader=reader, no_dist=world.size == 1)
+            dcp.load(_untied_state(model, optimiser), storage_reader=reader, no_dist=world.size == 1)
     except (CheckpointException, RuntimeError, ValueError) as error:
-        cause = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+        cause = _first_failure(error) if isinstance(error, CheckpointException) else error
         raise ValueError(f"checkpoint: {path} does not fit the model of this run ({one_line(cause)})") from None
     return metadata
 
 
-def _step_device(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> torch.device:
-    """The device on which AdamW counts the updates of a parameter."""
-    return parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
+def _make_state(model: nn.Module, optimiser: torch.optim.Optimizer, stored: Container[str]) -> None:
+    """Give the optimiser the tensors that a checkpoint has; a parameter without a gradient so far has none."""
+    for name, parameter in model.named_parameters():
+        if f"optimiser/{name}/step" in stored:
+            # The device on which AdamW counts the updates of a parameter.
+            device = parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
+            moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
+            optimiser.state[parameter] = {**moments, "step": torch.zeros((), device=device)}
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
     """Load a checkpoint's tensors into `model`.  Raises ValueError for missing, extra or misshapen tensors."""
-    prefix = "model/"
-    stored = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     expected = model.state_dict()
-    missing, extra = sorted(expected.keys() - stored.keys()), sorted(stored.keys() - expected.keys())
-    if missing:
-        raise ValueError(f"checkpoint: {path} lacks {len(missing)} parameters of the model, first {missing[0]!r}")
-    if extra:
-        raise ValueError(f"checkpoint: {path} has {len(extra)} parameters the model lacks, first {extra[0]!r}")
-    for name, value in expected.items():
-        shape = tuple(stored[name].shape)
-        if shape != value.shape:
-            raise ValueError(f"checkpoint: {path} has {name!r} of shape {shape}, expected {tuple(value.shape)}")
-    model.load_state_dict({name: like(stored[name], value) for name, value in expected.items()})
+    stored = {}
+    for name, value in tensors.items():
+        key = name.removeprefix("model/")
+        if key != name:
+            stored[key] = value
+            if key in expected and expected[key].shape == value.shape:
+                stored[key] = like(value, expected[key])
+    try:
+        model.load_state_dict(stored)
+    except RuntimeError as error:
+        raise ValueError(f"checkpoint: {path} does not fit the model of this run ({one_line(error)})") from None
 
 
 def load_model(
@@ -329,16 +325,15 @@ def load_model(
 
 
 def _choose(folder: pathlib.Path, which: str | int) -> pathlib.Path:
+    """The path of the checkpoint that `load_model` calls `which`."""
     paths = checkpoints(folder)
-    path_by_name: dict[str, pathlib.Path] = {}
-    if paths:
-        path_by_name["newest"] = paths[0]
+    path_by_name = {"newest": folder / CHECKPOINT}  # whose absence its reader reports
+    for path in paths[:1]:
+        path_by_name["newest"] = path
     if (folder / BEST).exists():
         path_by_name["best"] = folder / BEST
     for path in reversed(paths):
         path_by_name[str(step_of(path))] = path
-    if which == "newest" and not paths:
-        return folder / CHECKPOINT  # whose absence its reader reports
     if str(which) not in path_by_name:
         raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from {', '.join(path_by_name)})")
     path = path_by_name[str(which)]

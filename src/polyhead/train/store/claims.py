@@ -3,9 +3,10 @@
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Iterator
+
+from filelock import FileLock, Timeout
 
 from polyhead import config as configs
 from polyhead.config import Run
@@ -13,11 +14,9 @@ from polyhead.config.serial import flat
 from polyhead.train.stop import HELD
 from polyhead.train.store.checkpoint import check_digest, checkpoints, read_metadata
 from polyhead.train.store.files import check_local, delete, write
-from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, checkpoint_files, read_config
+from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, checkpoint_files, data_files, read_config
 
 LOCK = ".lock"
-NUM_SHOWN = 3
-"""How many settings are named in which a run differs from that of its folder."""
 
 
 class FolderInUse(ValueError):
@@ -68,69 +67,43 @@ def _check_owner(config: Run, folder: pathlib.Path, digest: str) -> None:
     if other_digest == digest:
         return
     if is_trained:
-        differences = _differences(other, config)
+        before = flat(configs.to_dict(other, semantic=True))
+        after = flat(configs.to_dict(config, semantic=True))
+        names = sorted(name for name in before | after if before.get(name) != after.get(name))
         raise ValueError(
-            f"run folder: {folder} already holds another run ({other_digest}, not {digest}){differences}; "
-            "choose another folder or delete it"
+            f"run folder: {folder} already holds another run ({other_digest}, not {digest}), "
+            f"which differs in {', '.join(names[:3])}; choose another folder or delete it"
         )
     # The data files of the other run would be taken for those of this one.
-    from polyhead.tasks.record import RECORD
-    from polyhead.tasks.text import tokens as text_tokens
-
-    delete(folder / RECORD)
-    delete(folder / text_tokens.FILE)
-
-
-def _differences(other: Run, config: Run) -> str:
-    """The settings in which `config` differs from the run of its folder, in words."""
-    before = flat(configs.to_dict(other, semantic=True))
-    after = flat(configs.to_dict(config, semantic=True))
-    texts = []
-    for name in before | after:
-        if before.get(name) != after.get(name):
-            texts.append(f"{name} is {before.get(name)!r} there but {after.get(name)!r} here")
-    if len(texts) > NUM_SHOWN:
-        texts[NUM_SHOWN:] = [f"and {len(texts) - NUM_SHOWN} more"]
-    return ": " + ", ".join(texts) if texts else ""
+    for path in data_files(folder):
+        delete(path)
 
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-    """Hold the folder's lock, which the system releases when the process dies.
-
-    The lock is on a file: over NFS, a lock of a folder holds on one machine only.
-    """
+    """Hold the folder's lock, which the system releases when the process dies."""
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
-        import fcntl
-    except ImportError:  # Windows: no lock
-        yield
-        return
+        lock.acquire()
+    except Timeout:
+        raise FolderInUse(f"run folder: another process is training in {folder}") from None
+    except OSError:
+        if not (folder / RESULT).exists():  # a finished run may be in a read-only folder
+            raise
     try:
-        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError:  # a finished run may be in a read-only folder
-        handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderInUse(f"run folder: another process is training in {folder}") from None
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def is_claimed(folder: pathlib.Path) -> bool:
     """Is a process training in `folder` now?"""
-    try:
-        import fcntl
-
-        handle = os.open(folder / LOCK, os.O_RDWR)
-    except (ImportError, OSError):  # no lock file, or a system without locks
+    if not (folder / LOCK).exists():
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
+        with FileLock(folder / LOCK, timeout=0):
+            return False
+    except Timeout:
         return True
-    finally:
-        os.close(handle)
-    return False
+    except OSError:  # a folder of another user, which nobody trains in here
+        return False

@@ -1,7 +1,6 @@
 """Files are written beside their place, flushed to the disk and renamed, so that a file is complete at any moment."""
 
 import contextlib
-import errno
 import os
 import pathlib
 import re
@@ -79,14 +78,11 @@ def check_place(caller: str, path: pathlib.Path, *, renamed: bool = True) -> Non
     """
     check_local(caller, path)
     try:
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        if path.exists():
+            open(path, "r+b").close()
         if renamed or not path.exists():
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
+            tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise ValueError(f"{caller}: {path} cannot be written ({error.strerror})") from None
 

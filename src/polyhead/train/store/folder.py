@@ -36,31 +36,29 @@ class Result:
     folder: pathlib.Path = pathlib.Path()
 
     def __repr__(self) -> str:
-        scores = "; ".join(f"{split}: {', '.join(texts)}" for split, texts in self._score_texts().items())
+        scores = "; ".join(f"{split}: {text}" for split, text in self._score_texts().items())
         return f"Result({self.name!r}, {self.steps} steps, {scores or 'no scores'}, folder={str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
         about = {"steps": self.steps, "parameters": f"{self.parameters:,}", "seconds": f"{self.seconds:.0f}"}
         return as_table(f"Result of {self.name}", {**self._score_texts(), **about, "folder": self.folder})
 
-    def _score_texts(self) -> dict[str, list[str]]:
+    def _score_texts(self) -> dict[str, str]:
         """
         >>> scores = {"iid": {"loss": 0.25, "r2": 0.5, "r2_se": 0.01, "sequences": 64}}
         >>> Result("run", "", 9, 1.0, 10, scores, "", {})._score_texts()
-        {'iid': ['loss 0.250', 'r2 0.500 ± 0.010']}
+        {'iid': 'loss 0.250, r2 0.500 ± 0.010'}
         """
-        texts_by_split: dict[str, list[str]] = {}
+        texts = {}
         for split, scores in self.scores.items():
-            texts = []
+            parts = []
             for name, value in scores.items():
-                if name.endswith("_se") or not isinstance(value, float):
-                    continue
-                text = f"{name} {value:.3f}"
-                if f"{name}_se" in scores:
-                    text += f" ± {scores[f'{name}_se']:.3f}"
-                texts.append(text)
-            texts_by_split[split] = texts
-        return texts_by_split
+                if isinstance(value, float) and not name.endswith("_se"):
+                    parts.append(f"{name} {value:.3f}")
+                    if f"{name}_se" in scores:
+                        parts[-1] += f" ± {scores[f'{name}_se']:.3f}"
+            texts[split] = ", ".join(parts)
+        return texts
 
 
 # ------------------------------------------------------------------------------------------------------- configuration
@@ -72,8 +70,12 @@ def folder_of(config: Run) -> pathlib.Path:
 def place(folder: str | pathlib.Path) -> pathlib.Path:
     """The path of a run; a name from `polyhead list models` is its folder, unless a folder of that name exists here."""
     path = pathlib.Path(folder)
-    name = None if path.exists() else shipped.named(str(folder))
-    return path if name is None else shipped.folder(name)
+    if path.exists():
+        return path
+    name = shipped.named(str(folder))
+    if name is None:
+        return path
+    return shipped.folder(name)
 
 
 def read_config(folder: str | pathlib.Path) -> Run:
@@ -165,14 +167,18 @@ def checkpoint_files(folder: pathlib.Path) -> list[pathlib.Path]:
     return paths
 
 
-def clear(folder: pathlib.Path) -> None:
-    """Delete everything that training wrote in `folder`."""
+def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files in which tasks keep what they know of a run's data."""
     from polyhead.tasks.record import RECORD
     from polyhead.tasks.text import tokens as text_tokens
 
-    for name in (ENDED, RESULT, METRICS, BEST, text_tokens.FILE, RECORD):
-        delete(folder / name)
-    for path in checkpoint_files(folder):
+    return [folder / RECORD, folder / text_tokens.FILE]
+
+
+def clear(folder: pathlib.Path) -> None:
+    """Delete everything that training wrote in `folder`."""
+    files = [folder / name for name in (ENDED, RESULT, METRICS, BEST)]
+    for path in (*files, *data_files(folder), *checkpoint_files(folder)):
         delete(path)
 
 

@@ -43,25 +43,28 @@ def named(name: str) -> str | None:
     if name in models():
         return name
     seeds = [int(model.rpartition("-")[2]) for model in models() if re.fullmatch(rf"{re.escape(name)}-\d+", model)]
-    return f"{name}-{min(seeds)}" if seeds else None
+    if not seeds:
+        return None
+    return f"{name}-{min(seeds)}"
 
 
 def hint(name: str) -> str:
     """A suggestion for an unknown name: the most similar model."""
-    similar = difflib.get_close_matches(name, models(), n=1)
-    return f" (did you mean the trained model {similar[0]!r}? polyhead list models)" if similar else ""
+    for similar in difflib.get_close_matches(name, models(), n=1):
+        return f" (did you mean the trained model {similar!r}? polyhead list models)"
+    return ""
 
 
 def at_hand(name: str) -> pathlib.Path | None:
     """The folder of a model on this machine, or None."""
-    places = [REPOSITORY]
+    parents = [REPOSITORY]
     if os.environ.get(OWN):
-        places.insert(0, pathlib.Path(os.environ[OWN]))
+        parents.insert(0, pathlib.Path(os.environ[OWN]))
     with contextlib.suppress(RuntimeError):  # without a home folder there is no cache
-        places.append(cache("models", OWN))
-    for place in places:
-        if all((place / name / file).is_file() for file in FILES):
-            return place / name
+        parents.append(cache("models", OWN))
+    for parent in parents:
+        if all((parent / name / file).is_file() for file in FILES):
+            return parent / name
     return None
 
 
