@@ -12,7 +12,7 @@ class FakeWorker:
         self.engine, self.folder, self.code = engine, folder, code
         self.num_polls = 0
 
-    def exit_code(self):
+    def __call__(self):
         self.num_polls += 1
         if self.num_polls == 1:
             return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyhead.config import Run, digest
-from polyhead.scale.sweep.engines import LOG, LOST, Worker, open_log
+from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, open_log
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import FolderInUse, claim, is_claimed
@@ -36,7 +36,7 @@ class Job:
         self.label = label or run.name
         self.retries = retries
         self.deaths = 0
-        self.worker: Worker | None = None
+        self.worker: ExitCode | None = None
         self.is_held = False
         """Whether another process trains the run."""
         self.outcome: Result | Failure | None = finished(folder, self.digest)
@@ -82,7 +82,7 @@ class Job:
             self.outcome = Failure(self.run.name, self.folder, DISK, text)
         return self.outcome is None and not self.is_held
 
-    def start(self, worker: Worker) -> None:
+    def start(self, worker: ExitCode) -> None:
         self.worker = worker
         self.has_rows = False
 
@@ -90,7 +90,9 @@ class Job:
         """Read new rows.  Return whether the worker has just ended: with an outcome, a holder, or for a restart."""
         if self.read_rows():
             self.has_rows = True
-        code = self.worker.exit_code() if self.worker is not None else None
+        if self.worker is None:
+            return False
+        code = self.worker()
         if code is None:
             return False
         self.read_rows()

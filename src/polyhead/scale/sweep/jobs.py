@@ -67,9 +67,11 @@ def sweep(
         stack.enter_context(handed_on(runs, "sweep"))
         stop = stack.enter_context(interruptible())
         try:
-            at_a_time = engine.open(unfinished, pathlib.Path(folder), workers, threads) if unfinished else 1
-            shown = stack.enter_context(screen(jobs, at_a_time, enabled=progress))
-            train_all(jobs, engine, at_a_time, shown)
+            at_a_time = 1
+            if unfinished:
+                at_a_time = engine.open(unfinished, pathlib.Path(folder), workers, threads)
+            display = stack.enter_context(screen(jobs, at_a_time, enabled=progress))
+            train_all(jobs, engine, at_a_time, display)
         except KeyboardInterrupt:
             stopped = engine.stop()
             num_done = sum(isinstance(job.outcome, Result) for job in jobs)
@@ -110,21 +112,21 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
     last_poll_of_holders = 0.0
     while waiting or working or elsewhere:
         # Start workers.  Where other sweeps train here, too, take runs from the end, which they reach last.
-        ready: list[Job] = []
-        while waiting and len(working) + len(ready) < at_a_time:
+        starting: list[Job] = []
+        while waiting and len(working) + len(starting) < at_a_time:
             job = waiting.pop() if elsewhere else waiting.popleft()
             if job.prepare():
-                ready.append(job)
+                starting.append(job)
                 screen.tell(job, f"started ({job.folder})")
             else:
                 if job.is_held:
                     elsewhere.append(job)
                 screen.tell(job, job.text())
-        if ready:
-            workers = engine.start([job.folder for job in ready])
-            for job, worker in zip(ready, workers, strict=True):
+        if starting:
+            workers = engine.start([job.folder for job in starting])
+            for job, worker in zip(starting, workers, strict=True):
                 job.start(worker)
-            working += ready
+            working += starting
 
         # Collect workers that have ended.  A run that starts again goes to the end of the queue.
         for job in list(working):

@@ -9,9 +9,9 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Protocol, runtime_checkable
+from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import REQUEUE
@@ -24,12 +24,8 @@ LOST = 256
 """Stands for the exit code of a worker that was lost with its machine or its job."""
 
 
-@runtime_checkable
-class Worker(Protocol):
-    """A worker that was started or queued."""
-
-    def exit_code(self) -> int | None:
-        """Return None until the worker ends; then its exit code, minus the number of a signal, or `LOST`."""
+ExitCode = Callable[[], int | None]
+"""A worker: None until it ends; then its exit code, minus the number of a signal, or `LOST`."""
 
 
 @runtime_checkable
@@ -45,7 +41,7 @@ class Engine(Protocol):
         Raises ValueError if the engine cannot be used here.
         """
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         """Start or queue a worker for each of these run folders."""
 
     def stop(self) -> str:
@@ -97,7 +93,7 @@ def open_log(folder: pathlib.Path) -> IO[bytes]:
     return open(folder / LOG, "ab")
 
 
-def start_process(folder: pathlib.Path, threads: int) -> "subprocess.Popen[bytes]":
+def start_process(folder: pathlib.Path, threads: int, **options: Any) -> "subprocess.Popen[bytes]":
     """Start a worker on this machine; its output goes to its log."""
     with open_log(folder) as log:
         return subprocess.Popen(
@@ -106,5 +102,5 @@ def start_process(folder: pathlib.Path, threads: int) -> "subprocess.Popen[bytes
             stdout=log,
             stderr=log,
             env=worker_environment(threads, os.environ),
-            start_new_session=True,  # Ctrl-C reaches only the sweep, which asks each worker to save
+            **options,
         )

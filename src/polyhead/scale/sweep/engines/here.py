@@ -1,12 +1,12 @@
 """One run after another in this process, for runs that take less time than the start of a worker."""
 
 import contextlib
+import functools
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polyhead.scale.sweep.engines import LOG, Worker
+from polyhead.scale.sweep.engines import LOG, ExitCode
 from polyhead.train.stop import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
@@ -23,24 +23,15 @@ class Here:
             raise ValueError("sweep: in this process, runs train one at a time with their own threads; use Local")
         return 1
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
-        return [FinishedWorker(train(folder)) for folder in folders]
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
+        codes = [train(folder) for folder in folders]
+        return [functools.partial(int, code) for code in codes]
 
     def stop(self) -> str:
         return "stopped and saved"  # by the signal itself
 
     def close(self) -> None:
         """There are no workers to end."""
-
-
-@dataclass(frozen=True)
-class FinishedWorker:
-    """A run that has already ended."""
-
-    code: int
-
-    def exit_code(self) -> int:
-        return self.code
 
 
 def train(folder: pathlib.Path) -> int:

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from polyhead.scale.sweep.engines import Worker, start_process
+from polyhead.scale.sweep.engines import ExitCode, start_process
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -31,18 +31,20 @@ class Local:
         if hasattr(os, "sched_getaffinity"):
             cores = len(os.sched_getaffinity(0))
         if workers is None:
-            all_on_cpu = all(pick_device(run.device).type == "cpu" for run in runs)
-            workers = max(1, min(cores, len(runs))) if all_on_cpu else 1
+            workers = max(1, min(cores, len(runs)))
+            if any(pick_device(run.device).type != "cpu" for run in runs):
+                workers = 1
         max_threads = cores
         if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
             max_threads = int(os.environ["OMP_NUM_THREADS"])
         self.threads = threads or max(1, min(max_threads, cores // workers))
         return workers
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
-        processes = [start_process(folder, self.threads) for folder in folders]
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
+        # In sessions of their own: Ctrl-C reaches only the sweep, which asks each worker to save.
+        processes = [start_process(folder, self.threads, start_new_session=True) for folder in folders]
         self.processes += processes
-        return [LocalWorker(process) for process in processes]
+        return [process.poll for process in processes]
 
     def stop(self) -> str:
         for process in self.processes:
@@ -55,13 +57,3 @@ class Local:
         for process in self.processes:
             process.kill()
             process.wait()
-
-
-class LocalWorker:
-    """A process of this machine."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self.process = process
-
-    def exit_code(self) -> int | None:
-        return self.process.poll()

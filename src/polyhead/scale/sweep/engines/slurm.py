@@ -1,11 +1,12 @@
 """Workers as jobs of Slurm, through submitit; slurm_task.py is the work of a job."""
 
+import functools
 import logging
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.scale.sweep.engines import LOST, Resources, Worker
+from polyhead.scale.sweep.engines import LOST, ExitCode, Resources
 from polyhead.scale.sweep.engines.slurm_task import WorkerTask
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
@@ -38,7 +39,7 @@ class Slurm:
         self.partition, self.account, self.minutes, self.cluster = partition, account, minutes, cluster
         self.threads = self.resources.cpus
         self.executor: Any = None
-        self.jobs: list[SlurmWorker] = []
+        self.jobs: list[Any] = []
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
         with optional("sweep: --slurm", "polyhead[slurm]"):
@@ -69,36 +70,29 @@ class Slurm:
         }
         return {name: value for name, value in parameters.items() if value is not None}
 
-    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[Worker]:
+    def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         """Submit one array of jobs."""
         try:
             jobs = self.executor.map_array(WorkerTask(self.threads), [str(folder.absolute()) for folder in folders])
         except Exception as error:  # submitit has no error class for a refusal by sbatch
             raise ValueError(f"sweep: sbatch refused the jobs ({str(error).strip().splitlines()[-1]})") from None
-        workers = [SlurmWorker(job) for job in jobs]
-        self.jobs += workers
-        return workers
+        self.jobs += jobs
+        return [functools.partial(_exit_code, job) for job in jobs]
 
     def stop(self) -> str:
         """Cancel all jobs; Slurm lets their workers save."""
-        for worker in self.jobs:
-            worker.job.cancel(check=False)
+        for job in self.jobs:
+            job.cancel(check=False)
         return "cancelled the jobs, whose workers save"
 
     def close(self) -> None:
         """Cancelled jobs end by themselves."""
 
 
-class SlurmWorker:
-    """A job of submitit."""
-
-    def __init__(self, job: Any) -> None:
-        self.job = job
-
-    def exit_code(self) -> int | None:
-        if not self.job.done():
-            return None
-        try:
-            return int(self.job.result())
-        except Exception:  # submitit's own errors: the job left no result
-            return LOST
+def _exit_code(job: Any) -> int | None:
+    if not job.done():
+        return None
+    try:
+        return int(job.result())
+    except Exception:  # submitit's own errors: the job left no result
+        return LOST

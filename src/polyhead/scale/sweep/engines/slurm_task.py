@@ -8,10 +8,9 @@ import contextlib
 import os
 import pathlib
 import signal
-import subprocess
 from typing import Any
 
-from polyhead.scale.sweep.engines import command, open_log, worker_environment
+from polyhead.scale.sweep.engines import start_process
 
 
 class WorkerTask:
@@ -22,15 +21,7 @@ class WorkerTask:
         self.worker = 0
 
     def __call__(self, folder: str) -> int:
-        with open_log(pathlib.Path(folder)) as log:
-            process = subprocess.Popen(
-                command(pathlib.Path(folder)),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=worker_environment(self.threads, os.environ),
-                preexec_fn=ignore_sigusr2,
-            )
+        process = start_process(pathlib.Path(folder), self.threads, preexec_fn=ignore_sigusr2)
         self.worker = process.pid
         # Not Popen.wait: `checkpoint` may interrupt it while it holds its lock.
         try:
