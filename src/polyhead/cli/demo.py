@@ -61,7 +61,9 @@ def demo(
     page.write_text(experiments.page(curves, scores), encoding="utf-8")
     print_scores(curves, scores)
     write(f"\nThe page with both pictures: {page.resolve().as_uri()}")
-    return train_long(folder) if long else 0
+    if not long:
+        return 0
+    return train_long(folder)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -117,7 +119,9 @@ def _read_race(file: Path) -> dict[str, dict[str, "Curve"]]:
         stored = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return stored if isinstance(stored, dict) else {}
+    if not isinstance(stored, dict):
+        return {}
+    return stored
 
 
 def _complete(by_seed: dict[str, "Curve"]) -> dict[str, "Curve"]:

@@ -103,7 +103,10 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
             raise ValueError(f"{caller}: {name!r} is polyhead's; give {kind_of(registered[name.lower()])} another name")
         if colon and not (count.isascii() and count.isdecimal()):
             raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
-        groups.append(kind(int(count)) if colon else kind())
+        if colon:
+            groups.append(kind(int(count)))
+        else:
+            groups.append(kind())
     return tuple(groups)
 
 

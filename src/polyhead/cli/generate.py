@@ -90,7 +90,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         except UnicodeEncodeError as error:  # the terminal sent bytes of another encoding
             raise ValueError(f"generate: the prompt must be UTF-8 (character {error.start} is not)") from None
         return prompt
-    source = "standard input" if prompt_file is None else str(prompt_file)
+    source = str(prompt_file or "standard input")
     try:
         content = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
         return content.decode()
@@ -133,7 +133,9 @@ def print_pieces(pieces: Pieces, prompt: str, samples: int) -> None:
 
 
 def _heading(sample: int, samples: int) -> str:
-    return f"--- sample {sample + 1}\n" if samples > 1 else ""
+    if samples == 1:
+        return ""
+    return f"--- sample {sample + 1}\n"
 
 
 def _print_at_once(text: str) -> None:

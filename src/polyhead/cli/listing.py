@@ -58,7 +58,7 @@ def list_all(
     if folders and what != "runs":
         raise ValueError(f"polyhead list: a folder is for runs, not for {what}")
     if what == "runs":
-        run_records = records(*folders, who="list runs")
+        run_records = records(*folders, caller="list runs")
         emit(run_records.rows, lambda: write_records(run_records, "Runs", folders=True))
         return 0
     if what == "mechanisms":
@@ -85,10 +85,12 @@ def compare(runs: RunFolders) -> int:
     Args:
         runs: At least two run folders; a folder of runs means all of them.
     """
-    from polyhead.scale.records import Records, records
+    from polyhead.scale.records import records
 
-    run_records = records(*runs, who="compare") if runs else ()
-    if not isinstance(run_records, Records) or len(run_records) < 2:
+    if not runs:
+        raise ValueError("compare: give at least two runs, got 0")
+    run_records = records(*runs, caller="compare")
+    if len(run_records) < 2:
         raise ValueError(f"compare: give at least two runs, got {len(run_records)}")
     emit(run_records.rows, lambda: write_table("Settings and scores", run_records.differences()))
     return 0
@@ -113,7 +115,7 @@ def table(runs: RunFolders, format: str = "md", out: Path | None = None) -> int:
 
     if out is not None:
         check_place("table", out, renamed=False)
-    run_records = records(*runs, who="table")
+    run_records = records(*runs, caller="table")
     text = run_records.text(format)
     if out is None:
         emit(run_records.rows, lambda: write(text.rstrip("\n")))
@@ -128,11 +130,15 @@ def write_records(records: "Records", title: str, *, folders: bool = False) -> N
     has_failures = any(record.detail for record in records)
     rows = []
     for record, cells in zip(records, records.cells(states=True), strict=True):
-        row = {**cells, "folder": str(record.folder) if folders else record.folder.name}
+        row = {**cells, "folder": record.folder.name}
+        if folders:
+            row["folder"] = str(record.folder)
         if has_failures:
             row[""] = record.detail
         rows.append(row)
-    write_table(f"{title} (* best, mean ± standard error)" if records.best() else title, rows)
+    if records.best():
+        title += " (* best, mean ± standard error)"
+    write_table(title, rows)
 
 
 def recipes() -> list[Row]:
@@ -142,7 +148,9 @@ def recipes() -> list[Row]:
     rows: list[Row] = []
     for name, recipe in every().items():
         if name not in STUDIES:
-            minutes = f"{MINUTES[name]:.3g}" if name in MINUTES else ""
+            minutes = ""
+            if name in MINUTES:
+                minutes = f"{MINUTES[name]:.3g}"
             rows.append({"recipe": name, "core minutes": minutes, "summary": _summary(recipe)})
     return rows
 
@@ -153,9 +161,15 @@ def figures() -> list[Row]:
 
     rows: list[Row] = []
     for name, figure in FIGURES.items():
-        minutes = "" if figure.minutes is None else f"{figure.minutes:.3g}"
-        scales = "small, short, paper" if figure.short else "small, paper"
-        row = {"figure": name, "title": figure.title, "scales": scales if figure.runs else ""}
+        minutes = ""
+        if figure.minutes is not None:
+            minutes = f"{figure.minutes:.3g}"
+        scales = "small, paper"
+        if figure.short:
+            scales = "small, short, paper"
+        if not figure.runs:
+            scales = ""
+        row = {"figure": name, "title": figure.title, "scales": scales}
         rows.append({**row, "core minutes": minutes, "GPU minutes": figure.gpu})
     return rows
 
@@ -212,8 +226,9 @@ def mechanisms(dim: int, heads: int, length: int) -> tuple[list[Row], str]:
     rows: list[Row] = []
     for row in MECHANISMS:
         parameters = [f"{name}: {axes}" for name, axes in row.parameters.items()]
-        symbol_size = SYMBOLS["size"] if row.reads_symbols else ""
-        symbol_work = SYMBOLS["work"] if row.reads_symbols else ""
+        symbol_size = symbol_work = ""
+        if row.reads_symbols:
+            symbol_size, symbol_work = SYMBOLS["size"], SYMBOLS["work"]
         cells = {
             "mechanism": row.config,
             "equation": "\n".join([row.equation, f"{row.summary} ({row.source})", *parameters]),
@@ -238,7 +253,9 @@ def implementations() -> list[Row]:
 
     rows: list[Row] = []
     for op, names in IMPLS.items():
-        native = library.status(op) if "native" in names else ""
+        native = ""
+        if "native" in names:
+            native = library.status(op)
         rows.append({"op": op, "implementations": ", ".join(names), "native": native})
     return rows
 
@@ -253,7 +270,9 @@ def models() -> list[Row]:
         row = dict.fromkeys(("model", "task", "known", "unseen", "steps", "parameters"), "–")
         row["model"] = name
         folder = shipped.at_hand(name)
-        result = None if folder is None else read_result(folder)
+        result = None
+        if folder is not None:
+            result = read_result(folder)
         if folder is not None and result is not None:
             task = read_config(folder).task
             scores = {}
@@ -266,7 +285,9 @@ def models() -> list[Row]:
                 row["unseen"] = scores[unseen[0]]
             row["steps"] = f"{result.steps:,}"
             row["parameters"] = f"{result.parameters:,}"
-        row["here"] = "no" if folder is None else "yes"
+        row["here"] = "yes"
+        if folder is None:
+            row["here"] = "no"
         rows.append(row)
     return rows
 

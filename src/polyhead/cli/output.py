@@ -41,7 +41,9 @@ def printing(json: bool, quiet: bool) -> Iterator[None]:
 
     A warning of this package is one line.  A terminal narrower than 40 columns counts as 40 wide.
     """
-    environment = {QUIET: "1"} if quiet else {}
+    environment = {}
+    if quiet:
+        environment[QUIET] = "1"
     if shutil.get_terminal_size().columns < LEAST_WIDTH:
         environment["COLUMNS"] = str(LEAST_WIDTH)
     before = {name: os.environ.get(name) for name in environment}
@@ -90,7 +92,9 @@ def write(text: str) -> None:
 def write_error(text: str, code: int) -> int:
     """Print one line on standard error, and return the exit code."""
     line = escape(" ".join(text.split()))
-    print_notice(line if line.startswith("polyhead") else f"polyhead: {line}")
+    if not line.startswith("polyhead"):
+        line = f"polyhead: {line}"
+    print_notice(line)
     return code
 
 
@@ -132,9 +136,13 @@ def write_table(title: str, rows: Sequence[Row]) -> None:
         table.add_column(escape(str(name)), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    width = None if sys.stdout.isatty() else WIDTH
+    width = None
+    if not sys.stdout.isatty():
+        width = WIDTH
     Terminal(width=width, markup=False, highlight=False, emoji=False).print(table)
 
 
 def _cell(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else escape(str(value))
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    return escape(str(value))

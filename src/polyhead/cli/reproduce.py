@@ -53,7 +53,8 @@ def reproduce(
     failures: Sequence[Failure] = ()
     if results is not None:
         options = {"scale": scale, "seeds": seeds, "published": published, "workers": workers}
-        options["device"] = None if device == "auto" else device
+        if device != "auto":
+            options["device"] = device
         for name, value in options.items():
             if value is not None:
                 raise ValueError(f"polyhead reproduce: --from trains nothing, so --{name} has no effect")

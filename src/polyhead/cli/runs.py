@@ -47,9 +47,12 @@ def evaluate(
     device_of_run = _pick_device(device, deterministic)
     config, model = train.load_model(run, device_of_run, checkpoint)
     settings = config.train
-    batches = settings.eval_batches if batches is None else batches
-    batch_size = settings.batch_size if batch_size is None else batch_size
-    seed = config.seed if seed is None else seed
+    if batches is None:
+        batches = settings.eval_batches
+    if batch_size is None:
+        batch_size = settings.batch_size
+    if seed is None:
+        seed = config.seed
     check_number("eval", "batches", batches, 1)
     check_number("eval", "batch_size", batch_size, 1)
     if not splits:

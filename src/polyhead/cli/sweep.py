@@ -41,7 +41,9 @@ def sweep(recipe: RecipeName, *, scale: str | None = None, status: bool = False)
 def main(recipe: str, words: list[str]) -> int:
     """`polyhead sweep RECIPE ...`."""
     options, words = split_options("sweep", words, "scale", "heads", flags=("status",))
-    head_words = [None] if options.heads is None else options.heads.split(",")
+    head_words = [None]
+    if options.heads is not None:
+        head_words = options.heads.split(",")
     runs, training = configure("sweep", recipe, grid(words), options.scale, head_words, sweep_options())
     if training.devices != 1:
         raise ValueError("polyhead sweep: --devices is for one run: polyhead train")
@@ -99,8 +101,7 @@ class Cluster:
         return Ray(self.ray, Resources(**resources))
 
     def _options(self, *names: str) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def sweep_options() -> Any:
@@ -140,7 +141,9 @@ def grid(words: Sequence[str]) -> list[list[str]]:
             name, equals, value = "", "", word
         else:
             option = name
-        values = [value] if option in SINGLE_VALUES else value.split(",")
+        values = [value]
+        if option not in SINGLE_VALUES:
+            values = value.split(",")
         choices.append([name + equals + choice for choice in values])
     return [list(combination) for combination in itertools.product(*choices)]
 
@@ -149,4 +152,6 @@ def default_folder(recipe: str, scale: str | None) -> str:
     """The default folder of runs; runs of a figure share the folder of `polyhead reproduce`."""
     from polyhead.papers.recipes import STUDIES, default_scale
 
-    return f"runs/reproduce/{scale or default_scale(recipe)}" if recipe in STUDIES else "runs"
+    if recipe not in STUDIES:
+        return "runs"
+    return f"runs/reproduce/{scale or default_scale(recipe)}"

@@ -61,7 +61,8 @@ def split_options(
     """Take options that do not belong to the fields of a run from `words`; return their values and the other words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in names:
-        parser.add_argument("--model.heads" if name == "heads" else f"--{name}", dest=name)
+        option = f"--{name}".replace("--heads", "--model.heads")
+        parser.add_argument(option, dest=name)
     for name in flags:
         parser.add_argument(f"--{name}", action="store_true")
     try:
@@ -82,7 +83,8 @@ def configure(
     from polyhead.papers.recipes import reseeded
 
     defaults, text = resolve(verb, recipe, scale)
-    make_options = training_options() if make_options is None else make_options
+    if make_options is None:
+        make_options = training_options()
     runs: list[Run] = []
     options = make_options(defaults[0])
     for head_word in heads:
@@ -151,8 +153,14 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
         raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(registered)} another name")
     if scale is None and name in STUDIES:
         scale = default_scale(name)
-    runs = recipes[name]() if scale is None else recipes[name](scale)
-    return list(runs) if isinstance(runs, (list, tuple)) else [runs], inspect.getdoc(recipes[name]) or ""
+    arguments = []
+    if scale is not None:
+        arguments.append(scale)
+    runs = recipes[name](*arguments)
+    help_text = inspect.getdoc(recipes[name]) or ""
+    if isinstance(runs, (list, tuple)):
+        return list(runs), help_text
+    return [runs], help_text
 
 
 def resume(
@@ -242,7 +250,9 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
         row = {"": name}
         for split in splits:
             score = by_split.get(split)
-            row[split] = "" if score is None else f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
+            row[split] = ""
+            if score is not None:
+                row[split] = f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
         rows.append(row)
     missing = ""
     compute_baselines = getattr(run.task, "baselines", None)
@@ -255,9 +265,11 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
             row = {"": name.replace("_", " ")}
             for split in splits:
                 score = tables[split][name]
-                row[split] = f"{score.mean:.3f} ± {score.standard_error:.3f}" if score.count else f"{score.mean:.3f}"
+                row[split] = f"{score.mean:.3f}"
+                if score.count:
+                    row[split] += f" ± {score.standard_error:.3f}"
             rows.append(row)
-    low = "; lower is better" if run.task.better == "lower" else ""
+    low = "; lower is better" * (run.task.better == "lower")
     write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
     if missing:
         write(missing)

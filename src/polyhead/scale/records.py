@@ -62,7 +62,9 @@ class Record:
         if score is None:
             return ""
         error = self.scores[split].get(f"{self.run.task.metric}_se")
-        return f"{score:.3f}" if error is None else f"{score:.3f} ± {error:.3f}"
+        if error is None:
+            return f"{score:.3f}"
+        return f"{score:.3f} ± {error:.3f}"
 
 
 class Records:
@@ -72,7 +74,9 @@ class Records:
         self._records: list[Record] = []
         names = labels(runs)
         for run, folder, name, settings in zip(runs, folders, names, differing(runs), strict=True):
-            label = name if names.count(name) == 1 else str(folder)  # a run and its copy have one name
+            label = name
+            if names.count(name) > 1:  # a run and its copy have one name
+                label = str(folder)
             state, step, detail = state_of(run, folder)
             result = finished(folder, digest(run))
             if state is State.DONE and result is not None:
@@ -108,7 +112,7 @@ class Records:
             columns |= dict.fromkeys(row)
         columns.pop("folder", None)
         names = [*columns, "folder"]
-        return [{name: row.get(name) for name in names} for row in rows]
+        return [{**dict.fromkeys(names), **row} for row in rows]
 
     def frame(self) -> "pandas.DataFrame":
         """Return `rows` as a DataFrame.  Raises ValueError without pandas."""
@@ -121,20 +125,20 @@ class Records:
 
         Empty if the runs have different tasks, other than in `split_seed`: their scores cannot be compared.
         """
-        done = [record for record in self if record.scores]
-        tasks = {json.dumps({**to_dict(record.run.task, semantic=True), "split_seed": 0}) for record in done}
-        if len(tasks) != 1 or len(done) < 2:
+        scored = [record for record in self if record.scores]
+        tasks = {json.dumps({**to_dict(record.run.task, semantic=True), "split_seed": 0}) for record in scored}
+        if len(tasks) != 1 or len(scored) < 2:
             return {}
-        gain = done[0].run.task.gain
+        gain = scored[0].run.task.gain
         best: dict[str, Record] = {}
         for split in self.splits():
             gains: dict[int, float] = {}
-            for index, record in enumerate(done):
+            for index, record in enumerate(scored):
                 score = record.score(split)
                 if score is not None and not math.isnan(score):
                     gains[index] = gain(score)
             if len(gains) > 1:
-                best[split] = done[max(gains, key=gains.__getitem__)]
+                best[split] = scored[max(gains, key=gains.__getitem__)]
         return best
 
     def splits(self) -> list[str]:
@@ -161,7 +165,7 @@ class Records:
                 row |= {"state": str(record.state), "step": f"{record.step}/{record.run.train.steps}"}
             row |= columns
             for split in record.scores:
-                star = " *" if record.score(split) in (best_scores.get(split, math.nan),) else ""
+                star = " *" * (split in best_scores and record.score(split) == best_scores[split])
                 row[f"{split} {record.run.task.metric}"] = record.score_text(split) + star
             rows.append(row)
         return rows
@@ -186,49 +190,50 @@ class Records:
 
     def differences(self) -> list[dict[str, str]]:
         """Return settings, size and scores as rows, runs as columns; for two runs also their difference."""
-        names = [record.label for record in self]
-        rows: list[dict[str, str]] = []
-        for name in self[0].settings if len(self) else ():
-            texts = [setting(record.settings[name]) for record in self]
-            rows.append({"": name, **dict(zip(names, texts, strict=True))})
-        if any(record.state is not State.DONE for record in self):
-            states = [str(record.state) for record in self]
-            rows.append({"": "state", **dict(zip(names, states, strict=True))})
-        numbers: dict[str, list[float | int | None]] = {
-            "parameters": [record.parameters for record in self],
-            "seconds": [record.seconds for record in self],
-        }
-        for metric in dict.fromkeys(record.run.task.metric for record in self):
-            for split in self.splits():
-                scores = [record.score(split) if record.run.task.metric == metric else None for record in self]
-                if any(score is not None for score in scores):
-                    numbers[f"{split} {metric}"] = scores
+        texts: dict[str, dict[str, str]] = {}
+        numbers: dict[str, dict[str, float | int | None]] = {}
+        has_states = any(record.state is not State.DONE for record in self)
+        for record in self:
+            for name, value in record.settings.items():
+                texts.setdefault(name, {})[record.label] = setting(value)
+            if has_states:
+                texts.setdefault("state", {})[record.label] = str(record.state)
+            numbers.setdefault("parameters", {})[record.label] = record.parameters
+            numbers.setdefault("seconds", {})[record.label] = record.seconds
+        for split in self.splits():
+            for record in self:
+                score = record.score(split)
+                if score is not None:
+                    numbers.setdefault(f"{split} {record.run.task.metric}", {})[record.label] = score
+        rows = [{"": name, **row} for name, row in texts.items()]
         for name, values in numbers.items():
-            rows.append({"": name, **dict(zip(names, map(number_text, values), strict=True))})
+            rows.append({"": name})
+            for record in self:
+                rows[-1][record.label] = number_text(values.get(record.label))
         if len(self) == 2:
             for row in rows:
-                first, second = numbers.get(row[""], (None, None))
+                first, second = (numbers.get(row[""], {}).get(record.label) for record in self)
                 row["difference"] = ""
                 if first is not None and second is not None:
                     row["difference"] = number_text(second - first, "+")
         return rows
 
 
-def records(*places: str | pathlib.Path, who: str = "records") -> Records:
+def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
     """Return the runs in these folders at any depth, each once, sorted by settings; a folder may itself be a run.
 
-    A place may also be the name of a trained model that comes with polyhead.  `records("runs")` shows a table in a
-    notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.  Raises ValueError, with `who` first, if there is
-    no run.
+    A folder may also be the name of a trained model that comes with polyhead.  `records("runs")` shows a table in a
+    notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.  Raises ValueError, with `caller` first, for no
+    run.
     """
     run_by_folder: dict[pathlib.Path, tuple[Run, pathlib.Path]] = {}
-    for place in places or ("runs",):
-        if not isinstance(place, str | pathlib.Path):
-            raise ValueError(f"{who}: give folders, one argument each, got {place!r:.60}")
-        folders = runs_in(run_folder.place(place), who)
-        runs = [read_config(folder) for folder in folders]
-        for index in sorted_by_settings(runs, folders):
-            run_by_folder.setdefault(folders[index].resolve(), (runs[index], folders[index]))
+    for folder in folders or ("runs",):
+        if not isinstance(folder, str | pathlib.Path):
+            raise ValueError(f"{caller}: give folders, one argument each, got {folder!r:.60}")
+        paths = runs_in(run_folder.place(folder), caller)
+        runs = [read_config(path) for path in paths]
+        for index in sorted_by_settings(runs, paths):
+            run_by_folder.setdefault(paths[index].resolve(), (runs[index], paths[index]))
     return Records(*zip(*run_by_folder.values(), strict=True))
 
 
@@ -250,20 +255,20 @@ def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
     return Records(runs, [place_of(run, folder) for run in runs])
 
 
-def runs_in(place: pathlib.Path, who: str) -> list[pathlib.Path]:
-    """Return the run folders in `place`; config.json of other programs is left out.  Raises ValueError for none."""
-    if not place.exists():
-        raise ValueError(f"{who}: {place} does not exist{shipped.hint(str(place))}")
-    if not place.is_dir():
-        raise ValueError(f"{who}: {place} is no folder")
-    if (place / CONFIG).is_file():
-        return [place]
+def runs_in(folder: pathlib.Path, caller: str) -> list[pathlib.Path]:
+    """Return the run folders in `folder`; config.json of other programs is left out.  Raises ValueError for none."""
+    if not folder.exists():
+        raise ValueError(f"{caller}: {folder} does not exist{shipped.hint(str(folder))}")
+    if not folder.is_dir():
+        raise ValueError(f"{caller}: {folder} is no folder")
+    if (folder / CONFIG).is_file():
+        return [folder]
     folders = []
-    for path in sorted(place.rglob(CONFIG)):
+    for path in sorted(folder.rglob(CONFIG)):
         if '"Run"' in path.read_text(encoding="utf-8", errors="replace"):
             folders.append(path.parent)
     if not folders:
-        raise ValueError(f"{who}: no run lies in {place}")
+        raise ValueError(f"{caller}: no run lies in {folder}")
     return folders
 
 
@@ -271,4 +276,6 @@ def number_text(value: float | int | None, sign: str = "") -> str:
     """Return integers in groups of thousands, other numbers with three decimals; empty for None."""
     if value is None:
         return ""
-    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign}.3f}"
+    if isinstance(value, int):
+        return f"{value:{sign},}"
+    return f"{value:{sign}.3f}"

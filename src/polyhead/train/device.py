@@ -109,7 +109,8 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
     `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
     threads of a process share its random numbers, so both runs would differ from what their digests say.
     """
-    device = pick_device(config.device) if device is None else device
+    if device is None:
+        device = pick_device(config.device)
     if not _busy.acquire(blocking=False):
         raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
     num_threads = torch.get_num_threads()

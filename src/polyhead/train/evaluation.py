@@ -82,7 +82,9 @@ def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str
 
 def sources(batch: Batch) -> dict[str, Tensor | None]:
     """The encoder's input in a batch, by the argument names of `Transformer.forward`."""
-    return {} if batch.source is None else {"source": batch.source, "source_mask": batch.source_mask}
+    if batch.source is None:
+        return {}
+    return {"source": batch.source, "source_mask": batch.source_mask}
 
 
 def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:

@@ -35,8 +35,8 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     _check_devices(config, devices)
     check(config, devices)
     folder = folder_of(config)
-    with contextlib.ExitStack() as held:
-        finished = begin(config, folder, held, resume, again)
+    with contextlib.ExitStack() as claims:
+        finished = begin(config, folder, claims, resume, again)
     if not finished:
         command = [sys.executable, "-P", "-m", "polyhead.train", str(folder / CONFIG)]
         if not progress:

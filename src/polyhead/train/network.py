@@ -32,7 +32,9 @@ class Network:
 
     def __init__(self, config: Run, device: torch.device, world: World) -> None:
         self.config, self.device, self.world = config, device, world
-        self.dropout_stream = f"dropout/{world.rank}" if world.rank else "dropout"
+        self.dropout_stream = "dropout"
+        if world.rank:
+            self.dropout_stream = f"dropout/{world.rank}"
         self.model = parallel.placed(initial(config), world, config.parallel)
         self.optimiser = optimiser.build(self.model, config.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")

@@ -88,7 +88,9 @@ def learning_rate(step: int, train: Train) -> float:
     """The learning rate of update number `step`, from 0."""
     if step < train.warmup:
         return train.lr * step / train.warmup
-    end = train.steps - train.warmup if train.early_floor else train.steps - 1
+    end = train.steps - 1
+    if train.early_floor:
+        end = train.steps - train.warmup
     if step >= end:
         return train.lr * train.final
     cosine = 0.5 * (1.0 + math.cos(math.pi * (step - train.warmup) / (end - train.warmup)))

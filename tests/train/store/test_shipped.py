@@ -116,4 +116,4 @@ def test_what_takes_a_run_takes_a_name(command, wanted, tmp_path, monkeypatch, c
     assert wanted in capsys.readouterr().out
     assert ph.train.read_result("lm-bytes-softmax").steps == 1275
     with pytest.raises(ValueError, match=r"compare: fuzzi-hyla does not exist \(did you mean .*fuzzy-hyla"):
-        records("fuzzi-hyla", who="compare")
+        records("fuzzi-hyla", caller="compare")

@@ -60,7 +60,9 @@ class Job:
             return State.ELSEWHERE
         if self.worker is not None and self.has_rows:
             return State.RUNNING
-        return State.RETRYING if self.deaths else State.WAITING
+        if self.deaths:
+            return State.RETRYING
+        return State.WAITING
 
     def prepare(self) -> bool:
         """Write the configuration into the folder.  Return False if there is nothing to train here."""
@@ -162,10 +164,14 @@ class Job:
         """Return the measured seconds of a step; None if unknown."""
         if isinstance(self.outcome, Result):
             return self.outcome.seconds / max(1, self.outcome.steps)
-        return 1 / self.steps_per_second if self.steps_per_second > 0 else None
+        if self.steps_per_second <= 0:
+            return None
+        return 1 / self.steps_per_second
 
     def outcome_text(self) -> str:
-        return self.outcome.error if isinstance(self.outcome, Failure) else ""
+        if isinstance(self.outcome, Failure):
+            return self.outcome.error
+        return ""
 
     def text(self) -> str:
         """Return the scores and the progress in words."""

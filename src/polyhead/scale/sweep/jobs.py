@@ -114,7 +114,10 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
         # Start workers.  Where other sweeps train here, too, take runs from the end, which they reach last.
         starting: list[Job] = []
         while waiting and len(working) + len(starting) < at_a_time:
-            job = waiting.pop() if elsewhere else waiting.popleft()
+            if elsewhere:
+                job = waiting.pop()
+            else:
+                job = waiting.popleft()
             if job.prepare():
                 starting.append(job)
                 screen.tell(job, f"started ({job.folder})")
@@ -165,7 +168,9 @@ def interruptible() -> Iterator[StopSignals]:
     stop.asked = signal.SIGINT
 
     def interrupt(number: int, frame: object) -> None:
-        stop.asked = number if number in StopSignals.signals else signal.SIGINT
+        stop.asked = signal.SIGINT
+        if number in StopSignals.signals:
+            stop.asked = number
         raise KeyboardInterrupt
 
     handlers = {}

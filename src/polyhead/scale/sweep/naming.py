@@ -1,6 +1,8 @@
 """The fields in which runs differ, and names made from them."""
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,31 +18,38 @@ def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Heads of different kinds or numbers are one field, heads=softmax:4+hyla:4, beside their options other than defaults.
     """
-    fields_of_runs = [flat(to_dict(run, semantic=True)) for run in runs]
-    if len({heads_text(run) for run in runs}) > 1 and all(isinstance(run.model, TransformerConfig) for run in runs):
-        fields_of_runs = [with_heads(run, fields) for run, fields in zip(runs, fields_of_runs, strict=True)]
-    names: dict[str, None] = {}
-    for fields in fields_of_runs:
-        names |= dict.fromkeys(fields)
-    varying = []
-    for name in names:
-        if len({repr(fields.get(name)) for fields in fields_of_runs}) > 1:
-            varying.append(name)
-    last_words = [name.rpartition(".")[2] for name in varying]
-    short_names = {}
-    for name, word in zip(varying, last_words, strict=True):
-        short_names[name] = word if last_words.count(word) == 1 else name
-    return [{short_names[name]: fields.get(name, "") for name in varying} for fields in fields_of_runs]
+    # Heads are one field only if all runs have some, "" would be those of another model.
+    texts = {heads_text(run) for run in runs}
+    heads_differ = len(texts) > 1 and "" not in texts
+    fields_of_runs = []
+    values_by_name: dict[str, set[str]] = {}
+    for run in runs:
+        fields = flat(to_dict(run, semantic=True))
+        if heads_differ:
+            fields = with_heads(run, fields)
+        fields_of_runs.append(fields)
+    for name in dict.fromkeys(itertools.chain(*fields_of_runs)):
+        values_by_name[name] = {repr(fields.get(name)) for fields in fields_of_runs}
+    varying = [name for name, values in values_by_name.items() if len(values) > 1]
+    count_by_word = Counter(name.rpartition(".")[2] for name in varying)
+    rows: list[dict[str, Any]] = [{} for _ in runs]
+    for name in varying:
+        word = name.rpartition(".")[2]
+        if count_by_word[word] > 1:
+            word = name
+        for row, fields in zip(rows, fields_of_runs, strict=True):
+            row[word] = fields.get(name, "")
+    return rows
 
 
 def with_heads(run: Run, fields: Mapping[str, object]) -> dict[str, object]:
     """Return `fields` with the heads in one word in place of their kinds, numbers and defaults."""
     left_out: set[str] = set()
-    for place, group in groups_of(run).items():
-        left_out.add(f"{place}.kind")
+    for path, group in groups_of(run).items():
+        left_out.add(f"{path}.kind")
         for field in dataclasses.fields(group):
             if field.name == "heads" or getattr(group, field.name) == field.default:
-                left_out.add(f"{place}.{field.name}")
+                left_out.add(f"{path}.{field.name}")
     short: dict[str, object] = {}
     for name, value in fields.items():
         if name.startswith("model.heads."):
@@ -53,8 +62,8 @@ def with_heads(run: Run, fields: Mapping[str, object]) -> dict[str, object]:
 def heads_text(run: Run) -> str:
     """Return "softmax:4+hyla:4" for Softmax(4), Hyla(4); layers are separated by strokes; "" without heads."""
     groups_by_layer: dict[str, list[str]] = {}
-    for place, group in groups_of(run).items():
-        groups_by_layer.setdefault(place.rpartition(".")[0], []).append(f"{type(group).__name__.lower()}:{group.heads}")
+    for path, group in groups_of(run).items():
+        groups_by_layer.setdefault(path.rpartition(".")[0], []).append(f"{type(group).__name__.lower()}:{group.heads}")
     return "/".join("+".join(groups) for groups in groups_by_layer.values())
 
 
@@ -64,8 +73,11 @@ def groups_of(run: Run) -> dict[str, Any]:
     if not isinstance(model, TransformerConfig):
         return {}
     groups = {}
-    for layer in range(model.layers if model.per_layer else 1):
-        prefix = f"model.heads.{layer}" if model.per_layer else "model.heads"
+    num_layers = model.layers
+    if not model.per_layer:
+        num_layers = 1
+    for layer in range(num_layers):
+        prefix = "model.heads" + f".{layer}" * model.per_layer
         for index, group in enumerate(model.layer_heads(layer)):
             groups[f"{prefix}.{index}"] = group
     return groups
@@ -79,10 +91,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
         indices = [index for index, other in enumerate(names) if other == name]
         if len(indices) == 1:
             continue
-        prefix = "" if len(indices) == len(runs) else f"{name} "
         for index, fields in zip(indices, differing([runs[index] for index in indices]), strict=True):
-            text = words(fields) if len(fields) <= MAX_FIELDS else ""
-            unique[index] = f"{prefix}{text}" if text else f"{name}-{digest(runs[index])}"
+            unique[index] = words(fields)
+            if not fields or len(fields) > MAX_FIELDS:
+                unique[index] = f"{name}-{digest(runs[index])}"
+            elif len(indices) < len(runs):
+                unique[index] = f"{name} {unique[index]}"
     return unique
 
 
@@ -97,4 +111,6 @@ def words(fields: Mapping[str, object]) -> str:
 
 def setting(value: object) -> str:
     """Return a setting with all its digits: Python's shortest text for the same number."""
-    return value if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return value
+    return repr(value)

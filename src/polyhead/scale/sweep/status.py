@@ -33,22 +33,24 @@ def place_of(run: Run, folder: str | pathlib.Path) -> pathlib.Path:
     return pathlib.Path(folder) / f"{run.name}-{digest(run)}"
 
 
-def state_of(run: Run, place: pathlib.Path) -> tuple[State, int, str]:
+def state_of(run: Run, folder: pathlib.Path) -> tuple[State, int, str]:
     """Return the state of a run, its number of steps, and a detail: the score, the host, or the error."""
-    if not place.is_dir():
+    if not folder.is_dir():
         return State.WAITING, 0, ""
-    result = finished(place, digest(run))
+    result = finished(folder, digest(run))
     if result is not None:
         return State.DONE, result.steps, score_text(run, result)
-    rows = read_metrics(place)
+    rows = read_metrics(folder)
     step = max((row["step"] for row in rows), default=0)
-    if is_claimed(place):
+    if is_claimed(folder):
         return State.RUNNING, step, ""
-    end = read_end(place)
+    end = read_end(folder)
     if end is not None:
         state, message = end
-        return state, step, "" if state == State.STOPPED else message
-    log = place / LOG
+        if state == State.STOPPED:
+            message = ""
+        return state, step, message
+    log = folder / LOG
     if rows or (log.is_file() and log.stat().st_size > 0):
         return State.STOPPED, step, ""
     return State.WAITING, 0, ""
@@ -59,6 +61,10 @@ def score_text(run: Run, result: Result) -> str:
     splits = run.train.evaluate
     if not splits:
         return ""
-    split = "compositional" if "compositional" in splits else splits[-1]
+    split = splits[-1]
+    if "compositional" in splits:
+        split = "compositional"
     score = result.scores.get(split, {}).get(run.task.metric)
-    return "" if score is None else f"{split} {run.task.metric} {score:.3f}"
+    if score is None:
+        return ""
+    return f"{split} {run.task.metric} {score:.3f}"
