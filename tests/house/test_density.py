@@ -27,7 +27,7 @@ VAGUE = frozenset(
 COUNTED = ("comprehensions", "conditionals", "walruses", "vague names")
 LIMITS = {
     "analysis": (31.8, 16.2, 0.1, 0.5),
-    "cli": (27.8, 25.0, 0.1, 0.7),
+    "cli": (26.3, 4.5, 0.1, 0.6),
     "compat": (16.6, 17.0, 0.3, 0.1),
     "config": (20.8, 9.4, 0.1, 0.6),
     "jaxside": (5.4, 8.1, 0.1, 0.1),
@@ -36,10 +36,10 @@ LIMITS = {
     "ops": (10.7, 18.1, 0.1, 0.3),
     "pages": (37.0, 17.8, 1.2, 9.8),
     "papers": (24.3, 9.5, 0.1, 2.3),
-    "scale": (40.0, 17.7, 0.1, 8.2),
+    "scale": (34.4, 0.8, 0.1, 0.1),
     "spec": (14.7, 0.1, 0.1, 0.1),
     "tasks": (30.3, 13.3, 0.6, 15.3),
-    "train": (12.6, 12.6, 0.4, 1.3),
+    "train": (12.6, 12.0, 0.4, 1.2),
 }
 """Room -> counts for each thousand lines, in the order of COUNTED.  They may only go down; wanted: 18, 12, 0.2, 1."""
 
