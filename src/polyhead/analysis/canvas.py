@@ -22,10 +22,10 @@ Size = tuple[float, float]
 INK = "#24292f"
 FAINT = "#6e7781"
 GRID = "#e4e7eb"
+# Inks that follow the theme of a page: colour in a figure -> colour in the SVG of a page.
 THEME = {INK: "var(--ink, #24292f)", FAINT: "var(--faint, #6e7781)", GRID: "var(--rule, #e4e7eb)"}
-"""Inks that follow the theme of a page: colour in a figure -> colour in the SVG of a page."""
+# Dots per inch of PNG files.
 RESOLUTION = 200
-"""Dots per inch of PNG files."""
 
 
 # ------------------------------------------------------------------------------------------------------------- figures

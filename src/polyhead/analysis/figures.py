@@ -28,20 +28,20 @@ __all__ = ["COLOURS", "UNTRAINED", "code_maps", "heat", "lines", "results", "sav
 
 Array = np.ndarray
 Number = int | float
+# Label -> x -> the scores of the seeds.
 Series = Mapping[str, Mapping[Number, Sequence[Number]]]
-"""Label -> x -> the scores of the seeds."""
 Level = Number | Mapping[Number, Number]
+# Baselines and ceiling by name: a number, or a number for each x.
 Levels = Mapping[str, Level]
-"""Baselines and ceiling by name: a number, or a number for each x."""
+# Colour and marker.
 Style = tuple[str, str]
-"""Colour and marker."""
 
+# Colour and marker of the compared mechanisms, the same in every figure, by label.
 STYLES: dict[str, Style] = {
     mechanism_label("hyla"): ("#009e73", "o"),
     mechanism_label("softmax"): ("#0072b2", "s"),
     mechanism_label("linear"): ("#d98c00", "D"),
 }
-"""Colour and marker of the compared mechanisms, the same in every figure, by label."""
 COLOURS = {label: colour for label, (colour, _) in STYLES.items()}
 SPARE_COLOURS = (
     "#cc5f9f", "#d55e00", "#56a5d9", "#8a6fc4", "#7a4b2a", "#24292f", "#8f9a00", "#a8123e", "#12d6c5", "#5b3a8c",
@@ -50,11 +50,11 @@ SPARE_COLOURS = (
 SPARE_MARKERS = ("o", "s", "D", "^", "P", "v", "*")
 BASELINE_DASHES: dict[str, Any] = {"Gaussian process": "--", "Exact ceiling": ":", "Mixture": "-"}
 SPARE_DASHES: tuple[Any, ...] = ("-.", (0, (3, 5)), (0, (6, 2, 1, 2, 1, 2)), (0, (8, 3)))
+# A label that ends so has the style of the label without it, but dashed, with hollow marks.
 UNTRAINED = ", untrained"
-"""A label that ends so has the style of the label without it, but dashed, with hollow marks."""
 EMPTY_CELL = "#d0d4d9"
+# Curves with more points than that are lines without marks.
 MAX_POINTS_AS_MARKS = 12
-"""Curves with more points than that are lines without marks."""
 
 
 # -------------------------------------------------------------------------------------------------------------- styles

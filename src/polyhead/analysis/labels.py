@@ -17,8 +17,8 @@ Array = np.ndarray
 Pairs = tuple[tuple[int, int], ...]
 
 
+# Names of mechanisms in figures and tables that are not their kind with a capital letter.
 LABELS = {"hyla": "HYLA"}
-"""Names of mechanisms in figures and tables that are not their kind with a capital letter."""
 
 
 def mechanism_label(kind: str) -> str:

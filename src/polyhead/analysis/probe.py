@@ -32,8 +32,8 @@ from polyhead.spec.shapes import check_number, one_of, shaped
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
 Device = torch.device | str
+# Names and numbers.
 Row = dict[str, Any]
-"""Names and numbers."""
 
 
 @dataclass(frozen=True)

@@ -28,21 +28,21 @@ from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 
+# The code that the last token gets: that of its sequence, the donor's (of a sequence with another rule), a third
+# sequence's, the donor's with its heads in a random order, or zero.
 CODES = ("own", "donor", "other", "permuted", "zero")
-"""The code that the last token gets: that of its sequence, the donor's (of a sequence with another rule), a third
-sequence's, the donor's with its heads in a random order, or zero."""
+# Heads whose output is a function of code and values.
 KINDS = ("softmax", "linear", "hyla")
-"""Heads whose output is a function of code and values."""
+# The most pairs of a forward pass.
 BATCH = 500
-"""The most pairs of a forward pass."""
 
 CodeGroup = SoftmaxHeads | LinearHeads | HylaHeads
+# The code (b h s) of the last token, by group of heads.
 Codes = list[Tensor]
-"""The code (b h s) of the last token, by group of heads."""
+# The name of a code: one of `CODES`, or a share.
 Name = TypeVar("Name", str, float)
-"""The name of a code: one of `CODES`, or a share."""
+# Codes of the recipient and of the donor -> the codes to try, by name.
 MakeCodes = Callable[[Codes, Codes, torch.Generator], dict[Name, Codes]]
-"""Codes of the recipient and of the donor -> the codes to try, by name."""
 
 
 def swap_codes(
@@ -147,12 +147,12 @@ def _scores(
                 against_donor.append(task.metrics(outputs, donors)[task.metric].cpu())
     rows = {}
     for name, (against_own, against_donor) in scores.items():
-        own = Score.of(torch.cat(against_own).double())
+        recipient_rule = Score.of(torch.cat(against_own).double())
         donor = Score.of(torch.cat(against_donor).double())
         rows[name] = {
-            "own": own.mean,
+            "own": recipient_rule.mean,
             "donor": donor.mean,
-            "own_se": own.standard_error,
+            "own_se": recipient_rule.standard_error,
             "donor_se": donor.standard_error,
             "n": pairs,
         }

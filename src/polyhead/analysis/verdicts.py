@@ -19,10 +19,10 @@ from polyhead.spec.optional import optional
 YES, NO, NO_DIFFERENCE, UNDECIDED = "yes", "no", "no difference", "undecided"
 VERDICTS = (YES, NO, NO_DIFFERENCE, UNDECIDED)
 SIGNIFICANCE = 0.05
+# The least number of trained networks on each side of a test.
 MIN_NETWORKS = 5
-"""The least number of trained networks on each side of a test."""
+# A smaller difference between scores (shares of 1) counts as none.
 EQUAL_WITHIN = 0.02
-"""A smaller difference between scores (shares of 1) counts as none."""
 
 
 @dataclass(frozen=True)

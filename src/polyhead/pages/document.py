@@ -19,8 +19,8 @@ from markupsafe import Markup
 from polyhead.analysis import canvas
 from polyhead.train.store.files import named, write
 
+# What a browser lets a page do: run its own scripts and show its own pictures, but ask nobody.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""What a browser lets a page do: run its own scripts and show its own pictures, but ask nobody."""
 
 
 @dataclass(frozen=True)
@@ -89,29 +89,6 @@ def render(
     return HtmlPage(text)
 
 
-def document(
-    title: str,
-    body: Sequence[str],
-    *,
-    style: str,
-    data: Mapping[str, Any] | None = None,
-    numbers: str = "",
-    scripts: Sequence[str] = (),
-) -> str:
-    """The HTML of a page whose `body` is HTML already."""
-    values = {"body": [Markup(part) for part in body]}
-    page = render(
-        "pages/page.html",
-        values,
-        title=title,
-        style=style,
-        data=data,
-        numbers=numbers,
-        scripts=scripts,
-    )
-    return page.text
-
-
 def figure_as_svg(figure: Any, caption: str, name: str) -> Markup:
     """The element of a matplotlib figure with its caption: SVG inside the page, in the inks of the page's theme.
 
@@ -133,9 +110,3 @@ def resource(name: str) -> str:
 
 def escape(text: object) -> str:
     return html.escape(str(text))
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Markup:
-    """An HTML table; the first cell of a row is its name.  Phones show each row as a card."""
-    macros: Any = _templates().get_template("pages/macros.html").module  # its attributes are those of the template
-    return Markup(macros.table(head, rows))

@@ -22,12 +22,12 @@ from polyhead.analysis.verdicts import NO, NO_DIFFERENCE, UNDECIDED, YES
 from polyhead.spec.numbers import holm
 from polyhead.spec.optional import optional
 
+# The least number of seeds for a test.
 SEEDS = 5
-"""The least number of seeds for a test."""
+# The level of every one-sided test.
 ALPHA = 0.05
-"""The level of every one-sided test."""
+# A smaller difference between scores (fractions) counts as none. For logarithms this is two per cent.
 WITHIN = 0.02
-"""A smaller difference between scores (fractions) counts as none.  For logarithms this is two per cent."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class Estimate:
         return f"{self.mean:.3f} ± {self.error:.3f}"
 
 
+# Model (a name of a paper's rows) -> its score.
 Scores = Mapping[str, Estimate]
-"""Model (a name of a paper's rows) -> its score."""
 
 
 def none_for_nan(number: float) -> float | None:

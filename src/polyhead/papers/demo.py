@@ -22,7 +22,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.transformer import Transformer
-from polyhead.pages.document import document, figure_as_svg, table
+from polyhead.pages.document import figure_as_svg, render
 from polyhead.papers.hyla.singles import fuzzy_model
 from polyhead.papers.hyla.sizes import fuzzy_task
 from polyhead.tasks import RelationalGames
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 GAME = "between"
 RACERS = ("softmax", "softmax, rotary positions", "softmax + relational", "softmax + disentangled")
+# Training steps of a network of the race, and how often it is scored.
 RACE_STEPS, RACE_EVERY = 600, 25
-"""Training steps of a network of the race, and how often it is scored."""
 GUESSING = 0.5
 
 SPLITS = {"iid": "known combinations", "compositional": "unseen combinations"}
@@ -61,8 +61,8 @@ MARKERS = {
     "linear": "s",
 }
 
+# (step, accuracy on new shapes), in the order of training.
 Curve = list[tuple[int, float]]
-"""(step, accuracy on new shapes), in the order of training."""
 
 
 def race_model(racer: str, task: RelationalGames) -> TransformerConfig:
@@ -117,9 +117,9 @@ def fuzzy_scores(report: Callable[[str, int], None], batches: int = 8) -> list[S
     """
     values: dict[tuple[str, str], list[float]] = {}
     for number, seed in enumerate(SPLIT_SEEDS):
-        for place, (kind, label) in enumerate(KINDS.items()):
+        for kind_index, (kind, label) in enumerate(KINDS.items()):
             name = f"fuzzy-{kind}-{seed}"
-            report(name, number * len(KINDS) + place)
+            report(name, number * len(KINDS) + kind_index)
             run, model = load_model(name)
             for split in SPLITS:
                 scores = evaluate(model, run.task, split, batch_size=128, batches=batches, seed=run.seed)
@@ -206,37 +206,18 @@ def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
         "The game between: accuracy on shapes that training never showed. "
         f"Mean and range over {num_seeds} networks of each kind of heads."
     )
-    scores_caption = (
-        "Fuzzy logic: five divisions of the functions into known and unseen combinations. "
-        "Heads of width 2, as in the paper's released code."
-    )
-    parts = [
-        # Both pictures are seen whole on a phone; in a report a wide figure scrolls.
-        "<style>@media (max-width: 40rem) { figure svg { max-width: 100%; } }</style>",
-        "<h1>Other heads, other generalisation</h1>",
-        "<p>Softmax heads mix what tokens contain; disentangled heads pass on how two tokens compare, so what they "
-        "learn about one family of shapes holds for another.</p>",
-        figure_as_svg(draw_race(curves), race_caption, "race"),
-    ]
-    if scores:
-        parts += [
-            "<p>HYLA heads build a small network for each pair of tokens, and after full training they lead on "
-            "combinations of parts that training never joined. A baseline that only blends training functions comes "
-            "close, so the lead does not prove composition.</p>",
-            figure_as_svg(draw_scores(scores), scores_caption, "scores"),
-        ]
-    parts.append("<h2>The numbers</h2>")
-    rows = []
+    race_rows = []
     for racer, by_seed in curves.items():
         final = [curve[-1][1] for curve in by_seed.values()]
-        rows.append([racer, f"{fmean(final):.3f}", ", ".join(f"{score:.3f}" for score in final)])
-    parts.append(table(["heads", "accuracy, new shapes", "each network"], rows))
+        race_rows.append([racer, f"{fmean(final):.3f}", ", ".join(f"{score:.3f}" for score in final)])
+    values: dict[str, Any] = {"race": figure_as_svg(draw_race(curves), race_caption, "race"), "race_rows": race_rows}
+    values |= {"scores": None, "score_rows": []}
     if scores:
-        rows = []
+        caption = (
+            "Fuzzy logic: five divisions of the functions into known and unseen combinations. "
+            "Heads of width 2, as in the paper's released code."
+        )
+        values["scores"] = figure_as_svg(draw_scores(scores), caption, "scores")
         for score in scores:
-            rows.append([score.label, SPLITS[score.split], f"{score.mean:.3f}"])
-        parts.append(table(["heads or baseline", "fuzzy logic", "R², mean of five"], rows))
-    parts.append(
-        "<p>Next: <code>polyhead reproduce games --scale small</code> trains all five games and judges each claim.</p>"
-    )
-    return document("polyhead demo", parts, style="report/report.css")
+            values["score_rows"].append([score.label, SPLITS[score.split], f"{score.mean:.3f}"])
+    return render("papers/demo.html", values, title="polyhead demo", style="report/report.css").text

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
 BASELINE_SEQUENCES = 1000
+# The standard caption of pictures of scores.
 SEED_CAPTION = "standard errors over seeds, a dot per seed"
-"""The standard caption of pictures of scores."""
 
 Draw = Callable[[Study], "FigureOutcome"]
+# Label -> x -> the scores of the seeds.
 Curves = dict[str, dict[Any, list[float]]]
-"""Label -> x -> the scores of the seeds."""
+# One panel of a picture: title, curves and baselines.
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
-"""One panel of a picture: title, curves and baselines."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +83,10 @@ def score_table(cells: "Series", split: str, metric: str | None = None) -> "Data
     return scores_of(cells, split, metric).unstack("model", sort=False)
 
 
-def differences(table: "DataFrame", one: Any, other: Any) -> "Series":
-    """Return column `one` minus column `other` at each condition that has both."""
-    both = table.reindex(columns=[one, other]).dropna()
-    return both[one] - both[other]
+def differences(table: "DataFrame", first: Any, second: Any) -> "Series":
+    """Return column `first` minus column `second` at each condition that has both."""
+    both = table.reindex(columns=[first, second]).dropna()
+    return both[first] - both[second]
 
 
 def is_complete_grid(cells: "Series") -> bool:
@@ -219,8 +219,8 @@ def condition_text(condition: Any) -> str:
     return str(condition)
 
 
+# Title, split and metric (None: the task's own) of a column.
 Column = tuple[str, str, str | None]
-"""Title, split and metric (None: the task's own) of a column."""
 
 
 def score_row(cell: Cell, columns: Iterable[Column]) -> tuple[dict[str, str], dict[str, Any]]:

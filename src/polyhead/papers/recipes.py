@@ -17,6 +17,7 @@ from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import ROWS
 from polyhead.spec.shapes import one_of
 
+# Name on the command line -> figure. A new figure is a file and a line here.
 FIGURES: dict[str, Figure] = {
     **dict(sorted((fuzzy.FIGURES | scaling.FIGURES | codes.FIGURES | tables.FIGURES | counts.FIGURES).items())),
     **games.FIGURES,
@@ -28,21 +29,21 @@ FIGURES: dict[str, Figure] = {
     **tokens.FIGURES,
     **components.FIGURES,
 }
-"""Name on the command line -> figure.  A new figure is a file and a line here."""
 
+# The runs of `polyhead reproduce`: name of a figure -> function from scale to runs.
 STUDIES: dict[str, Runs] = {name: figure.runs for name, figure in FIGURES.items() if figure.runs is not None}
-"""The runs of `polyhead reproduce`: name of a figure -> function from scale to runs."""
 
+# Figures with the scale `short`: all or part of their runs are fuzzy logic.
 SHORT = tuple(name for name, figure in FIGURES.items() if figure.short)
-"""Figures with the scale `short`: all or part of their runs are fuzzy logic."""
 
+# Recipes of one run that take a scale; the default is `short`.
 SINGLE: dict[str, Callable[[str], Run]] = {
     "fuzzy-softmax": singles.fuzzy_softmax,
     "fuzzy-linear": singles.fuzzy_linear,
     "fuzzy-hyla": singles.fuzzy_hyla,
 }
-"""Recipes of one run that take a scale; the default is `short`."""
 
+# Measured core minutes of a figure's runs at the small scale, and of single recipes. Others were not measured.
 MINUTES: dict[str, float] = {
     **{name: figure.minutes for name, figure in FIGURES.items() if figure.minutes is not None},
     "games-dual": 0.25,
@@ -50,7 +51,6 @@ MINUTES: dict[str, float] = {
     "maths-dual": 6.0,
     "digits-dual": 3.0,
 }
-"""Measured core minutes of a figure's runs at the small scale, and of single recipes.  Others were not measured."""
 
 Recipe = Callable[..., Run | tuple[Run, ...]]
 
@@ -68,6 +68,7 @@ def every() -> dict[str, Recipe]:
     return {**cast(dict[str, Recipe], extensions.added("recipes")), **RECIPES}
 
 
+# Name on the command line -> recipe. A figure's recipe takes a scale; the default is `default_scale`.
 RECIPES = Recipes(
     {
         **SINGLE,
@@ -83,7 +84,6 @@ RECIPES = Recipes(
         **STUDIES,
     }
 )
-"""Name on the command line -> recipe.  A figure's recipe takes a scale; the default is `default_scale`."""
 
 
 def default_scale(figure: str) -> str:

@@ -31,10 +31,10 @@ from polyhead.train import Result
 from polyhead.train.device import environment
 from polyhead.train.store.files import check_folder
 
+# The content of results.json.
 About = dict[str, Any]
-"""The content of results.json."""
+# The version of the layout of results.json.
 FORMAT = 1
-"""The version of the layout of results.json."""
 RESULTS = "results.json"
 
 

@@ -58,11 +58,11 @@ class Scale:
         return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
 
 
+# The scale `smoke`; figures change some of its fields.
 SMOKE = Scale(
     dim=16, hidden=32, layers=2, heads=2, head_dim=8, steps=4, batch_size=8, clip=1.0,
     lrs=(2e-3,), decays=(0.0,), warmups=(1,), seeds=2, eval_batches=2,
 )  # fmt: skip
-"""The scale `smoke`; figures change some of its fields."""
 
 Size = TypeVar("Size", bound=Scale)
 
@@ -75,10 +75,10 @@ def size(sizes: Mapping[str, Size], scale: str) -> Size:
 def widened(shape: Size, factor: float, *, heads: bool = False) -> Size:
     """The size `factor` times as wide.  The paper multiplies the model, query-key-value and MLP widths.  Its code also
     multiplies the number of heads (`heads`), so that the width of a head is constant."""
-    many = round(shape.heads * factor) if heads else shape.heads
+    head_count = round(shape.heads * factor) if heads else shape.heads
     total = round(shape.heads * shape.head_dim * factor)
     wide = replace(shape, dim=round(shape.dim * factor), hidden=round(shape.hidden * factor))
-    return replace(wide, heads=many, head_dim=total // many)
+    return replace(wide, heads=head_count, head_dim=total // head_count)
 
 
 def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:

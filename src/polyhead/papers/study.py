@@ -32,6 +32,7 @@ def _heads(run: Run) -> int | None:
     return sum(group.heads for group in run.model.layer_heads(0))
 
 
+# The axes that figures of any paper may use.
 AXES: dict[str, Axis] = {
     "task": lambda run: run.task.name,
     "lr": lambda run: run.train.lr,
@@ -41,12 +42,11 @@ AXES: dict[str, Axis] = {
     "depth": lambda run: getattr(run.model, "layers", None),
     "heads": _heads,
 }
-"""The axes that figures of any paper may use."""
 
+# A value for `split` that stands for the training loss.
 TRAINING_LOSS = "training loss"
-"""A value for `split` that stands for the training loss."""
+# How many of the last logged training losses are averaged.
 LAST_LOSSES = 5
-"""How many of the last logged training losses are averaged."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from polyhead.analysis import capture, look
 from polyhead.cli import dispatch as cli
 from polyhead.config import Batch
 from polyhead.pages.explore import data as explore_data, writer as explore
-from polyhead.pages.explore.data import gather, quantised, shown
-from polyhead.pages.explore.page import CODES, MORE, html
+from polyhead.pages.explore.data import gather, quantised, visible_text
+from polyhead.pages.explore.page import CODES, MORE, explore_page
 from polyhead.spec import NORMALISE
 from polyhead.tasks.text.tokens import Bytes
 
@@ -144,10 +144,10 @@ def test_the_equations_of_a_page_are_those_of_its_model(heads: Any, options: dic
     taps = capture(model_of((heads,), **options), batch_of("abcd"))
     found = gather(taps, "abcd")
     assert found.normalised == ways
-    assert all((CODES | MORE)[way] in html(found) for way in ways)
+    assert all((CODES | MORE)[way] in explore_page(found).text for way in ways)
     other = [replace(taps[0], groups=(replace(taps[0].groups[0], scale=1.0),))]
-    assert MORE["scale"] in html(gather(other, "abcd"))
-    assert MORE["scale"] not in html(found)
+    assert MORE["scale"] in explore_page(gather(other, "abcd")).text
+    assert MORE["scale"] not in explore_page(found).text
 
 
 def test_a_page_is_light(tmp_path: pathlib.Path) -> None:
@@ -164,7 +164,7 @@ def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
     path = explore.write(
         taps, tokens, tmp_path / "page.html", title="</title><script>hacked()</script>", progress=False
     )
-    assert held(path)[0]["tokens"] == [shown(token) for token in tokens]
+    assert held(path)[0]["tokens"] == [visible_text(token) for token in tokens]
     page = path.read_text()
     assert "<script>hacked" not in page
     assert "<!--" not in page
@@ -173,7 +173,7 @@ def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
 
 def test_tokens_can_be_seen() -> None:
     ids = Bytes().encode("é\n ")
-    assert [shown(piece) for piece in explore.pieces(Bytes(), ids)] == ["\\xc3", "\\xa9", "⏎", "·"]
+    assert [visible_text(piece) for piece in explore.pieces(Bytes(), ids)] == ["\\xc3", "\\xa9", "⏎", "·"]
     assert set(CODES) == {*NORMALISE, "act", "own"}
 
     class Sentence:
@@ -208,22 +208,20 @@ def said(call: Any, *arguments: Any, **options: Any) -> str:
 
 def test_mistakes_are_one_line(tmp_path: pathlib.Path) -> None:
     model, path = model_of((ph.Softmax(2),), max_length=16), tmp_path / "page.html"
-    assert "the text is empty" in said(explore.explore, model, "", Bytes(), path)
-    assert "at most 16 tokens, the model's context, was wanted but 17 came" in said(
-        explore.explore, model, "x" * 17, Bytes(), path
-    )
+    assert "but is empty" in said(explore.explore, model, "", Bytes(), path)
+    assert "at most 16 tokens, the model's context, got 17" in said(explore.explore, model, "x" * 17, Bytes(), path)
     few = ph.Transformer(ph.TransformerConfig(ph.Tokens(99), ph.Logits(99), dim=8, heads=(ph.Softmax(2),), causal=True))
-    wrong = "a tokenizer of the model's 99 tokens was wanted but the text has token 99: it belongs to another model"
+    wrong = "the tokenizer must have the model's 99 tokens but the text has token 99: it belongs to another model"
     assert wrong in said(explore.explore, few, "abc", Bytes(), path)
     vectors = ph.Transformer(ph.TransformerConfig(ph.Vectors(3), ph.Logits(2), dim=8, heads=(ph.Softmax(2),)))
-    assert "reads tokens alone was wanted but it reads Vectors" in said(explore.explore, vectors, "a", Bytes(), path)
+    assert "must take only tokens, got Vectors" in said(explore.explore, vectors, "a", Bytes(), path)
     taps = capture(model, batch_of("abcd"))
     assert "layer 1 must look at the 3 tokens but has t = 4 and s = 4" in said(explore.write, taps, "abc", path)
-    assert "the text is empty" in said(explore.write, taps, [], path)
+    assert "but is empty" in said(explore.write, taps, [], path)
     assert "at least one layer" in said(explore.write, [], "abcd", path)
     ids = torch.zeros(2, 4, dtype=torch.long)
     two = capture(model, Batch(ids, ids, None, torch.ones(2, 4), {}))
-    assert "one sequence were wanted but a batch of 2 came" in said(explore.write, two, "abcd", path)
+    assert "of one sequence, got a batch of 2" in said(explore.write, two, "abcd", path)
     group = taps[0].groups[0]
     broken = [replace(taps[0], groups=(replace(group, q=group.q * math.nan),))]
     assert "layer 1 must have finite codes" in said(explore.write, broken, "abcd", path)
@@ -294,7 +292,7 @@ def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
     assert "at most 24 tokens" in line
     model.resize_token_embeddings(99, mean_resizing=False)
     line = said(explore.explore, model, "abc", Bytes(), tmp_path / "x")
-    assert "a tokenizer of the model's 99 tokens was wanted but the text has token 99" in line
+    assert "the tokenizer must have the model's 99 tokens but the text has token 99" in line
     (tmp_path / "gpt" / "model.safetensors").unlink()
     line = said(explore.explore_folder, tmp_path / "gpt", "x", tmp_path / "x")
     assert "must hold a causal model and its tokenizer" in line

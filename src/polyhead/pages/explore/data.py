@@ -9,12 +9,11 @@ a mask or a window hides as well are listed beside them: a byte a pair, 1 where 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -23,10 +22,10 @@ from polyhead.layers.taps import OWN, GroupTaps, Taps
 from polyhead.ops.call import Masks
 
 Array = np.ndarray
+# The largest number of tokens that a page shows.
 TOKENS = 512
-"""The largest number of tokens that a page shows."""
+# The largest number of bytes in a page; large models show fewer tokens.
 NUMBERS = 20_000_000
-"""The largest number of bytes in a page; large models show fewer tokens."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,21 @@ class PageContents:
     causal: bool
     layers: list[dict[str, Any]]
     numbers: bytes
-    normalised: tuple[str, ...]  # how codes are made: the keys of `page.CODES`
+    normalised: tuple[str, ...]  # how codes are made: the keys of `page.CODES` and `page.MORE`
     note: str  # which tokens are omitted and whether pairs are hidden, or empty
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The groups of heads of all layers."""
+        groups = []
+        for layer in self.layers:
+            groups += layer["groups"]
+        return groups
 
     @property
     def facts(self) -> str:
         """Its size as text."""
-        heads = sum(group["heads"] for layer in self.layers for group in layer["groups"])
+        heads = sum(group["heads"] for group in self.groups)
         return f"{len(self.tokens):,} tokens, {len(self.layers)} layers, {heads:,} heads"
 
 
@@ -55,54 +62,88 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageC
     Raises ValueError for no layers, no tokens, several sequences, layers over other tokens, or numbers not finite.
     """
     _check(taps, tokens)
-    causal = not any(np.triu(_visible(group), 1).any() for layer in taps for group in layer.groups)
-    count = _shown(taps, len(tokens), causal)
-    holder = _Holder(count, causal)
-    names = [f"layer {i + 1}" for i in range(len(taps))]
-    layers = [
-        {"name": name, "own": layer.name, "groups": [holder.group(group, name) for group in layer.groups]}
-        for name, layer in zip(names, taps, strict=True)
-    ]
-    ways = dict.fromkeys(way for layer in taps for group in layer.groups for way in _ways(group))
-    of = max(of, len(tokens))
-    notes = [] if count == of else [f"Of {of:,} tokens the first {count:,} are shown."]
-    if holder.hides:
+    groups: list[GroupTaps] = []
+    for layer in taps:
+        groups += layer.groups
+    causal = not any(np.triu(_visible(group), 1).any() for group in groups)
+    count = _tokens_that_fit(groups, len(tokens), causal)
+    numbers = PageNumbers(count, causal)
+    layers = []
+    for i, layer in enumerate(taps):
+        name = f"layer {i + 1}"
+        described = [numbers.add_group(group, name) for group in layer.groups]
+        layers.append({"name": name, "own": layer.name, "groups": described})
+
+    normalised: dict[str, None] = {}
+    for group in groups:
+        normalised |= dict.fromkeys(_equations(group))
+    notes = []
+    all_tokens = max(of, len(tokens))
+    if count < all_tokens:
+        notes.append(f"Of {all_tokens:,} tokens the first {count:,} are shown.")
+    if numbers.has_hidden_pairs:
         notes.append("A mask or a window hides some pairs: they are shown as not visible, without numbers.")
-    words = tuple(map(shown, tokens[:count]))
-    return PageContents(words, causal, layers, b"".join(holder.parts), tuple(ways), " ".join(notes))
+    words = tuple(map(visible_text, tokens[:count]))
+    return PageContents(words, causal, layers, b"".join(numbers.parts), tuple(normalised), " ".join(notes))
 
 
-def shown(piece: str) -> str:
+MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
+
+
+def visible_text(piece: str) -> str:
     """A token as visible text: dots for blanks, symbols for control characters.
 
-    >>> shown(" if"), shown("\\t"), shown("\\0"), shown("")
+    >>> visible_text(" if"), visible_text("\\t"), visible_text("\\0"), visible_text("")
     ('·if', '⇥', '␀', '∅')
     """
-    marks = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
-    return "".join(marks.get(c) or (chr(0x2400 + ord(c)) if ord(c) < 32 else c) for c in piece) or "∅"
+    text = ""
+    for character in piece:
+        if character in MARKS:
+            text += MARKS[character]
+        elif ord(character) < 32:
+            text += chr(0x2400 + ord(character))
+        else:
+            text += character
+    return text or "∅"
 
 
 def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
     if not taps:
-        raise ValueError("explore: taps of at least one layer were wanted but none came")
+        raise ValueError("explore: give the taps of at least one layer")
     if not tokens:
-        raise ValueError("explore: at least one token was wanted but the text is empty")
+        raise ValueError("explore: the text must have at least one token but is empty")
     for i, layer in enumerate(taps):
         for group in layer.groups:
             (b, t), s = group.q.shape[:2], group.k.shape[1]
             if b != 1:
-                raise ValueError(f"explore: taps of one sequence were wanted but a batch of {b} came")
+                raise ValueError(f"explore: the taps must be of one sequence, got a batch of {b}")
             if (t, s) != (len(tokens), len(tokens)):
                 name = layer.name or f"layer {i + 1}"
                 raise ValueError(f"explore: {name} must look at the {len(tokens)} tokens but has t = {t} and s = {s}")
 
 
+def _equations(group: GroupTaps) -> list[str]:
+    """How the code of a group is made of its scores, and these of queries and keys: keys of `page.CODES` and `MORE`."""
+    keys = [group.normalise]
+    if group.kind == "abstractor" and group.relation_act not in ("softmax", "identity"):
+        keys = ["act"]
+    if group.kind == OWN:
+        return keys
+    if group.bias is not None:
+        keys.append("bias")
+    if not math.isclose(group.scale, group.q.shape[-1] ** -0.5, rel_tol=1e-6):
+        keys.append("scale")
+    return keys
+
+
+# -------------------------------------------------------------------------------------------------------------- pairs
 def _visible(group: GroupTaps) -> Array:
     """True where a query may attend to a key (1|h t t)."""
     t = group.q.shape[1]
-    look = Masks(group.mask, group.causal).visible(t, t, group.q.device)
-    look = torch.ones(t, t, dtype=torch.bool) if look is None else look
-    return as_array(look.expand(*look.shape[:-2], t, t)).reshape(-1, t, t)
+    visible = Masks(group.mask, group.causal).visible(t, t, group.q.device)
+    if visible is None:
+        return np.ones((1, t, t), dtype=bool)
+    return as_array(visible.expand(*visible.shape[:-2], t, t)).reshape(-1, t, t)
 
 
 def _hidden(group: GroupTaps, pairs: Array) -> Array | None:
@@ -114,69 +155,76 @@ def _hidden(group: GroupTaps, pairs: Array) -> Array | None:
 
 def _stored(count: int, causal: bool) -> Array:
     """The pairs (n n) that a page stores."""
-    return np.tril(np.ones((count, count), dtype=bool), 0 if causal else count)
+    pairs = np.ones((count, count), dtype=bool)
+    return np.tril(pairs) if causal else pairs
 
 
-def _ways(group: GroupTaps) -> Iterator[str]:
-    """How the code of a group is made of its scores, and these of queries and keys."""
-    pointwise = group.kind == "abstractor" and group.relation_act not in ("softmax", "identity")
-    yield "act" if pointwise else group.normalise
-    if group.kind != OWN and group.bias is not None:
-        yield "bias"
-    if group.kind != OWN and not math.isclose(group.scale, group.q.shape[-1] ** -0.5, rel_tol=1e-6):
-        yield "scale"
+def _tokens_that_fit(groups: Sequence[GroupTaps], tokens: int, causal: bool) -> int:
+    """The number of tokens whose numbers fit into a page."""
+    all_pairs = _stored(tokens, causal)
+    planes = 0  # of a number for each pair
+    per_token = 0
+    for group in groups:
+        planes += group.q.shape[2]
+        if group.relates and group.q_rel is not None:
+            planes += group.q_rel.shape[2]
+        hidden = _hidden(group, all_pairs)
+        if hidden is not None:
+            planes += len(hidden)
+        if group.assignments is not None:
+            per_token += group.assignments[0, 0].numel()
+    count = min(tokens, TOKENS)
+    while count > 1:
+        pairs = count * (count + 1) // 2 if causal else count**2
+        if pairs * planes + count * per_token <= NUMBERS:
+            break
+        count -= 1
+    return count
 
 
-def _shown(taps: Sequence[Taps], tokens: int, causal: bool) -> int:
-    """The number of tokens that fit into a page."""
-    whole = _stored(tokens, causal)
-    pairs = each = 0  # planes of pairs, and numbers for each token
-    for group in (group for layer in taps for group in layer.groups):
-        pairs += group.q.shape[2]
-        pairs += group.q_rel.shape[2] if group.relates and group.q_rel is not None else 0
-        pairs += 0 if (hidden := _hidden(group, whole)) is None else len(hidden)
-        each += 0 if group.assignments is None else group.assignments[0, 0].numel()
-
-    def held(t: int) -> int:
-        return (t * (t + 1) // 2 if causal else t * t) * pairs + t * each
-
-    return max(t for t in range(1, min(tokens, TOKENS) + 1) if t == 1 or held(t) <= NUMBERS)
-
-
-class _Holder:
-    """Collects the bytes of arrays, one after another."""
+# ------------------------------------------------------------------------------------------------------------- numbers
+class PageNumbers:
+    """The bytes of a page: arrays, one after another."""
 
     def __init__(self, count: int, causal: bool) -> None:
-        self.count, self.parts, self.length, self.hides = count, list[bytes](), 0, False
+        self.count = count
         self.pairs = _stored(count, causal)
+        self.parts: list[bytes] = []
+        self.length = 0
+        self.has_hidden_pairs = False
 
-    def group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
-        """A group of heads in the form for the page's script.  Symbols are stored head by head."""
-        code = self._pairs(group.code(), layer)
-        related = self._pairs(group.relations(), layer) if group.relates else None
-        symbols = group.assignments
-        assigned = None if symbols is None else self._add(_float(symbols)[0, : self.count].transpose(1, 0, 2), layer)
-        hidden = None if (found := _hidden(group, self.pairs)) is None else self._kept(found)
-        self.hides |= hidden is not None
-        arrays = {"code": code, "relations": related, "symbols": assigned, "hidden": hidden}
-        return {"kind": group.kind, "heads": group.q.shape[2], **arrays}
+    def add_group(self, group: GroupTaps, layer: str) -> dict[str, Any]:
+        """Store a group of heads; returns its description for the page's script.  Symbols are stored head by head."""
+        described: dict[str, Any] = {"kind": group.kind, "heads": group.q.shape[2]}
+        described["code"] = self._add_pairs(group.code(), layer)
+        described["relations"] = self._add_pairs(group.relations(), layer) if group.relates else None
+        described["symbols"] = described["hidden"] = None
+        if group.assignments is not None:
+            symbols = as_array(group.assignments.float())[0, : self.count]
+            described["symbols"] = self._add(symbols.transpose(1, 0, 2), layer)
+        hidden = _hidden(group, self.pairs)
+        if hidden is not None:
+            described["hidden"] = self._add_bytes(hidden)
+            self.has_hidden_pairs = True
+        return described
 
-    def _pairs(self, matrices: Float[Tensor, "1 n t t"], layer: str) -> dict[str, Any]:
-        return self._add(_float(matrices)[0, :, : self.count, : self.count][:, self.pairs], layer)
+    def _add_pairs(self, matrices: Float[Tensor, "1 n t t"], layer: str) -> dict[str, Any]:
+        values = as_array(matrices.float())[0, :, : self.count, : self.count]
+        return self._add(values[:, self.pairs], layer)
 
     def _add(self, values: Array, layer: str) -> dict[str, Any]:
-        """Store `values`; returns their place: offset, number of planes, row length, limit and sign."""
+        """Store `values`; returns where: offset, number of planes, row length, limit and sign."""
         if not np.isfinite(values).all():
             raise ValueError(f"explore: {layer} must have finite codes, relations and symbols but some are not")
         data, limit, signed = quantised(values)
-        return self._kept(data) | {"limit": limit, "signed": signed}
+        return {**self._add_bytes(data), "limit": limit, "signed": signed}
 
-    def _kept(self, data: Array) -> dict[str, int]:
-        """Store `data`, a byte each; returns their place."""
-        about = {"start": self.length, "planes": len(data), "row": data.shape[-1]}
+    def _add_bytes(self, data: Array) -> dict[str, int]:
+        """Store `data`, a byte each; returns where."""
+        start = self.length
         self.parts.append(data.tobytes())
         self.length += data.size
-        return about
+        return {"start": start, "planes": len(data), "row": data.shape[-1]}
 
 
 def quantised(values: Array) -> tuple[Array, float, bool]:
@@ -188,12 +236,9 @@ def quantised(values: Array) -> tuple[Array, float, bool]:
     >>> quantised(np.array([-0.5, 2.0]))[0].tolist()
     [-64, 127]
     """
-    limit, signed = float(np.abs(values).max(initial=0)) or 1.0, bool(values.min(initial=0) < 0)
+    limit = float(np.abs(values).max(initial=0)) or 1.0
+    signed = bool(values.min(initial=0) < 0)
     root = np.sqrt(np.abs(values) / limit)
     if signed:
         return (np.sign(values) * np.rint(root * 127)).astype(np.int8), limit, True
     return np.rint(root * 255).astype(np.uint8), limit, False
-
-
-def _float(tensor: Tensor) -> Array:
-    return as_array(tensor.float())

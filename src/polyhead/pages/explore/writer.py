@@ -21,7 +21,7 @@ from polyhead.layers.taps import Taps
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import HtmlPage
 from polyhead.pages.explore.data import TOKENS, gather
-from polyhead.pages.explore.page import html
+from polyhead.pages.explore.page import explore_page
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config, read_result
 from polyhead.train.progress import wanted
@@ -33,7 +33,7 @@ Path = str | pathlib.Path
 
 def taps_page(taps: Sequence[Taps], tokens: Sequence[str], *, title: str = "", of: int = 0) -> HtmlPage:
     """The page on one sequence, which a notebook shows by itself; arguments as in `write`."""
-    return HtmlPage(html(gather(taps, tokens, of=of), title))
+    return explore_page(gather(taps, tokens, of=of), title)
 
 
 def write(
@@ -54,13 +54,12 @@ def write(
     finite, and for a path that cannot be written.
     """
     path = pathlib.Path(path)
-    found = gather(taps, tokens, of=of)
-    HtmlPage(html(found, title)).save(path, "explore")
+    contents = gather(taps, tokens, of=of)
+    explore_page(contents, title).save(path, "explore")
     if wanted(progress):
-        note = f" {found.note}" if found.note else ""
         count = path.stat().st_size
         size = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
-        print(f"explore: {size}, {found.facts}.{note}", file=sys.stderr)
+        print(f"explore: {size}, {contents.facts}. {contents.note}".rstrip(), file=sys.stderr)
     return path
 
 
@@ -75,23 +74,21 @@ def explore(
     also raises ValueError for a model that does not read tokens, and as in `write`.
     """
     check_place("explore", pathlib.Path(path))
-    ids = [int(token) for token in codec.encode(text)] if text else []
-    if not ids:
-        raise ValueError("explore: at least one token was wanted but the text is empty")
-    ours = next((module for module in model.modules() if isinstance(module, Transformer)), None)
-    if ours is None:
+    if not text:
+        raise ValueError("explore: the text must have at least one token but is empty")
+    ids = [int(token) for token in codec.encode(text)]
+    for module in model.modules():
+        if isinstance(module, Transformer):
+            _check_ids(ids, *_limits(module))
+            x = torch.tensor([ids[:TOKENS]])
+            taps = capture(module, Batch(x, x, None, torch.ones_like(x), {}))
+            break
+    else:
         from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
-    context, known = foreign.reach(model) if ours is None else _reach(ours)
-    if known is not None and max(ids) >= known:
-        need = f"a tokenizer of the model's {known} tokens"
-        raise ValueError(f"explore: {need} was wanted but the text has token {max(ids)}: it belongs to another model")
-    if context is not None and len(ids) > context:
-        need = f"a text of at most {context} tokens, the model's context"
-        raise ValueError(f"explore: {need}, was wanted but {len(ids)} came")
-    kept = ids[:TOKENS]
-    x = torch.tensor([kept])
-    taps = capture_foreign(model, x) if ours is None else capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
-    return write(taps, pieces(codec, kept), path, title=title, of=len(ids), progress=progress)
+
+        _check_ids(ids, *foreign.reach(model))
+        taps = capture_foreign(model, torch.tensor([ids[:TOKENS]]))
+    return write(taps, pieces(codec, ids[:TOKENS]), path, title=title, of=len(ids), progress=progress)
 
 
 def explore_folder(
@@ -124,31 +121,50 @@ def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
 
     Each token is decoded after a copy of itself, because some tokenizers drop a blank at the start of a text.
     """
-    found = []
+    texts = []
     for token in tokens:
-        alone, twice = codec.decode([token]), codec.decode([token, token])
-        piece = twice[len(alone) :] if twice.startswith(alone) else alone
-        if not piece or "\N{REPLACEMENT CHARACTER}" in piece + alone:
-            own = hasattr(codec, "pieces")
-            piece = codec.pieces([token])[0] if own else text_tokens.spelled(str(codec.convert_ids_to_tokens(token)))
-        found.append(str(piece))
-    return found
+        text = codec.decode([token])
+        piece = text
+        twice = codec.decode([token, token])
+        if twice.startswith(text):
+            piece = twice[len(text) :]
+        if not piece or "\N{REPLACEMENT CHARACTER}" in piece + text:
+            if hasattr(codec, "pieces"):  # ours
+                piece = codec.pieces([token])[0]
+            else:
+                piece = text_tokens.spelled(str(codec.convert_ids_to_tokens(token)))
+        texts.append(str(piece))
+    return texts
 
 
 def _finished(folder: pathlib.Path) -> Run:
     run = read_config(folder)
     if not hasattr(run.task, "codec"):
         task = run.task.name.replace("_", " ")
-        shows = f"polyhead report {folder} shows its attention"
-        raise ValueError(f"explore: {folder} must be trained on text but is on {task}; {shows}")
+        raise ValueError(
+            f"explore: {folder} must be trained on text but is on {task}; polyhead report {folder} shows its attention"
+        )
     if read_result(folder) is None:
         raise ValueError(f"explore: {folder} must be finished but is not; polyhead resume {folder} finishes it")
     return run
 
 
-def _reach(model: Transformer) -> tuple[int, int]:
+def _limits(model: Transformer) -> tuple[int, int]:
     """The context length and the vocabulary size of a model."""
     settings = model.config
     if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
-        raise ValueError(f"explore: a model that reads tokens alone was wanted but it reads {settings.inputs}")
+        raise ValueError(f"explore: the model must take only tokens, got {settings.inputs}")
     return settings.max_length, settings.inputs.count
+
+
+def _check_ids(ids: Sequence[int], context: int | None, vocabulary: int | None) -> None:
+    """Raise ValueError for token ids that the model cannot read."""
+    if not ids:
+        raise ValueError("explore: the text must have at least one token but is empty")
+    if vocabulary is not None and max(ids) >= vocabulary:
+        raise ValueError(
+            f"explore: the tokenizer must have the model's {vocabulary} tokens but the text has token {max(ids)}: it "
+            "belongs to another model"
+        )
+    if context is not None and len(ids) > context:
+        raise ValueError(f"explore: the text must have at most {context} tokens, the model's context, got {len(ids)}")

@@ -20,10 +20,10 @@ from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
 EXAMPLES = 2
+# Of longer sequences the last tokens are shown.
 MAX_TOKENS = 32
-"""Of longer sequences the last tokens are shown."""
+# In one figure.
 MAX_MATRICES = 16
-"""In one figure."""
 KINDS = ("attention", "relations", "symbols")
 Panel = tuple[str, np.ndarray, Sequence[str], Sequence[str]]
 
@@ -50,7 +50,9 @@ def attention_section(
                 f"pair. Inputs: {group.task.split_name(_split(group.task))}. Of inputs longer than {MAX_TOKENS} "
                 "tokens the last ones are shown."
             )
-    return section if section.details else None
+    if not section.details:
+        return None
+    return section
 
 
 def _split(task: Task) -> str:
@@ -97,9 +99,10 @@ def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
         for values in group.attention:
             title = f"head {len(panels.get('attention', [])) + 1} ({group.kind})"
             panels.setdefault("attention", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
-        for values in () if group.relations is None else group.relations:
-            title = f"relation {len(panels.get('relations', [])) + 1}"
-            panels.setdefault("relations", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
+        if group.relations is not None:
+            for values in group.relations:
+                title = f"relation {len(panels.get('relations', [])) + 1}"
+                panels.setdefault("relations", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
         if group.assignments is not None:
             for values in group.assignments.transpose(1, 0, 2):
                 numbers = [""] * values.shape[1]  # a name for the first symbol and each eighth

@@ -28,6 +28,7 @@ PROBED = 2048  # sequences to fit a probe, and equally many to score it
 ZEROED = 512  # sequences per zeroed head
 PAIRS = 1000  # pairs of sequences whose codes are swapped
 NEIGHBOURS = 10
+# The latent code that the query gets in a swap.
 CODE_NAMES = {
     "own": "its own",
     "donor": "the donor's",
@@ -35,9 +36,8 @@ CODE_NAMES = {
     "permuted": "the donor's, heads permuted",
     "zero": "zero",
 }
-"""The latent code that the query gets in a swap."""
+# The words for tasks that do not name their parts.
 PARTS = Parts("part", read="each part", maps="Each point is the code of one query attending to itself.")
-"""The words for tasks that do not name their parts."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def code_maps(model: nn.Module, task: Task, *, seed: int) -> tuple[list[CodeMap]
     Schug et al., figures 5A, 5B, A2.  If the task offers `inputs="fixed_context"`, all sequences have the same context,
     so points differ only by function and query.
     """
-    maps, rows = [], []
+    maps = []
+    rows = []
     for view, (drawn, pairs) in views(task).items():
         fixed = with_field(drawn, "inputs", "fixed_context")
         layers, batch = query_codes(model, fixed, "compositional", POINTS, pairs=pairs, seed=seed, purpose="maps")
@@ -114,10 +115,12 @@ def code_maps(model: nn.Module, task: Task, *, seed: int) -> tuple[list[CodeMap]
         first_of_each = distinct(batch)  # equal sequences are no further evidence
         neighbours = min(NEIGHBOURS, len(first_of_each) - 1)
         numbers = batch.targets[:, -1].reshape(POINTS, -1)[:, 0].double().cpu().numpy()
-        shown = {name: values for name, values in labels.items() if name != "target value"}
+        map_labels = {name: values for name, values in labels.items() if name != "target value"}
         for layer, codes in enumerate(layers):
-            maps.append(CodeMap(view, layer, codes, embed(codes, "tsne", seed), numbers, shown))
-            for name, values in labels.items() if neighbours else ():  # a single input has no neighbours
+            maps.append(CodeMap(view, layer, codes, embed(codes, "tsne", seed), numbers, map_labels))
+            if neighbours == 0:  # a single input has none
+                continue
+            for name, values in labels.items():
                 share, chance = purity(codes[first_of_each], values[first_of_each], neighbours=neighbours)
                 rows.append({"pairs": view, "layer": layer, "target": name, "purity": share, "chance": chance})
     return maps, rows
@@ -169,33 +172,36 @@ def _over_layers(
     gallery: Gallery,
 ) -> Section:
     """Fill the section with a number by layer and target: a panel for each target, and a table."""
-    # Panel -> mechanism -> layer -> seed -> number, and panel -> layer -> chance levels.
-    scores: dict[str, dict[str, dict[figures.Number, dict[int, float]]]] = {}
-    chances: dict[str, dict[figures.Number, list[float]]] = {}
+    import pandas
+
+    rows = []
     for analysis in analyses:
         for row in getattr(analysis, field_name):
             panel = f"{row['target']}, pairs {row['pairs']}"
             if "query" in row:
                 panel += f", {row['query']}"
-            layer = row["layer"] + 1
-            by_layer = scores.setdefault(panel, {}).setdefault(analysis.group.label, {})
-            by_layer.setdefault(layer, {})[analysis.entry.run.seed] = row[column]
-            chances.setdefault(panel, {}).setdefault(layer, []).append(row["chance"])
+            key = (panel, row["layer"] + 1, analysis.group.label, analysis.entry.run.seed)
+            rows.append((*key, row[column], row["chance"]))
+    numbers = pandas.DataFrame(rows, columns=["panel", "layer", "mechanism", "seed", "score", "chance"])
+    numbers = numbers.set_index(["mechanism", "seed"])
+
     panels = []
-    mechanisms = list(dict.fromkeys(analysis.group.label for analysis in analyses))
+    mechanisms = list(numbers.index.unique("mechanism"))
     table: Table = ([label, *mechanisms, "chance"], [])
-    for panel, by_mechanism in scores.items():
-        chance = {layer: float(np.mean(values)) for layer, values in chances[panel].items()}
-        series = {}
-        for mechanism, by_layer in by_mechanism.items():
-            series[mechanism] = {layer: list(by_seed.values()) for layer, by_seed in by_layer.items()}
-        panels.append((panel, series, {"chance": chance}))
-        for layer, level in chance.items():
+    for panel, in_panel in numbers.groupby("panel", sort=False):
+        series: dict[str, dict[figures.Number, list[float]]] = {}
+        chance = {}
+        for layer, in_layer in in_panel.groupby("layer", sort=False):
+            chance[layer] = float(in_layer["chance"].mean())
             cells = []
             for mechanism in mechanisms:
-                by_seed = by_mechanism.get(mechanism, {}).get(layer, {})
+                by_seed: dict[int, float] = {}
+                if mechanism in in_layer.index:
+                    by_seed = in_layer.loc[mechanism, "score"].to_dict()
+                    series.setdefault(mechanism, {})[layer] = list(by_seed.values())
                 cells.append(with_error(seed_score(by_seed)))
-            table[1].append([f"{panel}, layer {layer}", *cells, f"{level:.3f}"])
+            table[1].append([f"{panel}, layer {layer}", *cells, f"{chance[layer]:.3f}"])
+        panels.append((panel, series, {"chance": chance}))
     if panels:
         figure = figures.lines(panels, x_label="layer", y_label=label, limits=(0.0, None))
         section.figures.append(
@@ -285,7 +291,8 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
             by_code.setdefault(row["code"], {})[analysis.entry.run.seed] = row["donor"]
     rows = []
     for code, name in CODE_NAMES.items():
-        rows.append([name, *(with_error(seed_score(by_code[code])) for by_code in scores.values())])
+        cells = [with_error(seed_score(by_code[code])) for by_code in scores.values()]
+        rows.append([name, *cells])
     section.tables.append((["latent code of the query", *scores], rows))
     differences = [difference(by_code["donor"], by_code["other"]) for by_code in scores.values()]
     columns = ["Does it follow the donor's code?", "verdict", "donor's less a third one's", *TEST_COLUMNS]

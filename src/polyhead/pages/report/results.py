@@ -46,8 +46,11 @@ class Results:
 
     def table_order(self) -> list[SeedGroup]:
         """All finished groups, best first."""
-        ranked = self.ranked()
-        return ranked + [group for group in self.groups if group.finished and group not in ranked]
+        order = self.ranked()
+        for group in self.groups:
+            if group.finished and group not in order:
+                order.append(group)
+        return order
 
     def baseline_order(self) -> list[str]:
         """Baselines and ceiling with a score on the headline's split, best first."""
@@ -61,36 +64,37 @@ def metric_name(task: Task) -> str:
 
 
 def baseline_label(task: Task, name: str) -> str:
-    words = task.words.baselines.get(name)
-    return words.label if words else name.replace("_", " ").capitalize()
+    if name in task.words.baselines:
+        return task.words.baselines[name].label
+    return name.replace("_", " ").capitalize()
 
 
 def title(results: Results) -> str:
     """The headline, in one line: "Best on unseen combinations: HYLA (R² 0.93)"."""
-    place = results.task.split_name(results.headline)
+    split_name = results.task.split_name(results.headline)
     order = results.ranked()
     if not order:
-        return f"No finished run with a score on {place} yet"
+        return f"No finished run with a score on {split_name} yet"
     score = results.headline_score(order[0])
-    return f"Best on {place}: {order[0].label} ({metric_name(results.task)} {number(score.mean, 2)})"
+    return f"Best on {split_name}: {order[0].label} ({metric_name(results.task)} {number(score.mean, 2)})"
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
 def score_table(results: Results) -> Table:
     """Mechanisms, best first, then baselines: scores by split, networks, parameters, seconds of training."""
     task = results.task
-    head = ["", *(task.split_name(split) for split in results.splits), "trained", "parameters", "seconds"]
+    head = ["", *map(task.split_name, results.splits), "trained", "parameters", "seconds"]
     rows = []
     for group in results.table_order():
-        cells = [with_error(group.score(split)) for split in results.splits]
+        scores = map(with_error, map(group.score, results.splits))
         sizes = [grouped_digits(group.mean("parameters")), grouped_digits(group.mean("seconds"))]
-        rows.append([group.label, *cells, networks(len(group.finished)), *sizes])
+        rows.append([group.label, *scores, networks(len(group.finished)), *sizes])
     for name in results.baseline_order():
-        cells = [with_error(results.baselines[name].get(split)) for split in results.splits]
+        scores = map(with_error, map(results.baselines[name].get, results.splits))
         label = baseline_label(task, name)
         if name != "ceiling":
             label += " (baseline)"
-        rows.append([label, *cells, "–", "–", "–"])
+        rows.append([label, *scores, "–", "–", "–"])
     return head, rows
 
 
@@ -119,10 +123,11 @@ def comparison_rows(names: Sequence[str], differences: Sequence[Difference]) -> 
     rows = []
     for name, judged in zip(names, judge(differences), strict=True):
         measured = judged.difference
-        interval = f"{number(measured.low)} to {number(measured.high)}" if math.isfinite(measured.low) else "–"
-        rows.append(
-            [name, judged.verdict, number(measured.mean), interval, number(judged.p), str(measured.num_networks)]
-        )
+        interval = "–"
+        if math.isfinite(measured.low):
+            interval = f"{number(measured.low)} to {number(measured.high)}"
+        count = str(measured.num_networks)
+        rows.append([name, judged.verdict, number(measured.mean), interval, number(judged.p), count])
     return rows
 
 
@@ -163,7 +168,8 @@ def results_section(results: Results, gallery: Gallery) -> Section:
         section.tables.append(verdicts)
     rows = different_settings(results.groups)
     if rows and len(results.groups) > 1:
-        section.tables.append((["Besides the heads, these differ", *(g.label for g in results.groups)], rows))
+        labels = [group.label for group in results.groups]
+        section.tables.append((["Besides the heads, these differ", *labels], rows))
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
         f"A test takes a baseline as exact. {OPEN_TEST}"
@@ -191,16 +197,19 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
             words = task.words.baselines.get(name)
             if split in by_split and (words is None or words.drawn):
                 levels[baseline_label(task, name)] = by_split[split].mean
-        positive = all(y > 0 for points in series.values() for ys in points.values() for y in ys)
-        figure = figures.lines(
-            [("" if split is None else task.split_name(split), series, levels)],
-            x_label="optimiser step",
-            y_label="training loss" if split is None else metric,
-            log_y=split is None and positive,
-        )
+        if split is None:
+            is_positive = all(min(map(min, points.values())) > 0 for points in series.values())
+            figure = figures.lines(
+                [("", series, levels)], x_label="optimiser step", y_label="training loss", log_y=is_positive
+            )
+        else:
+            panel = (task.split_name(split), series, levels)
+            figure = figures.lines([panel], x_label="optimiser step", y_label=metric)
         name = f"curves-{split or 'loss'}"
         section.figures.append(gallery.add(name, figure, f"{label[0].upper()}{label[1:]} by step, mean over networks."))
-    return section if section.figures else None
+    if not section.figures:
+        return None
+    return section
 
 
 def _curve(entries: Sequence[Entry], kind: str, value: str, split: str | None) -> dict[figures.Number, list[float]]:

@@ -18,10 +18,10 @@ from polyhead.config import Mechanism, Model, Run, Task, TransformerConfig, dige
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
 
+# Fields of heads that are part of their label where they are not the default.
 OPTIONS = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
-"""Fields of heads that are part of their label where they are not the default."""
+# Splits by how informative their score is, best first. `*`: names of a user's own.
 SPLIT_ORDER = ("compositional", "novel", "*", "iid", "validation", "train")
-"""Splits by how informative their score is, best first.  `*`: names of a user's own."""
 LARGEST_STEP = 2**53
 Progress = Callable[[str], None]
 
@@ -222,11 +222,12 @@ def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
     members: dict[str, list[Entry]] = {}
     for entry in entries:
         members.setdefault(digest(without_seeds(entry.run)), []).append(entry)
-    models = [mechanism(group[0].run.model) for group in members.values()]
+    firsts = [group[0].run for group in members.values()]
+    labels = [mechanism(run.model) for run in firsts]
     results = []
-    for label, group in zip(models, members.values(), strict=True):
-        if models.count(label) > 1:
-            label += _difference(group[0].run, [other[0].run for other in members.values()])
+    for label, run, group in zip(labels, firsts, members.values(), strict=True):
+        if labels.count(label) > 1:
+            label += _difference(run, firsts)
         results.append(SeedGroup(label, tuple(group)))
     return results
 
@@ -289,9 +290,11 @@ def _heads_label(heads: Sequence[Mechanism]) -> str:
 def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
     """Settings other than the heads that differ between groups: one row each, [name, value of each group]."""
     settings = [flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
-    names = sorted({name for values in settings for name in values})
+    names: set[str] = set()
+    for setting in settings:
+        names |= set(setting)
     rows = []
-    for name in names:
+    for name in sorted(names):
         values = [setting.get(name, "–") for setting in settings]
         if len(set(values)) > 1 and not name.startswith(("model.heads", "model.kind")):
             rows.append([name, *values])
@@ -325,7 +328,9 @@ def baselines(seed_groups: Sequence[SeedGroup], splits: Sequence[str], sequences
 
     Empty for a task without any.  Each split has sequences of its own, so that their errors are independent.
     """
-    tasks = list(dict.fromkeys(entry.run.task for group in seed_groups for entry in group.entries))
+    tasks: dict[Task, None] = {}
+    for group in seed_groups:
+        tasks |= dict.fromkeys(entry.run.task for entry in group.entries)
     table: dict[str, dict[str, Score]] = {}
     for split in splits:
         scores: dict[str, list[Score]] = {}

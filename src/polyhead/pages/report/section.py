@@ -11,8 +11,8 @@ from polyhead.pages.document import figure_as_svg
 from polyhead.pages.report.runs import SeedScore
 from polyhead.tasks.task import Score
 
+# The names of its columns, and its rows; the first cell of a row is its name.
 Table = tuple[list[str], list[list[str]]]
-"""The names of its columns, and its rows; the first cell of a row is its name."""
 
 
 @dataclass
@@ -67,7 +67,7 @@ def networks(count: int) -> str:
     return "1 network" if count == 1 else f"{count} networks"
 
 
-def slug(label: str, *places: object) -> str:
+def slug(label: str, *parts: object) -> str:
     """A name for a file and an element: letters, digits and hyphens."""
-    text = "-".join(map(str, (label, *places)))
+    text = "-".join(map(str, (label, *parts)))
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

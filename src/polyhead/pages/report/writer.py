@@ -119,12 +119,16 @@ def _results(folders: Folders) -> Results:
     """The runs with their baselines."""
     entries = runs.read(folders)
     groups = runs.groups(entries)
-    offered = [split for split in runs.in_order(groups[0].task.splits) if split not in ("train", "validation")]
-    splits = [split for split in offered if any(group.score(split) for group in groups)]
+    splits = []
+    for split in runs.in_order(groups[0].task.splits):
+        if split not in ("train", "validation") and any(group.score(split) for group in groups):
+            splits.append(split)
     headline = runs.headline_split(groups)
     if headline not in splits:  # scored on validation data alone, or not yet
         splits.append(headline)
-    notes = [note for entry in entries for note in entry.notes]
+    notes: list[str] = []
+    for entry in entries:
+        notes += entry.notes
     try:
         baselines = runs.baselines(groups, splits, SEQUENCES)
     except ValueError as error:  # the ceiling of a large family cannot be enumerated
@@ -146,13 +150,16 @@ def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[Htm
 
     headline = parts.title(results)
     kicker = title or "polyhead report"
+    details: list[dict[str, object]] = []
+    for group in results.groups:
+        details += map(_run_details, group.entries)
     values = {
         "kicker": kicker,
         "headline": headline,
         "settings": runs.flat(to_dict(results.task)),
         "notes": list(dict.fromkeys(notes)),
         "sections": [section for section in sections if section is not None],
-        "runs": [_run_details(entry) for group in results.groups for entry in group.entries],
+        "runs": details,
         "terms": _terms(results),
     }
     content = render("pages/report/report.html", values, title=f"{kicker}: {headline}", style="report/report.css")
@@ -162,7 +169,9 @@ def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[Htm
 def _terms(results: Results) -> list[tuple[str, str]]:
     """Words and their meanings: those of the task, then general ones."""
     words = results.task.words
-    terms = [] if words.metric is None else [words.metric]
+    terms = []
+    if words.metric is not None:
+        terms.append(words.metric)
     for name in results.baselines:
         if name in words.baselines:
             terms.append((words.baselines[name].label, words.baselines[name].does))

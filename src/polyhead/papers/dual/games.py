@@ -36,6 +36,7 @@ SHAPES: dict[str, Scale] = {
 }
 # fmt: on
 
+# Sizes of the games' training sets.
 EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "paper": {
         **dict.fromkeys(GAMES, (250, 500, 1000, 1500, 2000, 2500)),
@@ -44,7 +45,6 @@ EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
     "small": dict.fromkeys(GAMES, (250, 1000)),
     "smoke": {**dict.fromkeys(GAMES, (32,)), "between": (16, 32)},
 }
-"""Sizes of the games' training sets."""
 
 
 def games(scale: str = "small") -> tuple[Run, ...]:
@@ -105,6 +105,8 @@ def _curve(sizes: Sequence[int], values: str) -> dict[int, float]:
     return dict(zip(sizes, map(float, values.split()), strict=True))
 
 
+# Game -> model -> number of images -> accuracy on pentominoes: the authors' page and logs, of models with 421,474
+# parameters (CoRelNet: 215,522).
 PRINTED: dict[str, dict[str, dict[int, float]]] = {
     "same": {
         "dual": _curve(_SIZES, ".639 .744 .880 .902 .929 .940"),
@@ -147,8 +149,6 @@ PRINTED: dict[str, dict[str, dict[int, float]]] = {
         "abstractor": {25_000: 0.973},
     },
 }
-"""Game -> model -> number of images -> accuracy on pentominoes: the authors' page and logs, of models with 421,474
-parameters (CoRelNet: 215,522)."""
 
 
 def claims(cells: "Series") -> list[Verdict]:
@@ -208,8 +208,8 @@ def games_with(curves: Mapping[str, "DataFrame"], other: str) -> tuple[list[str]
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
+# Title, split and metric of each column.
 SHOWN = (("pentominoes", "iid", None), ("hexominoes", "novel_hexominoes", None), ("stripes", "novel_stripes", None))
-"""Title, split and metric of each column."""
 
 
 def draw(study: Study) -> FigureOutcome:

@@ -36,6 +36,7 @@ MATHS: dict[str, Scale] = {
 }
 # fmt: on
 
+# The most characters of an easy question and its answer, including extrapolation.
 EASY = {
     "algebra__linear_1d": (40, 6),
     "algebra__sequence_next_term": (60, 8),
@@ -43,7 +44,6 @@ EASY = {
     "polynomials__add": (96, 20),
     "polynomials__expand": (40, 30),
 }
-"""The most characters of an easy question and its answer, including extrapolation."""
 
 
 def maths(scale: str = "small") -> tuple[Run, ...]:
@@ -86,6 +86,8 @@ def maths_dual() -> Run:
 
 
 # -------------------------------------------------------------------------------------------------- claims and drawing
+# Module -> model -> percentage of characters, interpolation, and its standard error where there is one: two layers
+# each, softmax heads of 871 thousand parameters (width 144), dual attention 4 + 4 of 832 thousand; the authors' logs.
 PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "algebra__linear_1d": {"softmax": (64.0, 1.5), "dual": (66.3, 1.7), "abstractor": (64.1, math.nan)},
     "algebra__sequence_next_term": {"softmax": (91.4, 0.2), "dual": (92.1, 0.4), "abstractor": (94.9, math.nan)},
@@ -93,8 +95,6 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
     "polynomials__add": {"softmax": (84.5, 0.3), "dual": (85.9, math.nan), "abstractor": (86.9, math.nan)},
     "polynomials__expand": {"softmax": (74.1, 0.6), "dual": (77.9, 0.1), "abstractor": (73.4, math.nan)},
 }
-"""Module -> model -> percentage of characters, interpolation, and its standard error where there is one: two layers
-each, softmax heads of 871 thousand parameters (width 144), dual attention 4 + 4 of 832 thousand; the authors' logs."""
 
 
 def _claims(cells: "Series") -> list[Verdict]:
@@ -115,6 +115,7 @@ def _claims(cells: "Series") -> list[Verdict]:
     return verdicts
 
 
+# The paper's numbers are characters at interpolation.
 draw = course(
     "module",
     (
@@ -126,6 +127,5 @@ draw = course(
     _claims,
     lambda condition, model: percent(PRINTED[condition[0]], model),
 )
-"""The paper's numbers are characters at interpolation."""
 
 FIGURES = {"maths": Figure("Mathematics, character by character", DUAL, draw, maths, minutes=76.4)}

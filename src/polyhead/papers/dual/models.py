@@ -43,8 +43,8 @@ from polyhead.papers.study import Axis, Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Images
 
+# The largest relative difference of the number of parameters from that of dual attention.
 CLOSE = 0.01
-"""The largest relative difference of the number of parameters from that of dual attention."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class ModelLabel:
     choice: str = ""
 
 
+# Name -> model.
 ROWS: dict[str, ModelLabel] = {
     "dual": ModelLabel(
         "Dual attention", "half of the heads are softmax, half relational, one relation per relational head"
@@ -81,18 +82,17 @@ ROWS: dict[str, ModelLabel] = {
         "Abstractor", "the original one, with its residual stream of symbols and softmax relations"
     ),
 }
-"""Name -> model."""
 
+# The rows of which half of the heads are softmax heads.
 HALVES = ("dual", "dual-package", "disentangled", "rca")
-"""The rows of which half of the heads are softmax heads."""
 
+# The labels of symbol sources.
 SYMBOLS: dict[str, SymbolSource] = {
     "by place": PositionSymbols(),
     "by offset": RelativeSymbols(),
     "library": SymbolicAttention(),
     "by neighbours": RelationalSymbols(),
 }
-"""The labels of symbol sources."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class Relations:
         return tuple(groups)
 
 
+# The papers' settings on relational games.
 BY_PLACE = Relations()
-"""The papers' settings on relational games."""
 
+# The papers' settings on maths and, with symmetric relations, on images.
 BY_OFFSET = Relations(RelativeSymbols(), symmetric=False)
-"""The papers' settings on maths and, with symmetric relations, on images."""
 
 
 def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, ...]:
@@ -303,13 +303,13 @@ def positions_kind(run: Run) -> str | None:
     return type(encoder_of(run).positions).__name__.lower()
 
 
+# Axes of figures about relational heads, for any task.
 AXES: dict[str, Axis] = {
     "symbols": symbols_of,
     "relations": relations_of,
     "symmetric": lambda run: getattr(relational_of(run), "symmetric", None),
     "positions": positions_kind,
 }
-"""Axes of figures about relational heads, for any task."""
 
 DUAL = Paper(
     "dual attention",

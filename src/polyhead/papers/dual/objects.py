@@ -50,8 +50,8 @@ OBJECTS: dict[str, Scale] = {
 }
 # fmt: on
 
+# Sizes of the training sets of sorting.
 SORTED = {"paper": (100, 500, 1000, 1500, 2000, 2500, 3000), "small": (600, 2000), "smoke": (16, 32)}
-"""Sizes of the training sets of sorting."""
 
 
 def sorting(scale: str = "small") -> tuple[Run, ...]:

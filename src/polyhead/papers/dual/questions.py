@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 GAMES = ("occurs", "between")
 IMAGES = {"paper": 1000, "small": 1000, "smoke": 32}
 RELATIONS = {"paper": (1, 2, 4, 8), "small": (1, 4, 16), "smoke": (1, 4)}
+# Numbers of heads; all heads have the same width.
 TOTALS = {"paper": (2, 4, 8, 16), "small": (2, 4, 8), "smoke": (2, 4)}
-"""Numbers of heads; all heads have the same width."""
 
 
 def symbols(scale: str = "small") -> tuple[Run, ...]:

@@ -46,16 +46,16 @@ from polyhead.tasks import Images, Maths, ObjectSorting, PairwiseOrder, Relation
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+# The paper's numbers for a condition and a model.
 Printed = Callable[[tuple[Any, ...], str], str]
-"""The paper's numbers for a condition and a model."""
 
+# Our controls.
 RELATIVE = ("softmax-rope", "softmax-t5")
-"""Our controls."""
 
 GAME_SPLITS = ("validation", "iid", "novel_hexominoes", "novel_stripes")
 ASYMMETRIC = Relations(symmetric=False)
+# The operators that came before relational heads, each mixed with softmax heads.
 EARLIER = ("disentangled", "rca")
-"""The operators that came before relational heads, each mixed with softmax heads."""
 COMPARED = ("dual", "relational", *EARLIER, "softmax", *RELATIVE, "corelnet", "predinet", "abstractor")
 WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
@@ -128,8 +128,8 @@ def learns(subject: str, scores: "DataFrame") -> list[Verdict]:
     return verdicts
 
 
-def better(subject: str, one: str, others: Sequence[str], scores: "DataFrame") -> list[Verdict]:
-    """Return the claim that `one` is better than each of `others`, by the mean over conditions with both.
+def better(subject: str, first: str, others: Sequence[str], scores: "DataFrame") -> list[Verdict]:
+    """Return the claim that `first` is better than each of `others`, by the mean over conditions with both.
 
     `scores`: a row per condition, a column per model.  The claim names those of `others` that were run, with a part for
     each; no claim if none was.
@@ -137,14 +137,14 @@ def better(subject: str, one: str, others: Sequence[str], scores: "DataFrame") -
     parts = {}
     labels = []
     for other in others:
-        lead = differences(scores, one, other)
+        lead = differences(scores, first, other)
         if len(lead):
             labels.append(label(other))
             conditions = f", mean of {', '.join(lead.index)}" if len(scores) > 1 else ""
             parts[f"over {label(other)}{conditions}"] = mean(lead)
     if not parts:
         return []
-    return [above(f"{label(one)} is better than {' and '.join(labels)} at {subject}", parts)]
+    return [above(f"{label(first)} is better than {' and '.join(labels)} at {subject}", parts)]
 
 
 def operators(subject: str, scores: "DataFrame") -> list[Verdict]:

@@ -86,10 +86,10 @@ def shared_code(difference: Estimate) -> list[Verdict]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
+# The label of section 4.4: how large is what the query must attend to. Captions colour by the target value.
 INPUTS = "size of inputs"
-"""The label of section 4.4: how large is what the query must attend to.  Captions colour by the target value."""
+# Points of a map; 800 at other scales.
 MAP = {"smoke": 64}
-"""Points of a map; 800 at other scales."""
 
 
 def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
@@ -175,8 +175,8 @@ def purity_of_neighbours(study: Study) -> FigureOutcome:
 
 
 # ---------------------------------------------------------------------------------------------------------- similarity
+# Name of a cosine -> whether the mean over the rules is subtracted first.
 COSINES = {"plain": False, "centred": True}
-"""Name of a cosine -> whether the mean over the rules is subtracted first."""
 
 
 def similar(model: str, *, samples: bool = False) -> Draw:
@@ -245,10 +245,10 @@ def similar_outcome(
 
 def _over_others(classes: list[int], matrix: Array) -> float:
     """Return the cosine of the mean codes of sum and difference, minus the mean over all other pairs of rules."""
-    one, other = sorted((classes.index(SUM), classes.index(DIFFERENCE)))
+    row, column = sorted((classes.index(SUM), classes.index(DIFFERENCE)))
     is_other = np.triu(np.ones_like(matrix, dtype=bool), k=1)  # each pair once
-    is_other[one, other] = False
-    return float(matrix[one, other] - matrix[is_other].mean())
+    is_other[row, column] = False
+    return float(matrix[row, column] - matrix[is_other].mean())
 
 
 def picture_of_similarity(stem: str, matrices: Mapping[str, Array], names: list[str]) -> Picture:

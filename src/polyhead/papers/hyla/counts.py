@@ -12,11 +12,11 @@ from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import ambiguity
 
+# (features, values) -> the paper's fraction of ambiguous instances of 4096 and its standard error.
 TABLE_A2 = {(4, 4): (0.0642, 0.0038), (4, 8): (0.0032, 0.0009), (4, 16): (0.0005, 0.0003)}
-"""(features, values) -> the paper's fraction of ambiguous instances of 4096 and its standard error."""
 DEFINITIONS = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
+# Numbers of values of a feature.
 VALUES = (4, 8, 16)
-"""Numbers of values of a feature."""
 
 
 def rarely_ambiguous(name: str, fraction: float, count: int, limit: float = 0.005) -> Verdict:

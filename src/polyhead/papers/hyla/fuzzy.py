@@ -60,11 +60,11 @@ def ordered(scores: "DataFrame", conditions: str) -> list[Verdict]:
     `scores`: a row per condition, a column per model.  `conditions`: their name in the claim.
     """
     parts = {}
-    for one, other in ORDER:
-        by_condition = differences(scores, one, other)
+    for first, second in ORDER:
+        by_condition = differences(scores, first, second)
         if by_condition.empty:
             return []
-        parts[f"{label(one)} over {label(other)}"] = mean(by_condition)
+        parts[f"{label(first)} over {label(second)}"] = mean(by_condition)
     claim = f"HYLA is better on unseen combinations than softmax and that than linear, as the mean over {conditions}"
     return [above(claim, parts)]
 
@@ -182,10 +182,10 @@ def draw_by_length(cells: "Series", split: str, stem: str, caption: str) -> Pict
         return {name: curve for name, curve in baseline_curves(in_panel, split).items() if max(curve.values()) > 0}
 
     by_fraction = cells.swaplevel("length", "held out")
-    shown = panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
+    drawn = panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
     figure = figures.lines(
-        shown,
+        drawn,
         x_label="tokens in the context",
         y_label="training error" if is_loss else "R²",
         log_x=True,

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 PAIRS = 2000
+# The models whose probes are a test.
 PROBED = ("hyla", "softmax")
-"""The models whose probes are a test."""
+# The code of the query after a swap.
 CODES = {
     "own": "its own",
     "donor": "the donor's",
@@ -30,7 +31,6 @@ CODES = {
     "permuted": "the donor's, heads in another order",
     "zero": "none (zero)",
 }
-"""The code of the query after a swap."""
 RULES = {"own": "against its own function", "donor": "against the donor's function"}
 
 

@@ -21,32 +21,32 @@ from polyhead.tasks.sraven.baselines import baselines as raven_baselines
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+# The seeds of the tests, without seed 0, which chose the rates.
 SEEDS = (1, 2, 3, 4, 5)
-"""The seeds of the tests, without seed 0, which chose the rates."""
+# Seed 6 in place of seed 1, which the demo had looked at: a line beside the main test, and no part of its figure.
 AGAIN = (2, 3, 4, 5, 6)
-"""Seed 6 in place of seed 1, which the demo had looked at: a line beside the main test, and no part of its figure."""
+# Levels of R² on known combinations at which models are compared; the test is at `SKILL`.
 SKILLS = (0.80, 0.85, 0.90, 0.94)
-"""Levels of R² on known combinations at which models are compared; the test is at `SKILL`."""
 SKILL, EARLY = 0.90, 5000
+# Of Table A1 in the paper.
 PAPER_SEEDS = 3
-"""Of Table A1 in the paper."""
 KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
 
 # -------------------------------------------------------------------------------------------------------------- models
 MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
+# Widths of heads; the main test has the first.
 WIDTHS = (2, 4, 8, 16)
-"""Widths of heads; the main test has the first."""
 SETTINGS = {f"{name}-width-{width}": f"{ROWS[name].label}, width {width}" for name in MAIN for width in WIDTHS[1:]}
 SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
 BASELINES = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
 RAVEN_BASELINES = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
+# Model, setting or baseline -> its name in figures.
 NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | BASELINES | RAVEN_BASELINES
-"""Model, setting or baseline -> its name in figures."""
+# What the name of a run begins with if its task is not that of the main test.
 TASKS = ("sraven-", "length-16-")
-"""What the name of a run begins with if its task is not that of the main test."""
+# Metric of a task -> its name in the figure.
 WORDS = {"r2": "R²", "accuracy": "accuracy"}
-"""Metric of a task -> its name in the figure."""
 
 
 def model_of(point: FinishedRun) -> str:
@@ -90,6 +90,7 @@ PRIMARY = (
     ProtocolTest("primary", "3. on unseen combinations HYLA is better than linear", "unseen", (("hyla", "linear"),)),
 )
 ABOVE_BASELINES = "5. on unseen combinations models are above floors"  # the registered words
+# Of the three models of the main test.
 TESTS = (
     *PRIMARY,
     ProtocolTest(
@@ -113,8 +114,8 @@ TESTS = (
     ),
     ProtocolTest("secondary", "7. softmax loses more than HYLA from known to unseen", "gap", (("softmax", "hyla"),)),
 )
-"""Of the three models of the main test."""
 
+# Of the ablations: the dated addition to the protocol that was written before their first step.
 PARTS = (
     ProtocolTest("parts", "HYLA composes better than without its nonlinearity", "unseen", (("hyla", "hyla-linear"),)),
     ProtocolTest("parts", "HYLA composes better than without RMSHead", "unseen", (("hyla", "hyla-norms"),)),
@@ -123,8 +124,8 @@ PARTS = (
     ),
     ProtocolTest("parts", "linear heads compose better with RMSHead", "unseen", (("linear-rms", "linear"),)),
 )
-"""Of the ablations: the dated addition to the protocol that was written before their first step."""
 
+# Of the other settings: the dated addition to the protocol that was written before their first step.
 WIDE = (
     ProtocolTest(
         "settings",
@@ -146,21 +147,21 @@ WIDE = (
         "settings", "softmax composes better with ten times the decay", "unseen", (("softmax-decay", "softmax"),)
     ),
 )
-"""Of the other settings: the dated addition to the protocol that was written before their first step."""
 
 
 def width_tests() -> tuple[ProtocolTest, ...]:
     """Return HYLA over softmax and softmax over linear heads at every width, in one family."""
     tests = []
-    for width, (one, other) in itertools.product(WIDTHS, itertools.pairwise(MAIN)):
-        claim = f"with heads of width {width} {ROWS[one].label} is better than {ROWS[other].label}"
-        tests.append(ProtocolTest("width", claim, "unseen", ((of_width(one, width), of_width(other, width)),)))
+    for width, (first, second) in itertools.product(WIDTHS, itertools.pairwise(MAIN)):
+        claim = f"with heads of width {width} {ROWS[first].label} is better than {ROWS[second].label}"
+        tests.append(ProtocolTest("width", claim, "unseen", ((of_width(first, width), of_width(second, width)),)))
     return tuple(tests)
 
 
+# Of the width of heads: the dated addition to the protocol that was written before their first step.
 WIDTH = width_tests()
-"""Of the width of heads: the dated addition to the protocol that was written before their first step."""
 
+# Of SRAVEN: the dated addition to the protocol that was written before the first step of seed 1.
 RAVENS = (
     *PRIMARY,
     TESTS[3]._replace(claim=TESTS[3].claim.replace("R²", "accuracy")),
@@ -172,7 +173,6 @@ RAVENS = (
     ),
     TESTS[-1]._replace(claim="6. softmax loses more than HYLA from known to unseen"),
 )
-"""Of SRAVEN: the dated addition to the protocol that was written before the first step of seed 1."""
 
 
 def verdicts(
@@ -182,12 +182,12 @@ def verdicts(
     claims = []
     for test in tests:
         parts = {}
-        for one, other in test.pairs:
-            by_seed = column(scores, test.quantity, one)
-            name = NAMES[one]
-            if other is not None:
-                by_seed = by_seed - column(scores, test.quantity, other)
-                name = f"{NAMES[one]} over {NAMES[other]}"
+        for first, second in test.pairs:
+            by_seed = column(scores, test.quantity, first)
+            name = NAMES[first]
+            if second is not None:
+                by_seed = by_seed - column(scores, test.quantity, second)
+                name = f"{NAMES[first]} over {NAMES[second]}"
             by_seed = by_seed.reindex(seeds).dropna()
             if len(by_seed):
                 parts[name] = Estimate.of(by_seed.to_dict())
@@ -278,13 +278,13 @@ def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome
     names = list(NAMES)
     points = sorted(study.points, key=lambda point: (names.index(model_of(point)), point.run.seed))
     scores = measured(points)
-    shown = [point for point in points if point.run.seed in SEEDS] or points
-    scores_shown = scores.loc[sorted({point.run.seed for point in shown})]
+    drawn = [point for point in points if point.run.seed in SEEDS] or points
+    scores_shown = scores.loc[sorted({point.run.seed for point in drawn})]
     baselines = {}
     for name in BASELINES | RAVEN_BASELINES:
         if ("unseen", name) in scores:
             baselines[NAMES[name]] = Estimate.of(scores_shown["unseen", name].dropna().to_dict()).mean
-    pictures = [draw_courses(study.figure, shown, scores_shown, baselines)]
+    pictures = [draw_courses(study.figure, drawn, scores_shown, baselines)]
     if tests in (TESTS, PARTS):
         pictures.append(beside_paper(f"{study.figure}-paper", scores_shown, baselines))
     notes = [NOTE]
@@ -338,11 +338,11 @@ def draw_courses(
 
 def beside_paper(stem: str, scores: "DataFrame", baselines: Mapping[str, float]) -> Picture:
     """Draw the scores at the end beside the paper's at the same setting."""
-    ours = {}
+    scores_here = {}
     paper = {}
     for model, by_seed in scores["unseen"].items():
         if model in ROWS:
-            ours[NAMES[model]] = by_seed.dropna().to_list()
+            scores_here[NAMES[model]] = by_seed.dropna().to_list()
             printed = ROWS[model].fuzzy
             if printed is not None:
                 paper[NAMES[model]] = (printed[0] / 100, printed[1] / 100, PAPER_SEEDS)
@@ -350,7 +350,7 @@ def beside_paper(stem: str, scores: "DataFrame", baselines: Mapping[str, float])
         "R² on unseen combinations at the end, full marks, beside Table A1 of the paper, hollow marks: means and "
         "standard errors over seeds. The paper chose the rate among four settings, and its splits may lack terms."
     )
-    return Picture(stem, caption, figures.results(ours, baselines=baselines, printed=paper))
+    return Picture(stem, caption, figures.results(scores_here, baselines=baselines, printed=paper))
 
 
 def draw_width(study: Study) -> FigureOutcome:
@@ -370,10 +370,10 @@ def draw_width(study: Study) -> FigureOutcome:
 
 COLUMNS = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
 COLUMNS["late"] = f"gain after step {EARLY:,}"
+# Quantity -> title of its column.
 COLUMNS |= {f"at {skill:.2f}": f"unseen at known {skill:.2f}" for skill in SKILLS}
-"""Quantity -> title of its column."""
+# Quantity with a sampling error -> its split.
 SPLITS = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}
-"""Quantity with a sampling error -> its split."""
 
 
 def rows_of(points: Iterable[FinishedRun], scores: "DataFrame") -> list[dict[str, str]]:

@@ -23,17 +23,17 @@ from polyhead.train.network import initial
 if TYPE_CHECKING:
     from pandas import Series
 
+# Sequences to fit a probe, and equally many to score it; 2048 at other scales.
 FIT = {"smoke": 128}
-"""Sequences to fit a probe, and equally many to score it; 2048 at other scales."""
 
+# The kinds of probed networks and labels, as suffixes of names in tables.
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
-"""The kinds of probed networks and labels, as suffixes of names in tables."""
 KINDS = (TRAINED, UNTRAINED, PERMUTED)
 
+# What tells the probes of a layer apart: see `probe_run`.
 PROBE = ["target", "pairs", "query"]
-"""What tells the probes of a layer apart: see `probe_run`."""
+# The levels of the index of the scores; a layer is counted from 1.
 LEVELS = [*PROBE, "layer", "model", "kind"]
-"""The levels of the index of the scores; a layer is counted from 1."""
 
 
 # -------------------------------------------------------------------------------------------------------------- models

@@ -50,6 +50,7 @@ _MOE = (
     "experts of 1 / top_k the width, at equal cost"
 )
 
+# Name -> model, in the order of the paper's table.
 ROWS: dict[str, TableRow] = {
     "softmax": TableRow("Softmax", Softmax(), fuzzy=(63.28, 2.31), sraven=(56.56, 1.05)),
     "linear": TableRow("Linear", Linear(), fuzzy=(59.89, 5.22), sraven=(56.30, 1.11)),
@@ -97,8 +98,8 @@ ROWS: dict[str, TableRow] = {
     "linear-moe": TableRow("Linear + MoE", Linear(), True, (60.09, 6.16), (64.34, 4.30), _MOE),
     "hyla-moe": TableRow("HYLA + MoE", Hyla(), True, (82.37, 6.55), (66.94, 3.94), _MOE),
 }
-"""Name -> model, in the order of the paper's table."""
 
+# Models beyond the paper.
 OURS: dict[str, TableRow] = {
     "hyla-compete": TableRow(
         "HYLA, softmax over heads (ours)",
@@ -106,7 +107,6 @@ OURS: dict[str, TableRow] = {
         choice="not in the paper: the heads compete for each query-key pair",
     ),
 }
-"""Models beyond the paper."""
 
 
 def row_of(run: Run) -> str:

@@ -11,8 +11,8 @@ from polyhead.papers.sizes import Setting
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
 
+# The scales of single runs of fuzzy logic; `original`: as `paper`, with the details of the paper's code.
 LONG = ("short", "paper", "original")
-"""The scales of single runs of fuzzy logic; `original`: as `paper`, with the details of the paper's code."""
 SPLITS = ("iid", "compositional", "novel")
 
 
@@ -29,8 +29,8 @@ def _paper(name: str, group: Mechanism, scale: str) -> Run:
     steps early, and the splits of its random generator.
     """
     one_of("recipes", "scale", scale, LONG)
-    whole = "short" if scale == "short" else "paper"
-    shape, task = FUZZY[whole], fuzzy_task(whole, 0)
+    base_scale = "short" if scale == "short" else "paper"
+    shape, task = FUZZY[base_scale], fuzzy_task(base_scale, 0)
     train = Train(
         steps=shape.steps,
         evaluate=SPLITS,

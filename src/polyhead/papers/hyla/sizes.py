@@ -25,10 +25,10 @@ from polyhead.tasks import FuzzyLogic, Sraven
 
 FUZZY_SPLITS = ("validation", "iid", "compositional", "novel")
 SRAVEN_SPLITS = ("validation", "iid", "compositional")
+# GPU minutes of one run on an RTX 3090 or 4090, from the paper's appendix D.1.
 FUZZY_GPU, SRAVEN_GPU = "2-3", "20-200"
-"""GPU minutes of one run on an RTX 3090 or 4090, from the paper's appendix D.1."""
+# The models in the paper's main text.
 THREE = ("hyla", "softmax", "linear")
-"""The models in the paper's main text."""
 
 # fmt: off
 FUZZY: dict[str, Scale] = {

@@ -63,6 +63,7 @@ def table_a3(scale: str = "small") -> tuple[Run, ...]:
 
 # -------------------------------------------------------------------------------------------------------------- claims
 MOE_PAIRS = (("softmax-moe", "softmax"), ("linear-moe", "linear"), ("hyla-moe", "hyla"))
+# Claim -> the pairs of models of which the first is better.
 A1_CLAIMS = {
     "HYLA is better on unseen combinations than softmax and linear": (("hyla", "softmax"), ("hyla", "linear")),
     "the nonlinearity and RMSHead are both needed": (("hyla", "hyla-linear"), ("hyla", "hyla-norms")),
@@ -71,7 +72,6 @@ A1_CLAIMS = {
     "a deeper value network is strong too: better than softmax": (("hyla-deep", "softmax"),),
     "mixture of experts helps each kind of heads": MOE_PAIRS,
 }
-"""Claim -> the pairs of models of which the first is better."""
 
 
 def ablations(task: str, scores: Scores) -> list[Verdict]:
@@ -79,9 +79,9 @@ def ablations(task: str, scores: Scores) -> list[Verdict]:
     verdicts = []
     for claim, pairs in A1_CLAIMS.items():
         parts = {}
-        for one, other in pairs:
-            if one in scores and other in scores:
-                parts[f"{label(one)} over {label(other)}"] = scores[one] - scores[other]
+        for first, second in pairs:
+            if first in scores and second in scores:
+                parts[f"{label(first)} over {label(second)}"] = scores[first] - scores[second]
         if len(parts) == len(pairs):
             verdicts.append(above(f"{claim} ({task})", parts))
     return verdicts

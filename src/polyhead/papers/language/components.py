@@ -40,8 +40,8 @@ PARTS: dict[str, LanguageScale] = {
 
 ACTS = ("swiglu", "silu", "relu")
 ORDERS = ("pre", "post")
+# Learning rates of `norms`.
 RATES = {"paper": (3e-4, 1e-3, 3e-3, 1e-2), "small": (1e-3, 3e-3, 1e-2, 3e-2), "smoke": (1e-3, 1e-2)}
-"""Learning rates of `norms`."""
 
 
 def swiglu(scale: str = "small") -> tuple[Run, ...]:

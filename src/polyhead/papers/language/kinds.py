@@ -112,8 +112,8 @@ def single(row: str) -> Callable[[], Run]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
+# Cells by model and the baselines of the held-out text.
 Claim = Callable[["Series", Mapping[str, float]], list[Verdict]]
-"""Cells by model and the baselines of the held-out text."""
 
 ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress

@@ -33,6 +33,7 @@ from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Text
 
+# Name -> model.
 ROWS: dict[str, ModelLabel] = {
     "softmax": ModelLabel("Softmax"),
     "linear": ModelLabel("Linear"),
@@ -44,7 +45,6 @@ ROWS: dict[str, ModelLabel] = {
     "abstractor-heads": ModelLabel("Softmax + Abstractor heads", "half of the heads each, symbols from a library"),
     "mixture": ModelLabel("Softmax + HYLA + relational", "half of the heads are softmax, a quarter each of the others"),
 }
-"""Name -> model."""
 
 COUNTS = {"bytes": 256, "hub:openai-community/gpt2": 50_257}
 
@@ -81,15 +81,15 @@ class LanguageScale(Scale):
         return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
 
 
+# The scale `smoke` of bytes.
 SMOKE = LanguageScale(
     dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), length=16, steps=4, batch_size=4, clip=1.0,
     symbols=SymbolicAttention(count=4, trainable=False),
     lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
 )  # fmt: skip
-"""The scale `smoke` of bytes."""
 
+# The scale `smoke` of BPE tokens.
 SMOKE_PAIRS = replace(SMOKE, act="gelu_tanh", tokenizer="bpe:300")
-"""The scale `smoke` of BPE tokens."""
 
 
 def _heads(row: str, shape: LanguageScale) -> tuple[Mechanism, ...]:
@@ -145,6 +145,7 @@ def row_of(run: Run) -> str:
     return KINDS[kinds]
 
 
+# The kinds of heads in a layer -> the row.
 KINDS: dict[tuple[type, ...], str] = {
     (Softmax,): "softmax",
     (Linear,): "linear",
@@ -154,7 +155,6 @@ KINDS: dict[tuple[type, ...], str] = {
     (Softmax, Abstractor): "abstractor-heads",
     (Softmax, Hyla, Relational): "mixture",
 }
-"""The kinds of heads in a layer -> the row."""
 
 
 def label(model: str) -> str:

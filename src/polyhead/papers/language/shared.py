@@ -45,9 +45,9 @@ def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting
     return Run(name=name, task=shape.task, model=settings, train=train, seed=seed)
 
 
-def lower(scores: Scores, one: str, other: str) -> dict[str, Estimate]:
-    """Return the score of `other` minus that of `one`."""
-    return {f"{label(other)} − {label(one)}": scores[other] - scores[one]}
+def lower(scores: Scores, first: str, second: str) -> dict[str, Estimate]:
+    """Return the score of `second` minus that of `first`."""
+    return {f"{label(second)} − {label(first)}": scores[second] - scores[first]}
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -90,13 +90,13 @@ def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
 
 
+# Title, split and metric of a column of the table.
 MEASURED = (
     ("bits per byte, validation", "validation", None),
     ("bits per byte, iid", "iid", None),
     ("perplexity, iid", "iid", "perplexity"),
     ("accuracy, iid", "iid", "accuracy"),
 )
-"""Title, split and metric of a column of the table."""
 
 
 def table(

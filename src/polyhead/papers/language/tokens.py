@@ -72,20 +72,20 @@ def dual_sizes(scale: str) -> tuple[LanguageScale, ...]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
+# Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M
+# of softmax heads.
 PERPLEXITY: dict[int, dict[str, float]] = {
     1024: {"dual": 16.09, "softmax": 16.94},
     1536: {"dual": 14.31, "softmax": 14.65},
     2048: {"dual": 13.43, "softmax": 13.63},
 }
-"""Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M of
-softmax heads."""
 
+# Perplexities of the token-efficiency table.
 LEVELS = {
     "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
     "small": (200.0, 150.0, 100.0, 80.0, 60.0, 50.0, 40.0, 30.0),
     "smoke": (310.0, 305.0, 300.0),
 }
-"""Perplexities of the token-efficiency table."""
 
 
 def _reached(values: str) -> dict[float, float]:
@@ -97,6 +97,7 @@ def _reached(values: str) -> dict[float, float]:
     return billions
 
 
+# Width -> model -> perplexity -> billions of tokens until it was reached: the authors' page.
 TOKENS: dict[int, dict[str, dict[float, float]]] = {
     1024: {
         "dual": _reached("1.05 1.31 1.84 3.01 5.77 -"),
@@ -111,11 +112,10 @@ TOKENS: dict[int, dict[str, dict[float, float]]] = {
         "softmax": _reached(".92 1.05 1.31 1.97 3.28 6.55"),
     },
 }
-"""Width -> model -> perplexity -> billions of tokens until it was reached: the authors' page."""
 
 
+# Width, perplexity and model -> the log of the millions of tokens until it is reached.
 Needs = Mapping[tuple[Any, float, str], Estimate]
-"""Width, perplexity and model -> the log of the millions of tokens until it is reached."""
 
 
 def sooner(needs: Needs) -> list[Verdict]:
