@@ -107,7 +107,7 @@ def codes(
         raise ValueError(
             f"codes: q_index and k_index must be two integers or two lists of one length, got {q_index!r}, {k_index!r}"
         )
-    return torch.cat([_pairs(g, q_index, k_index) for g in groups], dim=-1)
+    return torch.cat([_pairs(taps_of_group, q_index, k_index) for taps_of_group in groups], dim=-1)
 
 
 def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Float[Tensor, "b n h"]:

@@ -68,11 +68,18 @@ def style_by_label(labels: Iterable[str]) -> dict[str, Style]:
     styles: dict[str, Style] = {}
     for i, name in enumerate(names):
         spare = SPARE_COLOURS[i % len(SPARE_COLOURS)], SPARE_MARKERS[i % len(SPARE_MARKERS)]
+        styles[name] = spare
         mechanism = name.partition(" ")[0]
-        relatives = [other for other in names if other.partition(" ")[0] == mechanism]
-        first = mechanism if mechanism in relatives else relatives[0]
-        styles[name] = STYLES.get(mechanism, spare) if name == first else spare
+        if mechanism in STYLES and name == _namesake(mechanism, names):
+            styles[name] = STYLES[mechanism]
     return {label: styles[label.removesuffix(UNTRAINED)] for label in labels}
+
+
+def _namesake(mechanism: str, names: Sequence[str]) -> str:
+    """The label that is the mechanism's name alone, else the first that begins with it."""
+    if mechanism in names:
+        return mechanism
+    return next(name for name in names if name.partition(" ")[0] == mechanism)
 
 
 def _dash(name: str, names: Sequence[str]) -> Any:
@@ -105,7 +112,7 @@ def results(
 
     >>> results({"HYLA": [0.76, 0.78], "Softmax": [0.71, 0.69]}, baselines={"Gaussian process": 0.78})
     """
-    if not measured or not all(len(values) for values in measured.values()):
+    if not measured or not all(map(len, measured.values())):
         raise ValueError("results: every mechanism needs at least one measured score")
     errors, baselines, printed = errors or {}, baselines or {}, printed or {}
     order = sorted(measured, key=lambda label: float(np.mean(measured[label])), reverse=lower_is_better)
@@ -184,15 +191,20 @@ def lines(
     >>> lines([("70 % held out", held_out, baselines)], x_label="examples", y_label="R²", log_x=True)
     """
     _check_series(panels)
-    labels = list(dict.fromkeys(label for _, series, _ in panels for label in series))
-    baseline_names = list(dict.fromkeys(name for _, _, baselines in panels for name in baselines))
+    # Each label once, in the order of the panels.
+    ordered_labels: dict[str, None] = {}
+    ordered_baselines: dict[str, None] = {}
+    for _, series, baselines in panels:
+        ordered_labels |= dict.fromkeys(series)
+        ordered_baselines |= dict.fromkeys(baselines)
+    labels, baseline_names = list(ordered_labels), list(ordered_baselines)
     styles = style_by_label(labels)
     rows = math.ceil(len(panels) / columns)
     columns = min(columns, len(panels))
     figure, grid = panel_grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
     for i, (axes, (title, series, baselines)) in enumerate(zip(grid, panels, strict=False)):
         plain(axes, "both")
-        xs = sorted({x for points in series.values() for x in points})
+        xs = sorted(set().union(*series.values()))
         if log_x:
             _logarithmic(axes, xs)
         for label, points in series.items():
@@ -222,7 +234,7 @@ def _check_series(panels: Sequence[tuple[str, Series, Levels]]) -> None:
         if not series or not all(series.values()):
             raise ValueError("lines: every panel needs at least one series with at least one measured point")
         for points in series.values():
-            if not all(len(values) for values in points.values()):
+            if not all(map(len, points.values())):
                 raise ValueError("lines: every point needs at least one measured score")
 
 
@@ -230,13 +242,18 @@ def _draw_series(axes: "Axes", points: Mapping[Number, Sequence[Number]], label:
     """Draw the mean and standard error at each x; several values at one x also appear as dots."""
     colour, marker = style
     xs = sorted(points)
-    scores = [np.asarray(points[x], float) for x in xs]
-    errors = [_standard_error(values) for values in scores]
+    scores = []
+    means = []
+    errors = []
+    for x in xs:
+        scores.append(np.asarray(points[x], float))
+        means.append(scores[-1].mean())
+        errors.append(_standard_error(scores[-1]))
     is_untrained = label.endswith(UNTRAINED)
     has_marks = len(xs) <= MAX_POINTS_AS_MARKS
     axes.errorbar(
         xs,
-        [values.mean() for values in scores],
+        means,
         yerr=errors if any(errors) else None,
         fmt=marker if has_marks else "",
         ls="--" if is_untrained else "-",
@@ -262,7 +279,9 @@ def _draw_level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, das
     if len(xs) == 1:
         axes.axhline(level[xs[0]], **style)
         return
-    centres = np.log(xs) if log_x else np.asarray(xs, float)
+    centres = np.asarray(xs, float)
+    if log_x:
+        centres = np.log(centres)
     middles = (centres[1:] + centres[:-1]) / 2
     edges = np.concatenate([[2 * centres[0] - middles[0]], middles, [2 * centres[-1] - middles[-1]]])
     if log_x:
@@ -301,9 +320,9 @@ def _limits_without_loss(
             for values in points.values():
                 scores.extend(values)
     low, high = limits
-    if low is not None and any(score < low for score in scores):
+    if low is not None and np.min(scores) < low:
         low = None
-    if high is not None and any(score > high for score in scores):
+    if high is not None and np.max(scores) > high:
         high = None
     return low, high
 
@@ -314,7 +333,7 @@ def _shared_legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str
     for axes in reversed(grid):
         panel_handles, panel_labels = axes.get_legend_handles_labels()
         handles.update(zip(panel_labels, panel_handles, strict=True))
-    ordered = [handles[name] for name in order]
+    ordered = list(map(handles.__getitem__, order))
     for legend_columns in range(min(2 * columns, len(order)), 0, -1):
         legend = figure.legend(
             ordered,
@@ -363,8 +382,10 @@ def heat(
     low, high = limits or _extent([values for _, values, _, _ in panels])
 
     # A panel is as large as its names need, within bounds.
-    tall = max(len(_name_groups(rows, grouped)) for _, _, rows, _ in panels)
-    wide = max(len(_name_groups(names, grouped)) for _, _, _, names in panels)
+    tall = wide = 0
+    for _, _, rows, names in panels:
+        tall = max(tall, len(_name_groups(rows, grouped)))
+        wide = max(wide, len(_name_groups(names, grouped)))
     size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels) + (picture is not None)
     figure, grid = panel_grid(math.ceil(count / columns), min(columns, count), size)
@@ -432,11 +453,12 @@ def _name_groups(names: Sequence[str], grouped: bool) -> list[tuple[str, int, in
 def _name_axis(axis: Any, draw_line: Any, names: Sequence[str], grouped: bool) -> None:
     """One tick per group of equal names, and white lines between groups."""
     groups = _name_groups(names, grouped)
-    axis.set_ticks([(first + last) / 2 for _, first, last in groups], [name for name, _, _ in groups])
-    needs_upright = axis.axis_name == "x" and max(len(name) for name, _, _ in groups) > 3
+    labels, firsts, lasts = zip(*groups, strict=True)
+    axis.set_ticks((np.array(firsts) + lasts) / 2, labels)
+    needs_upright = axis.axis_name == "x" and max(map(len, labels)) > 3
     axis.set_tick_params(length=0, labelsize=7, labelcolor=INK, rotation=90 if needs_upright else 0)
     if len(groups) < len(names):
-        for _, first, _ in groups[1:]:
+        for first in firsts[1:]:
             draw_line(first - 0.5, color="white", lw=1.5)
 
 

@@ -60,7 +60,10 @@ def distinct(batch: Batch) -> Array:
 
     A small task repeats its sequences.  Copies have the same code and labels: in a test set they are no new evidence.
     """
-    read = [as_array(x.flatten(1)).astype(float) for x in (batch.inputs, batch.source, batch.mask) if x is not None]
+    read = []
+    for array in (batch.inputs, batch.source, batch.mask):
+        if array is not None:
+            read.append(as_array(array.flatten(1)).astype(float))
     return np.sort(np.unique(np.concatenate(read, axis=1), axis=0, return_index=True)[1])
 
 
@@ -90,9 +93,14 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     (False, ((-1, 27), (-1, 31)))
     """
     unpermuted = with_field(task, "permuted", False)
-    return {name: (task if name == "self" else unpermuted, pairs) for name, pairs in task.pairs.items()}
+    task_of_view = {}
+    for name, pairs in task.pairs.items():
+        task_of_view[name] = (task if name == "self" else unpermuted, pairs)
+    return task_of_view
 
 
 def with_field(task: Task, name: str, value: Any) -> Any:
     """The task with one field changed, or unchanged if it does not have the field."""
-    return dataclasses.replace(task, **{name: value}) if name in {f.name for f in dataclasses.fields(task)} else task
+    if name not in task.__dataclass_fields__:  # type: ignore[attr-defined]
+        return task
+    return dataclasses.replace(task, **{name: value})

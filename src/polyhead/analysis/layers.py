@@ -37,18 +37,20 @@ def probe_layers(
     """
     if not 0 < test < 1:
         raise ValueError(f"probe_layers: test must be a share between 0 and 1 but is {test}")
-    parts_by_layer: list[list[Array]] = []
+    parts_by_layer: dict[int, list[Array]] = {}
+    names: list[str] = []
     labels_of_batches: list[Array] = []
     for i, (layers, batch_labels) in enumerate(zip(taps, labels, strict=True)):
+        names_here = [layer.name for layer in layers]
         if i == 0:
-            parts_by_layer = [[] for _ in layers]
-            names = [layer.name for layer in layers]
-        elif [layer.name for layer in layers] != names:
+            names = names_here
+        elif names_here != names:
             raise ValueError(f"probe_layers: {len(names)} layers in batch 0 but {len(layers)} others in batch {i}")
         labels_of_batches.append(as_array(batch_labels))
-        for parts, layer in zip(parts_by_layer, layers, strict=True):
-            parts.append(as_array(codes(layer, q_index, k_index)))
-            shape = parts[-1].shape[:-1]
+        for number, layer in enumerate(layers):
+            layer_codes = as_array(codes(layer, q_index, k_index))
+            parts_by_layer.setdefault(number, []).append(layer_codes)
+            shape = layer_codes.shape[:-1]
             if labels_of_batches[-1].shape != shape:
                 got = labels_of_batches[-1].shape
                 raise ValueError(f"probe_layers: {shape} codes in batch {i} but labels of shape {got}")
@@ -62,7 +64,7 @@ def probe_layers(
     has_label = y >= 0
     train, held_out = ~is_tested[has_label], is_tested[has_label]
     rows = []
-    for layer_index, (name, parts) in enumerate(zip(names, parts_by_layer, strict=True)):
+    for layer_index, (name, parts) in enumerate(zip(names, parts_by_layer.values(), strict=True)):
         x = np.concatenate(parts)[has_label]
         scores = probe(x, y[has_label], train=train, test=held_out).scores
         rows.append({"layer": layer_index, "name": name, **scores})

@@ -101,8 +101,9 @@ def probe(
 
     f1, predictions = fitted(y[fit])
     rng = np.random.default_rng(seed)
-    permuted_scores = [fitted(rng.permutation(y[fit]))[0] for _ in range(permutations)]
-    chance = float(np.mean(permuted_scores)) if permuted_scores else math.nan
+    chance = math.nan
+    if permutations:
+        chance = float(np.mean([fitted(rng.permutation(y[fit]))[0] for _ in range(permutations)]))
     return Probe(f1, chance, len(held_out), len(occurring), predictions)
 
 
@@ -148,8 +149,7 @@ def query_codes(
     check_number("query_codes", "sequences", sequences, 1)
     if isinstance(pairs, str):
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
-    query_indices = [query_index for query_index, _ in pairs]
-    key_indices = [key_index for _, key_index in pairs]
+    query_indices, key_indices = map(list, zip(*pairs, strict=True))
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
     num_padded = 0
     for batch in batches:
@@ -161,13 +161,12 @@ def query_codes(
         )
     if query is not None:
         batches = [_with_query(batch, query) for batch in batches]
-    codes_by_layer: list[list[Tensor]] = []
+    # Only the chosen pairs are kept: the taps of a whole layer are large.
+    codes_by_layer: dict[int, list[Tensor]] = {}
     for batch in batches:
-        taps = capture(model, batch)
-        codes_by_layer = codes_by_layer or [[] for _ in taps]
-        for parts, layer in zip(codes_by_layer, taps, strict=True):
-            parts.append(codes(layer, query_indices, key_indices).flatten(1))
-    return [as_array(torch.cat(parts)) for parts in codes_by_layer], Batch.cat(batches)
+        for i, taps in enumerate(capture(model, batch)):
+            codes_by_layer.setdefault(i, []).append(codes(taps, query_indices, key_indices).flatten(1))
+    return [as_array(torch.cat(parts)) for parts in codes_by_layer.values()], Batch.cat(batches)
 
 
 def _with_query(batch: Batch, query: Tensor) -> Batch:
@@ -250,10 +249,9 @@ def probe_model(
             for query in query_tokens:
                 layer_rows = _probe_layers(model, source, view, query, sequences=sequences, seed=seed, device=device)
                 probes.append(layer_rows)
-            for same in zip(*probes, strict=True):
-                f1 = float(np.mean([row["f1"] for row in same]))
-                chance = float(np.mean([row["chance"] for row in same]))
-                rows.append(same[0] | {"query": kind, "f1": f1, "chance": chance})
+            for of_queries in zip(*probes, strict=True):
+                f1, chance = np.mean([(row["f1"], row["chance"]) for row in of_queries], axis=0).tolist()
+                rows.append({**of_queries[0], "query": kind, "f1": f1, "chance": chance})
     return rows
 
 

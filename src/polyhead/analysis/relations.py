@@ -33,8 +33,12 @@ class GroupLook:
     assignments: Float[Array, "s _ n"] | None
 
     def __repr__(self) -> str:
-        arrays = {"attention": self.attention, "relations": self.relations, "assignments": self.assignments}
-        return f"{self.kind}: " + ", ".join(f"{name} {a.shape}" for name, a in arrays.items() if a is not None)
+        text = f"{self.kind}: attention {self.attention.shape}"
+        if self.relations is not None:
+            text += f", relations {self.relations.shape}"
+        if self.assignments is not None:
+            text += f", assignments {self.assignments.shape}"
+        return text
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
         if isinstance(end, Patches) and inputs is not None:
             pixels = as_array(inputs[within("look", "sample", sample, len(inputs))]).astype(float)
             # Decided by all images, as one bright image has no negative numbers.
-            pixels = (pixels + 1) / 2 if inputs.min() < 0 else pixels
+            if inputs.min() < 0:
+                pixels = (pixels + 1) / 2
             channels, height, width = end.image
             colours = pixels[[0, min(1, channels - 1), min(2, channels - 1)]]
             rows, columns = height // end.patch[0], width // end.patch[1]
@@ -96,7 +101,9 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
 def _inputs(model: nn.Module, *, source: bool) -> object:
     """The configuration of the inputs of a model, or of its encoder; None if it has none."""
     settings: object = getattr(model, "config", None)
-    return getattr(getattr(settings, "encoder", None) if source else settings, "inputs", None)
+    if source:
+        settings = getattr(settings, "encoder", None)
+    return getattr(settings, "inputs", None)
 
 
 def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:
@@ -122,13 +129,18 @@ def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, sou
     are numbered from 1.
     """
     numbers = tuple(map(str, range(1, count + 1)))
-    inputs, tokens = _inputs(model, source=source), batch.source if source else batch.inputs
-    names = None if task is None else task.token_names(batch, source=source)
+    inputs = _inputs(model, source=source)
+    names = None
+    if task is not None:
+        names = task.token_names(batch, source=source)
     if names is None and isinstance(inputs, Tokens):
+        tokens = batch.source if source else batch.inputs
         names = tuple(map(str, as_array(tokens)[0].astype(int).tolist()))
     elif names is None and isinstance(inputs, Patches) and inputs.class_token:
         names = ("class", *numbers[:-1])
-    return names if names is not None and len(names) == count else numbers
+    if names is None or len(names) != count:
+        return numbers
+    return names
 
 
 def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:

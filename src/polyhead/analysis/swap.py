@@ -8,6 +8,7 @@ sequence.  There are three controls: the code of a third sequence, the same code
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 import torch
@@ -88,7 +89,7 @@ def mix_codes(
     def mixtures(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[float, Codes]:
         codes = {}
         for share in shares:
-            codes[share] = [torch.lerp(a, b, share) for a, b in zip(recipient, donor, strict=True)]
+            codes[share] = list(map(partial(torch.lerp, weight=share), recipient, donor))
         return codes
 
     scores = _scores("mix_codes", mixtures, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
@@ -98,16 +99,13 @@ def mix_codes(
 def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[str, Codes]:
     """The code of the last token for each of `CODES`."""
     permuted = []
+    other = []
     for code in donor:
         order = torch.randperm(code.shape[1], generator=generator, device=code.device)
         permuted.append(code[:, order])
-    return {
-        "own": recipient,
-        "donor": donor,
-        "other": [code.roll(1, 0) for code in donor],  # that of the previous pair, whose inputs differ
-        "permuted": permuted,
-        "zero": [torch.zeros_like(code) for code in recipient],
-    }
+        other.append(code.roll(1, 0))  # that of the previous pair, whose inputs differ
+    zero = list(map(torch.zeros_like, recipient))
+    return {"own": recipient, "donor": donor, "other": other, "permuted": permuted, "zero": zero}
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
@@ -173,18 +171,22 @@ def _check_functions(function: str, model: Transformer, layer: int, batch: Batch
     With their code put back the output must be as before, and with a zero code it must be zero.
     """
     groups = _groups(model, layer)
-    if not any(is_own(group) for group in groups):
+    if not any(map(is_own, groups)):
         return
-    outputs = [taps.output[:, -1] for taps in _taps(model, layer, batch)]
-    zero_codes = [torch.zeros_like(code) for code in codes]
-    zero_outputs = [torch.zeros_like(output) for output in outputs]
+    outputs = _last_outputs(model, layer, batch)
+    zero_codes, zero_outputs = list(map(torch.zeros_like, codes)), list(map(torch.zeros_like, outputs))
     for new_codes, expected in ((codes, outputs), (zero_codes, zero_outputs)):
         with replaced(model, layer, new_codes):
-            new_outputs = [taps.output[:, -1] for taps in _taps(model, layer, batch)]
+            new_outputs = _last_outputs(model, layer, batch)
         for group, output, expected_output in zip(groups, new_outputs, expected, strict=True):
             if not agree(output, expected_output):
                 name, kind = type(group).__name__, group.kind
                 raise ValueError(f"{function}: {name} must compute what {kind} heads compute from their code")
+
+
+def _last_outputs(model: Transformer, layer: int, batch: Batch) -> list[Tensor]:
+    """The outputs of the last token, by group of heads."""
+    return [taps.output[:, -1] for taps in _taps(model, layer, batch)]
 
 
 # --------------------------------------------------------------------------------------------------------------- codes
