@@ -167,7 +167,10 @@ def games() -> str:
     }
     rows = []
     for model, label in labels.items():
-        cells = [f"{scores[f'{game}, 1000'][model]['pentominoes']['mean']:.3f}" for game in GAMES]
+        cells = []
+        for game in GAMES:
+            by_seed = scores[f"{game}, 1000"][model]["pentominoes"]["by_seed"]
+            cells.append(plus_minus(list(by_seed.values())))
         rows.append([label, *cells, f"{statistics.fmean(accuracy_of_games(model)):.3f}"])
     return markdown(["heads", *(game.replace("_", " ") for game in GAMES), "mean"], rows)
 
@@ -196,7 +199,7 @@ def claims(*folders: str) -> str:
             outcome = verdict["outcome"]
             word = outcome if outcome in ("yes", "no", "undecided") else WORDS.get(outcome, "undecided")
             seeds = min((int(part["runs"]) for part in verdict.get("parts", ()) if part["runs"]), default=all_seeds)
-            rows.append([link, verdict["claim"].replace("|", "\\|"), f"**{word}**", str(seeds)])
+            rows.append([link, verdict["claim"].replace("|", "\\|"), f"**{word}**", str(seeds or "a count")])
             link = ""
         if not stored["verdicts"]:
             rows.append([link, "a picture without a claim", "", str(all_seeds)])
