@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
-from polyhead.layers.cache import LayerCache, whole
+from polyhead.layers.cache import LayerCache, entry, whole
 from polyhead.layers.call import LayerCall, LayerLimits, call_of, check_pairs, drawn_keep, no_script, symbols_of_groups
 from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
@@ -199,10 +199,7 @@ class MultiHeadAttention(nn.Module):
         """
         if self.reads_all_queries and cache is not None:
             raise ValueError("MultiHeadAttention: network='sequence' reads all queries at once, so it takes no cache")
-        if cache is not None and not isinstance(cache, LayerCache):
-            kind = type(cache).__name__
-            raise TypeError(f"MultiHeadAttention: cache must be the entry of one layer, cache[i], but is a {kind}")
-        with whole(cache):  # an interrupted call adds nothing to the cache
+        with whole(entry(cache)):  # an interrupted call adds nothing to the cache
             call = call_of(
                 x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
                 cu_seqlens=cu_seqlens, cache=cache, layer=self,

@@ -277,6 +277,14 @@ def _all_or_none(layers: Sequence[LayerCache]) -> Iterator[None]:
             layer._whole = False
 
 
+def entry(cache: LayerCache | None) -> LayerCache | None:
+    """`cache` itself.  Raises TypeError for the cache of a whole model."""
+    if cache is not None and not isinstance(cache, LayerCache):
+        kind = type(cache).__name__
+        raise TypeError(f"MultiHeadAttention: cache must be the entry of one layer, cache[i], but is a {kind}")
+    return cache
+
+
 def whole(cache: Cache | LayerCache | None) -> contextlib.AbstractContextManager[None]:
     """`cache.whole()`; without a cache, inside of another, and in compiled code, it does nothing."""
     if cache is None or torch.compiler.is_compiling() or (isinstance(cache, LayerCache) and cache._whole):
