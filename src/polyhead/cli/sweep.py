@@ -50,6 +50,10 @@ def main(recipe: str, words: list[str]) -> int:
     folder = runs[0].folder or default_folder(recipe, options.scale)
     code = 0
     if not options.status:
+        from polyhead.ops.native.library import lacks_compiler, warn_without_compiler
+
+        if lacks_compiler():  # the workers' own lines are in their logs
+            warn_without_compiler()
         code = write_failures(train_side_by_side(runs, folder, training))
     from polyhead.cli.listing import write_records
     from polyhead.scale.records import of_sweep

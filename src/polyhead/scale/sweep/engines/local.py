@@ -3,6 +3,7 @@
 import os
 import pathlib
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,8 @@ class Local:
             process.terminate()
         for process in self.processes:
             process.wait()
+        if sys.platform == "win32":  # there a process is ended without being asked
+            return "stopped; each run resumes from its last checkpoint"
         return "stopped and saved"
 
     def close(self) -> None:
