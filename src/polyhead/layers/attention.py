@@ -34,6 +34,10 @@ from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 Positions = config.Position | nn.ModuleDict | None
 
 
+def _gated(output: Tensor, gate: Tensor | None) -> Tensor:
+    return output if gate is None else output * gate
+
+
 class MultiHeadAttention(nn.Module):
     """Self- or cross-attention with any mixture of heads.
 
@@ -229,8 +233,7 @@ class MultiHeadAttention(nn.Module):
                     tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
                     op_call = limits.call(tensors, *self.heads_of[i])
                     calls.append(op_call)
-                    output, gate = attended(group, op_call), self._gate(i, x)
-                    outputs.append(output if gate is None else output * gate)
+                    outputs.append(_gated(attended(group, op_call), self._gate(i, x)))
 
             # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
             joint = outputs[0].flatten(2)

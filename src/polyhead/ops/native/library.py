@@ -41,10 +41,14 @@ from polyhead.spec.home import cache
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
 
-# Even with AVX-512, compilers prefer vectors of 256 bits.  A vector that was written as two halves is slow to read.
-VECTOR_FLAG = " -mprefer-vector-width=512" if platform.machine() in ("x86_64", "AMD64") else ""
-OPTIMISATION_FLAGS = "-O3" if sys.platform == "darwin" else "-O3 -march=native" + VECTOR_FLAG
+OPTIMISATION_FLAGS = "-O3"
 """Replaced by POLYHEAD_NATIVE_FLAGS.  Apple's clang knows no -march=native."""
+if sys.platform != "darwin":
+    OPTIMISATION_FLAGS += " -march=native"
+    if platform.machine() in ("x86_64", "AMD64"):
+        # Even with AVX-512, compilers prefer vectors of 256 bits; a vector that was written as two halves is slow
+        # to read.
+        OPTIMISATION_FLAGS += " -mprefer-vector-width=512"
 REQUIRED_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 
 TIMEOUT = 600.0
@@ -132,8 +136,7 @@ def warn_without_compiler() -> None:
 
 def lacks_compiler() -> bool:
     """Whether native code is wanted, did not come with the package and cannot be built."""
-    states = [status(op) for op in ("hyla", *SHARED_SOURCES)]
-    return any(state.endswith(NO_COMPILER) for state in states)
+    return status("hyla").endswith(NO_COMPILER)
 
 
 def enabled() -> bool:
