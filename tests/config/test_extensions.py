@@ -4,11 +4,9 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from typing import Any
 
-import forked
 import pytest
 from scripts import ROOT
 
@@ -179,27 +177,6 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
         assert f"--import: give the name of a module, as in an import, got {word!r}" in capsys.readouterr().err
     assert main(["list", "tasks", "--import"]) == 2
     assert "--import: expected one argument" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_an_installed_package_needs_no_import(tmp_path, monkeypatch):
-    """The project in examples/: installed, trained, swept by a worker of its own."""
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
-    subprocess.run([*pip, str(tmp_path / "site"), str(EXAMPLE)], check=True, capture_output=True)
-    program = (
-        "import os, sys\nfrom polyhead.cli import main\nfrom polyhead.papers.recipes import RECIPES\n"
-        "from polyhead.config import extensions\nextensions._points.cache_clear()\n"
-        "os.chdir(sys.argv[1])\nsys.path.insert(0, sys.argv[2])\n"
-        "few = ['--train.steps', '3', '--train.warmup', '0', '--train.eval-batches', '1', '--folder']\n"
-        "assert main(['train', 'parity-hyla', *few, 'one']) == 0\n"
-        "assert len(RECIPES['parity-heads']()) == 3\n"
-        "assert main(['sweep', 'parity-hyla', *few, 'all']) == 0\n"
-    )
-    paths = os.pathsep.join([str(tmp_path / "site"), str(ROOT / "src")])
-    monkeypatch.setenv("PYTHONPATH", paths)  # of the worker, which is a process of its own
-    code, said = forked.run(program, tmp_path, tmp_path / "site")
-    assert code == 0, said[-2000:]
-    assert len(list((tmp_path / "all").glob("*/result.json"))) == 1
 
 
 @pytest.mark.compile  # where annotations are not checked

@@ -58,8 +58,7 @@ def test_biases_of_both_forms_add_up():
         assert_close(layer(x, bias=bias), plain(x, bias=table + by_offset))
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize("mixture", zoo.EVERY)
+@pytest.mark.parametrize("mixture", [*zoo.EVERY][::3])
 def test_what_is_empty_stays_empty(mixture):
     for positions, causal in zoo.turns(zoo.IN_LAYERS, (False, True)):
         layer = make(zoo.EVERY[mixture], causal=causal, positions=zoo.POSITIONS[positions], window=2)

@@ -100,8 +100,7 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize("mixture", zoo.EVERY)
+@pytest.mark.parametrize("mixture", [*zoo.EVERY][::3])
 @pytest.mark.parametrize("place", ["groups", "out"])
 def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
     layer, x, cache = make(zoo.EVERY[mixture], causal=True, positions=ph.Rotary(), window=4), tokens(9), LayerCache()

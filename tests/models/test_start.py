@@ -10,7 +10,6 @@ import polyhead as ph
 from polyhead.models import transformer
 
 V = 256
-SIZES = [(64, 2), (64, 12), (512, 2), (512, 12)]
 ENDS = {
     "untied": (ph.Tokens(V), ph.Logits(V)),
     "tied": (ph.Tokens(V), ph.Logits(V, tied=True)),
@@ -19,8 +18,6 @@ ENDS = {
     "tied, scaled out": (ph.Tokens(V), ph.Logits(V, tied=True, scaled=True)),
     "tied, scaled both": (ph.Tokens(V, scaled=True), ph.Logits(V, tied=True, scaled=True)),
 }
-FEW = {64: tuple(ENDS), 512: ("untied", "tied")}
-CASES = [(size, ends) for size in SIZES for ends in FEW[size[0]]] + [((512, 2), "tied, scaled in")]
 
 
 def settings(ends, dim=64, layers=2, preset="cs336", **options):
@@ -36,10 +33,14 @@ def start(config):
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("size", "ends", "preset"),
-    [(size, ends, ("hyla", "cs336")[(SIZES.index(size) + [*ENDS].index(ends)) % 2]) for size, ends in CASES],
+    [
+        ((64, 2), "untied", "hyla"),
+        ((64, 2), "tied, scaled both", "cs336"),
+        ((64, 12), "tied, scaled out", "cs336"),
+        ((512, 2), "tied, scaled in", "hyla"),
+    ],
     ids=str,
 )
 def test_the_loss_begins_near_that_of_knowing_nothing(size, ends, preset):

@@ -42,8 +42,7 @@ def build(settings, dtype=torch.float64, **options):
     return ph.Transformer(settings, dtype=dtype, **options).eval()
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS][::3])
 def test_copies_compute_the_same(name):
     """Also those that were built on the meta device; dropout is for training."""
     settings = replace(MODELS[name], dropout=0.3, residual_dropout=0.2)
@@ -60,8 +59,7 @@ def test_copies_compute_the_same(name):
     assert not torch.equal(copied.train()(x), model(x))
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize(("name", "causal"), zoo.turns([*MODELS], (False, True)))
+@pytest.mark.parametrize(("name", "causal"), zoo.turns([*MODELS], (False, True))[::3])
 def test_the_tail_is_the_end_of_the_whole(name, causal):
     settings = replace(MODELS[name], causal=causal)
     model, x = zoo.make_model(settings), inputs_of(settings)

@@ -30,7 +30,6 @@ import polyhead as ph
 from polyhead.tasks import Images, Text
 from polyhead.train import tracking
 from polyhead.analysis import figures
-from polyhead.tasks.fuzzy_logic import baselines
 from polyhead.scale.sweep.engines.ray import Ray
 
 here = pathlib.Path(sys.argv[1])
@@ -40,7 +39,6 @@ for place in (here / part / name for part in ("train", "val") for name in "ab"):
     place.mkdir(parents=True)
     (place / "x.png").write_bytes(b"")
 task, run = ph.tasks.FuzzyLogic(), ph.recipes.RECIPES["fuzzy-hyla"]()
-batch = task.batch("iid", 2, seed=0, step=0)
 
 
 def text(tokenizer, data=str(here / "x.txt")):
@@ -61,7 +59,6 @@ for name, ask in {
     "figures": lambda: figures.save(figures.results({"a": [1.0]}), here / "a.png"),
     "embed": lambda: ph.analysis.embed(np.eye(5)),
     "probe": lambda: ph.analysis.probe(np.eye(8), np.arange(8) % 2, train=slice(0, 4), test=slice(4, 8)),
-    "baselines": lambda: baselines.predictions(batch, library="sklearn"),
     "digits": lambda: Images("digits").batch("train", 2, seed=0, step=0),
     "folder": lambda: Images("folder", folder=str(here), size=8, patch=4).batch("iid", 1, seed=0, step=0),
     "bpe": lambda: text("bpe:300").codec(),
@@ -84,7 +81,6 @@ LINES = {
     "figures": f"figures needs matplotlib: {REPORT}",
     "embed": f"embed needs scikit-learn: {REPORT}",
     "probe": f"probe needs scikit-learn: {REPORT}",
-    "baselines": f"baselines needs scikit-learn: {REPORT}",
     "digits": f"Images: data='digits' needs scikit-learn: {REPORT}",
     "folder": f"Images: data='folder' needs Pillow: {REPORT}",
     "bpe": f"Text: tokenizer='bpe:300' needs tokenizers: {TEXT}",

@@ -86,7 +86,6 @@ def test_no_release_changes_a_batch(task, request):
     assert fingerprint(task.batch("train", 16, seed=0, step=0)) == PINNED[request.node.callspec.params["task"]][1]
 
 
-@pytest.mark.thinned(2)
 def test_a_batch_is_a_function_of_seed_split_and_step(task):
     for split in task.splits:
         first = task.batch(split, 16, seed=0, step=3)
@@ -134,14 +133,6 @@ def test_a_smaller_batch_is_a_prefix_of_a_larger_one(name):
         assert same(part, whole.map(lambda array, size=size: array[:size]))
 
 
-def test_batches_drawn_together_are_the_batches_of_their_seeds(task):
-    for split in task.splits:
-        found = task.batches(split, 5, seeds=[3, 0, 3], step=2)
-        for i, seed in enumerate((3, 0, 3)):
-            assert same(found.map(lambda array, i=i: array[i]), task.batch(split, 5, seed=seed, step=2))
-
-
-@pytest.mark.thinned(2)
 def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
     def drawn(seed):
         torch.manual_seed(seed)
@@ -232,7 +223,6 @@ def test_outputs_of_another_shape_are_an_error_and_not_a_broadcast(task):
             score(wrong.float(), batch)
 
 
-@pytest.mark.thinned(2)
 def test_baselines_repeat_and_ignore_the_default_dtype(task):
     if not hasattr(task, "baselines"):
         return  # there is none for mathematics

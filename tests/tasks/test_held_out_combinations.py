@@ -11,8 +11,8 @@ from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic import task as fuzzy_logic
 
 FUNCTIONS = [
-    *({"held_out": share, "split_seed": seed} for share in (0.3, 0.5, 0.7) for seed in range(8)),
-    *({"held_out": share, "split_seed": seed} for share in (0.85, 0.91) for seed in range(4)),  # 10 and 6 functions
+    {"held_out": 0.3, "split_seed": 1},
+    {"held_out": 0.91, "split_seed": 3},  # 6 functions
     {"variables": 3},
     {"variables": 3, "unknown": 0.5, "held_out": 0.6},
     {"variables": 5, "terms": 3, "held_out": 0.95},
@@ -21,10 +21,11 @@ FUNCTIONS = [
     {"variables": 6, "terms": 2, "held_out": 0.9},
 ]
 MULTISETS = [
-    *({"held_out": share, "split_seed": seed} for share in (0.1, 0.25, 0.5, 0.75, 0.95) for seed in range(4)),
-    *({"split": name, "split_seed": seed} for name in ("legacy", "partitionable") for seed in (0, 1, 2, 2024)),
+    {"held_out": 0.1, "split_seed": 1},
+    {"held_out": 0.95, "split_seed": 2},
+    {"split": "legacy", "split_seed": 2024},
     {"features": 2, "values": 5},
-    *({"features": 2, "held_out": 0.7, "split_seed": seed} for seed in range(8)),  # two orders in three lack a rule
+    {"features": 2, "held_out": 0.7, "split_seed": 1},  # two orders in three lack a rule
     {"features": 3, "grid": 4},
     {"features": 6},
 ]
@@ -41,7 +42,6 @@ def check(task, given, every):
     return found
 
 
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize("setting", FUNCTIONS, ids=str)
 def test_functions_of_fuzzy_logic(setting):
     task = FuzzyLogic(**setting)

@@ -8,24 +8,17 @@ REFUSED = {
     tasks.FuzzyLogic: [
         ({"length": 1}, "length must be int >= 2 but is 1"),
         ({"held_out": 0.0}, "held_out must lie between 0 and 1 but is 0.0"),
-        ({"held_out": 1.0}, "held_out must lie between 0 and 1 but is 1.0"),
         ({"unknown": 1.0}, "unknown must lie between 0 and 1 but is 1.0"),
         ({"unknown": 0.1}, "2 terms a function need as many known and unknown ones.*15 known and 1 unknown"),
-        ({"unknown": 0.95}, "1 known and 15 unknown"),
         ({"held_out": 0.01}, "held_out=0.01 of 66 combinations leaves one split empty"),
         ({"held_out": 0.95}, "held_out=0.95 leaves 4 training functions of 2 terms, too few to cover 12 known terms"),
         ({"variables": 20}, "combinations of 2 in 786432 terms, but at most 2000000 can be listed"),
         ({"split": "legacy", "split_seed": 3}, "split='legacy' exists for split_seed 0, 1, 2, 2024, not for 3"),
         ({"split": "legacy", "variables": 5}, "exists for 4 variables, 2 terms and unknown=0.25, not for 5, 2 and 0.2"),
-        ({"split": "partitionable", "unknown": 0.5}, "split='partitionable' exists for .* not for 4, 2 and 0.5"),
     ],
     tasks.Sraven: [
-        ({"values": 1}, "values must be int >= 2 but is 1"),
         ({"values": 2}, "needs 3 distinct symbols, so values must be at least 3, the grid, but is 2"),
-        ({"grid": 1}, "grid must be int >= 2 but is 1"),
-        ({"held_out": 1.0}, "held_out must lie between 0 and 1 but is 1.0"),
         ({"held_out": 0.999}, "held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
-        ({"features": 2, "held_out": 0.95}, "leaves 2 training multisets of 2 rules, too few to cover all 8 rules"),
         ({"features": 30}, "10295472 multisets of 30 rules, but at most 2000000 can be listed"),
         ({"split": "partitionable", "features": 3}, "split='partitionable' exists for 4 features, not for 3"),
         (
@@ -34,26 +27,21 @@ REFUSED = {
         ),
     ],
     tasks.RelationalGames: [
-        ({"examples": 1}, "examples must be int >= 2 but is 1"),
         ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
     ],
     tasks.ObjectSorting: [
         ({"length": 49}, r"length must be at most 48 \(objects\) but is 49"),
-        ({"length": 1}, "length must be int >= 2 but is 1"),
         ({"length": 2, "examples": 1129}, r"examples must be at most 1128 \(half of all sequences\) but is 1129"),
     ],
     tasks.PairwiseOrder: [
         ({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017"),
-        ({"objects": 3}, "objects must be int >= 4 but is 3"),
         ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
     ],
     tasks.SetCards: [
         ({"examples": 1081}, "examples must be at most 1080"),
-        ({"examples": 1}, "examples must be int >= 2"),
     ],
     tasks.Maths: [
         ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),
-        ({"data": "package"}, "data='package' needs a pool of at least 1 question"),
     ],
     tasks.Images: [
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),
@@ -62,7 +50,6 @@ REFUSED = {
     ],
     tasks.Text: [
         ({"held_out": 0.5}, "held_out must lie between 0 and 0.5"),
-        ({"held_out": 0.0}, "held_out must lie between 0 and 0.5"),
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
         ({"data": "hub:allenai/c4"}, "hub:allenai/c4 needs limit, the bytes of text to take"),
         *(({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'") for name in ("gpt2", "bpe:", "", "hub:")),

@@ -216,13 +216,6 @@ class Task(Checked, abc.ABC):
         """Batch number `step` of `split`: a pure function of (seed, split, step)."""
         return self.sample(split, batch_size, self.generator(split, seed=seed, step=step, device=device))
 
-    def batches(self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: Any = "cpu") -> Batch:
-        """`batch` for each of `seeds`, stacked: inputs (n b t c) and so on.
-
-        A task may override this to draw all at once, with the same values; on a GPU fewer launches are faster.
-        """
-        return Batch.stack([self.batch(split, batch_size, seed=seed, step=step, device=device) for seed in seeds])
-
     def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
         """The random generator of batch number `step` of `split`.  Raises ValueError for a split that it lacks."""
         import torch

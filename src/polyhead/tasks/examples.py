@@ -15,28 +15,34 @@ def training_set(draw: Draw, count: int) -> Tensor:
     """Rows of the kinds 0 to `count` - 1, all distinct.  More than `count` rows must exist."""
     kinds = torch.arange(count)
     rows = draw(kinds)
-    while bool((bad := _repeated(_keys(rows))).any()):
-        rows[bad] = draw(kinds[bad])
+    repeated = _is_repeated(_keys(rows))
+    while repeated.any():
+        rows[repeated] = draw(kinds[repeated])
+        repeated = _is_repeated(_keys(rows))
     return rows
 
 
-def unseen(draw: Draw, kinds: Tensor, seen: Tensor) -> Tensor:
-    """Rows of `kinds` (n) that are not in `seen`."""
-    rows, keys = draw(kinds), _keys(seen)
-    while bool((bad := torch.isin(_keys(rows), keys)).any()):
-        rows[bad] = draw(kinds[bad])
+def unseen(draw: Draw, kinds: Tensor, training_rows: Tensor) -> Tensor:
+    """Rows of `kinds` (n) that are not in `training_rows`."""
+    rows = draw(kinds)
+    training_keys = _keys(training_rows)
+    repeated = torch.isin(_keys(rows), training_keys)
+    while repeated.any():
+        rows[repeated] = draw(kinds[repeated])
+        repeated = torch.isin(_keys(rows), training_keys)
     return rows
 
 
-def distinct(n: int, count: int, among: int, generator: torch.Generator) -> Tensor:
-    """`n` rows of `count` distinct numbers below `among`, all such rows equally likely."""
-    chosen = torch.zeros(n, 0, dtype=torch.long, device=generator.device)
+def distinct(n: int, count: int, limit: int, generator: torch.Generator) -> Tensor:
+    """`n` rows of `count` distinct numbers below `limit`, all such rows equally likely."""
+    rows = torch.zeros(n, 0, dtype=torch.long, device=generator.device)
     for i in range(count):
-        number = torch.randint(among - i, (n,), generator=generator, device=generator.device)
-        for taken in chosen.sort(dim=1).values.unbind(1):  # ascending: `number` counts only untaken numbers
-            number = number + (number >= taken)
-        chosen = torch.cat((chosen, number[:, None]), 1)
-    return chosen
+        number = torch.randint(limit - i, (n,), generator=generator, device=generator.device)
+        # `number` is a rank among the numbers that the row lacks: step over those it has, in ascending order.
+        for previous in rows.sort(dim=1).values.unbind(1):
+            number = number + (number >= previous)
+        rows = torch.cat((rows, number[:, None]), 1)
+    return rows
 
 
 def picks(count: int, n: int, generator: torch.Generator) -> Tensor:
@@ -50,9 +56,9 @@ def _keys(rows: Tensor) -> Tensor:
     return ((rows + 1) * torch.tensor(factors, device=rows.device)).sum(dim=1)
 
 
-def _repeated(keys: Tensor) -> Tensor:
+def _is_repeated(keys: Tensor) -> Tensor:
     """True where the same key occurred earlier."""
     order = keys.argsort(stable=True)
-    again = torch.zeros(len(keys), dtype=torch.bool)
-    again[order[1:]] = keys[order[1:]] == keys[order[:-1]]
-    return again
+    repeated = torch.zeros(len(keys), dtype=torch.bool)
+    repeated[order[1:]] = keys[order[1:]] == keys[order[:-1]]
+    return repeated

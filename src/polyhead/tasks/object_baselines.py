@@ -31,55 +31,40 @@ from torch import Tensor
 from polyhead.config.words import Baseline
 from polyhead.spec.shapes import shaped
 
-KNOWN_PAIRS = Baseline(
-    "Known pairs",
-    "knows no relation, only the pairs of objects that it met in training",
-    by="the pairs of objects it has met",
-    drawn=True,
-    short="pairs",
-)
+KNOWN_PAIRS = Baseline("Known pairs", "knows no relation, only the pairs of objects of training", drawn=True)
 KNOWN_OBJECTS = Baseline(
-    "Known objects",
-    "knows no relation, only the mean place of each object in training",
-    by="one number for each object, where it stood in training",
-    drawn=True,
-    short="objects",
-)
-BY_OBJECT = (
-    "Known objects",
-    "One number for each object, its mean place in training; objects are put into the order of these numbers, so that "
-    "none is compared with another.",
+    "Known objects", "knows no relation, only the mean place of each object in training", drawn=True
 )
 
 
 @shaped
-def ordered_pairs(met: Int[Tensor, "n 2"], asked: Int[Tensor, "b 2"]) -> Float[Tensor, "b"]:
+def ordered_pairs(training: Int[Tensor, "n 2"], pairs: Int[Tensor, "b 2"]) -> Float[Tensor, "b"]:
     """Score of `known_pairs` on an order: 1 if training has the pair or its reverse, else 0.5 for a guess."""
-    numbers = _number(torch.cat((met, met.flip(1))))
-    return 0.5 + 0.5 * torch.isin(_number(asked), numbers).double()
+    numbers = _number(torch.cat((training, training.flip(1))))
+    return 0.5 + 0.5 * torch.isin(_number(pairs), numbers).double()
 
 
 @shaped
-def first_shares(met: Int[Tensor, "n 2"], asked: Int[Tensor, "b 2"], objects: int) -> Float[Tensor, "b"]:
+def first_shares(training: Int[Tensor, "n 2"], pairs: Int[Tensor, "b 2"], objects: int) -> Float[Tensor, "b"]:
     """Score of `known_objects` on an order: 1 if the shares order a pair correctly, 0.5 if they are equal, else 0.
 
     An object's name is its place in the order, so the smaller name comes first.
     """
-    smaller, larger = met.min(dim=1).values, met.max(dim=1).values
-    first, second = (torch.bincount(each, minlength=objects).double() for each in (smaller, larger))
+    first = torch.bincount(training.min(dim=1).values, minlength=objects).double()
+    second = torch.bincount(training.max(dim=1).values, minlength=objects).double()
     share = (first + 1) / (first + second + 2)
-    says = (share[asked[:, 0]] - share[asked[:, 1]]).round(decimals=9).sign()
-    is_so = (asked[:, 1] - asked[:, 0]).sign().double()
-    return 0.5 + 0.5 * says * is_so
+    guess = (share[pairs[:, 0]] - share[pairs[:, 1]]).round(decimals=9).sign()
+    truth = (pairs[:, 1] - pairs[:, 0]).sign().double()
+    return 0.5 + 0.5 * guess * truth
 
 
 @shaped
-def mean_places(met: Int[Tensor, "n t"], objects: int) -> Float[Tensor, "o"]:
+def mean_places(training: Int[Tensor, "n t"], objects: int) -> Float[Tensor, "o"]:
     """`known_objects` for sorting: the mean place (from 0) of each of `objects` in the sequences that contain it."""
-    length = met.shape[1]
-    places = met.argsort(dim=1).argsort(dim=1).double()  # an object's name is its place in the order
-    total = torch.zeros(objects, dtype=torch.double).index_add(0, met.flatten(), places.flatten())
-    count = torch.bincount(met.flatten(), minlength=objects)
+    length = training.shape[1]
+    places = training.argsort(dim=1).argsort(dim=1).double()  # an object's name is its place in the order
+    total = torch.zeros(objects, dtype=torch.double).index_add(0, training.flatten(), places.flatten())
+    count = torch.bincount(training.flatten(), minlength=objects)
     return torch.where(count > 0, total / count.clamp(min=1), (length - 1) / 2)
 
 
@@ -93,24 +78,32 @@ def ascending(values: Float[Tensor, "b t"]) -> Float[Tensor, "b"]:
 
 
 @shaped
-def nearest(vectors: Float[Tensor, "b t c"], known: Float[Tensor, "n c"]) -> Int[Tensor, "b t"]:
-    """The index of the nearest of the `known` vectors."""
-    return torch.cdist(vectors.double(), known.double()).argmin(dim=-1)
+def nearest(vectors: Float[Tensor, "b t c"], objects: Float[Tensor, "n c"]) -> Int[Tensor, "b t"]:
+    """The index of the object that is nearest to each vector."""
+    return torch.cdist(vectors.double(), objects.double()).argmin(dim=-1)
 
 
 @shaped
-def card_pairs(met: Int[Tensor, "n 3"], sets: Float[Tensor, "n"], asked: Int[Tensor, "b 3"]) -> Float[Tensor, "b"]:
+def card_pairs(
+    training: Int[Tensor, "n 3"],
+    labels: Float[Tensor, "n"],
+    triples: Int[Tensor, "b 3"],
+) -> Float[Tensor, "b"]:
     """Answers of `known_pairs` on SET: 1 if it calls a triple (cards by number) a set, 0.5 if it guesses, else 0.
 
-    `sets`: 1 for training triples that are sets.  A training triple is answered from memory.
+    `labels`: 1 for training triples that are sets.  A training triple is answered from memory.
     """
-    taken, own = _number(_pairs(met[sets == 1]).flatten(0, 1)), sets.long()
-    counts = (_number(_pairs(met))[..., None] == taken).sum(dim=-1) - own[:, None]
-    votes = torch.zeros(4, dtype=torch.double).index_add(0, (counts > 0).sum(dim=1), 2 * sets.double() - 1).sign()
-    k = torch.isin(_number(_pairs(asked)), taken).sum(dim=1)
-    memory = (asked.sort(dim=1).values[:, None] == met.sort(dim=1).values).all(dim=-1)
-    known = memory.double() @ (2 * sets.double() - 1)
-    return 0.5 + 0.5 * torch.where(memory.any(dim=1), known.sign(), votes[k])
+    signs = 2 * labels.double() - 1
+    pairs_of_sets = _number(_pairs(training[labels == 1]).flatten(0, 1))
+    # How often each pair of a training triple occurs in the sets, without the triple's own occurrence.
+    counts = (_number(_pairs(training))[..., None] == pairs_of_sets).sum(dim=-1) - labels.long()[:, None]
+    k_of_training = (counts > 0).sum(dim=1)
+    votes = torch.zeros(4, dtype=torch.double).index_add(0, k_of_training, signs).sign()
+    k = torch.isin(_number(_pairs(triples)), pairs_of_sets).sum(dim=1)
+    # Cards in any order are the same triple.
+    equal = (triples.sort(dim=1).values[:, None] == training.sort(dim=1).values).all(dim=-1)
+    remembered = (equal.double() @ signs).sign()
+    return 0.5 + 0.5 * torch.where(equal.any(dim=1), remembered, votes[k])
 
 
 def _pairs(triples: Tensor) -> Tensor:

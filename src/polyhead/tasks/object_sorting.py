@@ -25,8 +25,8 @@ from polyhead.config.checked import Amount, Count, Index, choice
 from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import ACCURACY, CHANCE
-from polyhead.tasks.examples import distinct, picks, training_set, unseen
-from polyhead.tasks.object_baselines import BY_OBJECT, KNOWN_OBJECTS, ascending, mean_places, nearest
+from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
+from polyhead.tasks.object_baselines import KNOWN_OBJECTS, ascending, mean_places, nearest
 from polyhead.tasks.task import Score, advance, check_baselines, check_draw, check_logits, fork, right_tokens, seeded
 
 COUNTS = {"product": 48, "random": 64}
@@ -66,7 +66,6 @@ class ObjectSorting(Task):
         splits={"novel": "disturbed objects"},
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_objects": KNOWN_OBJECTS},
-        terms=(BY_OBJECT,),
     )
 
     def __post_init__(self) -> None:
@@ -111,12 +110,11 @@ class ObjectSorting(Task):
             objects = pool[picks(len(pool), batch_size, draws)]
         else:
             kinds = torch.arange(batch_size, device=device)
-            objects = unseen(lambda rows: distinct(len(rows), self.length, COUNTS[self.objects], draws), kinds, pool)
+            objects = unseen(_drawer(self, draws), kinds, pool)
         source = _vectors(self.objects, self.split_seed, device)[objects]
         if split == "novel":
-            source = source + self.noise * torch.randn(
-                source.shape, generator=draws, device=device, dtype=torch.float32
-            )
+            noise = torch.randn(source.shape, generator=draws, device=device, dtype=torch.float32)
+            source = source + self.noise * noise
         targets = ranks(objects)
         start = torch.full((batch_size, 1), self.length, device=device)
         scored = torch.ones(targets.shape, dtype=torch.bool, device=device)
@@ -151,8 +149,8 @@ class ObjectSorting(Task):
         check_baselines(self, split, sequences)
         batch = self.batch(split, sequences, seed=seed, step=0)
         means = mean_places(_pool(self, torch.device("cpu")), COUNTS[self.objects])
-        named = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
-        in_order = named.take_along_dim(batch.targets, dim=1)
+        objects = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
+        in_order = objects.take_along_dim(batch.targets, dim=1)
         return {
             "chance": Score(1 / math.factorial(self.length), 0.0, 0),
             "known_objects": Score.of(ascending(means[in_order])),
@@ -172,7 +170,8 @@ def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
     if objects == "random":
         shape = (COUNTS["random"], WIDTHS["random"])
         return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
-    first, second = (torch.randn(shape, generator=generator, dtype=torch.float32) for shape in ATTRIBUTES)
+    first = torch.randn(ATTRIBUTES[0], generator=generator, dtype=torch.float32)
+    second = torch.randn(ATTRIBUTES[1], generator=generator, dtype=torch.float32)
     rows = torch.cartesian_prod(torch.arange(len(first)), torch.arange(len(second)))
     return torch.cat((first[rows[:, 0]], second[rows[:, 1]]), dim=1).to(device)
 
@@ -181,5 +180,10 @@ def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
 def _pool(task: ObjectSorting, device: torch.device) -> Tensor:
     """The training set (n t): distinct sequences of objects."""
     generator = seeded(task.split_seed, f"{task.name}/{task.objects}/examples")
-    total = COUNTS[task.objects]
-    return training_set(lambda rows: distinct(len(rows), task.length, total, generator), task.examples).to(device)
+    return training_set(_drawer(task, generator), task.examples).to(device)
+
+
+def _drawer(task: ObjectSorting, generator: torch.Generator) -> Draw:
+    """The function that draws sequences of distinct objects; they have no kinds."""
+    count = COUNTS[task.objects]
+    return lambda kinds: distinct(len(kinds), task.length, count, generator)

@@ -19,7 +19,7 @@ from polyhead.config.checked import Count, Index, choice
 from polyhead.config.words import Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
-from polyhead.tasks.object_baselines import BY_OBJECT, KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
+from polyhead.tasks.object_baselines import KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
 from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, portion, seeded
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
@@ -56,16 +56,15 @@ class PairwiseOrder(Classification):
         splits={"compositional": "unseen pairs"},
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS, "known_objects": KNOWN_OBJECTS},
-        terms=(("Known pairs", "Knows the pairs of training and their reverses, and guesses the others."), BY_OBJECT),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.split == "unordered" and self.objects < 5:  # validation would be empty
             raise ValueError(f"PairwiseOrder: objects must be at least 5 but is {self.objects}")
-        most = len(_pairs(self.objects, self.split, self.split_seed)["train"])
-        if self.examples is not None and self.examples > most:
-            raise ValueError(f"PairwiseOrder: examples must be at most {most} (pairs) but is {self.examples}")
+        count = len(_pairs(self.objects, self.split, self.split_seed)["train"])
+        if self.examples is not None and self.examples > count:
+            raise ValueError(f"PairwiseOrder: examples must be at most {count} (pairs) but is {self.examples}")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -96,11 +95,11 @@ class PairwiseOrder(Classification):
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: inputs (b 2 c), targets (b 1)."""
         check_draw(self, split, batch_size)
-        own = fork(generator, f"{self.name}/{split}")
+        draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
-        pairs = _placed(self, split, own.device)
-        objects = pairs[picks(len(pairs), batch_size, own)]
-        inputs = _vectors(self.objects, self.dim, self.split_seed, own.device)[objects]
+        pairs = _pairs_on_device(self, split, draws.device)
+        objects = pairs[picks(len(pairs), batch_size, draws)]
+        inputs = _vectors(self.objects, self.dim, self.split_seed, draws.device)[objects]
         return batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
@@ -112,9 +111,12 @@ class PairwiseOrder(Classification):
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of learners without relations (object_baselines.py), exact: over all pairs."""
-        met, asked = self.pairs_of("train"), self.pairs_of(split)
-        known = {"known_pairs": ordered_pairs(met, asked), "known_objects": first_shares(met, asked, self.objects)}
-        return super().baselines(split, sequences=sequences) | {name: exact(each) for name, each in known.items()}
+        training = self.pairs_of("train")
+        pairs = self.pairs_of(split)
+        scores = super().baselines(split, sequences=sequences)
+        scores["known_pairs"] = exact(ordered_pairs(training, pairs))
+        scores["known_objects"] = exact(first_shares(training, pairs, self.objects))
+        return scores
 
 
 @functools.lru_cache(maxsize=16)
@@ -126,15 +128,18 @@ def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
         pairs = torch.cat((pairs, pairs.flip(1)))
     pairs = pairs[torch.randperm(len(pairs), generator=generator)]
     cuts = [portion(share, len(pairs)) for share in SHARES]
-    parts = pairs.tensor_split(cuts)
-    if split == "unordered":
-        both = [torch.stack((part, part.flip(1)), 1).flatten(0, 1) for part in parts]
-        parts = tuple(part[torch.randperm(len(part), generator=generator)] for part in both)
-    return dict(zip(("train", "validation", "compositional"), parts, strict=True))
+    parts = {}
+    for name, part in zip(("train", "validation", "compositional"), pairs.tensor_split(cuts), strict=True):
+        if split == "unordered":
+            # Each pair stands beside its reverse; shuffled, so that any number of examples mixes both.
+            part = torch.stack((part, part.flip(1)), 1).flatten(0, 1)
+            part = part[torch.randperm(len(part), generator=generator)]
+        parts[name] = part
+    return parts
 
 
 @functools.lru_cache(maxsize=16)
-def _placed(task: PairwiseOrder, split: str, device: torch.device) -> Tensor:
+def _pairs_on_device(task: PairwiseOrder, split: str, device: torch.device) -> Tensor:
     return task.pairs_of(split).to(device)
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
-from typing import IO
 
 from torch import Tensor
 
@@ -25,28 +24,41 @@ def fingerprint(parts: Iterable[Tensor | str]) -> str:
 
 
 def keep(
-    caller: str, folder: Folder, data: str, found: str, text: Mapping[str, Mapping[str, object]] | None = None
+    caller: str,
+    folder: Folder,
+    data: str,
+    data_digest: str,
+    text: Mapping[str, Mapping[str, object]] | None = None,
 ) -> None:
-    """Write the name `data` and the fingerprint `found` to `folder`/data.json, and all of `text`.
+    """Write the name `data`, its fingerprint and all of `text` to `folder`/data.json.
 
     text: of a text, its "tokenizer", which has a "digest", and its "splits".
     Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
     """
-    root, path = pathlib.Path(folder), pathlib.Path(folder) / RECORD
-    recorded = {"data": found} if text is None else {"text": found, "tokenizer": text["tokenizer"]["digest"]}
+    path = pathlib.Path(folder) / RECORD
+    content = {"data": data, "fingerprint": data_digest, **(text or {})}
     if path.exists():
-        try:
-            before = json.loads(path.read_bytes())
-            known = [before["fingerprint"], *([] if text is None else [before["tokenizer"]["digest"]])]
-        except (ValueError, RecursionError, KeyError, TypeError) as error:
-            way_on = f"delete it if the {'data are' if text is None else 'text is'} the same as before"
-            raise ValueError(f"{caller}: {path} cannot be read ({' '.join(str(error).split())}); {way_on}") from None
-        for (part, now), then in zip(recorded.items(), known, strict=True):
-            if then != now:
-                other = "other data" if part == "data" else f"another {part}"
-                raise ValueError(f"{caller}: {root} was begun with {other} of {data} ({then}, not {now})")
-    about = {"data": data, "fingerprint": found, **(text or {})}
-    write(path, json.dumps(about, indent=2).encode() + b"\n")
+        _check_same(caller, path, content)
+    write(path, json.dumps(content, indent=2).encode() + b"\n")
+
+
+def _check_same(caller: str, path: pathlib.Path, content: Mapping[str, object]) -> None:
+    """Raise a ValueError unless the recorded fingerprint, and the tokenizer of a text, are those of `content`."""
+    digests = []
+    try:
+        recorded = json.loads(path.read_bytes())
+        if "tokenizer" in content:
+            digests.append(("another text", recorded["fingerprint"], content["fingerprint"]))
+            digests.append(("another tokenizer", recorded["tokenizer"]["digest"], content["tokenizer"]["digest"]))  # type: ignore[index]
+        else:
+            digests.append(("other data", recorded["fingerprint"], content["fingerprint"]))
+    except (ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{caller}: {path} cannot be read ({reason}); delete it if the data are the same") from None
+    for difference, before, now in digests:
+        if before != now:
+            name = content["data"]
+            raise ValueError(f"{caller}: {path.parent} was begun with {difference} of {name} ({before}, not {now})")
 
 
 def write(path: pathlib.Path, data: bytes) -> None:
@@ -54,11 +66,6 @@ def write(path: pathlib.Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as handle:
         handle.write(data)
-        sync(handle)
+        handle.flush()
+        os.fsync(handle.fileno())
     part.replace(path)
-
-
-def sync(handle: IO[bytes]) -> None:
-    """Flush an open file to disk."""
-    handle.flush()
-    os.fsync(handle.fileno())

@@ -62,12 +62,6 @@ class SetCards(Classification):
         splits={"compositional": "unseen triples"},
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
-        terms=(
-            (
-                "Known pairs",
-                "Knows the pairs of cards in training sets. No other set contains them, which excludes triples.",
-            ),
-        ),
     )
 
     def __post_init__(self) -> None:
@@ -96,18 +90,20 @@ class SetCards(Classification):
         if check_split(self, split) == "train":
             half = (self.examples + 1) // 2
             return torch.stack((others[:half], sets[:half]), 1).flatten(0, 1)[: self.examples]
-        first = SETS - HELD + (VALIDATION if split == "compositional" else 0)
-        last = SETS if split == "compositional" else SETS - HELD + VALIDATION
+        # The held-out half of the sets: first those of validation, then those of the test.
+        first, last = SETS - HELD, SETS - HELD + VALIDATION
+        if split == "compositional":
+            first, last = last, SETS
         return torch.stack((others[first:last], sets[first:last]), 1).flatten(0, 1)
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: inputs (b 3 12), targets (b 1)."""
         check_draw(self, split, batch_size)
-        own = fork(generator, f"{self.name}/{split}")
+        draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
-        cards = _dealt(self, split, own.device)  # (n 3 4)
-        rows = picks(len(cards), batch_size, own)
-        order = torch.tensor(ORDERS, device=own.device)[picks(len(ORDERS), batch_size, own)]
+        cards = _cards_of_split(self, split, draws.device)  # (n 3 4)
+        rows = picks(len(cards), batch_size, draws)
+        order = torch.tensor(ORDERS, device=draws.device)[picks(len(ORDERS), batch_size, draws)]
         drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)
         inputs = F.one_hot(drawn, 3).flatten(2).float()
         return batch_of(inputs, is_set(drawn), {"cards": drawn, "agree": _agree(drawn)})
@@ -121,10 +117,12 @@ class SetCards(Classification):
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Scores of guessing and of a learner without the rule (object_baselines.py), exact: over all triples."""
-        met, asked = self.triples("train"), self.triples(split)
-        says = card_pairs(met, _labels(met), asked)
-        known = exact(1 - (says - _labels(asked)).abs())
-        return super().baselines(split, sequences=sequences) | {"known_pairs": known}
+        training = self.triples("train")
+        triples = self.triples(split)
+        answers = card_pairs(training, _labels(training), triples)
+        scores = super().baselines(split, sequences=sequences)
+        scores["known_pairs"] = exact(1 - (answers - _labels(triples)).abs())
+        return scores
 
 
 @shaped
@@ -154,6 +152,6 @@ def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
 
 
 @functools.lru_cache(maxsize=16)
-def _dealt(task: SetCards, split: str, device: torch.device) -> Tensor:
+def _cards_of_split(task: SetCards, split: str, device: torch.device) -> Tensor:
     """The triples of a split as attributes (n 3 4)."""
     return torch.tensor(CARDS)[task.triples(split)].to(device)

@@ -1,7 +1,6 @@
 """Shared by tasks: named random streams within a draw, random splits, checks of splits and outputs, baseline scores."""
 
 import hashlib
-import importlib
 import importlib.resources
 import json
 import math
@@ -10,7 +9,6 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -50,11 +48,6 @@ def token_guesses(outputs: Tensor | LazyLogitsLike) -> Tensor:
     return guess.masked_fill(best.isnan(), -1)
 
 
-def beside(task: str, file: str) -> ModuleType:
-    """The module `file` in the folder of `task`, imported when needed, because the baselines import the task."""
-    return importlib.import_module(f"{task.rpartition('.')[0]}.{file}")
-
-
 @dataclass(frozen=True)
 class Score:
     """A metric over `count` sequences: its mean and the standard error of that mean.
@@ -75,16 +68,21 @@ class Score:
         sqrt(n / (n - 1) Σ w² (x - mean)²) / Σ w.  Cochran 1977, section 6.4.
         """
         values = values.double()
+        count = len(values)
         if amounts is not None and amounts.shape != values.shape:  # they would be broadcast
             raise ValueError(f"Score: amounts must be {tuple(values.shape)} but are {tuple(amounts.shape)}")
-        if amounts is None or (amounts == amounts[:1]).all():  # to the last bit the plain mean
-            mean, spread = values.mean(), values.std(correction=1) if len(values) > 1 else values.new_tensor(math.nan)
+        if amounts is None or (amounts == amounts[:1]).all():
+            # Equal amounts give the plain mean to the last bit.
+            mean = values.mean()
+            deviations = values - mean
         else:
-            parts = amounts.double() / amounts.double().mean()
-            mean = (parts * values).mean()
-            off = (parts * (values - mean)).square().sum()
-            spread = (off / (len(values) - 1)).sqrt() if len(values) > 1 else off * math.nan
-        return cls(mean.item(), spread.item() / len(values) ** 0.5, len(values), identified)
+            weights = amounts.double() / amounts.double().mean()
+            mean = (weights * values).mean()
+            deviations = weights * (values - mean)
+        standard_error = math.nan  # a single value has none
+        if count > 1:
+            standard_error = (deviations.square().sum() / (count - 1)).sqrt().item() / count**0.5
+        return cls(mean.item(), standard_error, count, identified)
 
     @classmethod
     def over(cls, scores: Sequence["Score"]) -> "Score":
@@ -97,12 +95,20 @@ class Score:
         """
         if len(scores) == 1:
             return scores[0]
-        k, mean = len(scores), sum(score.mean for score in scores) / len(scores)
-        spread = sum((score.mean - mean) ** 2 for score in scores) / (k - 1)
-        noise = sum(score.standard_error**2 for score in scores) / k
-        shares = [score.identified for score in scores if score.identified is not None]
-        identified = sum(shares) / k if len(shares) == k else None
-        return cls(mean, math.sqrt(max(spread, noise) / k), sum(score.count for score in scores), identified)
+        k = len(scores)
+        mean = sum(score.mean for score in scores) / k
+        between, within, count = 0.0, 0.0, 0
+        shares = []
+        for score in scores:
+            between += (score.mean - mean) ** 2 / (k - 1)
+            within += score.standard_error**2 / k
+            count += score.count
+            if score.identified is not None:
+                shares.append(score.identified)
+        identified = None
+        if len(shares) == k:
+            identified = sum(shares) / k
+        return cls(mean, math.sqrt(max(between, within) / k), count, identified)
 
 
 def check_split(task: Task, split: str) -> str:
@@ -143,7 +149,10 @@ def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tenso
 def right_tokens(logits: Tensor, targets: Tensor, element: str) -> dict[str, Tensor]:
     """For each sequence (b): `accuracy`, 1 if the largest logit is the target everywhere, and `element`, its share."""
     right = token_guesses(logits) == targets
-    return {"accuracy": right.all(dim=-1).to(logits.dtype), element: right.to(logits.dtype).mean(dim=-1)}
+    return {
+        "accuracy": right.all(dim=-1).to(logits.dtype),
+        element: right.to(logits.dtype).mean(dim=-1),
+    }
 
 
 def seeded(seed: int, name: str) -> torch.Generator:
@@ -173,13 +182,11 @@ def located(folder: str) -> str:
 
     Raises ValueError for a path in the home folder of a user who has none.
     """
-    path, folder = folder, os.path.expanduser(folder)
-    if path == folder and path.startswith("~") and path[1:2] in ("", os.sep):  # a folder of that name would be made
-        raise ValueError(f"folder {path}: this user has no home folder (set HOME)")
-    try:
-        return os.path.abspath(folder)
-    except OSError:  # the working directory was deleted
-        return folder
+    expanded = os.path.expanduser(folder)
+    # Without a home folder `~` stays as it is, and a folder of that name would be created.
+    if expanded == folder and (folder == "~" or folder.startswith("~" + os.sep)):
+        raise ValueError(f"folder {folder}: this user has no home folder (set HOME)")
+    return os.path.abspath(expanded)
 
 
 def portion(fraction: float, count: int) -> int:
@@ -189,8 +196,12 @@ def portion(fraction: float, count: int) -> int:
 
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     """A random permutation from `random.random()` alone, the only method that Python guarantees to be stable."""
-    key = random.Random(seed).random
-    return [item for _, item in sorted(((key(), item) for item in items), key=lambda pair: pair[0])]
+    generator = random.Random(seed)
+    keyed = []
+    for item in items:
+        keyed.append((generator.random(), item))
+    keyed.sort(key=lambda pair: pair[0])
+    return [item for _, item in keyed]
 
 
 # ---------------------------------------------------------------------------------------------- held-out combinations

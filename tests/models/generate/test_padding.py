@@ -33,8 +33,7 @@ def compare(model, logits, x, real):
         assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize(("heads", "positions"), zoo.turns([*MODELS], [*zoo.POSITIONS]))
+@pytest.mark.parametrize(("heads", "positions"), zoo.turns([*MODELS], [*zoo.POSITIONS])[::3])
 @torch.no_grad()
 def test_padded_rows_equal_single_ones(heads, positions):
     model = make(heads, positions=zoo.POSITIONS[positions])
@@ -69,8 +68,7 @@ GROUPED = ph.TransformerConfig(
 )
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize(("name", "window"), [(name, window) for name in zoo.FEW for window in (1, 4)])
+@pytest.mark.parametrize(("name", "window"), zoo.turns([*zoo.FEW], (1, 4)))
 @torch.no_grad()
 def test_decoding_is_exact_and_its_memory_bounded(name, window):
     model, x = zoo.make_model(replace(WINDOWS[name], window=window)), torch.randint(12, (2, 24))

@@ -9,7 +9,7 @@ import torch
 from sraven_rules import obeys
 
 from polyhead.tasks import Sraven
-from polyhead.tasks.sraven.ambiguity import ambiguity, ambiguous, bayes, causes
+from polyhead.tasks.sraven.ambiguity import ambiguity, ambiguous, bayes
 
 
 def panels_of(task, count, split="train"):
@@ -65,9 +65,7 @@ def by_hand(panel, task, definition, distinct):
 
 
 SETTINGS = [
-    {"features": 2, "values": 5},
     {"features": 3, "values": 4},
-    {"features": 3, "values": 3},
     {"features": 2, "values": 4, "grid": 4},
     {"features": 3, "values": 4, "grid": 2},
     {"features": 3, "values": 3, "permuted": False},
@@ -75,7 +73,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-@pytest.mark.parametrize(("definition", "distinct"), [("code", False), ("text", False), ("text", True), ("code", True)])
+@pytest.mark.parametrize(("definition", "distinct"), [("code", False), ("text", True)])
 def test_ambiguity_is_what_listing_all_permutations_finds(setting, definition, distinct):
     task = Sraven(**setting)
     panels = panels_of(task, 60)
@@ -90,7 +88,7 @@ def test_many_instances_at_once_are_as_many_alone():
     task = Sraven(values=4)
 
     def found(panels):
-        return ambiguous(panels, task), causes(panels, task), *bayes(panels, task)
+        return ambiguous(panels, task), *bayes(panels, task)
 
     panels = panels_of(task, 1100)
     parts = zip(*map(found, panels.split(300)), strict=True)
@@ -181,21 +179,13 @@ def test_table_a2(values, code, text, ceiling):
     assert {score.count for score in found.values()} == {4096}
 
 
-def test_ambiguity_repeats_and_depends_on_seed_and_split():
-    task = Sraven(values=4)
-    first = ambiguity(task, 300)
-    assert ambiguity(task, 300) == first
-    assert ambiguity(task, 300, seed=1) != first
-    assert ambiguity(task, 300, split="iid") != first
-
-
 def test_bad_input():
     task, panels = Sraven(), panels_of(Sraven(), 2)
     for call, message in (
         (lambda: ambiguity(task, 10, split="ood"), "Sraven: unknown split 'ood'"),
         (lambda: ambiguity(task, 0), "ambiguity: instances must be at least 1 but is 0"),
         (lambda: ambiguous(panels, task, "txt"), r"ambiguous: unknown definition 'txt'; did you mean 'text'\?"),
-        (lambda: causes(panels, Sraven(features=7)), "Sraven: 7 features on a grid of 3 have 25401600 correspondences"),
+        (lambda: bayes(panels, Sraven(features=7)), "Sraven: 7 features on a grid of 3 have 25401600 correspondences"),
         (lambda: bayes(panels, Sraven(values=20_000)), "Sraven: 4 features of 20000 values have .* too many to number"),
         (lambda: bayes(panels.flatten(1), task), r"bayes: panels must be \(b g g m\)"),
     ):

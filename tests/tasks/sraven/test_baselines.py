@@ -11,6 +11,7 @@ from polyhead.tasks import Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
 from polyhead.tasks.sraven.ambiguity import bayes
 from polyhead.tasks.sraven.baselines import copy_left, evidence, hits, known_combinations, same_slot, symbol_counts
+from polyhead.tasks.sraven.task import draw_instances
 
 NAMES = ["chance", "copy_left", "symbol_counts", "same_slot", "known_combinations", "ceiling"]
 
@@ -82,18 +83,11 @@ def test_a_symbol_counts_in_its_slot_and_in_all():
     assert symbol_counts(panels, weights, 4).tolist() == [[0, 2]]
 
 
-def test_symbol_counts_are_those_of_training_tasks():
-    """Without permuted columns the statistics of known rules help with their combinations, little with others."""
-    task = Sraven(features=2, values=5, permuted=False)
-    seen, new = (task.baselines(split, sequences=1000)["symbol_counts"].mean for split in ("iid", "compositional"))
-    assert 0.1 < seen < 0.2
-    assert new < 0.03
-
-
 def test_remembered_combinations_explain_only_their_own_and_copy_elsewhere():
     seed = next(s for s in range(99) if [0, 0] in Sraven(features=2, split_seed=s).rules("compositional").tolist())
     task = Sraven(features=2, split_seed=seed)
-    panels = task.of_rules(torch.zeros(400, 2, dtype=torch.long), torch.Generator().manual_seed(0)).latents["panels"]
+    rules = torch.zeros(400, 2, dtype=torch.long)
+    _, _, panels = draw_instances(task, rules, torch.Generator().manual_seed(0))
     strange = bayes(panels, task, rules=task.rules("train"))[1] == 0
     copied = hits(copy_left(panels), panels)
     assert strange.sum() > 350
@@ -102,7 +96,7 @@ def test_remembered_combinations_explain_only_their_own_and_copy_elsewhere():
 
 
 # ------------------------------------------------------------------------------------------ counts
-@pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
+@pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 4), (3, 2)])
 def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features, grid):
     every = list(itertools.permutations(range(features)))
     found = set()
@@ -113,32 +107,11 @@ def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features
     assert sraven_counts.tasks(features, grid).exact == len(found)
 
 
-def every_instance(values, grid):
-    """Of two features: all (task, panels) and all panels, by listing them."""
-    rows = list(itertools.product(range(values), repeat=grid))
-    grids = [[g for g in itertools.product(rows, repeat=grid) if obeys(g, rule, values=values)] for rule in range(8)]
-    pairs, panels = set(), set()
-    for rules in itertools.product(range(8), repeat=2):
-        for first, second in itertools.product(grids[rules[0]], grids[rules[1]]):
-            for swaps in itertools.product((False, True), repeat=grid - 1):
-                slots = (False, *swaps)
-                shown = tuple(
-                    (second[r][c], first[r][c]) if slots[c] else (first[r][c], second[r][c])
-                    for r in range(grid)
-                    for c in range(grid)
-                )
-                pairs.add((rules, swaps, shown))
-                panels.add(shown)
-    return len(pairs), len(panels)
-
-
-@pytest.mark.parametrize("values", [2, 3])
-def test_instances_are_counted_by_listing_them(values):
-    pairs, panels = every_instance(values, 2)
-    assert sraven_counts.instances(2, values, 2).exact == pairs
-    share = sraven_counts.distinct(2, values, 2, samples=8192)
-    assert abs(share.mean * pairs - panels) < 4 * share.standard_error * pairs
-    assert panels < pairs
+@pytest.mark.parametrize("rule", range(8))
+def test_grids_are_counted_by_listing_them(rule):
+    rows = itertools.product(range(3), repeat=2)
+    grids = itertools.product(rows, repeat=2)
+    assert sraven_counts.feature_grids(rule, 3, 2) == sum(obeys(grid, rule, values=3) for grid in grids)
 
 
 def test_the_papers_numbers():
@@ -147,16 +120,3 @@ def test_the_papers_numbers():
     grids = [sraven_counts.feature_grids(rule, 5) for rule in range(8)]
     wanted = sum(a * b for i, a in enumerate(grids) for b in grids[i:])
     assert sraven_counts.instances(2, 5).paper == wanted * (math.factorial(2) ** 2 - 2)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sraven_counts.tasks(0), "counts: features must be at least 1 but is 0"),
-        (lambda: sraven_counts.tasks(2, 1), "counts: grid must be at least 2 but is 1"),
-        (lambda: sraven_counts.instances(2, 2), "instances: values must be at least 3, the grid, but is 2"),
-    ],
-)
-def test_numbers_that_make_no_sense(call, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        call()

@@ -10,12 +10,13 @@ from sraven_rules import obeys, violations
 
 from polyhead.tasks import Sraven
 from polyhead.tasks.sraven.counts import feature_grids
-from polyhead.tasks.sraven.task import RULES, permute
+from polyhead.tasks.sraven.task import RULES, draw_instances, permute
 
 
 def draw(rules, count, **fields):
+    """Permutations and panels."""
     task = Sraven(features=len(rules), **fields)
-    return task.of_rules(torch.tensor([rules]).expand(count, -1), torch.Generator().manual_seed(0))
+    return draw_instances(task, torch.tensor([rules]).expand(count, -1), torch.Generator().manual_seed(0))[1:]
 
 
 # ------------------------------------------------------------------------------------------ the original code
@@ -30,15 +31,12 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
 
 
 # ------------------------------------------------------------------------------------------ the generator
-@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     "setting",
     [
         {},
-        {"values": 3},
         {"permuted": False},
         {"features": 2, "grid": 2},
-        {"features": 3, "grid": 4, "values": 5},
         {"features": 2, "grid": 5, "values": 11},
         {"values": 4, "reject_ambiguous": "text"},
     ],
@@ -60,12 +58,11 @@ def every_grid(rule, values):
     return set(itertools.product(fitting, repeat=3))
 
 
-@pytest.mark.thinned(3)
-@pytest.mark.parametrize(("rule", "values"), [*((rule, 3) for rule in range(8)), (7, 4)])
+@pytest.mark.parametrize(("rule", "values"), [(3, 3), (5, 3), (6, 3), (7, 4)])
 def test_all_grids_of_a_rule_are_equally_likely(rule, values):
     """Each as often as chance has it: of two features, so that neither is made of the other."""
-    batch = draw((rule, rule), 45_000, values=values, permuted=False)
-    grids = batch.latents["panels"].permute(0, 3, 1, 2).flatten(0, 1).flatten(1)
+    _, panels = draw((rule, rule), 45_000, values=values, permuted=False)
+    grids = panels.permute(0, 3, 1, 2).flatten(0, 1).flatten(1)
     wanted = {tuple(itertools.chain(*grid)) for grid in every_grid(rule, values)}
     kinds, counts = grids.unique(dim=0, return_counts=True)
     assert set(map(tuple, kinds.tolist())) == wanted
@@ -78,9 +75,8 @@ def test_all_grids_of_a_rule_are_equally_likely(rule, values):
 
 @pytest.mark.parametrize("rule", [5, 7])
 def test_symbols_do_not_depend_on_the_permutations(rule):
-    batch = draw((rule,) * 3, 20_000)
-    order = batch.latents["permutations"]
-    symbols = permute(batch.latents["panels"], order.argsort(dim=-1))
+    order, panels = draw((rule,) * 3, 20_000)
+    symbols = permute(panels, order.argsort(dim=-1))
     columns = torch.cat((order.flatten(1), symbols.flatten(1)), dim=1).double()
     between = torch.corrcoef(columns.T)[: order[0].numel(), order[0].numel() :]
     assert between.abs().max() < 5 / 20_000**0.5

@@ -75,8 +75,8 @@ def test_rules_and_permutations_are_uniform_and_independent():
 
 
 # ------------------------------------------------------------------------------------------ rejection
-@pytest.mark.parametrize(("definition", "values"), [("code", 4), ("text", 4), ("text", 8)])
-@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize(("definition", "values"), [("code", 4), ("text", 8)])
+@pytest.mark.parametrize("split", ["train", "compositional"])
 def test_ambiguous_instances_are_drawn_anew_and_no_others(definition, values, split):
     task = Sraven(values=values, reject_ambiguous=definition)
     plain = dataclasses.replace(task, reject_ambiguous=None)
@@ -92,19 +92,7 @@ def test_rules_that_are_always_ambiguous_are_an_error_not_an_endless_loop(monkey
     monkeypatch.setattr(sraven, "TRIES", 5)
     task = Sraven(features=2, values=8, grid=2, reject_ambiguous="text")  # one row shown whole says too little
     with pytest.raises(ValueError, match=r"^Sraven: 5 draws gave no instance without ambiguity by definition 'text'"):
-        task.of_rules(torch.full((64, 2), 7), generator())
-
-
-# ------------------------------------------------------------------------------------------ given rules
-def test_instances_of_given_rules():
-    rules = torch.tensor([[7, 0, 3, 3], [1, 1, 1, 1]])
-    batch = Sraven().of_rules(rules, generator())
-    assert batch.latents["rules"].tolist() == [[0, 3, 3, 7], [1, 1, 1, 1]]
-    assert (Sraven().of_rules(rules, generator()).targets == batch.targets).all()
-    assert rules.tolist() == [[7, 0, 3, 3], [1, 1, 1, 1]]
-    for wrong in (torch.tensor([[0, 1, 2]]), torch.tensor([[0, 1, 2, 8]]), torch.tensor([[-1, 1, 2, 3]])):
-        with pytest.raises(ValueError, match=r"^of_rules: rules must be 4 numbers from 0 to 7 an instance"):
-            Sraven().of_rules(wrong, generator())
+        task.batch("train", 64, seed=0, step=0)
 
 
 # ------------------------------------------------------------------------------------------ loss and metrics

@@ -16,7 +16,6 @@ from polyhead.analysis.probe import Row, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
 from polyhead.analysis.verdicts import difference
 from polyhead.config import Task, TransformerConfig
-from polyhead.config.words import Parts
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, seed_score
 from polyhead.pages.report.section import Gallery, Section, Table, slug, with_error
@@ -36,8 +35,6 @@ CODE_NAMES = {
     "permuted": "the donor's, heads permuted",
     "zero": "zero",
 }
-# The words for tasks that do not name their parts.
-PARTS = Parts("part", read="each part", maps="Each point is the code of one query attending to itself.")
 
 
 @dataclass(frozen=True)
@@ -131,14 +128,14 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
     """All sections on latent codes that the checkpoints allow."""
     if not analyses:
         return []
-    parts = analyses[0].group.task.words.parts or PARTS
+    part = analyses[0].group.task.words.part
     firsts: dict[str, Analysis] = {}
     for analysis in analyses:
         firsts.setdefault(analysis.group.label, analysis)
     probes = Section(
         "probes",
-        f"Can the {parts.name}s be read off the latent code?",
-        f"A logistic regression reads {parts.read} off the latent code of the last token. It is fitted on {PROBED:,} "
+        f"Can the {part}s be read off the latent code?",
+        f"A logistic regression reads each {part} off the latent code of the last token. It is fitted on {PROBED:,} "
         f"sequences of training tasks and scored on {PROBED:,} of unseen combinations.",
         note="fixed: all sequences share one query; alone: one context; varies: every sequence has its own. "
         "Chance is the score of the same regression, fitted on permuted labels.",
@@ -146,7 +143,7 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
     clusters = Section(
         "clusters",
         "What do the clusters of codes follow?",
-        f"The share of each code's {NEIGHBOURS} nearest codes that have the same label. {parts.compare}",
+        f"The share of each code's {NEIGHBOURS} nearest codes that have the same label.",
         note="Chance is the share among all pairs of sequences.",
     )
     sections = [
@@ -158,7 +155,11 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
         sections.append(_swaps_section(analyses, gallery))
     if any("rule" in code_map.labels for analysis in firsts.values() for code_map in analysis.maps):
         sections.append(_rules_section(firsts, gallery))
-    sections.append(Section("maps", "Maps of the latent code", parts.maps.format(count=POINTS)))
+    explanation = (
+        f"Each point is the code of the last token attending to itself, in one of {POINTS:,} sequences of unseen "
+        f"combinations. Clusters that follow the {part} rather than the target mean that the code says what to compute."
+    )
+    sections.append(Section("maps", "Maps of the latent code", explanation))
     sections[-1].details = map_details(firsts.values(), gallery)
     return sections
 

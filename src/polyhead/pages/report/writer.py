@@ -175,9 +175,6 @@ def _terms(results: Results) -> list[tuple[str, str]]:
     for name in results.baselines:
         if name in words.baselines:
             terms.append((words.baselines[name].label, words.baselines[name].does))
-    terms += words.terms
-    if words.parts is not None:
-        terms += words.parts.terms
     terms.append(("Latent code", "The attention scores of a query-key pair after normalisation: one number per head."))
     return terms
 

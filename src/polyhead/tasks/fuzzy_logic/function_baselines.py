@@ -43,45 +43,54 @@ def predictions(task: FuzzyLogic, batch: Batch) -> dict[str, Float[Tensor, "b"]]
     if len(rows) > LISTED_FUNCTIONS:
         return {}
     width, penalty = settings(task)
-    parts: dict[str, list[Tensor]] = {"recall": [], "mix": []}
+    recalled, mixed = [], []
     for tokens in batch.inputs.split(_at_once(task, len(rows))):
-        known, y = values(tokens[..., :-1], rows), tokens[:, :-1, -1].double()
-        parts["recall"].append(recall(known, y, width))
-        parts["mix"].append(mix(known, y, penalty))
-    return {name: torch.cat(answers) for name, answers in parts.items()}
+        functions = values(tokens[..., :-1], rows)
+        y = tokens[:, :-1, -1].double()
+        recalled.append(recall(functions, y, width))
+        mixed.append(mix(functions, y, penalty))
+    return {"recall": torch.cat(recalled), "mix": torch.cat(mixed)}
 
 
 @shaped
 def values(x: Float[Tensor, "b t c"], rows: Int[Tensor, "n k"]) -> Float[Tensor, "b t n"]:
     """f_i(x) in float64 of the functions with terms `rows`, at every input; the query is last."""
-    used, places = rows.to(x.device).unique(return_inverse=True)
+    # Each term is computed once, and a function is the maximum of its terms.
+    used, columns = rows.to(x.device).unique(return_inverse=True)
     terms = torch.stack([zadeh(x, term.expand(len(x), 1)) for term in used], dim=-1)
-    found = terms[..., places[:, 0]]
-    for place in places.T[1:]:
-        found = torch.maximum(found, terms[..., place])
-    return found.double()
+    maximum = terms[..., columns[:, 0]]
+    for column in columns.T[1:]:
+        maximum = torch.maximum(maximum, terms[..., column])
+    return maximum.double()
 
 
 @shaped
 def recall(
-    known: Float[Tensor, "b t n"], y: Float[Tensor, "b s"], width: float, without: Bool[Tensor, "b n"] | None = None
+    functions: Float[Tensor, "b t n"],
+    y: Float[Tensor, "b s"],
+    width: float,
+    without: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b"]:
     """Σ_i w_i f_i(query); `without`: functions to leave out."""
-    distance = (known[:, :-1] - y[..., None]).square().sum(dim=1)
+    distance = (functions[:, :-1] - y[..., None]).square().sum(dim=1)
     if without is not None:
         distance = distance.masked_fill(without, torch.inf)
-    return (torch.softmax(-distance / (2 * width**2), dim=-1) * known[:, -1]).sum(dim=-1)
+    return (torch.softmax(-distance / (2 * width**2), dim=-1) * functions[:, -1]).sum(dim=-1)
 
 
 @shaped
 def mix(
-    known: Float[Tensor, "b t n"], y: Float[Tensor, "b s"], penalty: float, without: Bool[Tensor, "b n"] | None = None
+    functions: Float[Tensor, "b t n"],
+    y: Float[Tensor, "b s"],
+    penalty: float,
+    without: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b"]:
     """φ' Φ' (Φ Φ' + penalty I)⁻¹ y; `without`: functions to leave out."""
     if without is not None:
-        known = known.masked_fill(without[:, None], 0.0)
-    context, query = known[:, :-1], known[:, -1:]
-    gram = context @ context.mT + penalty * torch.eye(context.shape[1], dtype=known.dtype, device=known.device)
+        functions = functions.masked_fill(without[:, None], 0.0)
+    context, query = functions[:, :-1], functions[:, -1:]
+    identity = torch.eye(context.shape[1], dtype=functions.dtype, device=functions.device)
+    gram = context @ context.mT + penalty * identity
     weights = torch.cholesky_solve(y[..., None], torch.linalg.cholesky(gram))
     return (query @ context.mT @ weights)[:, 0, 0]
 
@@ -94,14 +103,16 @@ def settings(task: FuzzyLogic) -> tuple[float, float]:
         return WIDTHS[0], PENALTIES[0]
     batch = task.batch("validation", CHOSEN_ON, seed=0, step=0)
     errors = torch.zeros(2, len(WIDTHS), dtype=torch.float64)
-    size = _at_once(task, len(rows))
-    parts = (array.split(size) for array in (batch.inputs, batch.targets, batch.latents["terms"]))
-    for tokens, target, own in zip(*parts, strict=True):
-        known, y, wanted = values(tokens[..., :-1], rows), tokens[:, :-1, -1].double(), target[:, -1, 0].double()
-        without = (own[:, None] == rows).all(dim=-1)
+    for indices in torch.arange(CHOSEN_ON).split(_at_once(task, len(rows))):
+        tokens = batch.inputs[indices]
+        functions = values(tokens[..., :-1], rows)
+        y = tokens[:, :-1, -1].double()
+        answer = batch.targets[indices, -1, 0].double()
+        # Leave out the function that made the sequence.
+        without = (batch.latents["terms"][indices, None] == rows).all(dim=-1)
         for i, (width, penalty) in enumerate(zip(WIDTHS, PENALTIES, strict=True)):
-            errors[0, i] += (recall(known, y, width, without) - wanted).square().sum()
-            errors[1, i] += (mix(known, y, penalty, without) - wanted).square().sum()
+            errors[0, i] += (recall(functions, y, width, without) - answer).square().sum()
+            errors[1, i] += (mix(functions, y, penalty, without) - answer).square().sum()
     best = errors.argmin(dim=1)
     return WIDTHS[best[0]], PENALTIES[best[1]]
 

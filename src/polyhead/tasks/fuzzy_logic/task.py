@@ -20,7 +20,6 @@ not: see baselines.py.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -31,14 +30,12 @@ from torch import Tensor
 
 from polyhead.config import Batch, Task, Values, Vectors, stream
 from polyhead.config.checked import Count, choice
-from polyhead.config.words import Words
+from polyhead.config.words import Baseline, Words
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.fuzzy_logic.words import WORDS
 from polyhead.tasks.task import (
     SPLITS,
     Score,
     advance,
-    beside,
     check_draw,
     check_fraction,
     check_split,
@@ -55,6 +52,24 @@ LISTED_COMBINATIONS = 2_000_000  # most combinations to enumerate
 TRIES = 100  # random splits to try before a covering one is constructed
 
 Combination = tuple[int, ...]
+
+WORDS = Words(
+    metric=(
+        "R², per sequence",
+        "1 − (prediction − target)² / v, averaged over sequences; v is the population variance of all targets of the "
+        "same sequence. 1 is perfect; predicting the mean of the examples scores slightly below 0.",
+    ),
+    baselines={
+        "context_mean": Baseline("Context mean", "predicts the mean target of the examples"),
+        "nearest_neighbour": Baseline("Nearest neighbour", "copies the target of the closest example"),
+        "ridge": Baseline("Ridge regression", "fits a line to the examples"),
+        "gaussian_process": Baseline("Gaussian process", "interpolates smoothly between the examples", drawn=True),
+        "recall": Baseline("Recall", "weights the training functions by how well each fits the examples", drawn=True),
+        "mix": Baseline("Mixture", "fits a linear combination of the training functions to the examples", drawn=True),
+        "ceiling": Baseline("Exact ceiling", "averages all functions of the family that fit the examples", drawn=True),
+    },
+    part="term",
+)
 
 
 @dataclass(frozen=True)
@@ -151,19 +166,9 @@ class FuzzyLogic(Task):
         Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
-        drawn = self._draw(split, batch_size, generator)
+        ranks, x = self._draw(split, batch_size, generator)
         advance(generator)
-        return self._batch(split, *drawn)
-
-    def batches(
-        self, split: str, batch_size: int, *, seeds: Sequence[int], step: int, device: str | torch.device = "cpu"
-    ) -> Batch:
-        """As for every task; only the random numbers are drawn seed by seed."""
-        check_draw(self, split, batch_size)
-        generators = [self.generator(split, seed=seed, step=step, device=device) for seed in seeds]
-        drawn = [self._draw(split, batch_size, generator) for generator in generators]
-        ranks, x = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return self._batch(split, ranks, x).map(lambda array: array.unflatten(0, (len(seeds), batch_size)))
+        return self._batch(split, ranks, x)
 
     def contrasts(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Batch, Batch]:
         """Two batches with the same inputs; each sequence has two different functions of `split`."""
@@ -178,12 +183,13 @@ class FuzzyLogic(Task):
 
     def _draw(self, split: str, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """The random part of a batch: the index (b) of the function in the split, and the inputs (b t variables)."""
-        device, stem = generator.device, f"{self.name}/{split}"
-        picker, painter = fork(generator, f"{stem}/functions"), fork(generator, f"{stem}/inputs")
+        device = generator.device
+        function_draws = fork(generator, f"{self.name}/{split}/functions")
+        input_draws = fork(generator, f"{self.name}/{split}/inputs")
         count = len(_functions(self, split, device))
-        ranks = torch.randint(count, (batch_size,), generator=picker, device=device)
+        ranks = torch.randint(count, (batch_size,), generator=function_draws, device=device)
         shape = (batch_size, self.length, self.variables)
-        return ranks, torch.rand(shape, generator=painter, device=device, dtype=torch.float32)
+        return ranks, torch.rand(shape, generator=input_draws, device=device, dtype=torch.float32)
 
     def _batch(self, split: str, ranks: Tensor, x: Tensor) -> Batch:
         terms = _functions(self, split, x.device)[ranks]
@@ -216,9 +222,11 @@ class FuzzyLogic(Task):
 
     def _square(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The squared errors (b t), 0 where nothing is scored.  Broadcasting other outputs would give a wrong loss."""
-        expected, shape = tuple(batch.targets.shape), tuple(outputs.shape)
-        if shape != expected:
-            raise ValueError(f"FuzzyLogic: outputs must have the targets' shape {expected} but have {shape}")
+        expected = tuple(batch.targets.shape)
+        if outputs.shape != expected:
+            raise ValueError(
+                f"FuzzyLogic: outputs must have the targets' shape {expected} but have {tuple(outputs.shape)}"
+            )
         return (outputs - batch.targets).square()[..., 0].masked_fill(~batch.scored, 0)
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
@@ -232,13 +240,18 @@ class FuzzyLogic(Task):
         """
         if not target.startswith("term"):
             return str(label)
-        bits = [(label >> (self.variables - 1 - v)) & 1 for v in range(self.variables)]
-        return "".join(("" if bit else "¬") + "x" + chr(0x2081 + v) for v, bit in enumerate(bits))
+        literals = []
+        for v in range(self.variables):
+            bit = (label >> (self.variables - 1 - v)) & 1
+            subscript = chr(ord("₁") + v)
+            literals.append(f"x{subscript}" if bit else f"¬x{subscript}")
+        return "".join(literals)
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """R² of baselines that do not compose, and the exact ceiling: see `polyhead.tasks.fuzzy_logic.baselines`."""
-        scores: dict[str, Score] = beside(__name__, "baselines").baselines(self, split, sequences=sequences, seed=seed)
-        return scores
+        from polyhead.tasks.fuzzy_logic.baselines import baselines  # it imports this file
+
+        return baselines(self, split, sequences=sequences, seed=seed)
 
 
 @shaped
@@ -255,11 +268,13 @@ def zadeh(x: Float[Tensor, "b t c"], terms: Int[Tensor, "b _"]) -> Float[Tensor,
 
 @functools.lru_cache(maxsize=64)
 def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
+    train, held_out = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
     if split == "novel":
         rows = list(itertools.combinations(range(task.known, 2**task.variables), task.terms))
+    elif split == "compositional":
+        rows = list(held_out)
     else:
-        train, num_held_out = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
-        rows = list(num_held_out if split == "compositional" else train)
+        rows = list(train)
     return torch.tensor(rows, device=device)
 
 
@@ -272,7 +287,11 @@ def _fixed(task: FuzzyLogic, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _split(
-    known: int, terms: int, held_out: float, split: str, seed: int
+    known: int,
+    terms: int,
+    held_out: float,
+    split: str,
+    seed: int,
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
     """Training and held-out combinations of `known` terms."""
     rows: list[Combination] = list(itertools.combinations(range(known), terms))
@@ -289,9 +308,10 @@ def _split(
         order = shuffled(rows, stream(seed, "fuzzy_logic/split", attempt))
         if len(set(itertools.chain(*order[num_held_out:]))) == known:
             return tuple(order[num_held_out:]), tuple(order[:num_held_out])
+    # Random splits that cover all terms are too rare: put a cover at the end, which is trained on.
     cover = _cover(known, terms, stream(seed, "fuzzy_logic/cover"))
-    others = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
-    order = others + sorted(cover)
+    order = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
+    order += sorted(cover)
     return tuple(order[num_held_out:]), tuple(order[:num_held_out])
 
 

@@ -3,7 +3,6 @@
 No reader runs code from a file.  CIFAR's Python version is not read, because its pickles could run code.
 """
 
-import contextlib
 import functools
 import pathlib
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ class Source:
     """Facts and defaults of one kind of data, known before any image is read.
 
     image: channels, height, width.  patch, shift, flip: the default side of a patch, the largest shift in training, and
-    whether training mirrors images.  top: the pixel value of white.
+    whether training mirrors images.  white: the pixel value of white.
     """
 
     image: tuple[int, int, int]
@@ -29,11 +28,11 @@ class Source:
     patch: int
     shift: int
     flip: bool
-    top: int = 255
+    white: int = 255
 
 
 SOURCES = {
-    "digits": Source((1, 8, 8), 10, 2, 1, False, top=16),
+    "digits": Source((1, 8, 8), 10, 2, 1, False, white=16),
     "cifar10": Source((3, 32, 32), 10, 4, 4, True),
     "cifar100": Source((3, 32, 32), 100, 4, 4, True),
     "folder": Source((3, 224, 224), 0, 16, 0, True),
@@ -62,7 +61,8 @@ class LabelledImages:
         """Pixels (b c h w) in bytes."""
         if self.pixels is not None:
             return self.pixels[rows]
-        return torch.stack([_decode(self.paths[row], self.size) for row in rows.tolist()]).to(rows.device)
+        images = [_decode(self.paths[row], self.size) for row in rows.tolist()]
+        return torch.stack(images).to(rows.device)
 
     def identity(self) -> tuple[Tensor | str, ...]:
         """What makes other images of these: pixels and labels, or class and name of each file."""
@@ -72,8 +72,9 @@ class LabelledImages:
 
     def to(self, device: torch.device) -> "LabelledImages":
         """A copy on `device`."""
-        pixels = None if self.pixels is None else self.pixels.to(device)
-        return LabelledImages(self.labels.to(device), pixels, self.paths, self.size)
+        if self.pixels is None:
+            return LabelledImages(self.labels.to(device), None, self.paths, self.size)
+        return LabelledImages(self.labels.to(device), self.pixels.to(device))
 
 
 @functools.lru_cache(maxsize=4)
@@ -95,14 +96,16 @@ def cifar(data: str, folder: str, part: str) -> LabelledImages:
     """
     inner, train, test, labels = CIFAR[data]
     root = pathlib.Path(folder)
-    root = root / inner if (root / inner).is_dir() else root
+    if (root / inner).is_dir():
+        root = root / inner
     records = []
-    for name in train if part == "train" else test:
+    for name in {"train": train, "test": test}[part]:
         try:
             raw = np.fromfile(root / name, dtype=np.uint8)
         except OSError as error:
             raise ValueError(
-                f"Images: {root / name} cannot be read ({error.strerror}); {_wanted(root, data)}"
+                f"Images: {root / name} cannot be read ({error.strerror}); the folder must hold the binary version of "
+                f"{data}, {inner}, unpacked"
             ) from None
         if not len(raw) or len(raw) % (labels + 3072):
             raise ValueError(f"Images: {root / name} has {len(raw)} bytes, no multiple of {labels + 3072}, a record")
@@ -113,15 +116,8 @@ def cifar(data: str, folder: str, part: str) -> LabelledImages:
         raise ValueError(
             f"Images: {root} has the label {finest_labels.max()}, but {data} has {SOURCES[data].classes} classes"
         )
-    return LabelledImages(
-        torch.from_numpy(finest_labels), torch.from_numpy(all_records[:, labels:].reshape(-1, 3, 32, 32))
-    )
-
-
-def _wanted(root: pathlib.Path, data: str) -> str:
-    pickled = any((root / name).exists() for name in ("data_batch_1", "train", CIFAR[data][0].replace("-bin", "-py")))
-    version = "the Python version is there, but its pickles could run code; " if pickled else ""
-    return f"{version}the binary version of {data} is wanted, {CIFAR[data][0]}, unpacked"
+    pixels = all_records[:, labels:].reshape(-1, 3, 32, 32)
+    return LabelledImages(torch.from_numpy(finest_labels), torch.from_numpy(pixels))
 
 
 def classes(folder: str) -> list[str]:
@@ -150,7 +146,8 @@ def tree(folder: str, part: str, size: int) -> LabelledImages:
     """The files of `folder`/`part`/CLASS, sorted by class and name; a file is read when it is used."""
     names = classes(folder)
     root = pathlib.Path(folder) / part
-    labels, paths = [], []
+    labels = []
+    paths = []
     try:
         for path in _inside(root):
             if path.is_dir():
@@ -172,17 +169,14 @@ def _decode(path: pathlib.Path, size: int) -> Tensor:
     with optional("Images: data='folder'", "polyhead[report]"):
         from PIL import Image, ImageOps
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            image.load()
-            with contextlib.suppress(Exception):  # of damaged EXIF data; the pixels are whole
-                ImageOps.exif_transpose(image, in_place=True)  # cameras save turned pixels, and how to turn them
-            # Pillow cuts grey values of 16 bits off at 255.
-            deep = image.mode.startswith("I")
-            plain = Image.fromarray((np.asarray(image) / 256).astype(np.uint8)) if deep else image
-            if plain.has_transparency_data:  # convert("RGB") shows the colours behind it: mostly black
-                over = plain.convert("RGBA")
-                plain = Image.alpha_composite(Image.new("RGBA", over.size, "white"), over)
-            square = ImageOps.fit(plain.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
+        with Image.open(path, formats=FORMATS) as file:
+            image = ImageOps.exif_transpose(file)  # cameras save turned pixels, and how to turn them
+        if image.mode.startswith("I"):  # Pillow would cut grey values of 16 bits off at 255
+            image = Image.fromarray((np.asarray(image) / 256).astype(np.uint8))
+        if image.has_transparency_data:  # convert("RGB") shows the colours behind it: mostly black
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        square = ImageOps.fit(image.convert("RGB"), (size, size), method=Image.Resampling.BILINEAR)
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(f"Images: {path} cannot be read as an image ({' '.join(str(error).split())})") from None
     return torch.from_numpy(np.array(square)).permute(2, 0, 1)

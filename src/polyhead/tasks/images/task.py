@@ -10,6 +10,7 @@ tensor([[[[0, 0],
 """
 
 import functools
+import math
 import os
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -69,7 +70,6 @@ class Images(Classification):
     words: ClassVar[Words] = Words(
         metric=ACCURACY,
         baselines={"chance": CHANCE},
-        terms=(("No other baseline", "An image class has no parts or relations that a learner could lack."),),
     )
 
     def __post_init__(self) -> None:
@@ -90,7 +90,9 @@ class Images(Classification):
     def image(self) -> tuple[int, int, int]:
         """Channels, height and width."""
         channels, height, width = SOURCES[self.data].image
-        return (channels, self.size, self.size) if self.size else (channels, height, width)
+        if self.size:
+            return (channels, self.size, self.size)
+        return (channels, height, width)
 
     @property
     def patches(self) -> Patches:
@@ -112,7 +114,9 @@ class Images(Classification):
         return self.patches.count
 
     def count(self, split: str) -> int | None:
-        return None if split == "train" else len(_rows(self, split, torch.device("cpu"), located(self.folder)))
+        if split == "train":
+            return None
+        return len(_rows(self, split, torch.device("cpu"), located(self.folder)))
 
     def shared(self, split: str) -> bool:
         return split == "iid" and self.data != "digits"
@@ -121,10 +125,11 @@ class Images(Classification):
         """A batch on the generator's device: inputs (b c height width), targets (b 1); drawn with replacement."""
         check_draw(self, split, batch_size)
         rows = _rows(self, split, generator.device, located(self.folder))
-        picker, mover = (fork(generator, f"{self.name}/{split}/{what}") for what in ("images", "moves"))
+        image_draws = fork(generator, f"{self.name}/{split}/images")
+        move_draws = fork(generator, f"{self.name}/{split}/moves")
         advance(generator)
-        chosen = torch.randint(len(rows), (batch_size,), generator=picker, device=generator.device)
-        return self._batch(split, rows[chosen], mover)
+        indices = torch.randint(len(rows), (batch_size,), generator=image_draws, device=generator.device)
+        return self._batch(split, rows[indices], move_draws)
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step` of the walk through `split`: a pure function of (seed, split, step, batch size)."""
@@ -133,11 +138,12 @@ class Images(Classification):
         rows = _rows(self, split, generator.device, located(self.folder))
         first = step * batch_size
         if split != "train":  # a pass has a whole number of batches; the last may be short
-            number, place = divmod(step, -(-len(rows) // batch_size))
-            first = number * len(rows) + place * batch_size
-            batch_size = min(batch_size, len(rows) - place * batch_size)
-        chosen = walk(len(rows), first, batch_size, seed=seed, name=f"{self.name}/{split}/order")
-        return self._batch(split, rows[chosen.to(rows.device)], fork(generator, "moves"))
+            number_of_pass, step_of_pass = divmod(step, math.ceil(len(rows) / batch_size))
+            start = step_of_pass * batch_size
+            first = number_of_pass * len(rows) + start
+            batch_size = min(batch_size, len(rows) - start)
+        indices = walk(len(rows), first, batch_size, seed=seed, name=f"{self.name}/{split}/order")
+        return self._batch(split, rows[indices.to(rows.device)], fork(generator, "moves"))
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the training images: of CIFAR's pixels, of names in a folder."""
@@ -146,42 +152,48 @@ class Images(Classification):
             name = self.folder if self.data == "folder" else self.data
             record.keep("Images", folder, name, record.fingerprint(images.identity()))
 
-    def _batch(self, split: str, rows: Tensor, mover: torch.Generator) -> Batch:
-        source, images = SOURCES[self.data], _images(self, split, rows.device, located(self.folder))
-        pixels, labels = images.read(rows), images.labels[rows]
+    def _batch(self, split: str, rows: Tensor, draws: torch.Generator) -> Batch:
+        images = _images(self, split, rows.device, located(self.folder))
+        pixels = images.read(rows)
         if split == "train":
-            pixels = self._moved(pixels, mover)
-        return batch_of(pixels.float() * (2 / source.top) - 1, labels, {"label": labels, "image": rows})
+            pixels = self._augmented(pixels, draws)
+        labels = images.labels[rows]
+        white = SOURCES[self.data].white
+        return batch_of(pixels.float() * (2 / white) - 1, labels, {"label": labels, "image": rows})
 
-    def _moved(self, pixels: Tensor, mover: torch.Generator) -> Tensor:
+    def _augmented(self, pixels: Tensor, draws: torch.Generator) -> Tensor:
         """Images shifted and mirrored for training."""
-        usual, device = SOURCES[self.data], mover.device
-        most = usual.shift if self.shift is None else self.shift
-        if usual.flip if self.flip is None else self.flip:
-            mirrored = torch.randint(2, (len(pixels), 1, 1, 1), generator=mover, device=device) == 1
+        source = SOURCES[self.data]
+        shift = source.shift if self.shift is None else self.shift
+        flip = source.flip if self.flip is None else self.flip
+        if flip:
+            mirrored = torch.randint(2, (len(pixels), 1, 1, 1), generator=draws, device=draws.device) == 1
             pixels = torch.where(mirrored, pixels.flip(-1), pixels)
-        if not most:
-            return pixels
-        return moved(pixels, torch.randint(-most, most + 1, (len(pixels), 2), generator=mover, device=device))
+        if shift:
+            offsets = torch.randint(-shift, shift + 1, (len(pixels), 2), generator=draws, device=draws.device)
+            pixels = moved(pixels, offsets)
+        return pixels
 
 
-def moved(images: Tensor, by: Int[Tensor, "b 2"]) -> Tensor:
-    """Each image (c height width) shifted down and right by `by` (b 2) pixels, and filled with 0."""
+def moved(images: Tensor, offsets: Int[Tensor, "b 2"]) -> Tensor:
+    """Each image (c height width) shifted down and right by `offsets` (b 2) pixels, and filled with 0."""
     for axis in (2, 3):
         size = images.shape[axis]
-        places = torch.arange(size, device=images.device) - by[:, axis - 2, None]  # (b size): the source row or column
-        shape = (len(images), 1, size, 1) if axis == 2 else (len(images), 1, 1, size)
-        found = images.gather(axis, places.clamp(0, size - 1).view(shape).expand_as(images))
-        images = found.masked_fill(((places < 0) | (places >= size)).view(shape), 0)
+        source = torch.arange(size, device=images.device) - offsets[:, axis - 2, None]  # (b size): row or column
+        shape = [len(images), 1, 1, 1]
+        shape[axis] = size
+        shifted = images.gather(axis, source.clamp(0, size - 1).view(shape).expand_as(images))
+        is_outside = (source < 0) | (source >= size)
+        images = shifted.masked_fill(is_outside.view(shape), 0)
     return images
 
 
-def walk(count: int, first: int, many: int, *, seed: int, name: str) -> Tensor:
-    """Rows `first` to `first + many` of a walk over `count` rows; each pass is a permutation of all rows."""
-    places = torch.arange(first, first + many)
-    rounds = range(int(places[0]) // count, int(places[-1]) // count + 1)
-    order = torch.cat([_order(count, seed, name, number) for number in rounds])
-    return order[places - rounds[0] * count]
+def walk(count: int, first: int, size: int, *, seed: int, name: str) -> Tensor:
+    """Rows `first` to `first + size` of a walk over `count` rows; each pass is a permutation of all rows."""
+    passes = range(first // count, (first + size - 1) // count + 1)
+    order = torch.cat([_order(count, seed, name, number) for number in passes])
+    start = first - passes[0] * count
+    return order[start : start + size]
 
 
 @functools.lru_cache(maxsize=8)
@@ -207,9 +219,11 @@ def _rows(task: Images, split: str, device: torch.device, folder: str) -> Tensor
     if task.shared(split):
         return torch.arange(count, device=device)
     order = shuffled(range(count), stream(task.split_seed, f"{task.name}/{task.data}/split"))
-    held = portion(HELD_OUT["validation"], count)
-    test = portion(HELD_OUT["iid"], count) if task.data == "digits" else 0
-    parts = {"validation": order[:held], "iid": order[held : held + test], "train": order[held + test :]}
-    if not parts[split]:
+    first_iid = portion(HELD_OUT["validation"], count)
+    first_train = first_iid
+    if task.data == "digits":  # the others have test images of their own
+        first_train += portion(HELD_OUT["iid"], count)
+    rows = {"validation": order[:first_iid], "iid": order[first_iid:first_train], "train": order[first_train:]}[split]
+    if not rows:
         raise ValueError(f"Images: {count} images of {task.data} are too few: none is left for {split!r}")
-    return torch.tensor(parts[split], device=device)
+    return torch.tensor(rows, device=device)

@@ -30,7 +30,7 @@ TRIES = 10_000
 class Level:
     """The difficulty of questions.
 
-    parts: the range (least, most) of the module's count: terms of an equation (linear_1d), degree of a sequence
+    parts: the range of the module's count: terms of an equation (linear_1d), degree of a sequence
         (sequence_next_term), terms after collecting (differentiate: of the expression; add: of the first
         polynomial), factors (expand).
     size: an upper bound on the numbers in a question.  least: the largest number of a question must exceed it.
@@ -97,10 +97,12 @@ class StableRandom:
     def between(self, low: int, high: int) -> int:
         return low + int(self.roll() * (high - low + 1))
 
-    def signed(self, most: int) -> int:
-        """A number of magnitude 1 to `most`, of either sign."""
-        value = int(self.roll() * 2 * most) - most
-        return value if value < 0 else value + 1
+    def signed(self, limit: int) -> int:
+        """A number of magnitude 1 to `limit`, of either sign."""
+        value = int(self.roll() * 2 * limit) - limit
+        if value >= 0:
+            value += 1
+        return value
 
     def pick(self, items: Sequence[Item]) -> Item:
         return items[int(self.roll() * len(items))]
@@ -108,15 +110,21 @@ class StableRandom:
     def some(self, items: Sequence[Item], count: int) -> list[Item]:
         """`count` of `items`, in random order."""
         left = list(items)
-        return [left.pop(int(self.roll() * len(left))) for _ in range(count)]
+        sample = []
+        for _ in range(count):
+            sample.append(left.pop(int(self.roll() * len(left))))
+        return sample
 
 
 def question(module: str, level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """A question of `level` and its answer; None if the draw failed and must be repeated."""
-    found = MAKERS[module](level, dice)
-    if found is None or not level.least < max(map(int, _NUMBER.findall(found[0])), default=0) <= level.size:
+    pair = MAKERS[module](level, dice)
+    if pair is None:
         return None
-    return found
+    largest = max(map(int, _NUMBER.findall(pair[0])), default=0)
+    if level.least < largest <= level.size:
+        return pair
+    return None
 
 
 _NUMBER = re.compile(r"\d+")
@@ -130,27 +138,30 @@ def polynomial_text(polynomial: Polynomial, letters: Sequence[str]) -> str:
     '3*a**2*x - x**2 + 5'
     """
     terms = sorted(((key, value) for key, value in polynomial.items() if value), reverse=True)
-    if len(terms) == 2 and terms[0][1] < 0 < terms[1][1] and not any(terms[1][0]) and _letters_in(terms[0][0]) == 1:
-        terms.reverse()
+    if len(terms) == 2:
+        (first, first_value), (last, last_value) = terms
+        letters_of_first = sum(exponent > 0 for exponent in first)
+        if first_value < 0 < last_value and not any(last) and letters_of_first == 1:
+            terms.reverse()
     return joined([term_text(value, key, letters) for key, value in terms])
-
-
-def _letters_in(exponents: tuple[int, ...]) -> int:
-    return sum(exponent > 0 for exponent in exponents)
 
 
 def term_text(value: int, exponents: tuple[int, ...], letters: Sequence[str]) -> str:
     """`-3*a**2*x`; a factor of 1 is not written."""
-    powers = [
-        letter if exponent == 1 else f"{letter}**{exponent}"
-        for letter, exponent in zip(letters, exponents, strict=True)
-        if exponent
-    ]
+    powers = []
+    for letter, exponent in zip(letters, exponents, strict=True):
+        if exponent == 1:
+            powers.append(letter)
+        elif exponent:
+            powers.append(f"{letter}**{exponent}")
     if not powers:
         return str(value)
-    if value in (1, -1):
-        return ("" if value == 1 else "-") + "*".join(powers)
-    return f"{value}*" + "*".join(powers)
+    product = "*".join(powers)
+    if value == 1:
+        return product
+    if value == -1:
+        return f"-{product}"
+    return f"{value}*{product}"
 
 
 def joined(terms: Sequence[str]) -> str:
@@ -163,10 +174,12 @@ def _monomials(level: Level, dice: StableRandom, count: int, variables: int = 1)
     """`count` distinct tuples of exponents, or all if there are fewer."""
     if variables == 1:
         return [(exponent,) for exponent in dice.some(range(level.degree + 1), min(count, level.degree + 1))]
-    found: dict[tuple[int, ...], None] = {}
-    while len(found) < count:
-        found[tuple(dice.below(level.degree + 1) for _ in range(variables))] = None
-    return list(found)
+    monomials: list[tuple[int, ...]] = []
+    while len(monomials) < count:
+        exponents = tuple(dice.below(level.degree + 1) for _ in range(variables))
+        if exponents not in monomials:
+            monomials.append(exponents)
+    return monomials
 
 
 def _loose(polynomial: Polynomial, letter: str, pieces: int, size: int, dice: StableRandom) -> str:
@@ -189,99 +202,131 @@ def _times(first: Polynomial, second: Polynomial) -> Polynomial:
     return product
 
 
+def _derivative(polynomial: Polynomial, variable: int) -> Polynomial:
+    derivative: Polynomial = {}
+    for exponents, value in polynomial.items():
+        power = exponents[variable]
+        if power:
+            lowered = list(exponents)
+            lowered[variable] -= 1
+            derivative[tuple(lowered)] = value * power
+    return derivative
+
+
 # -------------------------------------------------------------------------------------------------------------- modules
 def _linear_1d(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """The root and all terms but one are drawn; the last constant makes the equation hold at the root."""
-    letter, most = dice.pick(LETTERS), int(level.size**0.5)
-    root, count = dice.between(-most, most), dice.between(*level.parts)
+    letter = dice.pick(LETTERS)
+    limit = int(level.size**0.5)
+    root = dice.between(-limit, limit)
+    count = dice.between(*level.parts)
     unknowns = dice.between(1, count - 1)
-    slopes = [dice.signed(most) for _ in range(unknowns)]
-    constants = [dice.signed(level.size) for _ in range(count - unknowns - 1)]
-    last = -root * sum(slopes) - sum(constants)
-    if not sum(slopes) or not last:
+    terms = []
+    slope = constant = 0
+    for _ in range(unknowns):
+        value = dice.signed(limit)
+        slope += value
+        terms.append((value, (1,)))
+    for _ in range(count - unknowns - 1):
+        value = dice.signed(level.size)
+        constant += value
+        terms.append((value, (0,)))
+    last = -root * slope - constant
+    if not slope or not last:
         return None
-    sides: tuple[list[str], list[str]] = ([], [])
-    terms = [(slope, (1,)) for slope in slopes] + [(constant, (0,)) for constant in (*constants, last)]
+    terms.append((last, (0,)))
+    left, right = [], []
     for value, exponents in dice.some(terms, count):
-        side = dice.below(2)
-        sides[side].append(term_text(-value if side else value, exponents, letter))
-    return f"Solve {joined(sides[0])} = {joined(sides[1])} for {letter}.", str(root)
+        if dice.below(2):
+            right.append(term_text(-value, exponents, letter))
+        else:
+            left.append(term_text(value, exponents, letter))
+    return f"Solve {joined(left)} = {joined(right)} for {letter}.", str(root)
 
 
 def _sequence_next_term(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """Values of a polynomial in the index, from its first value and differences; the last difference is not 0."""
     degree = dice.between(*level.parts)
     shown = degree + dice.between(2, 5)
-    differences = [max(1, level.size // (2 * 5**order)) for order in range(degree + 1)]
-    front = [dice.between(-most, most) for most in differences[:-1]] + [dice.signed(differences[-1])]
+    differences = []
+    for order in range(degree + 1):
+        limit = max(1, level.size // (2 * 5**order))
+        differences.append(dice.between(-limit, limit) if order < degree else dice.signed(limit))
     terms = []
     for _ in range(shown + 1):
-        terms.append(front[0])
-        front = [value + change for value, change in zip(front, [*front[1:], 0], strict=True)]
-    asked = dice.pick(("What is next in {}?", "What comes next: {}?", "What is the next term in {}?"))
-    return asked.format(", ".join(map(str, terms[:-1]))), str(terms[-1])
+        terms.append(str(differences[0]))
+        for order in range(degree):  # each difference changes by the next higher one
+            differences[order] += differences[order + 1]
+    form = dice.pick(("What is next in {}?", "What comes next: {}?", "What is the next term in {}?"))
+    return form.format(", ".join(terms[:-1])), terms[-1]
 
 
 def _differentiate(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     letters = sorted(dice.some(LETTERS, dice.between(1, level.variables)))
-    keys = _monomials(level, dice, dice.between(*level.parts), len(letters))
-    polynomial = {exponents: dice.signed(level.size) for exponents in keys}
-    place, order = dice.below(len(letters)), dice.between(1, level.order)
+    monomials = _monomials(level, dice, dice.between(*level.parts), len(letters))
+    polynomial = {exponents: dice.signed(level.size) for exponents in monomials}
+    variable = dice.below(len(letters))
+    order = dice.between(1, level.order)
     derivative = polynomial
     for _ in range(order):
-        derivative = {
-            (*key[:place], key[place] - 1, *key[place + 1 :]): value * key[place]
-            for key, value in derivative.items()
-            if key[place]
-        }
+        derivative = _derivative(derivative, variable)
     if not derivative:
         return None
     forms = ["Find the {0} derivative of {1}{2}.", "What is the {0} derivative of {1}{2}?"]
     if order == 1:
         forms += ["Differentiate {1}{2}.", "Differentiate {1}{3}.", "What is the derivative of {1}{2}?"]
-    named = len(letters) > 1 or dice.below(2)
-    wrt = (f" wrt {letters[place]}", f" with respect to {letters[place]}") if named else ("", "")
-    asked = dice.pick(forms).format(NTH[order - 1], polynomial_text(polynomial, letters), *wrt)
-    return asked, polynomial_text(derivative, letters)
+    short = long = ""
+    if len(letters) > 1 or dice.below(2):
+        short, long = f" wrt {letters[variable]}", f" with respect to {letters[variable]}"
+    text = dice.pick(forms).format(NTH[order - 1], polynomial_text(polynomial, letters), short, long)
+    return text, polynomial_text(derivative, letters)
 
 
 def _add(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """Two polynomials p, q and a p + b q, with a and b coprime.  The sum is drawn; a p = sum mod b then gives p."""
-    first, second, *letters, asked = dice.some(LETTERS, 5)
-    a, b = dice.signed(min(12, level.size)), dice.signed(min(12, level.size))
+    first, second, first_letter, second_letter, letter = dice.some(LETTERS, 5)
+    a = dice.signed(min(12, level.size))
+    b = dice.signed(min(12, level.size))
     if math.gcd(a, b) > 1:
         return None
     p: Polynomial = {}
     q: Polynomial = {}
     total: Polynomial = {}
     for exponents in _monomials(level, dice, dice.between(*level.parts)):
-        total[exponents] = dice.signed(max(9, level.size // 20)) if dice.below(4) else 0
-        rest = total[exponents] * pow(a, -1, abs(b)) % abs(b)
-        most = level.size // (1 + abs(a) // abs(b)) // abs(b)  # keeps the coefficients of q within `size`
-        p[exponents] = rest + abs(b) * dice.between(-most - 1, most)
+        total[exponents] = 0
+        if dice.below(4):
+            total[exponents] = dice.signed(max(9, level.size // 20))
+        remainder = total[exponents] * pow(a, -1, abs(b)) % abs(b)
+        limit = level.size // (1 + abs(a) // abs(b)) // abs(b)  # keeps the coefficients of q within `size`
+        p[exponents] = remainder + abs(b) * dice.between(-limit - 1, limit)
         q[exponents] = (total[exponents] - a * p[exponents]) // b
         if not p[exponents]:
             return None
     if not any(total.values()):
         return None
-    told = [
-        f"Let {name}({letter}) = {_loose(polynomial, letter, dice.between(0, level.loose), level.size, dice)}."
-        for name, letter, polynomial in ((first, letters[0], p), (second, letters[1], q))
-    ]
-    wanted = joined([term_text(a, (1,), (f"{first}({asked})",)), term_text(b, (1,), (f"{second}({asked})",))])
+    p_text = _loose(p, first_letter, dice.between(0, level.loose), level.size, dice)
+    q_text = _loose(q, second_letter, dice.between(0, level.loose), level.size, dice)
+    definitions = f"Let {first}({first_letter}) = {p_text}. Let {second}({second_letter}) = {q_text}."
+    terms = [term_text(a, (1,), (f"{first}({letter})",)), term_text(b, (1,), (f"{second}({letter})",))]
     form = dice.pick(("What is {}?", "Calculate {}.", "Give {}.", "Determine {}."))
-    return f"{' '.join(told)} {form.format(wanted)}", polynomial_text(total, (asked,))
+    return f"{definitions} {form.format(joined(terms))}", polynomial_text(total, (letter,))
 
 
 def _expand(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """A product of factors of two terms; if `loose` allows it, some factors have one term."""
-    letter, factors = dice.pick(LETTERS), []
+    letter = dice.pick(LETTERS)
+    factors = []
     product: Polynomial = {(0,): 1}
     left = dice.between(0, level.loose)
     for _ in range(dice.between(*level.parts)):
-        count = 1 if level.loose and dice.below(2) else 2
+        count = 2
+        if level.loose and dice.below(2):
+            count = 1
         factor = {exponents: dice.signed(level.size) for exponents in _monomials(level, dice, count)}
-        pieces = left if count == 1 and left < 2 else dice.between(0, left)
+        if count == 1 and left < 2:
+            pieces = left
+        else:
+            pieces = dice.between(0, left)
         left -= pieces
         text = _loose(factor, letter, pieces, level.size, dice)
         factors.append(f"({text})")

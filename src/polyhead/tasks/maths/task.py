@@ -4,7 +4,7 @@
     inputs    <start> 5                             (b t) the answer so far
     targets   5 <end>                               (b t) the next character of the answer
 
-modules.py makes questions of five modules.  text.py reads the published files and the authors' generator.
+modules.py makes questions of five modules.  text.py reads the published files.
 """
 
 import functools
@@ -27,7 +27,7 @@ from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, L
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
 from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located, token_guesses
 
-DATA = ("generated", "original", "package")
+DATA = ("generated", "original")
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Maths(Task):
     question, answer: most characters of each; longer ones are replaced.  They fix the shapes of all batches.
     data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
         `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
-        there; none of our five has one).  "package" uses the authors' generator, mathematics-dataset, if installed.
+        there; none of our five has one).
     pool: 0 makes new questions for every batch, at least 10,000 a second.  Otherwise each process makes `pool` training
-        questions and a tenth as many for every other split at first use; batches draw from them.  The authors'
-        generator takes up to 20 ms per question and needs a pool.  Published data ignore `pool`.
+        questions and a tenth as many for every other split at first use; batches draw from them.  Published data
+        ignore `pool`.
 
     >>> task = Maths("calculus__differentiate", "easy")
     >>> print(*task.texts(task.batch("train", 1, seed=0, step=0))[0])
@@ -76,21 +76,20 @@ class Maths(Task):
     words: ClassVar[Words] = Words(
         splits={"compositional": "longer questions than in training", "novel": "larger numbers than in training"},
         metric=("Exact match", "The share of answers that are right to the last character, including the end."),
-        terms=(("No baseline", "Answers are free text and hardly any occurs twice: guessing scores about 0."),),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.data == "generated":
             one_of("Maths", "module", self.module, MODULES)
-        if self.data == "package" and self.pool < 1:
-            raise ValueError("Maths: data='package' needs a pool of at least 1 question (it takes up to 20 ms for one)")
 
     @property
     def splits(self) -> tuple[str, ...]:
         if self.data == "generated":
             return ("train", "validation", "iid", "compositional", "novel")
-        return ("train", "validation", "iid", *(["novel"] if self.module in maths_text.SUFFIXES else []))
+        if self.module in maths_text.SUFFIXES:
+            return ("train", "validation", "iid", "novel")
+        return ("train", "validation", "iid")
 
     @property
     def source(self) -> Tokens:
@@ -117,8 +116,12 @@ class Maths(Task):
     def levels(self, split: str) -> tuple[Level, ...]:
         """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
         check_split(self, split)
-        own = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
-        return {"compositional": (own[-1].longer(),), "novel": (own[-1].larger(),)}.get(split, tuple(own))
+        levels = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
+        if split == "compositional":
+            return (levels[-1].longer(),)
+        if split == "novel":
+            return (levels[-1].larger(),)
+        return tuple(levels)
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: source (b s), inputs, targets (b t), latents question_length and
@@ -127,16 +130,17 @@ class Maths(Task):
         Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
-        picker, device = fork(generator, f"{self.name}/{split}/questions"), generator.device
-        if self.data != "generated" or self.pool:
-            questions, answers = _pool(self, split, device, located(self.folder))
-            rows = torch.randint(len(questions), (batch_size,), generator=picker, device=device)
-            questions, answers = questions[rows], answers[rows]
+        device = generator.device
+        draws = fork(generator, f"{self.name}/{split}/questions")
+        if self.data == "generated" and not self.pool:
+            pairs = _draw(self, split, batch_size, draws.initial_seed())
+            questions, answers = maths_text.tokens(pairs, self.sizes)
         else:
-            pairs = _draw(self, split, batch_size, picker.initial_seed())
-            questions, answers = (part.to(device) for part in maths_text.tokens(pairs, self.sizes))
+            questions, answers = _pool(self, split, device, located(self.folder))
+            rows = torch.randint(len(questions), (batch_size,), generator=draws, device=device)
+            questions, answers = questions[rows], answers[rows]
         advance(generator)
-        return self._batch(questions.long(), answers.long())
+        return self._batch(questions.to(device).long(), answers.to(device).long())
 
     def _batch(self, questions: Tensor, answers: Tensor) -> Batch:
         lengths = (answers != PAD).sum(dim=1)
@@ -149,16 +153,15 @@ class Maths(Task):
 
     def texts(self, batch: Batch) -> list[Pair]:
         """The questions and answers of a batch as text."""
-        questions, answers = (maths_text.decode(part) for part in (batch.source, batch.targets))  # type: ignore[arg-type]
-        return list(zip(questions, answers, strict=True))
+        questions = maths_text.decode(batch.source)  # type: ignore[arg-type]
+        return list(zip(questions, maths_text.decode(batch.targets), strict=True))
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         return maths_text.characters((batch.source if source else batch.inputs)[0].tolist())  # type: ignore[index]
 
     def class_name(self, target: str, label: int) -> str:
-        names = {"␣": " ", "end": "", "-": "−"}
         (name,) = maths_text.characters([label])
-        return names.get(name, name)
+        return {"␣": " ", "end": "", "-": "−"}.get(name, name)
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the training questions, unless they are generated."""
@@ -183,18 +186,23 @@ class Maths(Task):
         logits = check_logits(self, outputs, batch, VOCABULARY)
         right = (token_guesses(logits) == batch.targets) & batch.scored
         exact = (right | ~batch.scored).all(dim=1).to(logits.dtype)
-        return {"exact_match": exact, "character_accuracy": right.sum(dim=1) / batch.scored.sum(dim=1).to(logits.dtype)}
+        character_accuracy = right.sum(dim=1) / batch.scored.sum(dim=1).to(logits.dtype)
+        return {"exact_match": exact, "character_accuracy": character_accuracy}
 
 
 def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
     """`count` questions of `split`, drawn with `seed`."""
-    dice, levels, tries = StableRandom(seed), task.levels(split), 0
+    dice = StableRandom(seed)
+    levels = task.levels(split)
+    tries = 0
     questions: list[Pair] = []
     level: Level | None = None
-    wanted = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)
+    # Any bucket will do for questions that training cannot contain.
+    buckets = {"validation": (0,), "iid": (1,), "train": range(2, maths_text.BUCKETS)}.get(split)
     while len(questions) < count:
         # A question that is drawn again keeps its level: hard ones are more often too long.
-        level = level or (dice.pick(levels) if len(levels) > 1 else levels[0])
+        if level is None:
+            level = dice.pick(levels) if len(levels) > 1 else levels[0]
         pair = question(task.module, level, dice)
         tries += 1
         if tries > TRIES * (len(questions) + 1):
@@ -204,7 +212,7 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
             )
         if pair is None or len(pair[0]) > task.question or len(pair[1]) > task.answer:
             continue
-        if wanted is None or maths_text.bucket(pair[0]) in wanted:
+        if buckets is None or maths_text.bucket(pair[0]) in buckets:
             questions.append(pair)
             level = None
     return questions
@@ -215,12 +223,12 @@ def _pool(task: Maths, split: str, device: torch.device, folder: str) -> tuple[T
     """The pool of a split: its questions and their answers as tokens (uint8).  `folder`: that of published files."""
     check_split(task, split)
     if task.data == "generated":
-        count = task.pool if split == "train" else max(1, task.pool // maths_text.BUCKETS)
+        count = task.pool
+        if split != "train":
+            count = max(1, task.pool // maths_text.BUCKETS)
         pairs = _draw(task, split, count, stream(0, f"{task.name}/{split}/pool"))
-    elif task.data == "original":
-        pairs = maths_text.from_files(folder, task.module, task.difficulty, task.sizes)[split]
     else:
-        pairs = maths_text.from_package(task.module, task.difficulty, task.sizes, task.pool)[split]
+        pairs = maths_text.from_files(folder, task.module, task.difficulty, task.sizes)[split]
     if not pairs:
         raise ValueError(f"Maths: no question of {task.module} is left for {split!r}; give more questions")
     questions, answers = maths_text.tokens(pairs, task.sizes)

@@ -1,5 +1,4 @@
-"""Questions and answers as tokens, and pools of questions: from files in the published layout or from the package
-`mathematics-dataset`.
+"""Questions and answers as tokens, and pools of questions from files in the published layout.
 
 A token is a printable ASCII character or one of three special tokens: 0 padding, 1 start, 2 end.
 
@@ -10,39 +9,39 @@ tensor([[21, 13, 91,  0,  0]])
 """
 
 import functools
-import importlib.util
 import pathlib
-import random
-import re
-import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polyhead.config import stream
-from polyhead.spec.shapes import one_of
 from polyhead.tasks.maths.modules import DIFFICULTIES
 
 PAD, START, END = 0, 1, 2
 FIRST = ord(" ") - 3  # the blank is token 3
 VOCABULARY = 3 + 95
 NAMES = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
-PATIENCE = 1000  # draws from the package until a question is short enough
 BUCKETS = 10  # of questions by hash: 0 is validation, 1 is iid, the others are train
 
 SUFFIXES = {
     "algebra__polynomial_roots": "_big",
-    **dict.fromkeys(("arithmetic__add_or_sub", "arithmetic__mul", "arithmetic__div"), "_big"),
-    **dict.fromkeys(("arithmetic__add_sub_multiple", "arithmetic__mul_div_multiple", "arithmetic__mixed"), "_longer"),
-    **dict.fromkeys(("comparison__kth_biggest", "comparison__sort", "comparison__closest"), "_more"),
+    "arithmetic__add_or_sub": "_big",
+    "arithmetic__mul": "_big",
+    "arithmetic__div": "_big",
+    "arithmetic__add_sub_multiple": "_longer",
+    "arithmetic__mul_div_multiple": "_longer",
+    "arithmetic__mixed": "_longer",
+    "comparison__kth_biggest": "_more",
+    "comparison__sort": "_more",
+    "comparison__closest": "_more",
     "measurement__conversion": "",
-    **dict.fromkeys(("numbers__round_number", "numbers__place_value"), "_big"),
-    **dict.fromkeys(("probability__swr_p_sequence", "probability__swr_p_level_set"), "_more_samples"),
+    "numbers__round_number": "_big",
+    "numbers__place_value": "_big",
+    "probability__swr_p_sequence": "_more_samples",
+    "probability__swr_p_level_set": "_more_samples",
 }
 """The modules with an extrapolation file in the published data, and the suffix of that file's name."""
 
@@ -65,9 +64,13 @@ def decode(tokens: Int[Tensor, "b t"]) -> list[str]:
     """The texts of rows of tokens, each up to its end or padding; a start token is omitted."""
     texts = []
     for row in tokens.tolist():
-        row = row[1:] if row[:1] == [START] else row
-        stop = next((i for i, token in enumerate(row) if token in (PAD, END)), len(row))
-        texts.append("".join(chr(max(token, 3) + FIRST) for token in row[:stop]))
+        text = ""
+        for position, token in enumerate(row):
+            if token in (PAD, END):
+                break
+            if token != START or position > 0:
+                text += chr(max(token, 3) + FIRST)
+        texts.append(text)
     return texts
 
 
@@ -97,14 +100,28 @@ def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]
     Raises ValueError for a missing file, and for lines that are not ASCII or too long.
     """
     root = pathlib.Path(folder)
-    train = [pair for level in levels(difficulty) for pair in _file(root / f"train-{level}" / f"{module}.txt", sizes)]
-    questions = {"train": train, "iid": list(_file(root / "interpolate" / f"{module}.txt", sizes))}
+    train = []
+    for level in levels(difficulty):
+        train += _file(root / f"train-{level}" / f"{module}.txt", sizes)
+    iid = _file(root / "interpolate" / f"{module}.txt", sizes)
+    novel = []
     if module in SUFFIXES:
-        questions["novel"] = list(_file(root / "extrapolate" / f"{module}{SUFFIXES[module]}.txt", sizes))
-    return divided(questions)
+        novel = _file(root / "extrapolate" / f"{module}{SUFFIXES[module]}.txt", sizes)
+    # A question is in one split alone: that of the largest numbers first, training last.
+    splits: dict[str, list[Pair]] = {"novel": [], "iid": [], "validation": [], "train": []}
+    questions = set()
+    for split, pairs in (("novel", novel), ("iid", iid)):
+        splits[split] = [pair for pair in pairs if pair[0] not in questions]
+        questions |= {question for question, _ in splits[split]}
+    for question, answer in train:
+        if question not in questions:
+            split = "validation" if bucket(question) == 0 else "train"
+            splits[split].append((question, answer))
+    return splits
 
 
-def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
+def _file(path: pathlib.Path, sizes: tuple[int, int]) -> list[Pair]:
+    """The questions and answers of a file."""
     try:
         lines = path.read_text(encoding="ascii").split("\n")
     except UnicodeDecodeError as error:
@@ -116,103 +133,12 @@ def _file(path: pathlib.Path, sizes: tuple[int, int]) -> Iterator[Pair]:
         lines.pop()
     if not lines or len(lines) % 2:
         raise ValueError(f"Maths: {path} has {len(lines)} lines, but a question and an answer in turn were wanted")
-    for i in range(0, len(lines), 2):
-        for what, line, most in (("question", i, sizes[0]), ("answer", i + 1, sizes[1])):
-            if not 1 <= len(lines[line]) <= most or not lines[line].isprintable():
-                problem = f"{len(lines[line])} came" if lines[line].isprintable() else f"{lines[line]!r} came"
-                raise ValueError(f"Maths: {path}, line {line + 1}: {what} of 1 to {most} characters wanted, {problem}")
-        yield lines[i], lines[i + 1]
-
-
-def divided(parts: dict[str, list[Pair]]) -> dict[str, list[Pair]]:
-    """`found` with validation taken from `train`; a question that is in a held-out split is removed from `train`."""
-    seen: set[str] = set()
-    splits: dict[str, list[Pair]] = {}
-    for split in ("novel", "iid"):
-        if split in parts:
-            splits[split] = [pair for pair in parts[split] if pair[0] not in seen]
-            seen |= {pair[0] for pair in splits[split]}
-    rest = [pair for pair in parts["train"] if pair[0] not in seen]
-    splits["validation"] = [pair for pair in rest if bucket(pair[0]) == 0]
-    splits["train"] = [pair for pair in rest if bucket(pair[0]) != 0]
-    return splits
-
-
-# -------------------------------------------------------------------------------------------------------------- package
-@functools.lru_cache(maxsize=2)
-def from_package(module: str, difficulty: str, sizes: tuple[int, int], count: int) -> dict[str, list[Pair]]:
-    """`count` questions for training and a tenth for each held-out split, from the package `mathematics-dataset`.
-
-    The package draws from the global generators of Python and NumPy: their states are seeded before and restored after.
-    """
-    makers = _package()
-    area, _, name = module.partition("__")
-    one_of("Maths", "module", module, [f"{a}__{n}" for a, members in makers.test().items() for n in members])
-    states = random.getstate(), np.random.get_state()
-    random.seed(stream(0, f"maths/package/{module}/{difficulty}"))
-    np.random.seed(stream(0, f"maths/package/{module}/{difficulty}") % 2**32)
-    try:
-        names = levels(difficulty)
-        train = [makers.train(_third(DIFFICULTIES.index(level)))[area][name] for level in names]
-        held = max(1, count // BUCKETS)
-        questions = {
-            "train": list(_drawn(train, count + held, sizes)),
-            "iid": list(_drawn([makers.test()[area][name]], held, sizes)),
-        }
-        if module in SUFFIXES:
-            questions["novel"] = list(_drawn([makers.test_extra()[area][name + SUFFIXES[module]]], held, sizes))
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-    return divided(questions)
-
-
-def _third(level: int) -> Any:
-    """The part of a range of entropies for a difficulty, divided as in the package's script."""
-
-    def part(span: tuple[float, float]) -> tuple[float, float]:
-        width = (span[1] - span[0]) / len(DIFFICULTIES)
-        return span[0] + level * width, span[0] + (level + 1) * width
-
-    return part
-
-
-def _drawn(makers: Sequence[Any], count: int, sizes: tuple[int, int]) -> Iterator[Pair]:
-    """`count` questions by the makers in turn.  Raises ValueError if a maker exceeds the sizes `PATIENCE` times."""
-    for i in range(count):
-        for _ in range(PATIENCE):
-            problem = makers[i % len(makers)]()
-            pair = str(problem.question), str(problem.answer)
-            if len(pair[0]) <= sizes[0] and len(pair[1]) <= sizes[1]:
-                yield pair
-                break
-        else:
-            raise ValueError(
-                f"Maths: {PATIENCE} draws gave no question within {sizes[0]} characters and an answer within "
-                f"{sizes[1]}; allow more"
-            )
-
-
-def _package() -> Any:
-    """The package's modules.  One file was written for sympy 1.4 and NumPy 1; it is patched while it is imported."""
-    name = "mathematics_dataset.sample.polynomials"
-    try:
-        spec = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        spec = None
-    if spec is None or spec.origin is None:
-        raise ValueError("Maths: data='package' needs mathematics-dataset; pip install mathematics-dataset")
-    if name not in sys.modules:
-        text = pathlib.Path(spec.origin).read_text(encoding="utf-8")
-        text = text.replace("sympy.solvers.diophantine import", "sympy.solvers.diophantine.diophantine import")
-        text = re.sub(r"\bnp\.object\b", "object", text)
-        text = re.sub(r"(\w+)\.itemset\((\w+), (\w+)\)", r"\1[\2] = \3", text)
-        mended = importlib.util.module_from_spec(spec)
-        sys.modules[name] = mended
-        exec(compile(text, spec.origin, "exec"), mended.__dict__)
-    from mathematics_dataset.modules import modules  # type: ignore[import-not-found]
-
-    return modules
+    for number, line in enumerate(lines):
+        limit = sizes[number % 2]
+        if not 1 <= len(line) <= limit or not line.isprintable():
+            name = ("question", "answer")[number % 2]
+            raise ValueError(f"Maths: {path}, line {number + 1}: {name} must have 1 to {limit} characters: {line!r}")
+    return list(zip(lines[::2], lines[1::2], strict=True))
 
 
 def tokens(pairs: Iterable[Pair], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:

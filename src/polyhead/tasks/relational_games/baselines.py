@@ -26,16 +26,19 @@ def known_pairs(grids: Int[Tensor, "n c"], labels: Int[Tensor, "n"], queries: In
 
     grids, labels: the training images; a cell holds an object or -1.  queries: test images; unseen objects below -1.
     """
-    pairs, asked = _pairs(grids), _pairs(queries)
-    known, places = pairs.unique(return_inverse=True)
-    counts = torch.stack([torch.bincount(places[labels == c].flatten(), minlength=len(known)) for c in (0, 1)])
-    own = (places[:, :, None] == places[:, None]).sum(dim=-1)  # how often a pair occurs in its own image
-    others = counts[:, places] - torch.stack((labels == 0, labels == 1))[..., None] * own
-    silent = _evidence(others) == 0
-    favoured = (labels[silent].double().mean() - 0.5).sign() if silent.any() else torch.zeros(())
-    at = torch.searchsorted(known, asked).clamp(max=len(known) - 1)
-    evidence = _evidence(counts[:, at] * (known[at] == asked))
-    return torch.where(evidence == 0, favoured.to(evidence), evidence.sign()) / 2 + 0.5
+    pairs_of_queries = _pairs(queries)
+    pairs, index = _pairs(grids).unique(return_inverse=True)
+    counts = torch.stack([torch.bincount(index[labels == c].flatten(), minlength=len(pairs)) for c in (0, 1)])
+    # Leave one out: subtract how often a pair occurs in its own image.
+    repeats = (index[:, :, None] == index[:, None]).sum(dim=-1)
+    other_counts = counts[:, index] - torch.stack((labels == 0, labels == 1))[..., None] * repeats
+    without_evidence = _evidence(other_counts) == 0
+    default = torch.zeros(())  # a guess
+    if without_evidence.any():
+        default = (labels[without_evidence].double().mean() - 0.5).sign()
+    position = torch.searchsorted(pairs, pairs_of_queries).clamp(max=len(pairs) - 1)
+    evidence = _evidence(counts[:, position] * (pairs[position] == pairs_of_queries))
+    return torch.where(evidence == 0, default.to(evidence), evidence.sign()) / 2 + 0.5
 
 
 def _evidence(counts: Tensor) -> Tensor:

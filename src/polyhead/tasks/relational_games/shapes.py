@@ -25,7 +25,12 @@ COLOURS = tuple(rgb for rgb in itertools.product((0, 128, 255), repeat=3) if sum
 @functools.lru_cache(maxsize=16)
 def masks(shapes: str, device: torch.device) -> Tensor:
     """The shapes of a set as boolean cells (n 12 12); the last is an empty cell, for shape -1."""
-    squares = _stripes() if shapes == "stripes" else _blocks(_polyominoes(5 if shapes == "pentominoes" else 6))
+    if shapes == "stripes":
+        squares = _stripes()
+    elif shapes == "pentominoes":
+        squares = _blocks(_polyominoes(5))
+    else:
+        squares = _blocks(_polyominoes(6))
     cells = torch.zeros(len(squares) + 1, CELL, CELL, dtype=torch.bool)
     inside = slice(MARGIN, MARGIN + BLOCK * BLOCKS)
     cells[:-1, inside, inside] = squares
@@ -53,23 +58,25 @@ def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
 
 def _polyominoes(size: int) -> list[tuple[tuple[int, int], ...]]:
     """All polyominoes of `size` squares that fit into 3 x 3, with all rotations and reflections, at the top left."""
-    found = set()
+    polyominoes = set()
     board = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
     for squares in itertools.combinations(board, size):
         if _connected(set(squares)):
-            top, left = (min(square[i] for square in squares) for i in (0, 1))
-            found.add(tuple((row - top, column - left) for row, column in squares))
-    return sorted(found)
+            top = min(row for row, _ in squares)
+            left = min(column for _, column in squares)
+            polyominoes.add(tuple((row - top, column - left) for row, column in squares))
+    return sorted(polyominoes)
 
 
 def _connected(squares: set[tuple[int, int]]) -> bool:
     """Whether the squares are connected."""
-    reached, edge = set(), [min(squares)]
+    reached = set()
+    edge = [min(squares)]
     while edge:
         row, column = edge.pop()
-        reached.add((row, column))
-        beside = ((row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1))
-        edge += [square for square in beside if square in squares and square not in reached]
+        if (row, column) in squares and (row, column) not in reached:
+            reached.add((row, column))
+            edge += [(row + 1, column), (row - 1, column), (row, column + 1), (row, column - 1)]
     return reached == squares
 
 
@@ -88,6 +95,14 @@ def _stripes() -> Tensor:
     Diagonal stripes have a width of at least two pixels: with one, both diagonals give the same chequerboard.
     """
     row, column = torch.meshgrid(torch.arange(9), torch.arange(9), indexing="ij")
-    straight = [along // width for along in (row, column) for width in (1, 2, 3)]
-    slanting = [along // width for along in (row + column, row - column + 9) for width in (2, 3, 4)]
-    return torch.stack([stripe % 2 == phase for stripe in straight + slanting for phase in (0, 1)])
+    squares = []
+    for position, widths in (
+        (row, (1, 2, 3)),
+        (column, (1, 2, 3)),
+        (row + column, (2, 3, 4)),
+        (row - column + 9, (2, 3, 4)),
+    ):
+        for width in widths:
+            stripe = position // width % 2
+            squares += [stripe == 0, stripe == 1]
+    return torch.stack(squares)

@@ -94,7 +94,6 @@ class RelationalGames(Classification):
         },
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
-        terms=(("Known pairs", "Knows the class of each pair of objects in the training images."),),
     )
 
     def __post_init__(self) -> None:
@@ -120,23 +119,28 @@ class RelationalGames(Classification):
         Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
-        own = fork(generator, f"{self.name}/{self.game}/{split}")
+        draws = fork(generator, f"{self.name}/{self.game}/{split}")
         start = self._start(split, batch_size, generator)
         advance(generator)
         sets = SHAPES_OF[split]
         if batch_size < len(sets) and start % 2:  # a single image is of either set
             sets = sets[::-1]
         if self.data == "original":
-            return self._original(split, sets, batch_size, own)
+            return self._original(split, sets, batch_size, draws)
         if split == "train":
-            grids, labels = _pool(self, own.device)
-            rows = picks(len(labels), batch_size, own)
+            grids, labels = _pool(self, draws.device)
+            rows = picks(len(labels), batch_size, draws)
             return _batch(sets, grids[rows], labels[rows])
-        kinds = torch.arange(start, start + batch_size, device=own.device)
-        if len(sets) > 1:
-            parts = [self._fresh(shapes, kinds[i::2] // 2, own) for i, shapes in enumerate(sets)]
-            return _batch(sets, *(_in_turn(pair) for pair in zip(*parts, strict=True)))
-        return _batch(sets, *self._fresh(sets[0], kinds, own))
+        kinds = torch.arange(start, start + batch_size, device=draws.device)
+        if len(sets) == 1:
+            grids, labels = self._fresh(sets[0], kinds, draws)
+            return _batch(sets, grids, labels)
+        # The rows use the sets of shapes in turn; each set has all kinds.
+        grids = torch.empty(batch_size, 9, dtype=torch.long, device=draws.device)
+        labels = torch.empty(batch_size, dtype=torch.long, device=draws.device)
+        for i, shapes in enumerate(sets):
+            grids[i :: len(sets)], labels[i :: len(sets)] = self._fresh(shapes, kinds[i :: len(sets)] // 2, draws)
+        return _batch(sets, grids, labels)
 
     def class_name(self, target: str, label: int) -> str:
         return ANSWERS[label]
@@ -148,12 +152,13 @@ class RelationalGames(Classification):
             return table
         grids, labels = _pool(self, torch.device("cpu"))
         batch = self.batch(split, sequences, seed=seed, step=0)
-        shapes, colours = batch.latents["shapes"], batch.latents["colours"]
-        asked = torch.where(shapes < 0, -1, shapes * len(COLOURS) + colours)
+        shapes = batch.latents["shapes"]
+        objects = shapes * len(COLOURS) + batch.latents["colours"]
         if "pentominoes" not in SHAPES_OF[split]:
-            asked = torch.where(shapes < 0, -1, -2 - asked)  # names below -1: no training image has them
-        guesses = known_pairs(grids, labels, asked)
-        return table | {"known_pairs": Score.of(1 - (guesses - batch.targets[:, 0]).abs())}
+            objects = -2 - objects  # names below -1: no training image has them
+        guesses = known_pairs(grids, labels, torch.where(shapes < 0, -1, objects))
+        table["known_pairs"] = Score.of(1 - (guesses - batch.targets[:, 0]).abs())
+        return table
 
     def _start(self, split: str, batch_size: int, generator: torch.Generator) -> int:
         """Where a batch begins in the cycle of shape sets, classes and halves.
@@ -169,8 +174,10 @@ class RelationalGames(Classification):
     def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Grids (n 9) that are not in the training set, and their labels (n)."""
         draw = _drawer(self.game, shapes, generator)
-        novel = shapes != "pentominoes"
-        return draw(kinds) if novel else unseen(draw, kinds, _pool(self, kinds.device)[0]), kinds % 2
+        if shapes != "pentominoes":  # training shows none of these shapes
+            return draw(kinds), kinds % 2
+        training_grids, _ = _pool(self, kinds.device)
+        return unseen(draw, kinds, training_grids), kinds % 2
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the published pentominoes, unless the images are generated."""
@@ -180,18 +187,19 @@ class RelationalGames(Classification):
 
     def _original(self, split: str, sets: tuple[str, ...], batch_size: int, generator: torch.Generator) -> Batch:
         """A batch of the published images, on the generator's device."""
-        device, folder = generator.device, located(self.folder)
+        device = generator.device
+        folder = located(self.folder)
         images = torch.empty(batch_size, 3, 36, 36, dtype=torch.uint8, device=device)
         labels = torch.empty(batch_size, dtype=torch.long, device=device)
         for i, shapes in enumerate(sets):
             pixels, classes = original.load(folder, self.game, shapes)
-            chosen = torch.arange(len(classes))
+            indices = torch.arange(len(classes))
             if shapes == "pentominoes":
-                settings = (self.game, split, self.examples, self.split_seed)
-                chosen = original.rows(folder, *settings)
-            mine = labels[i :: len(sets)]
-            rows = chosen[picks(len(chosen), len(mine), generator).cpu()]
-            images[i :: len(sets)], labels[i :: len(sets)] = pixels[rows].to(device), classes[rows].to(device)
+                indices = original.rows(folder, self.game, split, self.examples, self.split_seed)
+            count = len(labels[i :: len(sets)])
+            rows = indices[picks(len(indices), count, generator).cpu()]
+            images[i :: len(sets)] = pixels[rows].to(device)
+            labels[i :: len(sets)] = classes[rows].to(device)
         return batch_of(images.float() / 255, labels, {})
 
 
@@ -244,8 +252,8 @@ def _between(positive: Tensor, other: Tensor, objects: int, generator: torch.Gen
     """ABA in class 1; in class 0 half are ABC, the other half AAC or ACC."""
     n = len(positive)
     a, b, c = distinct(n, 3, objects, generator).unbind(1)
-    early = torch.randint(2, (n,), generator=generator, device=a.device) == 1
-    middle = torch.where(~positive & other, torch.where(early, a, c), b)
+    repeats_first = torch.randint(2, (n,), generator=generator, device=a.device) == 1
+    middle = torch.where(~positive & other, torch.where(repeats_first, a, c), b)
     return _pick(LINES, n, generator), torch.stack((a, middle, torch.where(positive, a, c)), 1)
 
 
@@ -267,22 +275,15 @@ def _pick(table: tuple[tuple[int, ...], ...], n: int, generator: torch.Generator
     return torch.tensor(table, device=generator.device)[picks(len(table), n, generator)]
 
 
-def _in_turn(pair: tuple[Tensor, Tensor]) -> Tensor:
-    """The rows of both, interleaved."""
-    first, second = pair
-    both = first.new_empty((len(first) + len(second), *first.shape[1:]))
-    both[::2], both[1::2] = first, second
-    return both
-
-
 def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
     """A batch of images of `grids`; its rows use the sets of shapes in turn."""
-    there = grids >= 0
-    shapes = torch.where(there, grids // len(COLOURS), -1)
-    colours = torch.where(there, grids % len(COLOURS), -1)
-    parts = [draw(name, shapes[i :: len(sets)], colours[i :: len(sets)]) for i, name in enumerate(sets)]
-    images = parts[0] if len(parts) == 1 else _in_turn((parts[0], parts[1]))
-    return batch_of(images, labels, {"shapes": shapes, "colours": colours, "cells": there})
+    filled = grids >= 0
+    shapes = torch.where(filled, grids // len(COLOURS), -1)
+    colours = torch.where(filled, grids % len(COLOURS), -1)
+    images = torch.empty(len(grids), 3, 36, 36, device=grids.device)
+    for i, name in enumerate(sets):
+        images[i :: len(sets)] = draw(name, shapes[i :: len(sets)], colours[i :: len(sets)])
+    return batch_of(images, labels, {"shapes": shapes, "colours": colours, "cells": filled})
 
 
 @functools.lru_cache(maxsize=32)

@@ -42,24 +42,20 @@ def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed
     check_size(task)
     if instances < 1:
         raise ValueError(f"ambiguity: instances must be at least 1 but is {instances}")
-    found: dict[str, list[Tensor]] = {name: [] for name in ("code", "text", "text_distinct", "bayes", "identified")}
+    parts: dict[str, list[Tensor]] = {"code": [], "text": [], "text_distinct": [], "bayes": []}
+    counts = []
     for step, start in enumerate(range(0, instances, AT_ONCE)):
         panels = task.batch(split, min(AT_ONCE, instances - start), seed=seed, step=step).latents["panels"]
-        found["code"].append(ambiguous(panels, task, "code"))
-        found["text"].append(ambiguous(panels, task, "text"))
-        found["text_distinct"].append(ambiguous(panels, task, "text", distinct=True))
-        accuracy, answers = bayes(panels, task)
-        found["bayes"].append(accuracy)
-        found["identified"].append(answers == 1)
-    whole = {name: torch.cat(parts) for name, parts in found.items()}
-    identified = whole.pop("identified").double().mean().item()
-    scores = {name: Score.of(values) for name, values in whole.items()}
-    return {**scores, "bayes": Score.of(whole["bayes"], identified)}
-
-
-def _truth(panels: Tensor, task: Sraven) -> Tensor:
-    """The true answer (b 1 s 1) at slot s of the last column."""
-    return panels[:, -1, -1].repeat(1, task.features ** (task.grid - 2))[:, None, :, None]
+        parts["code"].append(ambiguous(panels, task, "code"))
+        parts["text"].append(ambiguous(panels, task, "text"))
+        parts["text_distinct"].append(ambiguous(panels, task, "text", distinct=True))
+        accuracy, count = bayes(panels, task)
+        parts["bayes"].append(accuracy)
+        counts.append(count)
+    scores = {name: Score.of(torch.cat(values)) for name, values in parts.items()}
+    identified = (torch.cat(counts) == 1).double().mean().item()
+    scores["bayes"] = Score.of(torch.cat(parts["bayes"]), identified)
+    return scores
 
 
 def searchable(task: Sraven) -> bool:
@@ -91,7 +87,9 @@ def ambiguous(
     flags = []
     for part in panels.split(_at_once(task)):
         fits, answers = hypotheses(part, task, distinct=distinct)
-        wrong = (fits & (answers != _truth(part, task))).any(dim=-1, keepdim=True)
+        # The true answer (b 1 s 1) at slot s of the last column.
+        truth = part[:, -1, -1].repeat(1, task.features ** (task.grid - 2))[:, None, :, None]
+        wrong = (fits & (answers != truth)).any(dim=-1, keepdim=True)
         flag = torch.zeros(len(part), dtype=torch.bool, device=part.device)
         if definition == "code":
             flag[explanations(wrong, task)[0]] = True
@@ -118,8 +116,12 @@ def bayes(
     progressions, values^-(grid (grid - 1)) for sum and difference, 1 / (C(values, grid) grid!^grid) for distribute.  A
     multiset with c_r copies of rule r can be assigned to the features in features! / (c_1! c_2! ...) ways.
     """
-    pairs = [_bayes(part, task, rules) for part in panels.split(_at_once(task))]
-    return torch.cat([accuracy for accuracy, _ in pairs]), torch.cat([count for _, count in pairs])
+    accuracies, counts = [], []
+    for part in panels.split(_at_once(task)):
+        accuracy, count = _bayes(part, task, rules)
+        accuracies.append(accuracy)
+        counts.append(count)
+    return torch.cat(accuracies), torch.cat(counts)
 
 
 def _bayes(panels: Tensor, task: Sraven, rules: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -141,11 +143,12 @@ def posterior(
     _check_answers(task)
     fits, predicted = hypotheses(panels, task, distinct=True)
     instance, slots, chosen = explanations(fits, task)
+    possible = torch.ones_like(instance, dtype=torch.bool)
     if not task.permuted:
-        instance, slots, chosen = _those((chosen.diff(dim=1) >= 0).all(dim=1), instance, slots, chosen)
+        possible &= (chosen.diff(dim=1) >= 0).all(dim=1)  # the rules are ascending
     if rules is not None:
-        known = torch.isin(_code(chosen.sort(dim=1).values), _code(rules.to(panels.device)))
-        instance, slots, chosen = _those(known, instance, slots, chosen)
+        possible &= torch.isin(_code(chosen.sort(dim=1).values), _code(rules.to(panels.device)))
+    instance, slots, chosen = instance[possible], slots[possible], chosen[possible]
     features = torch.arange(task.features, device=panels.device)
     chance = chances(task, panels.device)[chosen].prod(dim=1)
     if task.permuted:
@@ -155,27 +158,12 @@ def posterior(
     answers = torch.empty_like(slots).scatter_(
         1, slots % task.features, predicted[instance[:, None], features, slots, chosen]
     )
-    places = task.values ** torch.arange(task.features, device=panels.device)
-    key = instance * task.values**task.features + (answers * places).sum(dim=1)
-    kinds, group = key.unique(return_inverse=True)
-    mass = torch.zeros(len(kinds), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
-    return kinds // task.values**task.features, kinds[:, None] // places % task.values, mass
-
-
-@shaped
-def causes(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b"]:
-    """The number of tasks (rules and correspondences) that can generate the panels, including the answer."""
-    check_size(task)
-    counts = []
-    for part in panels.split(_at_once(task)):
-        fits, answers = hypotheses(part, task, distinct=True)
-        instance, _, _ = explanations(fits & (answers == _truth(part, task)), task)
-        counts.append(torch.bincount(instance, minlength=len(part)))
-    return torch.cat(counts)
-
-
-def _those(which: Tensor, instance: Tensor, slots: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return instance[which], slots[which], chosen[which]
+    # Number the pairs of an instance and an answer, and add the probabilities of equal pairs.
+    digits = task.values ** torch.arange(task.features, device=panels.device)
+    number = instance * task.values**task.features + (answers * digits).sum(dim=1)
+    numbers, group = number.unique(return_inverse=True)
+    mass = torch.zeros(len(numbers), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
+    return numbers // task.values**task.features, numbers[:, None] // digits % task.values, mass
 
 
 def _check_answers(task: Sraven) -> None:
@@ -193,8 +181,9 @@ def _code(rules: Tensor) -> Tensor:
 def chances(task: Sraven, device: torch.device) -> Tensor:
     """For each rule, the probability of a feature's shown symbols, if they fit the rule."""
     k, g = float(task.values), task.grid
-    dealt = 1 / (math.comb(task.values, g) * float(math.factorial(g)) ** g)
-    return torch.tensor([k**-g] * 5 + [k ** -(g * (g - 1))] * 2 + [dealt], dtype=torch.float64, device=device)
+    distribute = 1 / (math.comb(task.values, g) * float(math.factorial(g)) ** g)
+    values = [k**-g] * 5 + [k ** -(g * (g - 1))] * 2 + [distribute]
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def _at_once(task: Sraven) -> int:
@@ -212,18 +201,19 @@ def explanations(
     another, for all instances together.
     """
     b, m, s, r = possible.shape
-    taken = _slots(task.features, task.grid, possible.device)
+    slots_of_pick = _slots(task.features, task.grid, possible.device)
     if not task.permuted:
-        ways = torch.arange(s, device=possible.device)
-        possible = possible & (ways == straight(task, possible.device)[:, None])[..., None]
+        every_pick = torch.arange(s, device=possible.device)
+        possible = possible & (every_pick == straight(task, possible.device)[:, None])[..., None]
     instance = torch.arange(b, device=possible.device)
     used = torch.zeros_like(instance)
     picks = torch.empty(b, 0, dtype=torch.long, device=possible.device)
     for feature in range(m):
-        free = (used[:, None] & taken) == 0  # (n s)
-        row, slots, option = (possible[instance, feature] & free[..., None]).nonzero().unbind(dim=1)
-        instance, used = instance[row], used[row] | taken[slots]
-        picks = torch.cat((picks[row], (slots * r + option)[:, None]), dim=1)
+        free = (used[:, None] & slots_of_pick) == 0  # (n s)
+        row, pick, option = (possible[instance, feature] & free[..., None]).nonzero().unbind(dim=1)
+        instance = instance[row]
+        used = used[row] | slots_of_pick[pick]
+        picks = torch.cat((picks[row], (pick * r + option)[:, None]), dim=1)
     return instance, picks // r, picks % r
 
 
@@ -235,8 +225,13 @@ def straight(task: Sraven, device: torch.device) -> Int[Tensor, "m"]:
 @functools.lru_cache(maxsize=16)
 def _slots(features: int, grid: int, device: torch.device) -> Tensor:
     """The slots that each pick s takes, as a bit mask over columns and slots."""
-    ways = itertools.product(range(features), repeat=grid - 1)
-    return torch.tensor([sum(1 << (c * features + j) for c, j in enumerate(way)) for way in ways], device=device)
+    masks = []
+    for pick in itertools.product(range(features), repeat=grid - 1):
+        mask = 0
+        for column, slot in enumerate(pick):
+            mask |= 1 << (column * features + slot)
+        masks.append(mask)
+    return torch.tensor(masks, device=device)
 
 
 def hypotheses(
@@ -245,53 +240,55 @@ def hypotheses(
     """For slot m of the first column and slots s of the others: does rule r fit the shown symbols, and its answer."""
     b, g, _, m = panels.shape
     # Each column's slot has its own axis, so most tests broadcast over two columns only, not over whole features.
-    columns = [panels[:, :, c].view(b, g, *(m if c == axis else 1 for axis in range(g))) for c in range(g)]
+    columns = []
+    for c in range(g):
+        axes = [1] * g
+        axes[c] = m
+        columns.append(panels[:, :, c].view(b, g, *axes))
     shown = (*columns[:-1], columns[-1][:, :-1])  # the last column lacks its last row
     fits, answers = [], []
     for step in STEPS:
-        jumps = [
-            ((after - before[:, : after.shape[1]] - step) % task.values == 0).all(dim=1)
-            for before, after in itertools.pairwise(shown)
-        ]
-        fits.append(_all(jumps))
+        fit = torch.ones((), dtype=torch.bool, device=panels.device)
+        for before, after in itertools.pairwise(shown):
+            change = after - before[:, : after.shape[1]]
+            fit = fit & ((change - step) % task.values == 0).all(dim=1)
+        fits.append(fit)
         answers.append((columns[-2][:, -1] + step) % task.values)
     total = functools.reduce(torch.add, columns[:-1])
     for result in (total, 2 * columns[0] - total):
         fits.append(((result[:, :-1] - shown[-1]) % task.values == 0).all(dim=1))
         answers.append(result[:, -1] % task.values)
     fit, answer = _distribute(columns, task.values, distinct)
-    whole = (b, *(m,) * g)
-    fits, answers = (
-        [part.expand(whole).reshape(b, m, -1) for part in parts] for parts in ((*fits, fit), (*answers, answer))
+    fits.append(fit)
+    answers.append(answer)
+    full_shape = (b, *(m,) * g)
+    return (
+        torch.stack([part.expand(full_shape).reshape(b, m, -1) for part in fits], dim=-1),
+        torch.stack([part.expand(full_shape).reshape(b, m, -1) for part in answers], dim=-1),
     )
-    return torch.stack(fits, dim=-1), torch.stack(answers, dim=-1)
 
 
 def _distribute(columns: list[Tensor], values: int, distinct: bool) -> tuple[Tensor, Tensor]:
     """All complete rows hold the same symbols, the last row holds some of them; the answer is the missing one."""
-    first, g = [column[:, 0] for column in columns], len(columns)
-    own = [_count(a, first) for a in first]
-    same = [
-        _count(a, [column[:, row] for column in columns]) == count
-        for row in range(1, g - 1)
-        for a, count in zip(first, own, strict=True)
-    ]
+    g = len(columns)
+    first = [column[:, 0] for column in columns]
     last = [column[:, -1] for column in columns[:-1]]
-    known = [functools.reduce(torch.logical_or, [cell == a for a in first]) for cell in last]
-    fit = _all([*same, *known])
-    # Without distinct symbols, as in the original code: the least used symbol, and of these the smallest.
-    used = [_count(a, last) * values + a for a in first]
-    answer = functools.reduce(torch.minimum, used) % values
+    fit = torch.ones((), dtype=torch.bool, device=columns[0].device)
+    for row in range(1, g - 1):
+        cells = [column[:, row] for column in columns]
+        for symbol in first:
+            fit = fit & (_count(symbol, cells) == _count(symbol, first))
+    for cell in last:
+        fit = fit & (_count(cell, first) > 0)
     if distinct:
-        differ = [a != b for cells in (first, last) for a, b in itertools.combinations(cells, 2)]
-        fit = _all([fit, *differ])
-    return fit, answer
+        for cells in (first, last):
+            for a, b in itertools.combinations(cells, 2):
+                fit = fit & (a != b)
+    # Without distinct symbols, as in the original code: the least used symbol, and of these the smallest.
+    usage = [_count(symbol, last) * values + symbol for symbol in first]
+    return fit, functools.reduce(torch.minimum, usage) % values
 
 
 def _count(symbol: Tensor, cells: list[Tensor]) -> Tensor:
     """The number of cells that hold the symbol."""
     return functools.reduce(torch.add, [(cell == symbol).long() for cell in cells])
-
-
-def _all(parts: list[Tensor]) -> Tensor:
-    return functools.reduce(torch.logical_and, parts)

@@ -46,7 +46,7 @@ def baselines(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0)
     """
     check_baselines(task, split, sequences)
     scores: dict[str, list[Tensor]] = {}
-    single = []
+    answer_counts = []
     for step, start in enumerate(range(0, sequences, CHUNK)):
         panels = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step).latents["panels"]
         hits_of_batch = {
@@ -57,14 +57,15 @@ def baselines(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0)
             hits_of_batch["same_slot"] = hits(same_slot(panels, task), panels)
         if searchable(task):
             hits_of_batch["known_combinations"] = known_combinations(panels, task)
-            hits_of_batch["ceiling"], answers = bayes(panels, task)
-            single.append(answers == 1)
+            hits_of_batch["ceiling"], answer_count = bayes(panels, task)
+            answer_counts.append(answer_count)
         for name, values in hits_of_batch.items():
             scores.setdefault(name, []).append(values)
     table = {"chance": Score(float(task.values) ** -task.features, 0.0, 0)}
     table |= {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
-    if single:
-        table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), torch.cat(single).double().mean().item())
+    if answer_counts:
+        identified = (torch.cat(answer_counts) == 1).double().mean().item()
+        table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), identified)
     return table
 
 
@@ -88,8 +89,9 @@ def copy_left(panels: Int[Tensor, "b g g m"]) -> Int[Tensor, "b m"]:
 def symbol_counts(panels: Int[Tensor, "b g g m"], weights: Float[Tensor, "m p n"], values: int) -> Int[Tensor, "b m"]:
     """For each slot, the symbol with the most evidence; `weights` come from `evidence`."""
     states = _states(panels, values)
-    slots, shown = (torch.arange(n, device=panels.device) for n in (states.shape[1], states.shape[3]))
-    return weights[slots[:, None, None], shown, states].sum(dim=-1).argmax(dim=-1)
+    slots = torch.arange(states.shape[1], device=panels.device)[:, None, None]
+    shown_panels = torch.arange(states.shape[3], device=panels.device)
+    return weights[slots, shown_panels, states].sum(dim=-1).argmax(dim=-1)
 
 
 @shaped

@@ -29,7 +29,6 @@ accuracy.
 import functools
 import itertools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -41,14 +40,13 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch, Logits, Task, Vectors, stream
 from polyhead.config.checked import Count, choice
-from polyhead.config.words import Words
+from polyhead.config.words import Baseline, Words
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.sraven.words import WORDS
+from polyhead.tasks.classification import CHANCE
 from polyhead.tasks.task import (
     SPLITS,
     Score,
     advance,
-    beside,
     check_draw,
     check_fraction,
     check_logits,
@@ -78,6 +76,21 @@ TRIES = 1000  # most random splits to find a covering one; most draws to find an
 BITS = 31  # of a random number; a die with n sides is fair up to n / 2^31
 
 Multiset = tuple[int, ...]
+
+WORDS = Words(
+    metric=("Accuracy", "The share of sequences in which every symbol of the last panel is right."),
+    baselines={
+        "chance": CHANCE,
+        "symbol_counts": Baseline("Symbol counts", "knows no rule, only where training answers occurred", drawn=True),
+        "copy_left": Baseline("Copy", "copies the panel to the left of the last one"),
+        "same_slot": Baseline("Same slot", "knows the rules, but not that columns permute their features"),
+        "known_combinations": Baseline(
+            "Known combinations only", "knows no combination of rules beyond the training ones", drawn=True
+        ),
+        "ceiling": Baseline("Exact ceiling", "knows all rules and gives the most probable answer", drawn=True),
+    },
+    part="rule",
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +149,9 @@ class Sraven(Task):
             raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")
         _split(self.features, self.held_out, self.split, self.split_seed)
         if self.reject_ambiguous is not None:
-            beside(__name__, "ambiguity").check_size(self)
+            from polyhead.tasks.sraven.ambiguity import check_size  # it imports this file
+
+            check_size(self)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -158,12 +173,18 @@ class Sraven(Task):
     @property
     def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """The last token attending to itself (paper), and to the last feature of the panels to its left (its code)."""
-        left = range(self.grid * (self.grid - 1), self.grid**2 - 1)
-        return {"self": ((-1, -1),), "last_row": tuple((-1, (panel + 1) * self.features - 1) for panel in left)}
+        last_row = []
+        for panel in range(self.grid * (self.grid - 1), self.grid**2 - 1):
+            last_row.append((-1, (panel + 1) * self.features - 1))
+        return {"self": ((-1, -1),), "last_row": tuple(last_row)}
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         """Panel and feature."""
-        return tuple(f"{i // self.features + 1}.{i % self.features + 1}" for i in range(self.length))
+        names = []
+        for panel in range(self.grid**2):
+            for feature in range(self.features):
+                names.append(f"{panel + 1}.{feature + 1}")
+        return tuple(names)
 
     def class_name(self, target: str, label: int) -> str:
         """A short name of a rule, or the symbol.
@@ -195,34 +216,14 @@ class Sraven(Task):
         Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
-        multisets = _multisets(self, split, generator.device)
-
-        def pick(picker: torch.Generator) -> Tensor:
-            return multisets[torch.randint(len(multisets), (batch_size,), generator=picker, device=picker.device)]
-
-        return self._batch(f"{self.name}/{split}", pick, generator)
-
-    @shaped
-    def of_rules(self, rules: Int[Tensor, "b m"], generator: torch.Generator) -> Batch:
-        """A batch with the multisets `rules` (b features), of any split."""
-        if rules.shape[1] != self.features or not ((rules >= 0) & (rules < len(RULES))).all():
-            raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
-        rules = rules.to(generator.device, torch.int64).sort(dim=1).values
-        return self._batch(f"{self.name}/of_rules", lambda _: rules, generator)
-
-    def _batch(self, stem: str, pick: Callable[[torch.Generator], Tensor], generator: torch.Generator) -> Batch:
-        def draw(attempt: str) -> tuple[Tensor, Tensor, Tensor]:
-            rules = pick(fork(generator, f"{stem}/rules{attempt}"))
-            return _draw(self, rules, fork(generator, f"{stem}/grids{attempt}"))
-
-        rules, order, panels = draw("")
+        rules, order, panels = self._draw(split, batch_size, generator)
         if self.reject_ambiguous is not None:
-            _redraw(self, (rules, order, panels), draw)
+            self._replace_ambiguous((rules, order, panels), split, generator)
         advance(generator)
         targets = panels.flatten(1)
-        shown = targets.clone()
-        shown[:, -self.features :] = self.values  # the row of zeros
-        inputs = F.embedding(shown, _vectors(self.values, targets.device))
+        symbols = targets.clone()
+        symbols[:, -self.features :] = self.values  # the row of zeros hides the answer
+        inputs = F.embedding(symbols, _vectors(self.values, targets.device))
         scored = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
         scored[:, -self.features :] = True
         latents = {
@@ -232,6 +233,45 @@ class Sraven(Task):
             "query_rules": rules.gather(1, order[:, -1]),
         }
         return Batch(inputs, targets, None, scored, latents)
+
+    def _draw(
+        self,
+        split: str,
+        batch_size: int,
+        generator: torch.Generator,
+        attempt: str = "",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rules (b m), permutations (b g m) and panels (b g g m); `generator` is not changed."""
+        multisets = _multisets(self, split, generator.device)
+        rule_draws = fork(generator, f"{self.name}/{split}/rules{attempt}")
+        rows = torch.randint(len(multisets), (batch_size,), generator=rule_draws, device=generator.device)
+        grid_draws = fork(generator, f"{self.name}/{split}/grids{attempt}")
+        return draw_instances(self, multisets[rows], grid_draws)
+
+    def _replace_ambiguous(
+        self,
+        instances: tuple[Tensor, Tensor, Tensor],
+        split: str,
+        generator: torch.Generator,
+    ) -> None:
+        """Replace ambiguous instances, in place, by those at the same index in later draws."""
+        from polyhead.tasks.sraven.ambiguity import ambiguous  # it imports this file
+
+        definition = str(self.reject_ambiguous)
+        panels = instances[-1]
+        left = ambiguous(panels, self, definition).nonzero()[:, 0]
+        for attempt in range(1, TRIES):
+            if not len(left):
+                return
+            fresh = self._draw(split, len(panels), generator, f"/{attempt}")
+            for old, new in zip(instances, fresh, strict=True):
+                old[left] = new[left]
+            left = left[ambiguous(panels[left], self, definition)]
+        if len(left):
+            raise ValueError(
+                f"Sraven: {TRIES} draws gave no instance without ambiguity by definition {definition!r}; "
+                "use more values"
+            )
 
     def input_sizes(self, batch: Batch) -> Float[Tensor, "b"]:
         """The size of the inputs that the last query token must attend to (b): the sum of their symbols.
@@ -257,8 +297,9 @@ class Sraven(Task):
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Accuracy of baselines that do not combine rules, and of the Bayes-optimal solver: see baselines.py."""
-        scores: dict[str, Score] = beside(__name__, "baselines").baselines(self, split, sequences=sequences, seed=seed)
-        return scores
+        from polyhead.tasks.sraven.baselines import baselines  # it imports this file
+
+        return baselines(self, split, sequences=sequences, seed=seed)
 
     def _queries(self, outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Logits (b features values) in at least float32 and targets (b features) of the query tokens."""
@@ -273,42 +314,22 @@ def permute(features: Int[Tensor, "b g g m"], permutations: Int[Tensor, "b g m"]
 
 
 # ------------------------------------------------------------------------------------------------------------ generator
-def _draw(task: Sraven, rules: Tensor, painter: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """The given rules (b m), with permutations (b g m) and panels (b g g m)."""
-    (count, m), g, device = rules.shape, task.grid, painter.device
+def draw_instances(
+    task: Sraven,
+    rules: Tensor,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The given rules (b m), ascending, with permutations (b g m) and panels (b g g m)."""
+    (count, m), g, device = rules.shape, task.grid, generator.device
     # One call draws all numbers, so a smaller batch is a prefix of a larger one.
-    cells, rest = m * g * (g - 1), m * g
-    numbers = torch.randint(2**BITS, (count, cells + rest + g * (m - 1)), generator=painter, device=device)
-    grids = _grids(
-        rules,
-        numbers[:, :cells].view(count, g, g - 1, m),
-        numbers[:, cells : cells + rest].view(count, g, m),
-        task.values,
-    )
+    sizes = (m * g * (g - 1), m * g, g * (m - 1))
+    numbers = torch.randint(2**BITS, (count, sum(sizes)), generator=generator, device=device)
+    cells, symbols, permutations = numbers.split(sizes, dim=1)
+    grids = _grids(rules, cells.view(count, g, g - 1, m), symbols.view(count, g, m), task.values)
     if not task.permuted:
         return rules, torch.arange(m, device=device).expand(count, g, m).contiguous(), grids
-    order = _arrange(numbers[:, cells + rest :].view(count, g, m - 1), m, m)
+    order = _arrange(permutations.view(count, g, m - 1), m, m)
     return rules, order, permute(grids, order)
-
-
-def _redraw(
-    task: Sraven, drawn: tuple[Tensor, Tensor, Tensor], draw: Callable[[str], tuple[Tensor, Tensor, Tensor]]
-) -> None:
-    """Replace ambiguous instances, in place, by those at the same index in later draws."""
-    ambiguous = beside(__name__, "ambiguity").ambiguous
-    definition = str(task.reject_ambiguous)
-    left = ambiguous(drawn[-1], task, definition).nonzero()[:, 0]
-    for attempt in range(1, TRIES):
-        if not len(left):
-            return
-        fresh = draw(f"/{attempt}")
-        for old, new in zip(drawn, fresh, strict=True):
-            old[left] = new[left]
-        left = left[ambiguous(drawn[-1][left], task, definition)]
-    if len(left):
-        raise ValueError(
-            f"Sraven: {TRIES} draws gave no instance without ambiguity by definition {definition!r}; use more values"
-        )
 
 
 def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor:
@@ -363,8 +384,10 @@ def _vectors(values: int, device: torch.device) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------- splits
 @functools.lru_cache(maxsize=64)
 def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
-    train, num_held_out = _split(task.features, task.held_out, task.split, task.split_seed)
-    return torch.tensor(num_held_out if split in ("compositional", "novel") else train, device=device)
+    train, held_out = _split(task.features, task.held_out, task.split, task.split_seed)
+    if split in ("compositional", "novel"):
+        return torch.tensor(held_out, device=device)
+    return torch.tensor(train, device=device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -375,10 +398,13 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
     if split != "covered":
         order = original_order("Sraven", __package__, rows, split, seed)
         return tuple(order[num_held_out:]), tuple(order[:num_held_out])
-    if features == 1 or (len(rows) - num_held_out) * features >= len(RULES):
+    if features == 1:  # the held-out rules are new
+        order = shuffled(rows, stream(seed, "sraven/split", 0))
+        return tuple(order[num_held_out:]), tuple(order[:num_held_out])
+    if (len(rows) - num_held_out) * features >= len(RULES):
         for attempt in range(TRIES):
             order = shuffled(rows, stream(seed, "sraven/split", attempt))
-            if features == 1 or len(set(itertools.chain(*order[num_held_out:]))) == len(RULES):
+            if len(set(itertools.chain(*order[num_held_out:]))) == len(RULES):
                 return tuple(order[num_held_out:]), tuple(order[:num_held_out])
     raise ValueError(
         f"Sraven: held_out={held_out} leaves {len(rows) - num_held_out} training multisets of {features} rules, too "

@@ -30,10 +30,12 @@ def baselines(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
     check_baselines(task, split, sequences)
     corpus = task._corpus()
     tokens = np.array(task._tokens(split)[: sequences * task.length + 1])
-    plain = isinstance(corpus.codec, Bytes)  # a vocabulary of 256 tokens and fewer may be of other tokens than bytes
-    data = tokens[1:].tobytes() if plain else corpus.codec.decode(tokens[1:].tolist()).encode()
+    if isinstance(corpus.codec, Bytes):
+        data = tokens[1:].tobytes()
+    else:
+        data = corpus.codec.decode(tokens[1:].tolist()).encode()
     rate = corpus.rate(split)
-    size = rate * (len(tokens) - 1)  # of the text, which is longer than `whole` if the tokenizer loses some
+    size = rate * (len(tokens) - 1)  # of the text, which is longer than `data` if the tokenizer loses some
     bits = _surprise(corpus.tokens["train"][:COUNTED_TOKENS], corpus.codec.count)[tokens[1:]] / rate
     return {
         "zlib": Score.of(torch.tensor(_zlib(data), dtype=torch.double) * (len(data) / size)),
@@ -44,7 +46,8 @@ def baselines(task: Text, split: str, *, sequences: int) -> dict[str, Score]:
 
 def _zlib(data: bytes) -> list[float]:
     """Bits per byte of each chunk of one compressed stream."""
-    packer, bits = zlib.compressobj(9), []
+    packer = zlib.compressobj(9)
+    bits = []
     for part in _stretches(np.frombuffer(data, np.uint8), STRETCH):
         packed = packer.compress(part.tobytes()) + packer.flush(zlib.Z_SYNC_FLUSH)
         bits.append(8 * len(packed) / len(part))

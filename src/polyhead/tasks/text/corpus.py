@@ -64,7 +64,8 @@ class Request:
         elif not self.is_on_hub:
             data = str(pathlib.Path(data).absolute())
         codec = text_tokens.existing(self.tokenizer)
-        parts = [data, self.tokenizer if codec is None else codec.digest, self.held_out, self.limit, self.column]
+        tokenizer = self.tokenizer if codec is None else codec.digest
+        parts = [data, tokenizer, self.held_out, self.limit, self.column]
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.data)[-40:].strip("-")
         return self.folder / f"{name}-{_digest(json.dumps([VERSION, *parts]).encode())[:12]}"
 
@@ -135,15 +136,19 @@ def _read(path: pathlib.Path, request: Request) -> Corpus | None:
         manifest = json.loads((path / "manifest.json").read_bytes())
         if manifest["version"] != VERSION or manifest["state"] != request.state:
             return None
-        dtype, tokens = np.dtype(manifest["dtype"]), {}
+        dtype = np.dtype(manifest["dtype"])
+        tokens = {}
         for split in SPLITS:
-            count, file = manifest["splits"][split]["tokens"], path / f"{split}.bin"
+            count = manifest["splits"][split]["tokens"]
+            file = path / f"{split}.bin"
             if file.stat().st_size != count * dtype.itemsize:
                 raise ValueError(f"{file} has another size than when it was written")
-            tokens[split] = np.asarray(np.memmap(file, dtype, "r")) if count else np.empty(0, dtype)
+            tokens[split] = np.empty(0, dtype)
+            if count:  # an empty file cannot be mapped
+                tokens[split] = np.asarray(np.memmap(file, dtype, "r"))
     except FileNotFoundError:
         return None
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         _say(f"{path} is damaged ({error}); tokenising again")
         return None
     codec = text_tokens.existing(request.tokenizer) or text_tokens.read(path / text_tokens.FILE)
@@ -157,35 +162,68 @@ def _write(path: pathlib.Path, request: Request) -> None:
         codec = text_tokens.train(_sample(request), int(request.tokenizer.partition(":")[2]))
         (path / text_tokens.FILE).write_text(codec.to_json(), encoding="utf-8")
     dtype = np.min_scalar_type(codec.count - 1)
-    separator = np.array([] if codec.end is None else [codec.end], dtype)
-    counts = {split: {"tokens": len(separator), "bytes": 0} for split in SPLITS}
+    separator = np.array([], dtype)
+    if codec.end is not None:
+        separator = np.array([codec.end], dtype)
+    counts = {split: {"tokens": 0, "bytes": 0} for split in SPLITS}
     fingerprint = ""  # a hash chain over the text and its splits, not the tokens
-    training_pieces, held_out_pieces = set(), []
+    copies = Copies()
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context((path / f"{split}.bin").open("wb")) for split in SPLITS}
-        for file in files.values():
-            file.write(separator.tobytes())
+
+        def append(split: str, tokens: np.ndarray, size: int) -> None:
+            files[split].write(tokens.tobytes())
+            counts[split]["tokens"] += len(tokens)
+            counts[split]["bytes"] += size
+
+        for split in SPLITS:
+            append(split, separator, 0)
         for i, stretch in enumerate(_stretches(request.pieces())):
             if i == 0 and request.tokenizer.endswith(".json"):  # the others restore every text
                 _warn_of_lost_text(request, codec, _text_of(stretch[0])[:CHECKED])
             for piece, tokens in zip(stretch, _encode(codec, dtype, stretch), strict=True):
-                end = separator if piece.ends else separator[:0]
-                files[piece.split].write(np.concatenate((tokens, end)).tobytes())
-                counts[piece.split]["tokens"] += len(tokens) + len(end)
-                counts[piece.split]["bytes"] += len(piece.data) + len(end)
+                append(piece.split, tokens, len(piece.data))
+                if piece.ends:
+                    append(piece.split, separator, len(separator))
                 fingerprint = _digest(f"{fingerprint}/{piece.split}/{piece.ends}/".encode() + piece.data)
-                if piece.split != "train":
-                    held_out_pieces.append((_digest(piece.data), len(piece.data)))
-                elif not request.is_on_hub:  # there copies are in the same split
-                    training_pieces.add(_digest(piece.data))
-    num_copied = sum(size for digest, size in held_out_pieces if digest in training_pieces)
-    share = num_copied / max(1, sum(size for _, size in held_out_pieces))
-    if share > COPIED:
+                copies.add(piece)
+    share = copies.share()
+    if share > COPIED and not request.is_on_hub:  # there copies are in the same split
         _say(f"{share:.0%} of what is held out of {request.data} are copies of training text; scores are too good")
-    tokenizer = {"name": request.tokenizer, "digest": codec.digest, "count": codec.count}
-    manifest = {"version": VERSION, "state": request.state, "fingerprint": fingerprint, "dtype": dtype.str}
-    manifest |= {"data": request.data, "tokenizer": tokenizer, "splits": counts}
+    manifest = {
+        "version": VERSION,
+        "state": request.state,
+        "fingerprint": fingerprint,
+        "dtype": dtype.str,
+        "data": request.data,
+        "tokenizer": {"name": request.tokenizer, "digest": codec.digest, "count": codec.count},
+        "splits": counts,
+    }
     write(path / "manifest.json", json.dumps(manifest, indent=2).encode())
+
+
+class Copies:
+    """How much of the held-out text occurs in training, piece by piece."""
+
+    def __init__(self) -> None:
+        self.training_pieces: set[str] = set()
+        self.held_out_pieces: list[tuple[str, int]] = []
+
+    def add(self, piece: Piece) -> None:
+        digest = _digest(piece.data)
+        if piece.split == "train":
+            self.training_pieces.add(digest)
+        else:
+            self.held_out_pieces.append((digest, len(piece.data)))
+
+    def share(self) -> float:
+        """The share of the held-out bytes."""
+        copied = total = 0
+        for digest, size in self.held_out_pieces:
+            total += size
+            if digest in self.training_pieces:
+                copied += size
+        return copied / max(1, total)
 
 
 def _encode(codec: Codec, dtype: np.dtype, pieces: list[Piece]) -> Iterator[np.ndarray]:

@@ -11,11 +11,10 @@ import dataclasses
 import fnmatch
 import glob
 import hashlib
-import itertools
 import os
 import pathlib
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyhead.spec.optional import optional
@@ -71,12 +70,14 @@ def list_files(data: str, limit: int | None, ignored_folder: pathlib.Path) -> li
     """
     if data == "stdlib":
         root = pathlib.Path(sysconfig.get_path("stdlib"))
-        paths = [path for path in _walk(root, NOT_LIBRARY) if path.suffix == ".py"]
+        paths = list(_walk(root, {".py"}, NOT_LIBRARY))
     else:
         root, paths = _find_files(data)
-    files, inodes = [], set()
+    files = []
+    inodes = set()
     for path in paths:
         status = path.stat()
+        # A glob may match a file several times, through links.
         linked_again = glob.has_magic(data) and (status.st_dev, status.st_ino) in inodes
         if status.st_size and not linked_again and ignored_folder not in path.parents:
             name = path.relative_to(root).as_posix()
@@ -98,24 +99,29 @@ def _find_files(data: str) -> tuple[pathlib.Path, list[pathlib.Path]]:
     if path.is_file():
         return path.parent, [path]
     if path.is_dir():
-        return path, [file for file in _walk(path) if file.suffix.lower() in SUFFIXES]
+        return path, list(_walk(path, SUFFIXES))
     if not glob.has_magic(data):
         raise ValueError(f"Text: data must be 'stdlib', 'hub:NAME', a file, a folder or a glob; there is no {data}")
-    num_fixed = next(i for i, part in enumerate(path.parts) if glob.has_magic(part))
-    root, pattern = pathlib.Path(*path.parts[:num_fixed]), list(path.parts[num_fixed:])
+    root = path
+    while glob.has_magic(str(root)):
+        root = root.parent
+    pattern = list(path.relative_to(root).parts)
     if pattern[-1] == "**":
         pattern.append("*")
+    takes_hidden = _has_hidden(pattern)
     files = []
     for file in sorted(set(root.glob("/".join(pattern)))):
-        is_hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
-        asks_for_hidden = any(part.startswith(".") for part in pattern)
-        if file.is_file() and (asks_for_hidden or not is_hidden):
+        if file.is_file() and (takes_hidden or not _has_hidden(file.relative_to(root).parts)):
             files.append(file)
     return root, files
 
 
-def _walk(root: pathlib.Path, excluded: Sequence[str] = ()) -> Iterator[pathlib.Path]:
-    """The files below `root`, without hidden ones, caches and what matches a pattern in `excluded`."""
+def _has_hidden(parts: Sequence[str]) -> bool:
+    return any(part.startswith(".") for part in parts)
+
+
+def _walk(root: pathlib.Path, suffixes: Collection[str], excluded: Sequence[str] = ()) -> Iterator[pathlib.Path]:
+    """The files below `root` with a suffix, without hidden ones, caches and what matches a pattern in `excluded`."""
 
     def is_included(name: str) -> bool:
         return not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*IGNORED, *excluded))
@@ -124,13 +130,14 @@ def _walk(root: pathlib.Path, excluded: Sequence[str] = ()) -> Iterator[pathlib.
         inner_folders[:] = sorted(filter(is_included, inner_folders))
         for name in filter(is_included, names):
             path = pathlib.Path(folder, name)
-            if path.is_file():
+            if path.suffix.lower() in suffixes and path.is_file():
                 yield path
 
 
 def _first_bytes(files: Sequence[File], limit: int) -> list[File]:
     """Files of about `limit` bytes in total; the last one is cut, but not inside a character."""
-    chosen, left = [], limit
+    chosen = []
+    left = limit
     for file in sorted(files, key=lambda file: hash_fraction(file.name)):
         if left < file.size:
             with file.path.open("rb") as handle:
@@ -165,48 +172,60 @@ def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
 def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str, bool]]:
     """The blocks of the files, each with its split and whether its document ends with it."""
     quota = held_out * sum(file.size for file in files)
-    split_of_files = _assign([(file.name, file.size) for file in files], quota)
+    split_of_file = _assign({file.name: file.size for file in files}, quota)
     sizes = dict.fromkeys(SPLITS, 0)
-    for file, split in zip(files, split_of_files, strict=True):
-        sizes[split] += file.size
+    for file in files:
+        sizes[split_of_file[file.name]] += file.size
     keeps_files_whole = len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota
-    size = CHUNK if keeps_files_whole else max(1, min(int(quota / 4), CHUNK))
-    blocks = [block for file in files for block in _cut(file, size)]
-    if keeps_files_whole:
-        split_by_file = dict(zip(files, split_of_files, strict=True))
-        splits = [split_by_file[file] for file, _, _ in blocks]
-    else:
-        splits = _assign([(f"{file.name}/{start}", stop - start) for file, start, stop in blocks], quota)
-    documents = [(file, split) for (file, _, _), split in zip(blocks, splits, strict=True)]
-    ends = [document != following for document, following in zip(documents, [*documents[1:], None], strict=True)]
-    return list(zip(blocks, splits, ends, strict=True))
+    block_size = CHUNK
+    if not keeps_files_whole:
+        block_size = max(1, min(int(quota / 4), CHUNK))
+    blocks = []
+    for file in files:
+        blocks += _cut(file, block_size)
+    split_of_block = {}
+    if not keeps_files_whole:
+        split_of_block = _assign({f"{file.name}/{start}": stop - start for file, start, stop in blocks}, quota)
+    # A document ends where the file or the split changes.
+    pieces: list[tuple[Block, str, bool]] = []
+    for block in blocks:
+        file, start, _ = block
+        split = split_of_file[file.name] if keeps_files_whole else split_of_block[f"{file.name}/{start}"]
+        if pieces:
+            previous, previous_split, _ = pieces[-1]
+            pieces[-1] = (previous, previous_split, (previous[0], previous_split) != (file, split))
+        pieces.append((block, split, True))
+    return pieces
 
 
-def _assign(sizes: Sequence[tuple[str, int]], quota: float) -> list[str]:
-    """The split of each pair of a name and a size in bytes."""
-    room = {"validation": quota, "iid": quota}
-    splits = ["train"] * len(sizes)
-    for i in sorted(range(len(sizes)), key=lambda i: hash_fraction(sizes[i][0])):
-        size = sizes[i][1]
-        split = next((name for name in room if size <= room[name]), None)
-        if split is not None:
-            room[split] -= size
-            splits[i] = split
+def _assign(sizes: Mapping[str, int], quota: float) -> dict[str, str]:
+    """The split of each name, from sizes in bytes."""
+    room = {"validation": quota, "iid": quota, "train": float("inf")}
+    splits = {}
+    for name in sorted(sizes, key=hash_fraction):
+        for split in room:
+            if sizes[name] <= room[split]:
+                room[split] -= sizes[name]
+                splits[name] = split
+                break
     return splits
 
 
 def _cut(file: File, size: int) -> list[Block]:
     """Blocks of about `size` bytes that end at a line end if there are lines, and never inside a character."""
-    bounds = [0]
+    blocks = []
+    start, stop = 0, size
     with file.path.open("rb") as handle:
-        while (end := bounds[-1] + size) < file.size:
-            handle.seek(end)
+        while stop < file.size:
+            handle.seek(stop)
             following = handle.read(max(4, min(size, LONGEST_LINE)))
-            end += following.find(b"\n", 0, size) + 1 or _num_continuing(following)
-            if end >= file.size:
-                break
-            bounds.append(end)
-    return [(file, start, stop) for start, stop in itertools.pairwise([*bounds, file.size])]
+            line_end = following.find(b"\n", 0, size)
+            stop += _num_continuing(following) if line_end < 0 else line_end + 1
+            if stop < file.size:
+                blocks.append((file, start, stop))
+                start = stop
+                stop += size
+    return [*blocks, (file, start, file.size)]
 
 
 def _num_continuing(data: bytes) -> int:
@@ -214,7 +233,9 @@ def _num_continuing(data: bytes) -> int:
     for i, byte in enumerate(data[:4]):
         if byte & 0xC0 != 0x80:
             return i
-    return len(data) if len(data) < 4 else 0
+    if len(data) < 4:
+        return len(data)
+    return 0  # no character is that long: the file is no UTF-8
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub
@@ -236,8 +257,8 @@ def read_hub(name: str, held_out: float, limit: int, column: str) -> Iterator[Pi
                 columns = ", ".join(row)
                 kind = type(text).__name__ if column in row else "absent"
                 raise ValueError(f"Text: hub:{name}, row {num_rows}: {column!r} is {kind}, not text (of {columns})")
-            split_by_part = {0: "validation", 1: "iid"}
-            split = split_by_part.get(int(hash_fraction(text) / held_out), "train")
+            part = int(hash_fraction(text) / held_out)
+            split = {0: "validation", 1: "iid"}.get(part, "train")
             data = text.encode("utf-8", "replace")
             yield Piece(split, data, True, f"hub:{name}, row {num_rows}")
             num_bytes += len(data)

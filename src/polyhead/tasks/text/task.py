@@ -31,7 +31,6 @@ from polyhead.tasks import record
 from polyhead.tasks.task import (
     LazyLogitsLike,
     Score,
-    beside,
     check_draw,
     check_split,
     located,
@@ -148,7 +147,9 @@ class Text(Task):
 
     # ---------------------------------------------------------------------------------------------------------- batches
     def count(self, split: str) -> int | None:
-        return None if split == "train" else -(-(len(self._tokens(split)) - 1) // self.length)
+        if split == "train":
+            return None
+        return math.ceil((len(self._tokens(split)) - 1) / self.length)
 
     def shared(self, split: str) -> bool:
         return split != "train"
@@ -157,8 +158,10 @@ class Text(Task):
         check_split(self, split)
         tokens = self._corpus().tokens[split]
         if len(tokens) <= self.length:
-            advice = f"a sequence takes {self.length + 1}; {'lower length' if len(tokens) > 1 else 'give more text'}"
-            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but {advice}")
+            raise ValueError(
+                f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but a sequence takes {self.length + 1}; "
+                "lower length or give more text"
+            )
         return tokens
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
@@ -171,27 +174,29 @@ class Text(Task):
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step`: a pure function of (seed, split, step, batch size); held-out splits ignore the seed."""
         check_draw(self, split, batch_size)
-        tokens, place = self._tokens(split), torch.device(device)
+        device = torch.device(device)
+        tokens = self._tokens(split)
         if split == "train":
-            return self._batch(split, self._starts(len(tokens), batch_size, seed, step), None, place)
-        count = -(-(len(tokens) - 1) // self.length)
-        first = step % -(-count // batch_size) * batch_size  # a pass is whole batches; the last may be short
-        places = np.arange(first, min(first + batch_size, count))
-        rows = order(places, count, key=stream(0, f"{self.name}/{split}/order"))
+            return self._batch(split, self._starts(len(tokens), batch_size, seed, step), None, device)
+        count = math.ceil((len(tokens) - 1) / self.length)
+        batches = math.ceil(count / batch_size)  # in a pass; the last may be short
+        first = step % batches * batch_size
+        indices = np.arange(first, min(first + batch_size, count))
+        rows = order(indices, count, key=stream(0, f"{self.name}/{split}/order"))
         last = len(tokens) - 1 - self.length
         starts = np.minimum(rows * self.length, last)  # the last window is full, and scores only new tokens
-        return self._batch(split, starts, rows * self.length - starts, place)
+        return self._batch(split, starts, rows * self.length - starts, device)
 
     def _starts(self, count: int, batch_size: int, seed: int, step: int) -> np.ndarray:
         """The starts of the windows of a training batch, in a row of `count` tokens."""
         windows = max(1, (count - self.length) // self.length)
         spare = min(self.length, count - windows * self.length)  # the number of offsets with room for all windows
-        passes, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), windows)
+        passes, indices = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), windows)
         starts = np.empty(batch_size, np.int64)
         for number in range(int(passes[0]), int(passes[-1]) + 1):
-            here = passes == number
+            in_pass = passes == number
             key = stream(seed, f"{self.name}/train/order", number)
-            starts[here] = order(places[here], windows, key=key) * self.length + key % spare
+            starts[in_pass] = order(indices[in_pass], windows, key=key) * self.length + key % spare
         return starts
 
     def _batch(self, split: str, starts: np.ndarray, skipped: np.ndarray | None, device: torch.device) -> Batch:
@@ -204,11 +209,11 @@ class Text(Task):
         if skipped is not None and skipped.any():
             scored = torch.arange(self.length) >= torch.from_numpy(skipped)[:, None]
             size = (scored.sum(dim=1) * corpus.rate(split)).float()
-        if device.type == "cuda":  # copies asynchronously
-            tokens, scored, size = (part.pin_memory().to(device, non_blocking=True) for part in (tokens, scored, size))
-        tokens, scored, size = tokens.to(device), scored.to(device), size.to(device)
         # A copy: noise is added to inputs in place, and the targets must stay as they are.
-        return Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
+        batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
+        if device.type == "cuda":  # copy asynchronously
+            return batch.map(torch.Tensor.pin_memory).to(device, non_blocking=True)
+        return batch.to(device)
 
     # ----------------------------------------------------------------------------------------------------------- scores
     def loss(self, outputs: Tensor | LazyLogitsLike, batch: Batch) -> Tensor:
@@ -239,8 +244,9 @@ class Text(Task):
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """Bits per byte of compressors and of token frequencies: see baselines.py."""
-        scores: dict[str, Score] = beside(__name__, "baselines").baselines(self, split, sequences=sequences)
-        return scores
+        from polyhead.tasks.text.baselines import baselines  # it imports this file
+
+        return baselines(self, split, sequences=sequences)
 
     # ------------------------------------------------------------------------------------------------------------ words
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
@@ -255,38 +261,34 @@ class Text(Task):
 
         Raises ValueError if the run in the folder was started with another text or tokenizer.
         """
-        corpus, root = self._corpus(), pathlib.Path(folder)
-        splits = {
-            split: {"tokens": counts["tokens"], "bytes": counts["bytes"]}
-            for split, counts in corpus.manifest["splits"].items()
-        }
-        text = {"tokenizer": corpus.manifest["tokenizer"], "splits": splits}
+        corpus = self._corpus()
+        text = {"tokenizer": corpus.manifest["tokenizer"], "splits": corpus.manifest["splits"]}
         record.keep("Text", folder, self.data, self.fingerprint(), text)
-        record.write(root / text_tokens.FILE, corpus.codec.to_json().encode())
+        record.write(pathlib.Path(folder) / text_tokens.FILE, corpus.codec.to_json().encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------- order
 def order(indices: np.ndarray, count: int, *, key: int) -> np.ndarray:
-    """The images of `places` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network, no memory.
+    """The images of `indices` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network, no memory.
 
     A number is two digits in base n, the smallest n with n² >= count.  In each round a hash of one digit is added to
     the other, modulo n.  A result of `count` or more is permuted again until it is below `count` (cycle walking).
     """
     base = max(1, math.isqrt(max(0, count - 1)) + 1)
-    keys = _keys(key)
+    salts = _salts(key)
     result = indices.astype(np.int64)
-    out = np.arange(len(result))
-    while len(out):
-        left, right = np.divmod(result[out], base)
-        for salt in keys:
+    outside = np.arange(len(result))
+    while len(outside):
+        left, right = np.divmod(result[outside], base)
+        for salt in salts:
             left, right = right, (left + (_mixed(right, salt) % base).astype(np.int64)) % base
-        result[out] = left * base + right
-        out = out[result[out] >= count]
+        result[outside] = left * base + right
+        outside = outside[result[outside] >= count]
     return result
 
 
 @functools.lru_cache(maxsize=64)
-def _keys(key: int) -> tuple[np.uint64, ...]:
+def _salts(key: int) -> tuple[np.uint64, ...]:
     return tuple(np.uint64(stream(key, "text/rounds", number)) for number in range(ROUNDS))
 
 

@@ -35,16 +35,25 @@ def printable(data: bytes) -> str:
     >>> printable("é 1".encode()), printable(b"\\n\\xc3")
     ('é 1', '\\\\n\\\\xc3')
     """
-    text = data.decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    text = ""
+    for character in data.decode("utf-8", "backslashreplace"):
+        text += character if character.isprintable() else character.encode("unicode_escape").decode()
+    return text
 
 
 @functools.cache
 def _byte_by_character() -> dict[str, int]:
     """The printable characters that stand for bytes in byte-level tokenizers, as in GPT-2."""
-    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return {chr(byte if byte in plain else next(others)): byte for byte in range(256)}
+    printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    byte_by_character = {}
+    substitute = 256  # for the other bytes, in order
+    for byte in range(256):
+        if byte in printable_bytes:
+            byte_by_character[chr(byte)] = byte
+        else:
+            byte_by_character[chr(substitute)] = byte
+            substitute += 1
+    return byte_by_character
 
 
 def spelled(name: str) -> str:
@@ -102,7 +111,8 @@ class Subwords:
     def __init__(self, text: str, name: str = FILE) -> None:
         with optional(f"Text: {name}", "polyhead[text]"):
             import tokenizers
-        self.text, self.name = text, name
+        self.text = text
+        self.name = name
         self.tokenizer = self._call(tokenizers.Tokenizer.from_str, text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -112,10 +122,12 @@ class Subwords:
             raise ValueError(f"Text: {name} has an empty vocabulary; train it first")
         self.count = max(vocabulary.values()) + 1
         self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self.end: int | None = next((vocabulary[end] for end in ENDS if end in vocabulary), None)
+        self.end: int | None = None
+        for name_of_end in reversed(ENDS):
+            self.end = vocabulary.get(name_of_end, self.end)
         decoder = json.loads(text).get("decoder") or {}
-        kinds = [decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", []))]
-        self.is_byte_level = "ByteLevel" in kinds
+        decoders = [decoder, *decoder.get("decoders", [])]
+        self.is_byte_level = any(part.get("type") == "ByteLevel" for part in decoders)
 
     def _call(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """The function's result.  The library's errors, and its panics, which are no Exception, become a ValueError."""
@@ -198,7 +210,9 @@ def existing(tokenizer: str) -> Codec | None:
         return Bytes()
     if kind == "hub":
         return _from_hub(name)
-    return None if kind == "bpe" else read(tokenizer)
+    if kind == "bpe":
+        return None
+    return read(tokenizer)
 
 
 @functools.lru_cache(maxsize=8)
@@ -236,26 +250,30 @@ def codec_of(config: Run | Task, folder: str | os.PathLike[str] | None = None) -
 
     Raises ValueError if the task has no text, or if the model was trained with another codec.
     """
-    task = config.task if isinstance(config, Run) else config
+    task: Any = config.task if isinstance(config, Run) else config
     if not (hasattr(task, "codec") and hasattr(task, "tokenizer")):
         raise ValueError(f"codec_of: {type(task).__name__} is no text, so it has no tokenizer")
-    path = None if folder is None else pathlib.Path(folder, FILE)
-    record = None if folder is None else pathlib.Path(folder, RECORD)
     codec: Codec
-    if path is not None and path.exists() and task.tokenizer != "bytes":
-        codec, name = read(path), str(path)
+    if folder is not None and task.tokenizer != "bytes" and pathlib.Path(folder, FILE).exists():
+        codec = read(pathlib.Path(folder, FILE))
     else:
-        codec, name = task.codec(), task.tokenizer
-    if record is not None and record.exists():
-        try:
-            trained_with = str(json.loads(record.read_bytes())["tokenizer"]["digest"])
-        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-            raise ValueError(f"codec_of: {record} cannot be read ({' '.join(str(error).split())})") from None
-        if codec.digest != trained_with:
+        codec = task.codec()
+    if folder is not None and pathlib.Path(folder, RECORD).exists():
+        _check_digest(codec, pathlib.Path(folder, RECORD))
+    if isinstance(config, Run):
+        model_count = getattr(config.model.inputs, "count", codec.count)
+        if model_count != codec.count:
             raise ValueError(
-                f"codec_of: the tokenizer {name} is {codec.digest}, but the model was trained with {trained_with}"
+                f"codec_of: the tokenizer has {codec.count} tokens, but the model was made for {model_count}"
             )
-    model_count = getattr(config.model.inputs, "count", None) if isinstance(config, Run) else None
-    if model_count not in (None, codec.count):
-        raise ValueError(f"codec_of: the tokenizer has {codec.count} tokens, but the model was made for {model_count}")
     return codec
+
+
+def _check_digest(codec: Codec, path: pathlib.Path) -> None:
+    """Raise a ValueError unless the run was trained with the codec, by its data.json."""
+    try:
+        digest = str(json.loads(path.read_bytes())["tokenizer"]["digest"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"codec_of: {path} cannot be read ({' '.join(str(error).split())})") from None
+    if codec.digest != digest:
+        raise ValueError(f"codec_of: the tokenizer is {codec.digest}, but the model was trained with {digest}")
