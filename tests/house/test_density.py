@@ -32,13 +32,13 @@ LIMITS = {
     "config": (20.8, 9.4, 0.1, 0.6),
     "jaxside": (5.4, 8.1, 0.1, 0.1),
     "layers": (15.9, 28.1, 0.1, 1.2),
-    "models": (28.9, 31.8, 1.6, 3.5),
+    "models": (12.7, 3.7, 0.1, 0.1),
     "ops": (10.7, 18.1, 0.1, 0.3),
     "pages": (24.3, 4.7, 0.1, 0.1),
     "papers": (24.4, 9.5, 0.1, 0.1),
     "scale": (34.4, 0.8, 0.1, 0.1),
     "spec": (14.7, 0.1, 0.1, 0.1),
-    "tasks": (30.3, 13.3, 0.6, 15.3),
+    "tasks": (14.0, 4.7, 0.1, 1.4),
     "train": (12.6, 12.0, 0.4, 1.2),
 }
 """Room -> counts for each thousand lines, in the order of COUNTED.  They may only go down; wanted: 18, 12, 0.2, 1."""

@@ -89,7 +89,10 @@ class Batch:
             num_present = sum(array is not None for array in arrays)
             if 0 < num_present < len(arrays):
                 raise ValueError(f"Batch: {name} must be in all batches or in none, but is in some of {len(arrays)}")
-        combined = {name: None if parts[name][0] is None else make(parts[name]) for name in names}
+        combined = dict.fromkeys(names)
+        for name in names:
+            if parts[name][0] is not None:
+                combined[name] = make(parts[name])
         latents = {label: make(parts[f"latents[{label!r}]"]) for label in labels}
         return cls(**combined, latents=latents)
 

@@ -1,6 +1,6 @@
 """The blocks of a transformer, from its configuration."""
 
-from collections.abc import Sequence
+import functools
 
 import torch
 
@@ -21,9 +21,11 @@ def layer_positions(settings: TransformerConfig, device: Device) -> Positions:
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         theta, layout, length = positions.theta, positions.layout, settings.max_length
         return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
-    if are_own(positions):
-        return None if way_of(positions) == "vectors" else positions
-    return positions if isinstance(positions, (config.RelativeBias, config.Alibi)) else None
+    if isinstance(positions, (config.RelativeBias, config.Alibi)):
+        return positions
+    if are_own(positions) and way_of(positions) != "vectors":
+        return positions
+    return None  # positions that are added to the inputs
 
 
 def build_block(
@@ -31,27 +33,29 @@ def build_block(
 ) -> TransformerBlock:
     """The block of a layer; `positions` are those of `layer_positions`."""
 
-    def attention(heads: Sequence[config.Mechanism], *, is_self_attention: bool) -> MultiHeadAttention:
-        """Cross-attention has no positions, because each sequence counts its own."""
-        return MultiHeadAttention(
-            settings.dim,
-            heads,
-            causal=settings.causal and is_self_attention,
-            positions=positions if is_self_attention else None,
-            bias=settings.bias,
-            window=settings.window if is_self_attention else None,
-            qk_norm=settings.qk_norm,
-            dropout=settings.dropout,
-            dropout_shared=settings.dropout_shared,
-            max_length=settings.max_length,
-            own_symbols=False,
-            device=device,
-            dtype=dtype,
-        )
-
-    across = settings.layer_cross_heads(layer)
-    self_attention = attention(settings.layer_heads(layer), is_self_attention=True)
-    cross = attention(across, is_self_attention=False) if across else None
+    attention = functools.partial(
+        MultiHeadAttention,
+        settings.dim,
+        bias=settings.bias,
+        qk_norm=settings.qk_norm,
+        dropout=settings.dropout,
+        dropout_shared=settings.dropout_shared,
+        max_length=settings.max_length,
+        own_symbols=False,
+        device=device,
+        dtype=dtype,
+    )
+    self_attention = attention(
+        settings.layer_heads(layer),
+        causal=settings.causal,
+        positions=positions,
+        window=settings.window,
+    )
+    # Cross-attention has no positions, because each sequence counts its own.
+    cross_heads = settings.layer_cross_heads(layer)
+    cross = None
+    if cross_heads:
+        cross = attention(cross_heads)
     return TransformerBlock(
         self_attention,
         build_feedforward(settings.feedforward, settings.dim, device=device, dtype=dtype),

@@ -29,11 +29,11 @@ def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None =
 
     Raises ValueError for a configuration without a network, and for a model that does not fit into memory.
     """
-    if (network := NETWORKS.get(type(settings))) is None:
+    if type(settings) not in NETWORKS:
         names = ", ".join(kind.__name__ for kind in NETWORKS)
         raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
     try:
-        return network(settings, device=device, dtype=dtype)
+        return NETWORKS[type(settings)](settings, device=device, dtype=dtype)
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch raises any of these
         if isinstance(error, MemoryError) or any(word in str(error).lower() for word in ("memory", "overflow")):
             reason = str(error).partition("\n")[0]

@@ -45,16 +45,20 @@ def initialise(model: nn.Module, preset: str) -> None:
     one_of("initialise", "preset", preset, PRESETS)
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # the meta device has nothing to fill, and checking each parameter would take most of the time
-    inside = {id(m.qkv) for m in model.modules() if isinstance(m, MultiHeadAttention)}
-    users_modules = {id(m) for own in model.modules() if isinstance(own, OwnFeedForward) for m in own.layer.modules()}
+    initialised = set()  # by the module around them
     for module in model.modules():
-        if id(module) in users_modules:
+        if isinstance(module, MultiHeadAttention):
+            initialised.add(id(module.qkv))
+        elif isinstance(module, OwnFeedForward):
+            initialised.update(map(id, module.layer.modules()))
+    for module in model.modules():
+        if id(module) in initialised:
             continue
         if isinstance(module, MultiHeadAttention):
             for rows in module.qkv.weight.split(module.widths):
                 _matrix(rows, module.dim, rows.shape[0], preset)
             _zero(module.qkv.bias)
-        elif isinstance(module, nn.Linear) and id(module) not in inside:
+        elif isinstance(module, nn.Linear):
             _matrix(module.weight, module.in_features, module.out_features, preset)
             _zero(module.bias)
         elif isinstance(module, nn.Embedding):

@@ -31,23 +31,29 @@ class TokenInput(nn.Module):
         self, count: int, dim: int, *, scaled: bool = False, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        self.factor = dim**0.5 if scaled else 1.0
+        self.factor = 1.0
+        if scaled:
+            self.factor = dim**0.5
         self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
 
     def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
         if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[-1] == self.table.embedding_dim:
-            return tokens if self.factor == 1.0 else tokens * self.factor
+            return self._scaled(tokens)
         if tokens.ndim != 2 or tokens.is_floating_point():
             raise ValueError(
                 f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
             )
         try:
-            x = self.table(tokens)
-            return x if self.factor == 1.0 else x * self.factor
+            return self._scaled(self.table(tokens))
         except IndexError:  # checked only after a failure: reading tokens would synchronise the device
             count = self.table.num_embeddings
             strange = tokens[(tokens < 0) | (tokens >= count)][0].item()
             raise ValueError(f"Transformer: tokens must be 0 to {count - 1} but {strange} came") from None
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if self.factor == 1.0:
+            return x
+        return x * self.factor
 
 
 class VectorInput(nn.Module):
@@ -90,10 +96,16 @@ class PatchInput(nn.Module):
         super().__init__()
         self.image, self.patch = image, patch
         size = image[0] * patch[0] * patch[1]
-        self.norm = LayerNorm(size, device=device, dtype=dtype) if norm else None
+        self.norm: LayerNorm | None = None
+        self.norm_out: LayerNorm | None = None
+        self.class_token: nn.Embedding | None = None
+        if norm:
+            self.norm = LayerNorm(size, device=device, dtype=dtype)
         self.linear = nn.Linear(size, dim, device=device, dtype=dtype)
-        self.norm_out = LayerNorm(dim, device=device, dtype=dtype) if norm else None
-        self.class_token = nn.Embedding(1, dim, device=device, dtype=dtype) if class_token else None
+        if norm:
+            self.norm_out = LayerNorm(dim, device=device, dtype=dtype)
+        if class_token:
+            self.class_token = nn.Embedding(1, dim, device=device, dtype=dtype)
 
     def forward(self, images: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
@@ -168,7 +180,9 @@ class LazyLogits:
 
 def _version(x: Tensor) -> int:
     """How often `x` was changed in place; 0 if it was made in inference mode, which does not count."""
-    return 0 if x.is_inference() else x._version
+    if x.is_inference():
+        return 0
+    return x._version
 
 
 class LinearOutput(nn.Module):
@@ -219,7 +233,9 @@ class TiedOutput(nn.Module):
         super().__init__()
         self.table = SharedTable(source.table.weight)
         self.source = (source,)  # a tuple, so that its parameters are not listed twice
-        self.factor = source.table.embedding_dim**-0.5 if scaled else 1.0
+        self.factor = 1.0
+        if scaled:
+            self.factor = source.table.embedding_dim**-0.5
         self.register_state_dict_pre_hook(TiedOutput.tie)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyhead.config import Experts, Mlp, Model, Swiglu, SymbolHeads, SymbolicAttention, TransformerConfig
+from polyhead.config import Experts, Heads, Mlp, Model, Swiglu, SymbolicAttention, TransformerConfig
 from polyhead.models.build import build
 
 M = TypeVar("M", bound=Model)
@@ -51,8 +51,23 @@ def match(settings: M, target: int, *, field: str = "dim", tolerance: float = 0.
 def _nearest(settings: M, target: int, field: str) -> tuple[M, list[M]]:
     """The settings nearest to `target`, and the one or two candidates around it."""
     step = _step(settings, field)
-    low, high = 0, 1  # in steps: `low` is too small (or 0), `high` is large enough
-    if field != "dim" and (first := _count(settings, field, 1)) < target:  # most counts are linear in the width
+    # In steps: `low` is too small (or 0), `high` is large enough.
+    low, high = _bounds(settings, target, field, step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _count(settings, field, middle * step) < target:
+            low = middle
+        else:
+            high = middle
+    around = [resized(settings, field, n * step) for n in (low, high) if n]
+    return min(around, key=lambda candidate: abs(parameters(candidate) - target)), around
+
+
+def _bounds(settings: Model, target: int, field: str, step: int) -> tuple[int, int]:
+    """Numbers of steps around the wanted one."""
+    low, high = 0, 1
+    first = _count(settings, field, step)
+    if field != "dim" and first < target:  # most counts are linear in the width
         slope = max(_count(settings, field, 2) - first, 1)
         low = min(1 + (target - first - 1) // slope, LARGEST_WIDTH)
         high = low + 1
@@ -60,11 +75,7 @@ def _nearest(settings: M, target: int, field: str) -> tuple[M, list[M]]:
             low, high = 1, low
     while _count(settings, field, high * step) < target and high * step < LARGEST_WIDTH:
         low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _count(settings, field, middle * step) < target else (low, middle)
-    around = [resized(settings, field, n * step) for n in (low, high) if n]
-    return min(around, key=lambda s: abs(parameters(s) - target)), around
+    return low, high
 
 
 def _count(settings: Model, field: str, width: int) -> int:
@@ -77,19 +88,29 @@ def _step(settings: Model, field: str) -> int:
         return 1
     if not isinstance(settings, TransformerConfig):
         return math.lcm(getattr(settings, "heads", 1), _step_of_symbols(settings))
-    parts = [settings, settings.encoder] if isinstance(settings.encoder, TransformerConfig) else [settings]
-    layers = [part.layer_heads(i) for part in parts for i in range(part.layers)]
-    layers += [settings.layer_cross_heads(i) for i in range(settings.layers)] if settings.encoder else []
+    steps = [_step_of_symbols(settings.encoder)]
+    parts = [settings]
+    if isinstance(settings.encoder, TransformerConfig):
+        parts.append(settings.encoder)
+    for part in parts:
+        for i in range(part.layers):
+            steps += _steps_of_heads(part.layer_heads(i))
+            if part.encoder is not None:
+                steps += _steps_of_heads(part.layer_cross_heads(i))
+    return math.lcm(*steps)
+
+
+def _steps_of_heads(heads: Heads) -> list[int]:
     # Twice the heads, because rotary and sinusoidal positions need even widths.
-    steps = [2 * sum(group.heads for group in heads) for heads in layers]
-    sources = [group for heads in layers for group in heads if isinstance(group, SymbolHeads)]
-    return math.lcm(*steps, *map(_step_of_symbols, (*sources, settings.encoder)))
+    return [2 * sum(group.heads for group in heads), *map(_step_of_symbols, heads)]
 
 
 def _step_of_symbols(part: object) -> int:
     """The step for the source of symbols of heads or of an Abstractor; 1 without one."""
     source = getattr(part, "symbols", None)
-    return math.lcm(source.heads or 1, getattr(source, "relations", 1)) if isinstance(source, SymbolicAttention) else 1
+    if not isinstance(source, SymbolicAttention):
+        return 1
+    return math.lcm(source.heads or 1, getattr(source, "relations", 1))
 
 
 def resized(settings: M, field: str, width: int) -> M:
@@ -114,5 +135,6 @@ def resized(settings: M, field: str, width: int) -> M:
 
 def _value(settings: Model, field: str) -> str:
     feedforward: Mlp | Swiglu | Experts | None = getattr(settings, "feedforward", None)
-    width = feedforward.hidden if field == "hidden" and feedforward is not None else getattr(settings, field)
-    return f"{field} {width}"
+    if field == "hidden" and feedforward is not None:
+        return f"hidden {feedforward.hidden}"
+    return f"{field} {getattr(settings, field)}"

@@ -44,7 +44,8 @@ class Sources:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.cross = cross
-        self.shared, self.own = nn.ModuleList(), [nn.ModuleList() for _ in layers]
+        self.shared = nn.ModuleList()
+        self.own = [nn.ModuleList() for _ in layers]
         self.places: list[tuple[nn.ModuleList, int]] = []
         self.tied: list[tuple[int, config.SymbolSource]] = []
         self.once: list[bool] = []
@@ -71,16 +72,22 @@ class Sources:
         self, source: config.SymbolSource, layer: int, lender: "Sources | None", build: Callable[..., nn.Module]
     ) -> int:
         """The index of a source of a layer, which is built or borrowed if it is new."""
-        key = source if source.shared else (source, layer)
+        key: object = (source, layer)
+        home = self.own[layer]
+        if source.shared:
+            key = source
+            home = self.shared
         if key in self.known:
             return self.known[key]
-        number = self.known[key] = len(self.places)
-        if lender is not None and source in lender.known:
+        number = len(self.places)
+        self.known[key] = number
+        if lender is None:
+            module = build(source, place=number)
+        elif source in lender.known:
             module = lender.module(lender.known[source])
         else:
-            # Names under which caches keep the neighbours: borrowed modules have the encoder's numbers.
-            module = build(source, place=number if lender is None else ("decoder", number))
-        home = self.shared if source.shared else self.own[layer]
+            # A name under which caches keep the neighbours: borrowed modules have the encoder's numbers.
+            module = build(source, place=("decoder", number))
         self.places.append((home, len(home)))
         home.append(module)
         if isinstance(source, config.SymbolicAttention) and source.tied:
@@ -91,30 +98,39 @@ class Sources:
     def module(self, number: int, owners: Owners = (None, None)) -> nn.Module:
         """The module of a source as it is registered now, in the model or in the block of its layer: it and the block
         may have been wrapped or replaced, for example by copies."""
-        home, place = self.places[number]
-        owner = owners[0] if home is self.shared else owners[1]
-        registered = getattr(owner, "cross_symbols" if self.cross else "symbols", None)
+        home, index = self.places[number]
+        model, block = owners
+        owner = block
+        if home is self.shared:
+            owner = model
+        name = "symbols"
+        if self.cross:
+            name = "cross_symbols"
+        registered = getattr(owner, name, None)
         if isinstance(registered, nn.ModuleList) and len(registered) == len(home):
             home = registered
-        return home[place]
+        return home[index]
 
-    def layer_of(self, block: nn.Module, place: int) -> int:
-        """The layer for which the block at this place was built: others may have been dropped, or it may be foreign."""
+    def layer_of(self, block: nn.Module, index: int) -> int:
+        """The layer for which block number `index` was built: others may have been dropped, or it may be foreign."""
         layer = getattr(block, "layer", None)
         if isinstance(layer, int) and layer < len(self.reads):
             return layer
-        return place
+        return index
 
     def tie(self, model: nn.Module | None = None, blocks: Sequence[nn.Module] = ()) -> None:
         """Share the library of the first of equal sources with the others, if their settings say so."""
         libraries: dict[object, Tensor] = {}
-        placed = {self.layer_of(block, i): block for i, block in enumerate(blocks)}
+        block_of_source: dict[int | None, nn.Module] = {}
+        for i, block in enumerate(blocks):
+            for number in self.reads[self.layer_of(block, i)]:
+                block_of_source[number] = block
         for number, source in self.tied:
-            layer = next(layer for layer, reads in enumerate(self.reads) if number in reads)
-            module = self.module(number, (model, placed.get(layer)))
-            owner = module.symbolic if isinstance(module, RelationalSymbols) else module
-            if isinstance(owner, SymbolicAttention):
-                owner.library = libraries.setdefault(source, owner.library)
+            module = self.module(number, (model, block_of_source.get(number)))
+            if isinstance(module, RelationalSymbols):
+                module = module.symbolic
+            if isinstance(module, SymbolicAttention):
+                module.library = libraries.setdefault(source, module.library)
 
     def read(
         self,
@@ -132,8 +148,9 @@ class Sources:
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer (None for a group without symbols), or None if no group has any.
 
-        `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`; `made` keeps
-        their symbols from layer to layer.  `again`: activation checkpointing, the backward pass recomputes a source.
+        `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`;
+        `computed_symbols` keeps their symbols from layer to layer.  `again`: with activation checkpointing the backward
+        pass recomputes a source.
         """
         reads = self.reads[layer]
         if all(number is None for number in reads):
@@ -149,15 +166,14 @@ class Sources:
                 return cache.cross.once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
             return ask(first=cache.length, cache=cache)
 
-        symbols_by_source: dict[int, Tensor] = {}
-        for number in reads:
-            # Called twice, a source would add the same tokens to the cache twice.
-            if number is None or number in symbols_by_source:
-                continue
-            if number not in computed_symbols or not self.once[number]:
+        # Called twice, a source would add the same tokens to the cache twice.
+        for number in dict.fromkeys(reads):
+            if number is not None and not (self.once[number] and number in computed_symbols):
                 computed_symbols[number] = computed(number)
-            symbols_by_source[number] = computed_symbols[number]
-        return [None if number is None else symbols_by_source[number] for number in reads]
+        symbols: list[Tensor | None] = []
+        for number in reads:
+            symbols.append(None if number is None else computed_symbols[number])
+        return symbols
 
     def shown(
         self,
@@ -176,8 +192,10 @@ class Sources:
         """
         groups = list(taps.groups)
         for i, number in enumerate(self.reads[layer]):
-            module = None if number is None else self.module(number, owners)
-            if number is not None and isinstance(module, (SymbolicAttention, RelationalSymbols)):
+            if number is None:
+                continue
+            module = self.module(number, owners)
+            if isinstance(module, (SymbolicAttention, RelationalSymbols)):
                 tokens = embedded if self.once[number] else x
                 assigned = module.assignments(tokens, mask=mask, cu_seqlens=cu_seqlens)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)

@@ -80,24 +80,28 @@ class Transformer(nn.Module):
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
         self.positions = input_positions(settings, device, dtype)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
-        crossing = [settings.layer_cross_heads(i) for i in range(settings.layers)]
+        cross_layers = [settings.layer_cross_heads(i) for i in range(settings.layers)]
         lender = None  # of shared sources of symbols
         if settings.encoder_symbols and isinstance(self.encoder, Transformer):
             lender = self.encoder._own
         self._own = Sources(settings, layers, lender=lender, device=device, dtype=dtype)
-        self._across = Sources(settings, crossing, cross=True, device=device, dtype=dtype)
+        self._across = Sources(settings, cross_layers, cross=True, device=device, dtype=dtype)
         self.symbols, self.cross_symbols = self._own.shared, self._across.shared
         shared = layer_positions(settings, device)
-        self.blocks = nn.ModuleList(build_block(settings, i, shared, device, dtype) for i in range(settings.layers))
-        for block, *sources in zip(self.blocks, self._own.own, self._across.own, strict=True):
-            for name, own in zip(("symbols", "cross_symbols"), sources, strict=True):
-                if len(own):
-                    block.add_module(name, own)
-        last = settings.final_norm
-        if last is None:
-            last = settings.norm_order == "pre"
-        norm, eps = settings.norm, settings.norm_eps
-        self.norm = build_norm(norm, settings.dim, eps, device=device, dtype=dtype) if last else nn.Identity()
+        self.blocks = nn.ModuleList()
+        for i in range(settings.layers):
+            block = build_block(settings, i, shared, device, dtype)
+            if len(self._own.own[i]):
+                block.add_module("symbols", self._own.own[i])
+            if len(self._across.own[i]):
+                block.add_module("cross_symbols", self._across.own[i])
+            self.blocks.append(block)
+        has_final_norm = settings.final_norm
+        if has_final_norm is None:
+            has_final_norm = settings.norm_order == "pre"
+        self.norm: nn.Module = nn.Identity()
+        if has_final_norm:
+            self.norm = build_norm(settings.norm, settings.dim, settings.norm_eps, device=device, dtype=dtype)
         self.outputs: nn.Module = nn.Identity()
         if outputs:
             self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
@@ -192,8 +196,10 @@ class Transformer(nn.Module):
             if tail is not None and not 1 <= tail <= x.shape[1]:
                 raise ValueError(f"Transformer: tail must be 1 to {x.shape[1]} (the positions) but is {tail}")
             # Given positions and a cache belong to the keys, too: then the last layer computes all positions.
-            last_layer_takes_tail = positions is None and cache is None
-            x = self._through(x, arguments, tail if last_layer_takes_tail else None, taps)
+            tail_of_last_layer = None
+            if positions is None and cache is None:
+                tail_of_last_layer = tail
+            x = self._through(x, arguments, tail_of_last_layer, taps)
             if tail is not None:
                 x = x[:, -tail:]
             x = self.norm(x)
@@ -258,7 +264,9 @@ class Transformer(nn.Module):
         if positions is None and arguments.cu_seqlens is not None:
             positions = places_in(arguments.cu_seqlens, x.shape[1])
         elif positions is None:
-            first = 0 if arguments.cache is None else arguments.cache.length
+            first = 0
+            if arguments.cache is not None:
+                first = arguments.cache.length
             positions = torch.arange(first, first + x.shape[1], device=x.device)[None]
         return x + self.positions(positions).to(x.dtype)
 
@@ -345,13 +353,18 @@ class Transformer(nn.Module):
     def auxiliary_loss(self) -> Tensor | float:
         """The term that the last forward adds to the task's loss: the load balance of mixtures of experts, or 0."""
         encoder: Any = self.encoder  # possibly wrapped
-        added = encoder.auxiliary_loss() if hasattr(encoder, "auxiliary_loss") else 0.0
+        total = 0.0
+        if hasattr(encoder, "auxiliary_loss"):
+            total = encoder.auxiliary_loss()
         if not isinstance(self.config.feedforward, config.Experts):
-            return added
-        losses = [m.balance_loss for m in self.blocks.modules() if isinstance(m, MixtureOfExperts)]
-        if not (known := [loss for loss in losses if loss is not None]):
+            return total
+        losses = []
+        for module in self.blocks.modules():
+            if isinstance(module, MixtureOfExperts) and module.balance_loss is not None:
+                losses.append(module.balance_loss)
+        if not losses:
             raise ValueError("Transformer: auxiliary_loss is of the last forward pass, but there was none")
-        return added + self.config.feedforward.balance * torch.stack(known).sum()
+        return total + self.config.feedforward.balance * torch.stack(losses).sum()
 
 
 class _BlockArguments(NamedTuple):
@@ -377,11 +390,15 @@ class _BlockArguments(NamedTuple):
 
     def keep_of(self, block: int) -> Tensor | None:
         """The dropout mask of a block."""
-        return None if self.keep is None else self.keep[block]
+        if self.keep is None:
+            return None
+        return self.keep[block]
 
     def cache_of(self, block: int) -> LayerCache | None:
         """The cache of a block."""
-        return None if self.cache is None else self.cache[block]
+        if self.cache is None:
+            return None
+        return self.cache[block]
 
 
 def _tie(model: Transformer, _: object = None) -> None:

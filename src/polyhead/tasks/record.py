@@ -54,7 +54,9 @@ def _check_same(caller: str, path: pathlib.Path, content: Mapping[str, object]) 
             digests.append(("other data", recorded["fingerprint"], content["fingerprint"]))
     except (ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{caller}: {path} cannot be read ({reason}); delete it if the data are the same") from None
+        raise ValueError(
+            f"{caller}: {path} cannot be read ({reason}); delete it if the data are the same as before"
+        ) from None
     for difference, before, now in digests:
         if before != now:
             name = content["data"]

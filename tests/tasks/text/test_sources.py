@@ -171,12 +171,12 @@ def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     (tmp_path / "bare").mkdir()
     refused_text(tmp_path / "bare", r"bare has no text; a folder\'s files need a usual suffix, a glob takes any file$")
     (tmp_path / "short.txt").write_text("short text\n" * 9)
-    short = r"has \d+ tokens for 'iid', but a sequence takes 17; lower length"
+    short = r"has \d+ tokens for 'iid', but a sequence takes 17; lower length or give more text"
     refused_text(tmp_path / "short.txt", short)
     with pytest.raises(ValueError, match=short):
         task_of(tmp_path / "short.txt", tmp_path).baselines("iid")
     (tmp_path / "tiny.txt").write_text("tiny")
-    refused_text(tmp_path / "tiny.txt", "has 1 tokens for 'iid', but a sequence takes 17; give more text")
+    refused_text(tmp_path / "tiny.txt", "has 1 tokens for 'iid', but a sequence takes 17")
     (tmp_path / "file").write_text("a file")
     refused_text(folder, "file.*: Not a directory", cache="file")
     pytest.importorskip("tokenizers")

@@ -118,7 +118,7 @@ def test_a_run_folder_is_enough_to_have_its_codec(tmp_path, monkeypatch):
     def refused_codec(text, *arguments):
         refused(lambda: codec_of(*arguments), text)
 
-    refused_codec(f"tokenizer.json is {other.digest}, but the model was trained with {kept.digest}", run, folder)
+    refused_codec(f"the tokenizer is {other.digest}, but the model was trained with {kept.digest}", run, folder)
     refused_codec("the tokenizer has 256 tokens, but the model was made for 270", config.Run(Text(), model))
     refused_codec("codec_of: FuzzyLogic is no text", FuzzyLogic())
     (folder / "data.json").write_text("{}")

@@ -58,7 +58,10 @@ class SamplingOptions:
 
     def probabilities(self, logits: Float[Tensor, "b c"]) -> Float[Tensor, "b c"]:
         """The probability of each token, in float64 if the device has it."""
-        wide = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
+        dtype = torch.float64
+        if logits.device.type == "mps":  # it has no float64
+            dtype = torch.float32
+        wide = logits.to(dtype)
         p = ((wide - wide.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_k is None and self.top_p is None:
             return p
@@ -76,7 +79,10 @@ class SamplingOptions:
 def row_draws(rows: int, steps: int, generator: torch.Generator | None = None) -> Float[Tensor, "b t"]:
     """Uniform draws for each row and step, on the CPU.  Row i has its own stream, independent of the other rows;
     `generator` (default: torch's own) seeds the streams."""
-    device = "cpu" if generator is None else generator.device
-    start = int(torch.randint(STREAM, (), generator=generator, device=device))
-    streams = (torch.Generator().manual_seed(start + row) for row in range(rows))
-    return torch.stack([torch.rand(steps, generator=stream, dtype=torch.float64, device="cpu") for stream in streams])
+    if generator is None:
+        generator = torch.default_generator
+    start = int(torch.randint(STREAM, (), generator=generator, device=generator.device))
+    draws = torch.empty(rows, steps, dtype=torch.float64, device="cpu")
+    for row in range(rows):
+        draws[row].uniform_(generator=torch.Generator().manual_seed(start + row))
+    return draws

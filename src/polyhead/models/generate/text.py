@@ -56,7 +56,9 @@ def generate_text(
         model, codec, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
         generator=generator, use_cache=use_cache,
     ):  # fmt: skip
-        texts = [text + (piece or "") for text, piece in zip(texts, pieces, strict=True)]
+        for i, piece in enumerate(pieces):
+            if piece is not None:
+                texts[i] += piece
     return texts
 
 
@@ -78,7 +80,9 @@ def stream_text(
 
     Incomplete characters, and text that may begin a stop string, are held back.
     """
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stops = tuple(stop)
+    if isinstance(stop, str):
+        stops = (stop,)
     if isinstance(prompts, str):  # a sequence of texts, too: its characters
         raise ValueError("generate: prompts must be a list of texts but one text came")
     if not all(stops):
@@ -87,14 +91,23 @@ def stream_text(
     if codec.count != model.config.inputs.count:
         expected = model.config.inputs.count
         raise ValueError(f"generate: the tokenizer has {codec.count} tokens but the model was made for {expected}")
-    begin = () if codec.end is None else (codec.end,)
-    tokens = [codec.encode(prompt) or list(begin) for prompt in prompts]
+    document_ends = []
+    if codec.end is not None:
+        document_ends.append(codec.end)
+    tokens = [codec.encode(prompt) or document_ends for prompt in prompts]
     if [] in tokens:
         raise ValueError("generate: a prompt is empty, and the tokenizer has no token that begins a document")
     steps_of = stream(
-        model, tokens, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=begin,
-        generator=generator, use_cache=use_cache,
-    )  # fmt: skip
+        model,
+        tokens,
+        steps=steps,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=document_ends,
+        generator=generator,
+        use_cache=use_cache,
+    )
     return _pieces(steps_of, [_Row(codec, row, stops) for row in tokens])
 
 
@@ -120,20 +133,34 @@ class _Row:
         """The new text after one more token, or at the end (`token` None); None if the row had ended before."""
         if self.ended:
             return None
-        self.tokens += [] if token is None else [token]
-        self.held += self._decoded(whole=token is None)
-        ends = [(self.held.find(stop) + len(stop), -len(stop)) for stop in self.stops if stop in self.held]
+        if token is not None:
+            self.tokens.append(token)
+        self.held += self._decoded(is_last=token is None)
+        # The stop string that is complete first ends the text where it begins; of several, the longest.
+        ends = []
+        for stop in self.stops:
+            start = self.held.find(stop)
+            if start >= 0:
+                ends.append((start + len(stop), start))
         self.ended = token is None or bool(ends)
-        waits = 0 if self.ended else _begun(self.held, self.stops)
-        cut = sum(min(ends)) if ends else len(self.held) - waits
-        piece, self.held = self.held[:cut], self.held[cut:]
+        if ends:
+            _, length = min(ends)
+        elif self.ended:
+            length = len(self.held)
+        else:
+            length = len(self.held) - _begun(self.held, self.stops)
+        piece = self.held[:length]
+        self.held = self.held[length:]
         return piece
 
-    def _decoded(self, *, whole: bool) -> str:
-        before, now = self.codec.decode(self.tokens[: self.shown]), self.codec.decode(self.tokens)
-        if not whole and (now.endswith(HALF) or len(now) <= len(before)):
+    def _decoded(self, *, is_last: bool) -> str:
+        """The text of the tokens that are not shown; "" if it is incomplete and may still change."""
+        before = self.codec.decode(self.tokens[: self.shown])
+        now = self.codec.decode(self.tokens)
+        if not is_last and (now.endswith(HALF) or len(now) <= len(before)):
             return ""
-        self.tokens, self.shown = self.tokens[self.shown :], len(self.tokens) - self.shown
+        self.tokens = self.tokens[self.shown :]
+        self.shown = len(self.tokens)
         return now[len(before) :]
 
 
@@ -144,4 +171,7 @@ def _begun(text: str, stops: Sequence[str]) -> int:
     (1, 0)
     """
     longest = min(len(text), max(map(len, stops), default=0))
-    return next((n for n in range(longest, 0, -1) if any(stop.startswith(text[-n:]) for stop in stops)), 0)
+    for length in range(longest, 0, -1):
+        if any(stop.startswith(text[-length:]) for stop in stops):
+            return length
+    return 0

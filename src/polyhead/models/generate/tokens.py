@@ -49,12 +49,18 @@ def generate(
     Raises ValueError unless the model is causal, reads tokens, and returns logits over the same tokens.  A model with
     an encoder raises it, too: use `greedy`.  So does a prompt that exceeds the model's positions together with `steps`.
     """
-    rows: list[list[int]] = []
+    rows: list[list[int]] = [[] for _ in prompts]
     for new_tokens in stream(
-        model, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
-        generator=generator, use_cache=use_cache,
-    ):  # fmt: skip
-        rows = rows or [[] for _ in new_tokens]
+        model,
+        prompts,
+        steps=steps,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        stop=stop,
+        generator=generator,
+        use_cache=use_cache,
+    ):
         for row, token in zip(rows, new_tokens, strict=True):
             if token is not None:
                 row.append(token)
@@ -81,20 +87,27 @@ def stream(
     if model.encoder is not None:
         raise ValueError("generate: the model has an encoder, so it wants a source: use greedy(model, start, source=)")
     stops = stops_of("generate", stop)
-    choice = SamplingOptions(float(temperature), top_k, None if top_p is None else float(top_p))
+    choice = SamplingOptions(temperature, top_k, top_p)
     padded = left_padded(prompts, model)
     check_length("generate", model.config, padded.tokens.shape[1], steps)
-    rows, device = len(padded.tokens), padded.tokens.device
-    draws = torch.zeros(rows, 1) if temperature == 0 else row_draws(rows, steps, generator)
-    draws = draws.to(device, torch.float32 if device.type == "mps" else None).expand(-1, steps)
+    draws = torch.zeros(len(padded.tokens), steps)
+    if temperature > 0:
+        draws = row_draws(len(padded.tokens), steps, generator)
+    if padded.tokens.device.type == "mps":  # it has no float64
+        draws = draws.float()
+    draws = draws.to(padded.tokens.device)
     loop = _steps(model, padded, steps, lambda logits, n: choice(logits, draws[:, n]), stops, use_cache=use_cache)
+    return _without_stops(loop, stops)
 
-    def told() -> Iterator[list[int | None]]:
-        for new, ended in loop:
-            new_tokens = zip(new.tolist(), ended.tolist(), strict=True)
-            yield [None if over or token in stops else token for token, over in new_tokens]
 
-    return told()
+def _without_stops(loop: Iterator[tuple[Tensor, Tensor]], stops: tuple[int, ...]) -> Iterator[list[int | None]]:
+    """The tokens of each step, None for rows that have ended."""
+    for new, ended in loop:
+        tokens: list[int | None] = new.tolist()
+        for row, has_ended in enumerate(ended.tolist()):
+            if has_ended or tokens[row] in stops:
+                tokens[row] = None
+        yield tokens
 
 
 @shaped
@@ -121,9 +134,12 @@ def greedy(
     """
     check_model("greedy", model, steps)
     check_length("greedy", model.config, start.shape[1], steps)
-    with looking(model):
-        encoded = None if source is None else model.encode(source, source_mask)
-    stops, likeliest = stops_of("greedy", stop), SamplingOptions(temperature=0.0)
+    encoded = None
+    if source is not None:
+        with looking(model):
+            encoded = model.encode(source, source_mask)
+    stops = stops_of("greedy", stop)
+    likeliest = SamplingOptions(temperature=0.0)
     loop = _steps(
         model,
         Padded(start),
@@ -134,14 +150,22 @@ def greedy(
         source_mask=source_mask,
         use_cache=use_cache,
     )
-    return torch.cat([start, *(new[:, None].to(start.dtype) for new, _ in loop)], dim=1)
+    columns = [start]
+    for new, _ in loop:
+        columns.append(new[:, None].to(start.dtype))
+    return torch.cat(columns, dim=1)
 
 
 def stops_of(caller: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
     """The tokens that end a sequence, as numbers.  Raises ValueError unless it is a token, tokens or None."""
-    stops = () if stop is None else stop if isinstance(stop, Iterable) and getattr(stop, "ndim", True) else (stop,)
+    if stop is None:
+        return ()
+    # An array without dimensions is one token.
+    is_list = isinstance(stop, Iterable) and getattr(stop, "ndim", 1) > 0
     try:
-        return tuple(map(operator.index, stops))  # type: ignore[arg-type]  # an array without dimensions is one token
+        if is_list:
+            return tuple(map(operator.index, stop))  # type: ignore[arg-type]
+        return (operator.index(stop),)  # type: ignore[arg-type]
     except TypeError:
         raise ValueError(f"{caller}: stop must be a token or a list of tokens but is {stop!r:.60}") from None
 
@@ -153,14 +177,16 @@ class Padded(NamedTuple):
     mask: Tensor | None = None
     positions: Tensor | None = None
 
-    def then(self, new: Tensor, *, alone: bool) -> "Padded":
-        """The sequences with one more token each, `new` (b 1); `alone`: only that token, as a cache has the others."""
-        tokens = new if alone else torch.cat((self.tokens, new), dim=1)
-        if self.positions is None:
+    def then(self, new: Tensor, *, has_cache: bool) -> "Padded":
+        """The sequences with one more token each, `new` (b 1); only that token if a cache has the others."""
+        position = None
+        if self.positions is not None:
+            position = self.positions[:, -1:] + 1
+        if has_cache:  # it holds the padding mask, too
+            return Padded(new, None, position)
+        tokens = torch.cat((self.tokens, new), dim=1)
+        if self.positions is None or self.mask is None or position is None:
             return Padded(tokens)
-        position = self.positions[:, -1:] + 1
-        if alone or self.mask is None:  # the cache holds the padding mask
-            return Padded(tokens, None, position)
         mask = torch.cat((self.mask, torch.ones_like(self.mask[:, :1])), dim=1)
         return Padded(tokens, mask, torch.cat((self.positions, position), dim=1))
 
@@ -170,24 +196,33 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
 
     Raises ValueError without prompts, for an empty prompt, for texts and for tokens outside the vocabulary.
     """
-    rows_given = prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
-    if isinstance(prompts, str) or any(isinstance(row, str) or not hasattr(row, "__iter__") for row in rows_given):
-        expected = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
-        raise ValueError(f"generate: prompts must be lists of {expected}, but {prompts!r:.60} came")
-    rows: list[list[int]] = [list(row) for row in rows_given]
-    if not rows or not all(rows):
-        raise ValueError(f"generate: {'an empty prompt' if rows else 'no prompt'} came: each needs at least one token")
     assert isinstance(model.config.inputs, config.Tokens)
-    count, longest = model.config.inputs.count, max(map(len, rows))
-    for token in (token for row in rows for token in row):
-        if not 0 <= token < count:
-            raise ValueError(f"generate: tokens must be 0 to {count - 1} but {token} came")
+    count = model.config.inputs.count
+    rows: list[list[int]] = []
+    for prompt in prompts:
+        if isinstance(prompt, str) or not isinstance(prompt, Iterable):
+            expected = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
+            raise ValueError(f"generate: prompts must be lists of {expected}, but {prompts!r:.60} came")
+        row = [int(token) for token in prompt]
+        if not row:
+            raise ValueError("generate: an empty prompt came: each needs at least one token")
+        if min(row) < 0 or max(row) >= count:
+            strange = max(row) if max(row) >= count else min(row)
+            raise ValueError(f"generate: tokens must be 0 to {count - 1} but {strange} came")
+        rows.append(row)
+    if not rows:
+        raise ValueError("generate: no prompt came: each needs at least one token")
+    longest = max(map(len, rows))
+    tokens = torch.zeros(len(rows), longest, dtype=torch.long)
+    real = torch.zeros(len(rows), longest, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        tokens[i, longest - len(row) :] = torch.tensor(row)
+        real[i, longest - len(row) :] = True
     device = next(model.parameters()).device
-    tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
-    real = torch.tensor([[False] * (longest - len(row)) + [True] * len(row) for row in rows], device=device)
-    if all(len(row) == longest for row in rows):
-        return Padded(tokens)
-    return Padded(tokens, real, (real.cumsum(1) - 1).clamp(min=0))
+    if real.all():
+        return Padded(tokens.to(device))
+    positions = (real.cumsum(1) - 1).clamp(min=0)
+    return Padded(tokens.to(device), real.to(device), positions.to(device))
 
 
 def _steps(
@@ -205,7 +240,9 @@ def _steps(
 
     A row that has reached one of `stops` is filled with the first of them; when all have, decoding ends.
     """
-    cache = Cache(model.config.layers) if use_cache else None
+    cache = None
+    if use_cache:
+        cache = Cache(model.config.layers)
     assert isinstance(model.config.inputs, config.Tokens)
     stops = tuple(stop for stop in stops if 0 <= stop < model.config.inputs.count)  # the others never come
     ended = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=sequences.tokens.device)
@@ -213,10 +250,15 @@ def _steps(
     for step in range(steps):
         with looking(model):
             logits = model(
-                sequences.tokens, mask=sequences.mask, positions=sequences.positions, source_mask=source_mask, tail=1,
-                encoded=encoded, cache=cache,
-            )[:, 0]  # fmt: skip
-            new = choose(logits, step)
+                sequences.tokens,
+                mask=sequences.mask,
+                positions=sequences.positions,
+                source_mask=source_mask,
+                tail=1,
+                encoded=encoded,
+                cache=cache,
+            )
+            new = choose(logits[:, 0], step)
         if stops:
             new = new.masked_fill(ended, stops[0])
         yield new, ended
@@ -224,7 +266,7 @@ def _steps(
             ended = torch.isin(new, last)
             if bool(ended.all()):
                 return
-        sequences = sequences.then(new[:, None].to(sequences.tokens.dtype), alone=use_cache)
+        sequences = sequences.then(new[:, None].to(sequences.tokens.dtype), has_cache=use_cache)
 
 
 def check_model(caller: str, model: Transformer, steps: int) -> None:
@@ -243,19 +285,16 @@ def check_model(caller: str, model: Transformer, steps: int) -> None:
 
 def reach(settings: config.TransformerConfig) -> int | None:
     """The most tokens a model can read; None if it has no limit: without positions, with relative bias or ALiBi."""
-    ending: tuple[type, ...] = (config.Rotary, config.Learned, config.Sinusoidal)
-    heads = [group for layer in range(settings.layers) for group in settings.layer_heads(layer)]
-    sources = [group.symbols for group in heads if isinstance(group, config.SymbolHeads)]
-    ends = (
-        isinstance(settings.positions, ending)
-        or hasattr(settings.positions, "vectors")
-        or any(
-            isinstance(source, config.PositionSymbols)
-            or (isinstance(source, config.RelativeSymbols) and source.distance is None)
-            for source in sources
-        )
-    )
-    return settings.max_length if ends else None
+    positions = settings.positions
+    if isinstance(positions, (config.Rotary, config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors"):
+        return settings.max_length
+    for layer in range(settings.layers):
+        for group in settings.layer_heads(layer):
+            source = getattr(group, "symbols", None)
+            is_table = isinstance(source, config.RelativeSymbols) and source.distance is None
+            if is_table or isinstance(source, config.PositionSymbols):
+                return settings.max_length
+    return None
 
 
 def check_length(caller: str, settings: config.TransformerConfig, prompt: int, steps: int) -> None:

@@ -43,12 +43,14 @@ class AbstractorModel(nn.Module):
         super().__init__()
         self.config = settings
         self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
-        self.blocks = nn.ModuleList(_block(settings, device, dtype) for _ in range(settings.encoder_layers))
+        self.blocks = nn.ModuleList()
+        for _ in range(settings.encoder_layers):
+            self.blocks.append(_block(settings, device, dtype))
         length = settings.max_length
         self.symbols = build_symbols(settings.symbols, settings.dim, max_length=length, device=device, dtype=dtype)
-        self.layers = nn.ModuleList(
-            AbstractorLayer(settings, device=device, dtype=dtype) for _ in range(settings.layers)
-        )
+        self.layers = nn.ModuleList()
+        for _ in range(settings.layers):
+            self.layers.append(AbstractorLayer(settings, device=device, dtype=dtype))
         self.dropout = nn.Dropout(settings.dropout)
         self.outputs: nn.Module | None = None
         if settings.outputs is not None:
@@ -69,13 +71,17 @@ class AbstractorModel(nn.Module):
         """
         x = self.inputs(inputs)
         check_mask("AbstractorModel", "mask (b s)", mask, x)
-        keys = None if mask is None else mask[:, None, None, :]
+        keys = None
+        if mask is not None:
+            keys = mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask=keys)
         s = self.dropout(self.symbols(x, mask=mask).expand(x.shape[0], -1, -1))
         for layer in self.layers:
             s = layer(s, x, mask=keys, taps=taps)
-        return s if self.outputs is None else self.outputs(s, mask)
+        if self.outputs is None:
+            return s
+        return self.outputs(s, mask)
 
 
 class AbstractorLayer(nn.Module):
@@ -86,7 +92,7 @@ class AbstractorLayer(nn.Module):
     def __init__(self, settings: AbstractorConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         dim, act = settings.dim, settings.act
-        width = dim if settings.head_dim is None else settings.head_dim
+        width = settings.head_dim or dim
         relational = RelationalCrossAttention(settings.heads, dim=width, value_dim=width, act=act)
         self.self_attention = None
         if settings.self_attention:
@@ -129,13 +135,13 @@ def _attention(
 
 
 def _feedforward(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> MlpLayer:
-    hidden = 2 * settings.dim if settings.hidden is None else settings.hidden
+    hidden = settings.hidden or 2 * settings.dim
     return MlpLayer(settings.dim, hidden, act="relu", device=device, dtype=dtype)
 
 
 def _block(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> TransformerBlock:
     """A block of the encoder before the Abstractor's layers."""
-    width = settings.dim if settings.head_dim is None else settings.head_dim
+    width = settings.head_dim or settings.dim
     return TransformerBlock(
         _attention(settings, Softmax(settings.heads, width, width), device, dtype),
         _feedforward(settings, device, dtype),

@@ -75,13 +75,14 @@ class PrediNet(nn.Module):
         super().__init__()
         self.config = settings
         dim, heads, objects = settings.dim, settings.heads, settings.objects
-        key_dim = max(1, dim // heads) if settings.key_dim is None else settings.key_dim
-        self.places = 2 if isinstance(settings.inputs, Patches) else 1
+        key_dim = settings.key_dim or max(1, dim // heads)
+        self.places = 1
+        if isinstance(settings.inputs, Patches):  # row and column
+            self.places = 2
         width = dim + self.places
         self.inputs = build_input(settings.inputs, dim, device=device, dtype=dtype)
-        self.query1, self.query2 = (
-            nn.Linear(objects * width, heads * key_dim, bias=False, device=device, dtype=dtype) for _ in range(2)
-        )
+        self.query1 = nn.Linear(objects * width, heads * key_dim, bias=False, device=device, dtype=dtype)
+        self.query2 = nn.Linear(objects * width, heads * key_dim, bias=False, device=device, dtype=dtype)
         self.key = nn.Linear(width, key_dim, bias=False, device=device, dtype=dtype)
         self.relations = nn.Linear(width, settings.relations, bias=False, device=device, dtype=dtype)
         related = heads * (settings.relations + 2 * self.places)
@@ -98,9 +99,10 @@ class PrediNet(nn.Module):
     ) -> Float[Tensor, "b 1 c"]:
         """Logits (b 1 c).  All objects must be real: `mask` is None."""
         x = _objects("PrediNet", self.inputs(inputs), self.config.objects, mask)
-        where = places(self.config, x.device).to(x.dtype).expand(x.shape[0], -1, -1)
-        x = torch.cat((x, where), dim=-1)
-        first, second = (self._find(query, x) for query in (self.query1, self.query2))
+        coordinates = places(self.config, x.device).to(x.dtype).expand(x.shape[0], -1, -1)
+        x = torch.cat((x, coordinates), dim=-1)
+        first = self._find(self.query1, x)
+        second = self._find(self.query2, x)
         compared = self.relations(first) - self.relations(second)
         related = torch.cat((compared, first[..., -self.places :], second[..., -self.places :]), dim=-1)
         return self.outputs(self.hidden(related.flatten(1)).relu())[:, None]
@@ -124,7 +126,9 @@ def places(settings: PrediNetConfig, device: torch.device) -> Float[Tensor, "t _
 
 
 def _line(count: int, device: torch.device) -> Tensor:
-    return torch.linspace(-1, 1, count, device=device) if count > 1 else torch.zeros(1, device=device)
+    if count == 1:
+        return torch.zeros(1, device=device)
+    return torch.linspace(-1, 1, count, device=device)
 
 
 def _objects(kind: str, x: Tensor, count: int, mask: Tensor | None) -> Tensor:

@@ -3,6 +3,7 @@
 No reader runs code from a file.  CIFAR's Python version is not read, because its pickles could run code.
 """
 
+import contextlib
 import functools
 import pathlib
 from dataclasses import dataclass
@@ -170,7 +171,10 @@ def _decode(path: pathlib.Path, size: int) -> Tensor:
         from PIL import Image, ImageOps
     try:
         with Image.open(path, formats=FORMATS) as file:
-            image = ImageOps.exif_transpose(file)  # cameras save turned pixels, and how to turn them
+            file.load()
+            image: Image.Image = file
+        with contextlib.suppress(Exception):  # of damaged EXIF data; the pixels are whole
+            ImageOps.exif_transpose(image, in_place=True)  # cameras save turned pixels, and how to turn them
         if image.mode.startswith("I"):  # Pillow would cut grey values of 16 bits off at 255
             image = Image.fromarray((np.asarray(image) / 256).astype(np.uint8))
         if image.has_transparency_data:  # convert("RGB") shows the colours behind it: mostly black

@@ -280,7 +280,7 @@ def _batch(sets: tuple[str, ...], grids: Tensor, labels: Tensor) -> Batch:
     filled = grids >= 0
     shapes = torch.where(filled, grids // len(COLOURS), -1)
     colours = torch.where(filled, grids % len(COLOURS), -1)
-    images = torch.empty(len(grids), 3, 36, 36, device=grids.device)
+    images = torch.empty(len(grids), 3, 36, 36, dtype=torch.float32, device=grids.device)
     for i, name in enumerate(sets):
         images[i :: len(sets)] = draw(name, shapes[i :: len(sets)], colours[i :: len(sets)])
     return batch_of(images, labels, {"shapes": shapes, "colours": colours, "cells": filled})

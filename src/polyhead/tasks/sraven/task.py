@@ -220,6 +220,19 @@ class Sraven(Task):
         if self.reject_ambiguous is not None:
             self._replace_ambiguous((rules, order, panels), split, generator)
         advance(generator)
+        return self._batch(rules, order, panels)
+
+    @shaped
+    def of_rules(self, rules: Int[Tensor, "b m"], generator: torch.Generator) -> Batch:
+        """A batch with the multisets `rules` (b features), of any split; ambiguous instances stay."""
+        if rules.shape[1] != self.features or rules.min() < 0 or rules.max() >= len(RULES):
+            raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
+        rules = rules.to(generator.device, torch.int64).sort(dim=1).values
+        instances = draw_instances(self, rules, fork(generator, f"{self.name}/of_rules/grids"))
+        advance(generator)
+        return self._batch(*instances)
+
+    def _batch(self, rules: Tensor, order: Tensor, panels: Tensor) -> Batch:
         targets = panels.flatten(1)
         symbols = targets.clone()
         symbols[:, -self.features :] = self.values  # the row of zeros hides the answer
