@@ -40,16 +40,24 @@ CHUNK = 500  # sequences at once
 LISTED_CANDIDATES = 200_000  # most candidate functions of one sequence to enumerate
 
 
-def baselines(task: FuzzyLogic, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
+def baselines(
+    task: FuzzyLogic,
+    split: str,
+    *,
+    sequences: int = 2000,
+    seed: int = 0,
+    batch_size: int = CHUNK,
+) -> dict[str, Score]:
     """R² of every baseline and of the ceiling on `split`, over `sequences` sequences of stream `seed`.
 
+    `batch_size`: the batch size of the evaluation, to score the same sequences.
     Raises ValueError for an unknown split, and if a short context leaves too many functions to enumerate.
     """
     check_baselines(task, split, sequences)
     scores: dict[str, list[Tensor]] = {}
     counts = []
-    for step, start in enumerate(range(0, sequences, CHUNK)):
-        batch = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step)
+    for step, start in enumerate(range(0, sequences, batch_size)):
+        batch = task.batch(split, min(batch_size, sequences - start), seed=seed, step=step)
         guesses = predictions(batch) | function_baselines.predictions(task, batch)
         guesses["ceiling"], count = ceiling(task, batch)
         counts.append(count)
