@@ -26,7 +26,7 @@ def test_a_figure_from_nothing(trained, tmp_path, capsys):
     assert code == 0
     said = capsys.readouterr().out
     assert "SRAVEN gets harder with the number of features" in said
-    assert f"page: {tmp_path}/fig-5d/index.html" in said
+    assert f"values: {tmp_path}/fig-5d/index.html" in said
     results = json.loads((tmp_path / "fig-5d" / "results.json").read_text())
     runs = STUDIES["fig-5d"]("smoke")
     assert [run["digest"] for run in results["runs"]] == [digest(run) for run in runs]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from polyhead.cli.output import emit, write, write_table
+from polyhead.cli.output import emit, write
 from polyhead.cli.parse import Device
 from polyhead.cli.train import write_failures
 
@@ -66,11 +66,9 @@ def reproduce(
     rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 
     def show() -> None:
-        if rows:
-            write_table(figure, rows)
         for verdict in outcome.verdicts:
             write(str(verdict))
-        write(f"page: {page}")
+        write(f"numbers, pictures and the paper's values: {page}")
 
     verdicts = [str(verdict) for verdict in outcome.verdicts]
     emit(lambda: {"page": page, "rows": rows, "verdicts": verdicts}, show)

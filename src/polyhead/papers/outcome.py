@@ -209,7 +209,10 @@ def settings_note(cells: Iterable[Cell]) -> str:
 def setting_text(cell: Cell) -> str:
     """Return the selected learning rate, weight decay and warm-up, and the number of searched settings."""
     setting = cell.setting
-    return f"lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup} (of {cell.tried})"
+    search = f"the best of {cell.tried} settings"
+    if cell.tried == 1:
+        search = "one setting, no search"
+    return f"learning rate {setting.lr:g}, decay {setting.weight_decay:g}, warm-up {setting.warmup} ({search})"
 
 
 def condition_text(condition: Any) -> str:

@@ -47,7 +47,7 @@ def _paper(name: str, group: Mechanism, scale: str) -> Run:
 
 
 def fuzzy_softmax(scale: str = "short") -> Run:
-    """Softmax attention at the setting of Table A1 (70 % of the combinations held out).
+    """Softmax attention on fuzzy logic: the network of Table A1, a shorter training.
 
     polyhead train fuzzy-softmax: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.633 ± 0.023.
     """
@@ -55,7 +55,7 @@ def fuzzy_softmax(scale: str = "short") -> Run:
 
 
 def fuzzy_linear(scale: str = "short") -> Run:
-    """Linear attention at the setting of Table A1.
+    """Linear attention on fuzzy logic: the network of Table A1, a shorter training.
 
     polyhead train fuzzy-linear: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.599 ± 0.052.
     """
@@ -63,7 +63,7 @@ def fuzzy_linear(scale: str = "short") -> Run:
 
 
 def fuzzy_hyla(scale: str = "short") -> Run:
-    """HYLA at the setting of Table A1.
+    """HYLA on fuzzy logic: the network of Table A1, a shorter training.
 
     polyhead train fuzzy-hyla: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.811 ± 0.078.
     """
