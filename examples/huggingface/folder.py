@@ -1,13 +1,10 @@
-"""From a run folder to the Auto classes, offline: a language model, its backbone, a classifier trained by the Trainer,
-and the same folder in a process that never imports polyhead.
+"""From a run folder to the Auto classes, offline: a language model, its backbone, a classifier trained by the Trainer.
 
-    pip install 'polyhead[hf]'
-    python examples/huggingface/folder.py
+pip install 'polyhead[hf]'
+python examples/huggingface/folder.py
 """
 
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import torch
@@ -18,13 +15,6 @@ from polyhead.compat import huggingface as hf
 from polyhead.config import Run, Train
 
 TEXT = "one two, buckle my shoe; three four, knock at the door;\n"
-STRANGER = """
-import sys, transformers
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
-said = model.generate(**tokenizer("one ", return_tensors="pt"), max_new_tokens=12, do_sample=False)
-print(tokenizer.decode(said[0], skip_special_tokens=True))
-"""
 
 
 def train(folder: pathlib.Path, steps: int) -> None:
@@ -53,7 +43,7 @@ def classify(folder: pathlib.Path, steps: int) -> float:
     return (said == torch.tensor([row["labels"] for row in data])).float().mean().item()
 
 
-def main(steps: int = 60, *, stranger: bool = True) -> dict[str, object]:
+def main(steps: int = 60) -> dict[str, object]:
     """What each class gives."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -61,16 +51,11 @@ def main(steps: int = 60, *, stranger: bool = True) -> dict[str, object]:
         config = transformers.AutoConfig.from_pretrained(folder / "exported")
         backbone = transformers.AutoModel.from_pretrained(folder / "exported")
         out = backbone(torch.arange(97, 105)[None], output_hidden_states=True, output_attentions=True)
-        found = {
+        return {
             "AutoConfig": config.settings.heads,
             "AutoModel": (tuple(out.last_hidden_state.shape), len(out.hidden_states), tuple(out.attentions[0].shape)),
             "AutoModelForSequenceClassification": classify(folder, steps),
         }
-        if stranger:
-            command = [sys.executable, "-c", STRANGER, folder / "exported"]
-            done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
-            found["trust_remote_code"] = done.stdout.splitlines()[-1]
-        return found
 
 
 if __name__ == "__main__":

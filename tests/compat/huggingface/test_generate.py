@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import transformers
 import zoo
 from refusals import refusing
 from tiny_transformers import CACHE, hf
@@ -179,18 +178,3 @@ def test_a_mask_that_contradicts_the_cache():
                 model(ids[:, 5:], attention_mask=now, position_ids=where[:, 5:], **given)
             y = model(ids[:, 5:], attention_mask=before, position_ids=where[:, 5:], **given).logits
             assert_close(y, model(ids, attention_mask=before, position_ids=where).logits[:, 5:])
-
-
-def test_ways_of_decoding_that_need_another_cache_are_refused_at_once():
-    model, ids = make("softmax"), tokens(2, 4)
-    for options, line in (
-        ({"cache_implementation": "static"}, "its cache is its own, so cache_implementation must be None, not"),
-        ({"cache_implementation": "paged"}, "its cache is its own, so continuous batches cannot be: use generate"),
-        ({CACHE: ((ids, ids),)}, f"{CACHE} must be a PolyheadCache but is a tuple"),
-        ({CACHE: transformers.DynamicCache()}, f"{CACHE} must be a PolyheadCache but is a D"),
-        ({"assistant_early_exit": 1}, "all layers are computed, so assistant_early_exit must be None, not 1"),
-    ):
-        with refusing(f"PolyheadForCausalLM: {line}"):
-            generate(model, ids[:1], **options)
-    with refusing("PolyheadForCausalLM: its cache is its own, so continuous batches cannot be"):
-        model.generate_batch([[1, 2]])

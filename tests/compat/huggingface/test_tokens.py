@@ -10,7 +10,7 @@ from refusals import refusing
 
 from polyhead.config import Hyla, Rotary, Run, Softmax, Train, TransformerConfig
 from polyhead.models.generate.tokens import greedy
-from polyhead.tasks import Images, Text
+from polyhead.tasks import Text
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.tokens import Bytes, codec_of
 from polyhead.train import load_model, run
@@ -91,11 +91,6 @@ def test_from_training_to_auto_model(tokenizer, tmp_path):
     assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 0
     assert model.config.eos_token_id == model.config.pad_token_id == 0
     assert tokens.model_max_length == 32
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
-    assert "| 0 | Softmax(2), Hyla(2) |" in card
-    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
-    assert str(tmp_path) not in card
     assert len(list((tmp_path / "out").glob("model*.safetensors"))) > 1
     state = torch.random.get_rng_state()
     assert torch.equal(ours.from_run(tmp_path / "run").model(ids["input_ids"]), wanted(ids["input_ids"]))
@@ -105,14 +100,3 @@ def test_from_training_to_auto_model(tokenizer, tmp_path):
         with refusing("but the model was trained with "):
             ours.to_folder(tmp_path / "run", tmp_path / "other")
         assert not (tmp_path / "other").exists()
-
-
-def test_a_run_on_images(tmp_path):
-    task = Images()
-    model = TransformerConfig(*task.ends, dim=16, layers=1, heads=Hyla(2))
-    train = Train(steps=1, batch_size=4, warmup=1, eval_batches=1, evaluate=("iid",))
-    run(Run(task, model, train=train, folder=str(tmp_path / "run"), device="cpu"))
-    ours.to_folder(tmp_path / "run", tmp_path / "out")
-    again = transformers.AutoModelForImageClassification.from_pretrained(tmp_path / "out")
-    images = task.batch("iid", 3, seed=0, step=0).inputs
-    assert torch.equal(again(images).logits, load_model(tmp_path / "run")[1](images)[:, 0])

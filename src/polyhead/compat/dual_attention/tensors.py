@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from polyhead.compat.dual_attention.attention import PackageHeads
-from polyhead.compat.dual_attention.language import Layout
+from polyhead.compat.dual_attention.arguments import Layout, PackageHeads
 from polyhead.config import Mlp, PositionSymbols, RelativeSymbols, Swiglu
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
@@ -38,7 +37,7 @@ def _linear(key: str, name: str, *, bias: bool = True) -> Iterator[TensorMapping
 
 
 def of_attention(
-    layer: MultiHeadAttention, groups: Sequence[PackageHeads], key_prefix: str = "", name_prefix: str = ""
+    layer: MultiHeadAttention, groups: Sequence[PackageHeads], key_prefix: str, name_prefix: str
 ) -> Iterator[TensorMapping]:
     """Yield the tensors of a layer; the package's keys begin with `key_prefix`, our names with `name_prefix`."""
     first_output = 0
@@ -57,7 +56,7 @@ def of_attention(
             yield from _queries_and_keys(groups[i : i + 2], rows, key_prefix, name_prefix)
         value_name = f"{group_name}.value"
         value_rows = ALL
-        if group.kind == "sa":
+        if group.kind == "softmax":
             value_name = f"{name_prefix}qkv"
             value_rows = rows[2]
         yield TensorMapping((f"{prefix}wv.weight",), (f"{value_name}.weight",), (value_rows,))
@@ -83,7 +82,7 @@ def _queries_and_keys(
     q_keys = []
     k_keys = []
     for owner in owners:
-        suffix = "" if owner.kind in ("sa", "rca") else "_attn"
+        suffix = "" if owner.kind in ("softmax", "rca") else "_attn"
         q_keys.append(f"{key_prefix}{owner.prefix}wq{suffix}")
         k_keys.append(f"{key_prefix}{owner.prefix}wk{suffix}")
     weights = (f"{name_prefix}qkv.weight",)
@@ -167,10 +166,7 @@ def fill(module: nn.Module, mappings: Sequence[TensorMapping], state: Mapping[st
             missing.append(mapping.keys[0])
     for problem, keys in (("missing", missing), ("unknown", sorted(state.keys() - known_keys))):
         if keys:
-            names = ", ".join(keys[:3])
-            if len(keys) > 3:
-                names += f" and {len(keys) - 3} more"
-            raise ValueError(f"{problem} {names}")
+            raise ValueError(f"{problem} {', '.join(keys[:3])}")
 
     targets = module.state_dict()
     for target in targets.values():

@@ -1,6 +1,6 @@
 """transformers: latent codes of its models (taps.py), our heads in its models (heads.py, attention.py), the check of
 its layers (calls.py), its models for `polyhead explore` (explore.py), and our models as its models (model.py, base.py,
-inputs.py, config.py, cache.py, tokens.py, card.py).
+inputs.py, config.py, cache.py, tokens.py).
 
 Importing this folder registers our models with the Auto classes, our heads as `attn_implementation`, and configurations
 with heads.
@@ -17,7 +17,6 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     from polyhead.compat.huggingface.heads import NAMES, register, swap_heads, with_heads
     from polyhead.compat.huggingface.model import (
         PolyheadForCausalLM,
-        PolyheadForImageClassification,
         PolyheadForSequenceClassification,
         PolyheadModel,
         from_run,
@@ -29,7 +28,6 @@ __all__ = [
     "NAMES",
     "PolyheadConfig",
     "PolyheadForCausalLM",
-    "PolyheadForImageClassification",
     "PolyheadForSequenceClassification",
     "PolyheadModel",
     "Verified",

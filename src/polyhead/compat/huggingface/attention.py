@@ -26,7 +26,7 @@ from polyhead import config
 from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
 from polyhead.compat.huggingface.base import CACHE_NAME
-from polyhead.compat.huggingface.taps import EAGER, REFUSED, causal, flat, masks
+from polyhead.compat.huggingface.taps import EAGER, REFUSED, flat, is_causal_without_mask, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
@@ -62,14 +62,16 @@ def fitted(
     """
     total = sum(mechanism.heads for mechanism in mechanisms)
     if total != sizes.heads:
-        raise ValueError(f"{caller}: {sizes.heads} heads were wanted but {total} came")
+        raise ValueError(f"{caller}: the model has {sizes.heads} heads, so give {sizes.heads}, got {total}")
     num_sharing = sizes.heads // sizes.kv_heads
     first, pairs = 0, []
     for mechanism in mechanisms:
         name, last = type(mechanism).__name__, first + mechanism.heads
+        # Groups keep the sharing of keys unless their heads cut through a set that shares keys.
         is_whole = first % num_sharing == 0 and mechanism.heads % num_sharing == 0
         kv_heads = mechanism.heads // num_sharing if is_whole else mechanism.heads
-        for field, size in (("dim", sizes.dim), ("value_dim", sizes.dim), ("kv_heads", kv_heads)):
+        fields = {"dim": sizes.dim, "value_dim": sizes.dim, "kv_heads": kv_heads}
+        for field, size in fields.items():
             if getattr(mechanism, field) not in (None, size):
                 raise ValueError(f"{caller}: {field} of {name} must be {size} but is {getattr(mechanism, field)}")
         if mechanism.share or getattr(mechanism, "hidden", None) is not None:
@@ -77,11 +79,10 @@ def fitted(
         if isinstance(mechanism, config.SymbolHeads):
             if not is_whole:
                 raise ValueError(f"{caller}: {name} must be a multiple of {num_sharing} heads, which share keys")
-            if isinstance(mechanism.symbols, config.RelationalSymbols):
+            if isinstance(mechanism.symbols, config.RelationalSymbols):  # the cache keeps no neighbours
                 raise ValueError(f"{caller}: {name} must have symbols of single tokens but has RelationalSymbols")
-        mechanism = dataclasses.replace(mechanism, dim=sizes.dim, value_dim=sizes.dim, kv_heads=kv_heads)
         keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
-        pairs.append((mechanism, (slice(first, last), keys)))
+        pairs.append((dataclasses.replace(mechanism, **fields), (slice(first, last), keys)))
         first = last
     return pairs
 
@@ -133,11 +134,10 @@ class Heads(Groups):
             for name, parameter in group.value.named_parameters():
                 if not _is_fresh(parameter):
                     continue
-                if not isinstance(v_proj, nn.Linear) or quantised(v_proj.weight):
-                    dtype = getattr(getattr(v_proj, "weight", None), "dtype", "no weight")
+                if not isinstance(v_proj, nn.Linear) or is_quantised(v_proj.weight):
                     raise ValueError(
-                        "heads: a linear v_proj was wanted, whose rows the map of symbols copies, but a "
-                        f"{type(v_proj).__name__} of {dtype} came: swap before adapters and quantisation"
+                        "heads: symbols copy rows of v_proj, which must be a plain linear layer: "
+                        "swap before adapters and quantisation"
                     )
                 parameter.copy_(v_proj.get_parameter(name)[rows])
         for module in self.modules():
@@ -168,8 +168,6 @@ class Heads(Groups):
         limits = dataclasses.replace(limits, bias=added("polyhead", self.own_groups(), limits.bias))
         outputs = []
         for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
-            if relational is None and self.source_of[i] is not None:
-                raise ValueError("heads: relational heads need the stream but their layer did not give it")
             if keys is None:  # the group's heads cut through a set that shares keys: each head gets a copy
                 tensors = {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
             else:
@@ -199,7 +197,7 @@ def _is_fresh(tensor: Tensor) -> bool:
     return not getattr(tensor, "_is_hf_initialized", False)  # transformers sets this mark on loaded parameters
 
 
-def quantised(weight: Tensor) -> bool:
+def is_quantised(weight: Tensor) -> bool:
     """Whether the entries of a weight are codes of its values: integers, or floating numbers of eight bits."""
     return not weight.is_floating_point() or weight.dtype.itemsize == 1
 
@@ -219,22 +217,13 @@ class RelationalInputs:
         return getattr(self.__dict__["cache"], name)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys.
-
-        Raises ValueError for a cache that other code has filled.
-        """
+        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
         g, d = key.shape[1], key.shape[-1]
         flat = [keys.flatten(2) for keys in self.relation_keys.values()]
         if flat:
             joint = torch.cat(flat, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
-            cached = getattr(self.cache.layers[layer], "keys", None) if self.num_cached else None
-            if cached is not None and cached.numel() and cached.shape[-1] != key.shape[-1]:  # PEFT's prefix tuning
-                raise ValueError(
-                    "heads: a cache whose keys have those of relations beside them "
-                    f"(width {key.shape[-1]}) was wanted but keys of width {cached.shape[-1]} came"
-                )
         value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
         self.is_updated = True
@@ -297,7 +286,7 @@ def attend(
 
     # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.
     is_eager = type(getattr(module, "config", None)) in EAGER
-    is_masked_by_order = causal(module, is_causal, eager=is_eager) and attention_mask is None and t > 1
+    is_masked_by_order = is_causal_without_mask(module, is_causal, eager=is_eager) and attention_mask is None and t > 1
     if is_masked_by_order:
         k, v = k[:, :t], v[:, :t]
     added_masks = masks(f"polyhead: a mask of {type(module).__name__}", (attention_mask, position_bias), k.shape[1])
@@ -334,8 +323,6 @@ def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | 
     for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
         if options.get(option) is not None:
             raise ValueError(f"polyhead: {name} must be plain attention but {option} changes it")
-    if options.get("output_attentions"):
-        raise ValueError(f"polyhead: {name} hands out no attentions but output_attentions=True came")
     edges = options.get("cu_seq_lens_q")
     if mask is None and edges is not None and len(edges) > 2:
         raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")

@@ -1,4 +1,4 @@
-"""The base of our models in transformers: initialisation, tied parameters, saving, and the common part of `forward`."""
+"""The base of our models in transformers: tied parameters, saving, and the common part of `forward`."""
 
 import dataclasses
 import os
@@ -12,11 +12,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.inputs import place_tokens
-from polyhead.config import Logits, Tokens, TransformerConfig
+from polyhead.config import Tokens, TransformerConfig
 from polyhead.layers.positions import Constant
 from polyhead.layers.taps import Taps
-from polyhead.models.initialise import initial_logit_factor, initialise
-from polyhead.models.inputs_outputs import TiedOutput, TokenInput
+from polyhead.models.inputs_outputs import TiedOutput
 from polyhead.models.transformer import Transformer
 
 _NEW_NAME = "cache" in BaseModelOutputWithPast.__dataclass_fields__
@@ -46,7 +45,7 @@ class Collected(NamedTuple):
 
 
 class PolyheadPreTrainedModel(transformers.PreTrainedModel):
-    """`model`, our transformer, and how the library initialises, ties, saves and checkpoints it.
+    """`model`, our transformer, and how the library loads, ties, saves and checkpoints it.
 
     In every class, parameters have our names after "model."; so each class reads what another has saved.
     """
@@ -76,37 +75,22 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             if not tensor.is_meta:  # already initialised by our own rules
                 tensor._is_hf_initialized = True
 
-    @classmethod
-    def register_for_auto_class(cls, auto_class: object = "AutoModel") -> None:
-        """Does nothing: a saved folder finds this class through its shim and needs no copy of the source."""
-
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Further names of tied parameters -> their first names."""
         return dict(self._tied_weights_keys or {})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise constants, tables of another size, and parameters missing in a file.
+        """Compute constants again, which `from_pretrained` leaves empty.
 
-        `from_pretrained` leaves all of these on the meta device or unfilled.
+        Raises ValueError for parameters that no file has filled.
         """
-        settings = self.config.settings
         if isinstance(module, Constant):
             module.to(module.value.device)  # recomputes the value
-        elif module is self or any(module is part for part in self.model.modules()):
-            # Our rules initialise a whole model, so missing parameters are copied from a new one.
-            missing = {}
-            for name, tensor in self.model.state_dict(keep_vars=True).items():
-                if not getattr(tensor, "_is_hf_initialized", False):
-                    missing[name] = tensor
-            fresh = Transformer(settings).state_dict() if missing else {}
-            for name, tensor in missing.items():
-                tensor.copy_(fresh[name])
-                tensor._is_hf_initialized = True
-        elif isinstance(module, nn.Embedding | nn.Linear):  # a table of another size
-            initialise(module, settings.init)
-            if isinstance(module, nn.Linear) or self.config.tie_word_embeddings:  # a map to logits
-                module.weight.mul_(initial_logit_factor(settings.inputs, settings.outputs, settings.dim, settings.init))
+        for name, parameter in module.named_parameters(recurse=False):
+            is_on_disk = parameter.is_meta
+            if not is_on_disk and not getattr(parameter, "_is_hf_initialized", False):
+                raise ValueError(f"{type(self).__name__}: the file must have {name} of each {type(module).__name__}")
 
     def save_pretrained(  # type: ignore[override]  # other arguments are passed on
         self,
@@ -126,59 +110,38 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: object = None, every_n_layers: int = 1
     ) -> None:
-        """Set `checkpoint` of our configuration: activation checkpointing of the blocks."""
-        if every_n_layers != 1:
-            raise ValueError(f"{type(self).__name__}: every block is checkpointed or none, not each {every_n_layers}th")
+        """Set `checkpoint` of our configuration: activation checkpointing of all blocks."""
         self.gradient_checkpointing = enable
         self.model.config = dataclasses.replace(self.model.config, checkpoint=enable)
 
     # ---------------------------------------------------------------------------------------------------- embeddings
     def get_input_embeddings(self) -> nn.Module:
-        """The token table or, for images, the map of patches."""
-        inputs = self.model.inputs
-        return inputs.table if isinstance(inputs, TokenInput) else inputs.linear
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the table; tied logits use it, too."""
-        self.model.inputs.add_module("table", value)
-        if isinstance(self.model.outputs, TiedOutput):
-            self.model.outputs.tie()
+        """The token table."""
+        return self.model.inputs.table
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
         outputs = self.model.outputs
         if isinstance(outputs, TiedOutput):
             return outputs
-        return getattr(outputs, "linear", None) if isinstance(self.config.settings.outputs, Logits) else None
-
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
-        """Replace the output map; tied logits follow the token table instead."""
-        if not isinstance(self.model.outputs, TiedOutput):
-            self.model.outputs.linear = new_embeddings
-
-    def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
-    ) -> nn.Embedding:
-        """As in the library: new tokens are appended, and `config` is updated."""
-        table = super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
-        checkpoint = self.model.config.checkpoint
-        self.model.config = dataclasses.replace(self.config.settings, checkpoint=checkpoint)
-        return table
+        return getattr(outputs, "linear", None)
 
     # -------------------------------------------------------------------------------------------------------- forward
-    def _collected(self, output_hidden_states: bool | None, output_attentions: bool | None) -> Collected:
-        """Empty lists for the outputs that the call requests or, where it says nothing, the configuration."""
-        if output_hidden_states is None:
-            output_hidden_states = getattr(self.config, "output_hidden_states", False)
-        if output_attentions is None:
-            output_attentions = getattr(self.config, "output_attentions", False)
-        return Collected([] if output_hidden_states else None, [] if output_attentions else None)
+    def _collected(self, options: dict[str, Any], known: tuple[str, ...]) -> Collected:
+        """Take the requested outputs out of `options`; what an option does not say, the configuration does.
 
-    def _check_options(self, options: dict[str, Any], known: tuple[str, ...]) -> None:
-        """Raise ValueError for an argument that no part of the model reads, unless it is None or False."""
+        Raises ValueError for an argument that no part of the model reads, unless it is None or False.
+        """
+        lists: dict[str, list[Any] | None] = {}
+        for name in ("output_hidden_states", "output_attentions"):
+            requested = options.pop(name, None)
+            if requested is None:
+                requested = getattr(self.config, name, False)
+            lists[name] = [] if requested else None
         for name, value in options.items():
             if name not in known and value is not None and value is not False:
                 raise ValueError(f"{type(self).__name__}: it takes no argument {name}")
+        return Collected(lists["output_hidden_states"], lists["output_attentions"])
 
     def _read(
         self,
@@ -202,25 +165,25 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         logits are computed.  `packs=False` refuses packed sequences.
         """
         name = type(self).__name__
-        if (input_ids is None) == (inputs_embeds is None):
-            problem = "none" if input_ids is None else "both"
-            raise ValueError(f"{name}: input_ids (b t) or inputs_embeds (b t m) were wanted but {problem} came")
         inputs = inputs_embeds if input_ids is None else input_ids
-        assert inputs is not None
+        if inputs is None or (input_ids is not None and inputs_embeds is not None):
+            raise ValueError(f"{name}: give input_ids (b t) or inputs_embeds (b t m)")
         cache = select_cache(name, *caches)
         if use_cache and cache is None:
             cache = PolyheadCache(len(self.model.blocks))
         boundaries = options.get("cu_seq_lens_q")
         placement = place_tokens(name, inputs, attention_mask, position_ids, cache, boundaries, packs=packs)
         # A requested stream must be complete, and so must packed sequences: then the tail is cut out afterwards.
-        cuts_tail = tail is not None and collected.stream is None and placement.cu_seqlens is None
+        model_tail = None
+        if tail is not None and collected.stream is None and placement.cu_seqlens is None:
+            model_tail = min(tail, inputs.shape[1])
         stream = [] if lazy and collected.stream is None else collected.stream
         result = self.model(
             inputs,
             mask=placement.mask,
             positions=placement.positions,
             cu_seqlens=placement.cu_seqlens,
-            tail=min(tail, inputs.shape[1]) if cuts_tail and tail is not None else None,
+            tail=model_tail,
             cache=None if cache is None else cache.memory,
             taps=collected.taps,
             stream=stream,
@@ -228,15 +191,9 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         )
         if lazy and stream is not None:
             result = stream[-1]
-        return result if cuts_tail or tail is None else result[:, -tail:], cache
-
-    def _images(self, pixel_values: Tensor | None, collected: Collected) -> Tensor:
-        """Our transformer's output for images (b channels height width)."""
-        if pixel_values is None:
-            raise ValueError(f"{type(self).__name__}: pixel_values (b c height width) were wanted but none came")
-        if pixel_values.is_floating_point():
-            pixel_values = pixel_values.to(self.dtype)  # image processors return float32
-        return self.model(pixel_values, taps=collected.taps, stream=collected.stream)
+        if tail is not None:
+            result = result[:, -tail:]
+        return result, cache
 
     def _loss(
         self,
@@ -263,18 +220,13 @@ def select_cache(model: str, cache: object, past_key_values: object) -> Polyhead
     """The cache, under its name of today or of before.  Raises ValueError for a cache of another kind."""
     if cache is not None and past_key_values is not None:
         raise ValueError(f"{model}: cache and past_key_values are the same argument, but both came")
-    name = "past_key_values" if cache is None else "cache"
-    value = past_key_values if cache is None else cache
-    if value is not None and not isinstance(value, PolyheadCache):
-        raise ValueError(f"{model}: {name} must be a PolyheadCache but is a {type(value).__name__}")
-    return value
+    if cache is None:
+        cache = past_key_values
+    if cache is not None and not isinstance(cache, PolyheadCache):
+        raise ValueError(f"{model}: the cache must be a PolyheadCache but is a {type(cache).__name__}")
+    return cache
 
 
 def reads_tokens(settings: TransformerConfig) -> bool:
     """Whether a model reads tokens and has no encoder."""
     return isinstance(settings.inputs, Tokens) and settings.encoder is None
-
-
-def reads(settings: TransformerConfig) -> str:
-    """The inputs of a model, as the end of an error message."""
-    return f"it reads {settings.inputs}{'' if settings.encoder is None else ', with an encoder'}"

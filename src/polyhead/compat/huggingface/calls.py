@@ -3,8 +3,7 @@
     verify(model)           a tiny forward pass; a row for each attention layer: its calls, and what it computes
 
 `attn_implementation` is a string in a configuration.  An architecture that computes attention itself ignores it: it
-would remain softmax attention, or add our Boolean mask to its scores.  Such models are refused when the name is chosen
-and when their masks are made.
+would remain softmax attention, without a word.  Such models are refused when the name is chosen.
 """
 
 import functools
@@ -18,18 +17,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import sdpa_mask
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from polyhead.compat.huggingface.taps import EAGER, PREFIX, by_name, ours
+from polyhead.compat.huggingface.taps import EAGER, inputs_by_name, is_polyhead
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
 from polyhead.ops.readable import is_readable
-from polyhead.spec.shapes import one_of
 
-OF_LAYERS = "polyhead_heads"
-"""The `attn_implementation` of models whose configuration has heads; each layer has its own."""
+BY_LAYER = "polyhead_heads"
+"""The `attn_implementation` of models whose configuration has the heads of each layer."""
 
 OWN_ATTENTION = {
     *("bigbird_pegasus", "clap", "deepseek_ocr2", "evolla", "git", "informer", "longt5", "minimax", "pegasus_x"),
@@ -37,11 +33,8 @@ OWN_ATTENTION = {
 }
 """Folders of transformers.models that use the attention interface in some layers and other code in others."""
 
-SYMBOLIC = ("relational", "disentangled", "abstractor")
-"""Heads that need more than q, k and v, and so have no name."""
-
-ELSEWHERE = "sdpa"
-"""The implementation of a layer that calls our function but has no heads of ours."""
+STOCK = "sdpa"
+"""The attention of a layer that calls our function but has no heads of ours."""
 
 
 @dataclass
@@ -51,10 +44,10 @@ class Calls:
     heads: dict[nn.Module, str] = field(default_factory=dict)
     """Modules that called our function -> the heads that computed them."""
 
-    of_heads: Counter[nn.Module] = field(default_factory=Counter)
+    counts: Counter[nn.Module] = field(default_factory=Counter)
     """Modules that called our function -> number of calls."""
 
-    of_modules: Counter[nn.Module] = field(default_factory=Counter)
+    modules: Counter[nn.Module] = field(default_factory=Counter)
     """Modules of a class named ...Attention -> number of calls."""
 
 
@@ -68,7 +61,7 @@ def note(module: nn.Module, heads: str) -> None:
     calls = _CALLS.get()
     if calls is not None:
         calls.heads[module] = heads
-        calls.of_heads[module] += 1
+        calls.counts[module] += 1
 
 
 # -------------------------------------------------------------------------------------------------------------- refusal
@@ -76,26 +69,13 @@ def check_model(kind: type, name: str) -> None:
     """Raise ValueError for a model class some of whose attention layers ignore the implementation `name`."""
     if not issubclass(kind, PreTrainedModel):
         return
+    # A class is defined in transformers.models.FOLDER.modeling_FOLDER.
     folders = {base.__module__.split(".")[2] for base in kind.__mro__ if base.__module__.count(".") > 2}
     if not kind._can_set_attn_implementation() or folders & OWN_ATTENTION:
         raise ValueError(
             f"polyhead: {kind.__name__} must call its attention through transformers' AttentionInterface for {name!r} "
             "but computes it itself"
         )
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError for a name of ours that stands for no heads."""
-    heads = name.removeprefix(PREFIX)
-    if heads in SYMBOLIC:
-        raise ValueError(
-            f"polyhead: {heads} heads read more than q, k and v, so attn_implementation={name!r} cannot be: use "
-            f"polyhead.compat.huggingface.swap_heads(model, layers, ph.{heads.capitalize()}(...)), or with_heads "
-            "for a new model"
-        )
-    if name != OF_LAYERS:
-        names = [known for known in ALL_ATTENTION_FUNCTIONS.valid_keys() if ours(known) and known != OF_LAYERS]
-        one_of("polyhead", "attn_implementation", name, names)
 
 
 def guard() -> None:
@@ -106,8 +86,7 @@ def guard() -> None:
 
     @functools.wraps(method)
     def checked(self: PreTrainedModel, requested_attention: Any = None, *args: Any, **options: Any) -> Any:
-        if ours(requested_attention):
-            check_name(requested_attention)
+        if is_polyhead(requested_attention):
             check_model(type(self), requested_attention)
             if not getattr(self, "_supports_sdpa", True):
                 EAGER.add(type(self.config))
@@ -119,10 +98,6 @@ def guard() -> None:
 
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
     """The mask of SDPA, for architectures that pass it to our function."""
-    if config is not None and not torch.compiler.is_compiling() and type(config) in MODEL_MAPPING:
-        models: Any = MODEL_MAPPING[type(config)]
-        for kind in models if isinstance(models, (tuple, list)) else (models,):
-            check_model(kind, str(config._attn_implementation))
     padding = options.get("attention_mask")
     is_recorded = padding is not None and not torch.compiler.is_compiling() and not is_readable(padding)
     if type(config) in EAGER or is_recorded:  # transformers would read the padding under vmap and in make_fx
@@ -157,7 +132,8 @@ class Verified:
             is_ours = "yes" if layer.ours else "no"
             rows.append((layer.name, layer.kind, str(layer.calls), is_ours, layer.heads))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"{self.model}: {sum(x.ours for x in self.layers)} of {len(self.layers)} attention layers are ours"]
+        count = sum(layer.ours for layer in self.layers)
+        lines = [f"{self.model}: {count} of {len(self.layers)} attention layers are ours"]
         for row in rows:
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
             lines.append("  ".join(cells).rstrip())
@@ -182,11 +158,12 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
 
     Raises ValueError if the configuration has heads but a layer did not call them, or if the model needs other inputs.
     """
-    arguments = by_name(model, tiny_inputs(model) if batch is None and not inputs else batch, inputs)
+    needs_inputs = batch is None and not inputs
+    arguments = inputs_by_name(model, tiny_inputs(model) if needs_inputs else batch, inputs)
     calls, hooks = Calls(), []
 
     def count(module: nn.Module, *_: Any) -> None:
-        calls.of_modules[module] += 1
+        calls.modules[module] += 1
 
     token = _CALLS.set(calls)
     try:
@@ -196,7 +173,7 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
         with looking(model), torch.compiler.set_stance("force_eager"):
             model(**arguments)
     except RuntimeError as error:
-        if batch is not None or inputs:
+        if not needs_inputs:
             raise
         reason = " ".join(str(error).split())
         raise ValueError(f"verify: {type(model).__name__} must be given inputs by name ({reason})") from error
@@ -205,11 +182,25 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
             hook.remove()
         _CALLS.reset(token)
     model = getattr(model, "_orig_mod", model)
-    return Verified(type(model).__name__, _layers(model, calls))
+    check_calls(model, calls)
+    return Verified(type(model).__name__, called_layers(model, calls))
 
 
-def _layers(model: nn.Module, calls: Calls) -> tuple[Layer, ...]:
-    """The attention layers that were called.  Raises ValueError for one that ignored heads of the configuration."""
+def check_calls(model: nn.Module, calls: Calls) -> None:
+    """Raise ValueError if a layer ignored the heads of the configuration: it computed something else."""
+    config = getattr(model, "config", None)
+    name = type(model).__name__
+    implementation = getattr(config, "_attn_implementation", None)
+    if is_polyhead(implementation) and not calls.heads:
+        raise ValueError(f"polyhead: {name} has {implementation!r} but none of its layers calls it")
+    called = {getattr(module, "layer_idx", None) for module in calls.heads}
+    for i, heads in enumerate(getattr(config, "polyhead_heads", None) or ()):
+        if heads is not None and i not in called:
+            raise ValueError(f"polyhead: layer {i} of {name} must call the heads of its configuration")
+
+
+def called_layers(model: nn.Module, calls: Calls) -> tuple[Layer, ...]:
+    """The attention layers that were called.  Raises ValueError for one that has a name of ours but ignored it."""
     # A module that contains, or is part of, one that called us is no further layer; nor is a part of another layer.
     covered = {part for module in calls.heads for part in module.modules()}
     layers = []
@@ -217,41 +208,34 @@ def _layers(model: nn.Module, calls: Calls) -> tuple[Layer, ...]:
         kind = type(module).__name__
         if module in calls.heads:
             heads = calls.heads[module]
-            layers.append(Layer(name, kind, calls.of_heads[module], heads, heads != ELSEWHERE))
-        elif module in calls.of_modules and module not in covered and covered.isdisjoint(module.modules()):
+            layers.append(Layer(name, kind, calls.counts[module], heads, heads != STOCK))
+        elif module in calls.modules and module not in covered and covered.isdisjoint(module.modules()):
             implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
-            if ours(implementation):
+            if is_polyhead(implementation):
                 raise ValueError(f"polyhead: {name} ({kind}) must call {implementation!r} but computes it itself")
             groups = module.groups if isinstance(module, (MultiHeadAttention, DropIn)) else ()
             heads = ", ".join(type(group).__name__ for group in groups)
-            layers.append(Layer(name, kind, calls.of_modules[module], heads or "its own", bool(groups)))
+            layers.append(Layer(name, kind, calls.modules[module], heads or "its own", bool(groups)))
             covered.update(module.modules())
-    config = getattr(model, "config", None)
-    implementation = getattr(config, "_attn_implementation", None)
-    if ours(implementation) and not calls.heads:
-        raise ValueError(f"polyhead: {type(model).__name__} has {implementation!r} but none of its layers calls it")
-    called = {getattr(module, "layer_idx", None) for module in calls.heads}
-    for i, heads_of_layer in enumerate(getattr(config, "polyhead_heads", None) or ()):
-        if heads_of_layer is not None and i not in called:
-            raise ValueError(f"polyhead: layer {i} of {type(model).__name__} must call the heads of its configuration")
     return tuple(layers)
 
 
 def tiny_inputs(model: Any) -> dict[str, Any]:
     """Inputs for a model of tokens, of images or, as CLIP, of both.  Raises ValueError for one of other inputs."""
     main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
-    sub_configs = getattr(config, "sub_configs", {})
     inputs: dict[str, Any] = {}
-    if config is not None and (main == "input_ids" or "text_config" in sub_configs):
-        inputs["input_ids"] = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
-        if config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = inputs["input_ids"]
-    is_dual = main == "input_ids" and {"text_config", "vision_config"} <= set(sub_configs)
-    takes_both = is_dual and not hasattr(config, "image_token_id") and not hasattr(config, "image_token_index")
-    if config is not None and (main == "pixel_values" or takes_both):
+    if config is not None:
+        parts = set(getattr(config, "sub_configs", {}))
+        is_dual = main == "input_ids" and {"text_config", "vision_config"} <= parts
+        # Models that put images among the tokens need as many image tokens as patches.
+        has_image_tokens = hasattr(config, "image_token_id") or hasattr(config, "image_token_index")
+        if main == "input_ids" or "text_config" in parts:
+            inputs["input_ids"] = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
+            if config.is_encoder_decoder:
+                inputs["decoder_input_ids"] = inputs["input_ids"]
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", None)
-        if isinstance(size, int):
+        if isinstance(size, int) and (main == "pixel_values" or (is_dual and not has_image_tokens)):
             shape = (1, getattr(vision, "num_channels", 3), size, size)
             inputs["pixel_values"] = torch.randn(shape, dtype=getattr(model, "dtype", None))
     if main not in inputs:

@@ -21,7 +21,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from polyhead import config as ours
+from polyhead import config as configs
 from polyhead.compat.huggingface.attention import (
     Heads,
     LayerSizes,
@@ -29,11 +29,10 @@ from polyhead.compat.huggingface.attention import (
     attend,
     check_options,
     fitted,
-    quantised,
+    is_quantised,
     with_symbols,
 )
-from polyhead.compat.huggingface.calls import ELSEWHERE, OF_LAYERS, check_model, guard, mask, note
-from polyhead.compat.huggingface.config import FindsItself
+from polyhead.compat.huggingface.calls import BY_LAYER, STOCK, check_model, guard, mask, note
 from polyhead.compat.huggingface.taps import PREFIX
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
 from polyhead.layers.heads.groups import build
@@ -72,8 +71,8 @@ def register(*types: str) -> None:
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
         AttentionInterface.register(name, functools.partial(_by_name, name, alone(group)))
         AttentionMaskInterface.register(name, mask)
-    AttentionInterface.register(OF_LAYERS, _of_layers)
-    AttentionMaskInterface.register(OF_LAYERS, mask)
+    AttentionInterface.register(BY_LAYER, _by_layer)
+    AttentionMaskInterface.register(BY_LAYER, mask)
     guard()
     for name in (*TYPES, *types):
         if name in CONFIG_MAPPING or name in types:
@@ -95,12 +94,12 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     model's widths and groups of keys, so sizes may be omitted.  Raises ValueError for other widths.
     """
     register()
-    sizes, num_layers = layer_sizes("with_heads", config), config.num_hidden_layers
+    sizes, num_layers = layer_sizes(config), config.num_hidden_layers
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * num_layers
     if len(by_layer) != num_layers:
-        raise ValueError(f"with_heads: {num_layers} layers were wanted but heads of {len(by_layer)} came")
+        raise ValueError(f"with_heads: give heads of each of the {num_layers} layers, got {len(by_layer)}")
     layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in by_layer]
     for groups in layers:
         if groups is not None:
@@ -123,58 +122,49 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     saved and loaded.  Heads are swapped before a model is wrapped, by PEFT for example.
 
     Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model.
-    It also raises ValueError for new parameters in a layer whose weights are offloaded.  The model is then unchanged.
+    The model is then unchanged.
     """
     register()
-    config: Any = getattr(model, "config", None)
-    groups, sizes = head_list("swap_heads", heads), layer_sizes("swap_heads", config)
-    # Everything is checked before the first change, so that an error leaves the model as it was.
+    config: Any = model.config
+    groups = head_list("swap_heads", heads)
+    fitted("swap_heads", groups, layer_sizes(config))
     num_layers = config.num_hidden_layers
     chosen = list(range(num_layers))
     if layers is not None:
-        chosen = [layer + num_layers if layer < 0 else layer for layer in layers]
-    if any(not 0 <= layer < num_layers for layer in chosen):
-        raise ValueError(f"swap_heads: layers must be below {num_layers} but are {list(layers or ())}")
-    fitted("swap_heads", groups, sizes)
+        chosen = [range(num_layers)[layer] for layer in layers]
     holder, network = _classes(_base_type(config))
     if not isinstance(model, network.__mro__[2]):
-        raise ValueError(f"swap_heads: a {network.__mro__[2].__name__} was wanted but a {type(model).__name__} came")
+        raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
+    # All new heads are built before the first change, so that an error leaves the model as it was.
     attentions = _attentions(model, chosen)
     new_heads = {layer: _new_heads(attentions[layer], groups, config) for layer in chosen}
-    for layer, module in new_heads.items():
-        is_offloaded = hasattr(attentions[layer].v_proj, "_hf_hook")
-        if is_offloaded and any(parameter.is_meta for parameter in module.parameters()):
-            raise ValueError(
-                f"swap_heads: weights in memory were wanted but accelerate has offloaded those of layer {layer}"
-            )
 
-    for layer, module in new_heads.items():
-        _put(attentions[layer], module)
     by_layer: Layers = [None] * num_layers
     if isinstance(config, holder):
         by_layer = layer_heads(config)
-    for layer in chosen:
+    for layer, module in new_heads.items():
+        _put(attentions[layer], module)
         by_layer[layer] = groups
-    _set_config(model, config, _with_layers(config, by_layer))
+    new_config = _with_layers(config, by_layer)
+    for module in model.modules():  # the object that the caller may hold does not change
+        if vars(module).get("config") is config:
+            module.config = new_config
     model.__class__ = network
     return model
 
 
 def layer_heads(config: Any) -> Layers:
-    """The heads of a configuration, read from its JSON values.  Raises ValueError unless they are of every layer."""
-    stored, num_layers = config.polyhead_heads or [], config.num_hidden_layers
-    if len(stored) != num_layers:
-        raise ValueError(f"polyhead_heads: {num_layers} layers were wanted but heads of {len(stored)} came")
+    """The heads of each layer of a configuration, read from its JSON values."""
     layers: Layers = []
-    for groups in stored:
+    for groups in config.polyhead_heads:
         if groups is None:
             layers.append(None)
         else:
-            layers.append(tuple(ours.from_dict(group, where="polyhead_heads") for group in groups))
+            layers.append(tuple(configs.from_dict(group, where="polyhead_heads") for group in groups))
     return layers
 
 
-class HoldsHeads(FindsItself):
+class HoldsHeads:
     """Mixin of a configuration class: it holds `polyhead_heads` and fixes `attn_implementation` to that of the heads.
 
     The file has the implementation, too, so that even a class used by name, LlamaForCausalLM, refuses it if ours are
@@ -185,20 +175,16 @@ class HoldsHeads(FindsItself):
 
     @property
     def _attn_implementation_internal(self) -> str:
-        return OF_LAYERS
+        return BY_LAYER
 
     @_attn_implementation_internal.setter
     def _attn_implementation_internal(self, name: str | None) -> None:
-        if name not in (None, OF_LAYERS):
+        if name not in (None, BY_LAYER):
             kind = type(self).__name__
             raise ValueError(f"{kind}: layers have heads of their own, so attn_implementation cannot be {name!r}")
 
     def to_dict(self) -> dict[str, Any]:
-        return {**super().to_dict(), "attn_implementation": OF_LAYERS}
-
-    def auto_classes(self) -> dict[str, str]:
-        holder, network = _classes(_base_type(self))
-        return {"AutoConfig": holder.__name__, "AutoModelForCausalLM": network.__name__}
+        return {**super().to_dict(), "attn_implementation": BY_LAYER}  # type: ignore[misc]
 
 
 class _HasHeads:
@@ -233,42 +219,26 @@ def _by_name(
     return attend(heads, module, *tensors, **options)
 
 
-def _of_layers(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
+def _by_layer(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
     """Layers with our heads compute these; all others compute softmax attention by PyTorch's kernels."""
-    if not isinstance(getattr(module, "config", None), HoldsHeads):
+    config: Any = module.config
+    if not isinstance(config, HoldsHeads):
         name = type(module).__name__
         raise ValueError(f"polyhead: {name} must belong to a model whose configuration holds heads: use AutoModel")
-    heads = _heads_of(module)
-    if heads is not None:
-        note(module, _described(module, heads))
+    groups = config.polyhead_heads[module.layer_idx]
+    heads: Any = getattr(module, "polyhead", None)
+    # Another library may have put another module in the place of the heads.
+    has_heads = heads is not None and any(isinstance(part, Heads) for part in heads.modules())
+    if has_heads != (groups is not None):
+        raise ValueError(f"polyhead: layer {module.layer_idx} must have the heads of its configuration, {groups}")
+    if has_heads:
+        note(module, ", ".join(f"{group['kind']}({group['heads']})" for group in groups))
         return attend(heads, module, *tensors, **options)
     if options.get("softcap") is not None or options.get("s_aux") is not None:  # "sdpa" would ignore them
         return _by_name("polyhead_softmax", alone(build(Softmax(1), 1, 1)), module, *tensors, **options)
-    note(module, ELSEWHERE)
+    note(module, STOCK)
     check_options(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
     return sdpa_attention_forward(module, *tensors, **options)
-
-
-def _heads_of(module: Any) -> nn.Module | None:
-    """The heads of a layer, or their wrapper.  Raises ValueError unless they agree with the configuration."""
-    is_configured = module.config.polyhead_heads[module.layer_idx] is not None
-    heads = getattr(module, "polyhead", None)
-    if heads is not None and not any(isinstance(part, Heads) for part in heads.modules()):
-        problem = f"a {type(heads).__name__} without any"
-    elif is_configured == (heads is not None):
-        return heads
-    else:
-        problem = "none" if is_configured else "some"
-    expected = "the heads of its configuration" if is_configured else "no heads, as its configuration says,"
-    layer = f"layer {module.layer_idx} ({type(module).__name__})"
-    raise ValueError(f"polyhead: {layer} must have {expected} but has {problem}")
-
-
-def _described(module: Any, heads: nn.Module) -> str:
-    """The heads of a layer in a few words."""
-    groups = module.config.polyhead_heads[module.layer_idx]
-    described = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
-    return described if isinstance(heads, Heads) else f"{described} in a {type(heads).__name__}"
 
 
 @functools.cache
@@ -278,7 +248,7 @@ def _classes(model_type: str) -> tuple[type, type]:
         raise ValueError(f"polyhead: {model_type} must be a type of causal language model")
     base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
-    check_model(parent, OF_LAYERS)
+    check_model(parent, BY_LAYER)
     members = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
     holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), members)
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})
@@ -299,26 +269,13 @@ def _with_layers(config: Any, layers: Layers) -> Any:
     config.__class__ = _classes(_base_type(config))[0]
     config.polyhead_heads = []
     for groups in layers:
-        config.polyhead_heads.append(None if groups is None else [ours.to_dict(group) for group in groups])
+        config.polyhead_heads.append(groups and [configs.to_dict(group) for group in groups])
     vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
     return config
 
 
-def _set_config(model: nn.Module, before: Any, config: Any) -> None:
-    """Replace the configuration in all modules of a model; the object that the caller may hold does not change."""
-    for module in model.modules():
-        if vars(module).get("config") is before:
-            module.config = config
-
-
-def layer_sizes(caller: str, config: Any, bias: bool = False) -> LayerSizes:
-    """The sizes of the layers of a transformers configuration.  Raises ValueError for one of several models."""
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
-        if not hasattr(config, name):
-            raise ValueError(
-                f"{caller}: the configuration of a causal language model was wanted but {type(config).__name__} "
-                f"has no {name}"
-            )
+def layer_sizes(config: Any, bias: bool = False) -> LayerSizes:
+    """The sizes of the layers of the configuration of a causal language model in transformers."""
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -342,8 +299,8 @@ def _attentions(model: nn.Module, layers: Iterable[int]) -> dict[int, Any]:
 def _new_heads(attention: Any, groups: Sequence[Mechanism], config: Any) -> Heads:
     """Heads for an attention module, initialised, on its device and in its dtype."""
     weight = attention.v_proj.weight
-    dtype = None if quantised(weight) else weight.dtype  # a quantised weight does not show the dtype of values
-    sizes = layer_sizes("heads", config, attention.v_proj.bias is not None)
+    dtype = None if is_quantised(weight) else weight.dtype  # a quantised weight does not show the dtype of values
+    sizes = layer_sizes(config, attention.v_proj.bias is not None)
     heads = Heads(groups, sizes, device=weight.device, dtype=dtype).train(attention.training)
     heads.begin(attention.v_proj)
     return heads

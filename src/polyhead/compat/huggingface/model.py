@@ -1,7 +1,7 @@
 """Our models as models of transformers: `from_pretrained`, `generate`, the `Trainer`, the Hub.
 
     model = from_run("runs/lm")                         or, untrained, PolyheadForCausalLM(PolyheadConfig(settings))
-    to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer, README.md
+    to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer
     AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
 
 The configuration is our `TransformerConfig` as JSON, whose fields are all checked; a file runs no code.  Parameters
@@ -9,7 +9,7 @@ have our names after "model.".
 """
 
 import pathlib
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import transformers
@@ -18,30 +18,21 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForImageClassification,
     AutoModelForSequenceClassification,
 )
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
-    ImageClassifierOutput,
     SequenceClassifierOutputWithPast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.generic import can_return_tuple
 
-from polyhead.compat.huggingface.base import (
-    CACHE_NAME,
-    PACKING,
-    PolyheadPreTrainedModel,
-    reads,
-    reads_tokens,
-    select_cache,
-)
+from polyhead.compat.huggingface.base import CACHE_NAME, PACKING, PolyheadPreTrainedModel, reads_tokens, select_cache
 from polyhead.compat.huggingface.cache import PolyheadCache
-from polyhead.compat.huggingface.card import card
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
-from polyhead.config import Classes, Logits, Patches
+from polyhead.config import Classes, Logits
 from polyhead.models.initialise import initialise
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
@@ -52,7 +43,7 @@ LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
 
 
 class PolyheadModel(PolyheadPreTrainedModel):
-    """The blocks without outputs: the stream after the last norm, for tokens or images.
+    """The blocks without outputs: the stream after the last norm.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=[Softmax(2), Hyla(2)], causal=True)
     >>> model = PolyheadModel(PolyheadConfig(settings)).eval()
@@ -66,15 +57,12 @@ class PolyheadModel(PolyheadPreTrainedModel):
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
-        if not (reads_tokens(settings) or isinstance(settings.inputs, Patches)):
-            raise ValueError(
-                f"PolyheadModel: a model of Tokens or Patches, without an encoder, was wanted but {reads(settings)}"
-            )
+        if not reads_tokens(settings):
+            raise ValueError(f"PolyheadModel: the model must read Tokens, without an encoder, got {settings.inputs}")
         super().__init__(config, outputs=False)
-        if isinstance(settings.inputs, Patches):
-            self.main_input_name = "pixel_values"
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -83,35 +71,25 @@ class PolyheadModel(PolyheadPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         *,
         cache: transformers.Cache | None = None,
-        pixel_values: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> BaseModelOutputWithPast | tuple[Tensor, ...]:
-        """The inputs are those of `PolyheadForCausalLM`, or `pixel_values` (b channels height width)."""
-        self._check_options(options, PACKING)
-        collected = self._collected(output_hidden_states, output_attentions)
-        new_cache = None
-        if isinstance(self.config.settings.inputs, Patches):
-            x = self._images(pixel_values, collected)
-        else:
-            x, new_cache = self._read(
-                input_ids,
-                attention_mask,
-                (cache, past_key_values),
-                inputs_embeds,
-                position_ids,
-                use_cache,
-                options,
-                collected,
-                lazy=not isinstance(self.model.outputs, nn.Identity),  # see PolyheadForCausalLM.base_model
-            )
+    ) -> BaseModelOutputWithPast:
+        """The inputs are those of `PolyheadForCausalLM`."""
+        collected = self._collected(options, PACKING)
+        x, new_cache = self._read(
+            input_ids,
+            attention_mask,
+            (cache, past_key_values),
+            inputs_embeds,
+            position_ids,
+            use_cache,
+            options,
+            collected,
+            lazy=not isinstance(self.model.outputs, nn.Identity),  # see PolyheadForCausalLM.base_model
+        )
         fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
-        output = BaseModelOutputWithPast(last_hidden_state=x, **fields)
-        return output.to_tuple() if return_dict is False else output
+        return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 
 class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin):
@@ -128,10 +106,9 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
         if not (reads_tokens(settings) and isinstance(settings.outputs, Logits) and settings.causal):
-            encoder = "with an encoder" if settings.encoder is not None else f"causal={settings.causal}"
             raise ValueError(
-                "PolyheadForCausalLM: a causal model between Tokens and Logits, without an encoder, was wanted but it "
-                f"is between {settings.inputs} and {settings.outputs}, {encoder}"
+                "PolyheadForCausalLM: the model must be causal, from Tokens to Logits and without an encoder, got "
+                f"causal={settings.causal} from {settings.inputs} to {settings.outputs}"
             )
         super().__init__(config)
         self.post_init()
@@ -152,13 +129,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
-        name = type(self).__name__
-        kind, early_exit = generation_config.cache_implementation, generation_config.assistant_early_exit
-        if kind not in (None, "dynamic"):
-            raise ValueError(f"{name}: its cache is its own, so cache_implementation must be None, not {kind!r}")
-        if early_exit is not None:
-            raise ValueError(f"{name}: all layers are computed, so assistant_early_exit must be None, not {early_exit}")
-        cache = select_cache(name, model_kwargs.get("cache"), model_kwargs.get("past_key_values"))
+        cache = select_cache(type(self).__name__, model_kwargs.get("cache"), model_kwargs.get("past_key_values"))
         if cache is not None:
             cache._is_user_defined = True
         elif generation_config.use_cache is not False:
@@ -168,10 +139,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         if cache is not None:
             model_kwargs[CACHE_NAME] = cache
 
-    def init_continuous_batching(self, *_: object, **__: object) -> NoReturn:
-        """Raises ValueError before any request is read: continuous batches need the library's paged cache."""
-        raise ValueError(f"{type(self).__name__}: its cache is its own, so continuous batches cannot be: use generate")
-
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -184,11 +152,8 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
+    ) -> CausalLMOutputWithPast:
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
         `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding, on either side.  `cache` is
@@ -200,8 +165,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
         other arguments.
         """
-        self._check_options(options, (*PACKING, *LOSS_OPTIONS))
-        collected = self._collected(output_hidden_states, output_attentions)
+        collected = self._collected(options, (*PACKING, *LOSS_OPTIONS))
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
         caches = (cache, past_key_values)
         logits, new_cache = self._read(
@@ -221,8 +185,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
             balance_share = (compared != -100).sum() / num_items
         loss = self._loss(labels, balance_share, compared, logits=logits, vocab_size=logits.shape[-1], **options)
         fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
-        return output.to_tuple() if return_dict is False else output
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
 
 class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
@@ -244,8 +207,8 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         settings = config.settings
         if not reads_tokens(settings):
             raise ValueError(
-                "PolyheadForSequenceClassification: a model of Tokens, without an encoder, was wanted but "
-                f"{reads(settings)}"
+                "PolyheadForSequenceClassification: the model must read Tokens, without an encoder, "
+                f"got {settings.inputs}"
             )
         has_classes = isinstance(settings.outputs, Classes)
         super().__init__(config, outputs=has_classes)
@@ -260,6 +223,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         else:
             super()._init_weights(module)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -271,17 +235,13 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **options: Any,
-    ) -> SequenceClassifierOutputWithPast | tuple[Tensor, ...]:
+    ) -> SequenceClassifierOutputWithPast:
         """Logits (b labels), and the loss with `labels` (b), or (b labels) for several labels per sequence.
 
         The last real token is the last with `attention_mask` 1 or, without a mask, the last that is not `pad_token_id`.
         """
-        self._check_options(options, ())
-        collected = self._collected(output_hidden_states, output_attentions)
+        collected = self._collected(options, ())
         caches = (cache, past_key_values)
         x, new_cache = self._read(
             input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, packs=False
@@ -293,62 +253,22 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
             logits = self.score(x[torch.arange(len(x), device=x.device), last])
         loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
         fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
-        output = SequenceClassifierOutputWithPast(loss=loss, logits=logits, **fields)
-        return output.to_tuple() if return_dict is False else output
+        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **fields)
 
     def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
         """The index of each sequence's last real token."""
         if mask is not None:
             real = mask[:, -x.shape[1] :] != 0
-        elif (pad := self.config.pad_token_id) is not None and tokens is not None:
-            real = tokens != pad
+        elif self.config.pad_token_id is not None and tokens is not None:
+            real = tokens != self.config.pad_token_id
         elif len(x) == 1:
             return -1
         else:
             raise ValueError(
-                "PolyheadForSequenceClassification: attention_mask or config.pad_token_id was wanted, to find the last "
-                f"token of {len(x)} sequences, but neither came"
+                "PolyheadForSequenceClassification: give attention_mask or set config.pad_token_id, to find the last "
+                f"token of {len(x)} sequences"
             )
         return (real * torch.arange(x.shape[1], device=x.device)).argmax(-1)
-
-
-class PolyheadForImageClassification(PolyheadPreTrainedModel):
-    """A classifier of images: patches, any heads, logits (b classes).
-
-    Raises ValueError unless the model reads patches and returns classes.
-    """
-
-    main_input_name = "pixel_values"
-    input_modalities = "image"
-    accepts_loss_kwargs = False  # as of sequences
-
-    def __init__(self, config: PolyheadConfig) -> None:
-        settings = config.settings
-        if not (isinstance(settings.inputs, Patches) and isinstance(settings.outputs, Classes)):
-            raise ValueError(
-                "PolyheadForImageClassification: a model between Patches and Classes was wanted but it is between "
-                f"{settings.inputs} and {settings.outputs}"
-            )
-        super().__init__(config)
-        self.post_init()
-
-    def forward(
-        self,
-        pixel_values: Tensor | None = None,
-        labels: Tensor | None = None,
-        *,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-        **options: Any,
-    ) -> ImageClassifierOutput | tuple[Tensor, ...]:
-        """Logits (b classes) of images (b channels height width), and with `labels` (b) the loss."""
-        self._check_options(options, ())
-        collected = self._collected(output_hidden_states, output_attentions)
-        logits = self._images(pixel_values, collected)[:, 0]
-        loss = self._loss(labels, pooled_logits=logits, config=self.config)
-        output = ImageClassifierOutput(loss=loss, logits=logits, **collected.outputs())
-        return output.to_tuple() if return_dict is False else output
 
 
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausalLM.__name__
@@ -358,13 +278,12 @@ _AUTO = {
     AutoModel: PolyheadModel,
     AutoModelForCausalLM: PolyheadForCausalLM,
     AutoModelForSequenceClassification: PolyheadForSequenceClassification,
-    AutoModelForImageClassification: PolyheadForImageClassification,
 }
 AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
 for _auto, _kind in _AUTO.items():
     _auto.register(PolyheadConfig, _kind, exist_ok=True)
 
-Exported = PolyheadForCausalLM | PolyheadForSequenceClassification | PolyheadForImageClassification
+Exported = PolyheadForCausalLM | PolyheadForSequenceClassification
 
 
 def from_run(folder: str | pathlib.Path) -> Exported:
@@ -374,7 +293,7 @@ def from_run(folder: str | pathlib.Path) -> Exported:
     settings = run.transformer
     kind: type[Exported] = PolyheadForCausalLM
     if isinstance(settings.outputs, Classes):
-        kind = PolyheadForSequenceClassification if reads_tokens(settings) else PolyheadForImageClassification
+        kind = PolyheadForSequenceClassification
     with torch.random.fork_rng(devices=[]):
         model = kind(PolyheadConfig(settings))
     model.model.load_state_dict(trained.state_dict())
@@ -382,8 +301,7 @@ def from_run(folder: str | pathlib.Path) -> Exported:
 
 
 def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any) -> None:
-    """Write the model of a run folder to `path`, for `from_pretrained`, with a README and, for a run on text, its
-    tokenizer.
+    """Write the model of a run folder to `path`, for `from_pretrained`, and for a run on text its tokenizer.
 
     `options` go to `save_pretrained`: `max_shard_size="1GB"`.  Raises ValueError for a tokenizer that the library
     cannot read (see `tokenizer_of`) or that is not the one the model was trained with.
@@ -396,4 +314,3 @@ def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any)
             holder.eos_token_id = holder.pad_token_id = tokenizer.eos_token_id
         tokenizer.save_pretrained(path)
     model.save_pretrained(path, **options)
-    (pathlib.Path(path) / "README.md").write_text(card(model, run), encoding="utf-8")

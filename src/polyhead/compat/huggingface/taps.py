@@ -34,7 +34,7 @@ PREFIX = "polyhead_"
 """The names of our heads as `attn_implementation` begin with it, and so do model types that hold them."""
 
 EAGER: set[type] = set()
-"""Configurations of models under our names that do not support SDPA: every mask is made for these; see `causal`."""
+"""Configurations of models under our names that do not support SDPA: every mask is made for these."""
 
 REFUSED = ("sinks", "head_mask", "indices", "block_indices")
 """Options of some models with which attention is not softmax(q k + bias) over the mask."""
@@ -57,7 +57,7 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
 
     Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
-    arguments = by_name(model, batch, inputs)
+    arguments = inputs_by_name(model, batch, inputs)
     names = {module: name for name, module in model.named_modules()}
     eager_modules: set[nn.Module] = set()
     for module in model.modules():
@@ -74,12 +74,12 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     return recorder.taps
 
 
-def ours(name: object) -> bool:
+def is_polyhead(name: object) -> bool:
     """Whether an `attn_implementation` is one of our heads."""
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
-def causal(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
+def is_causal_without_mask(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
     """Whether a module without a mask is causal.
 
     `eager`: it is of a model without SDPA.  These never are: they make every causal mask, and their `is_causal` may be
@@ -90,7 +90,9 @@ def causal(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
     return not eager and bool(is_causal)
 
 
-def by_name(model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def inputs_by_name(
+    model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]
+) -> dict[str, Any]:
     """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone.
 
     Offloaded parameters are on the meta device until accelerate loads them, and then it moves the inputs, too.
@@ -116,7 +118,7 @@ def _recording(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
         if hasattr(config, _IMPLEMENTATION):
             configs[id(config)] = config
             heads = getattr(config, _IMPLEMENTATION)
-            if ours(heads):  # their code is not that of softmax attention
+            if is_polyhead(heads):  # their code is not that of softmax attention
                 name = type(model).__name__
                 raise ValueError(f"capture: {name} must run softmax attention but its heads are {heads}")
 
@@ -241,7 +243,11 @@ class _Recorder:
                 raise ValueError(f"capture: {name} must be plain softmax attention but {option} changes its code")
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         t, s = q.shape[1], k.shape[1]
-        if attention_mask is None and causal(module, is_causal, eager=module in self.eager_modules) and t > 1:
+        if (
+            attention_mask is None
+            and is_causal_without_mask(module, is_causal, eager=module in self.eager_modules)
+            and t > 1
+        ):
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             attention_mask = torch.ones(t, s, dtype=torch.bool, device=q.device).tril()[None, None]
         bias, mask = limits(masks(f"capture: a mask of {name}", (attention_mask, position_bias), s), t, s, q.dtype)
