@@ -1,14 +1,14 @@
-"""Pooled heads with one network for a whole sequence: the loops, gradients, and what would hide queries is refused."""
+"""Pooled heads with one network for a whole sequence: the oracle, gradients, and what would hide queries is refused."""
 
 import itertools
 
+import oracle
 import pytest
 import torch
 from refusals import refusing
 from torch.testing import assert_close
 
 import polyhead as ph
-from loops import answer
 from polyhead.layers.cache import LayerCache
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import choose
@@ -20,13 +20,18 @@ READS_ALL = "network='sequence' reads all queries"
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_equals_the_loops_with_finite_gradients(problem, number):
+def test_equals_the_oracle_with_finite_gradients(problem, number):
     pool, (t, s), mask = CASES[number]
     bias = (None, "offset", "per_sample")[number % 3]
     qkv, options = problem(t, s, bias=bias, mask=mask, keep=number % 2 == 0, g=(1, 2, 4)[number % 3])
     options |= {"normalise": NORMALISE[number % 5], "act": ACTS[number % 5], "pool": pool, "network": "sequence"}
     out = ph.ops.pooled_attention(*qkv, **options)
-    assert_close(out.detach(), answer("pooled", qkv, options), rtol=1e-9, atol=1e-9)
+    assert_close(
+        out.detach(),
+        oracle.answer("pooled", dict(zip("qkv", qkv, strict=True)), options).detach(),
+        rtol=1e-9,
+        atol=1e-9,
+    )
     gradients = torch.autograd.grad(out.square().sum() + out.sum(), qkv)
     assert all(gradient.isfinite().all() for gradient in gradients)
     if mask == "rows":

@@ -3,7 +3,6 @@
 A door is a module with parameters; `call` and `steps` give the same numbers (b t ...) in two ways.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +47,6 @@ def groups(name: str) -> list[config.Mechanism]:
 
 
 KINDS = tuple(row.config for row in MECHANISMS)
-NAMES = ("polyhead_softmax", "polyhead_linear_rms", "polyhead_hyla")
 
 
 def op(name: str) -> Door:
@@ -102,52 +100,14 @@ def transformer(name: str) -> Door:
     return Door(model, lambda model, span, cache: model(tokens_of()[:, span], cache=cache), lambda: Cache(2))
 
 
-# ------------------------------------------------------------------------------------------------------- transformers
 def tokens_of() -> Tensor:
     return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(3))
 
 
-def _generated(module: nn.Module, span: slice, cache: dict[str, Any] | None) -> Tensor:
-    """Logits; the cache is what the call before returned."""
-    if cache is None:
-        return module(tokens_of()).logits
-    from polyhead.compat.huggingface.base import CACHE_NAME
-
-    out = module(tokens_of()[:, span], **{CACHE_NAME: cache.get("last")}, use_cache=True)
-    cache["last"] = out[CACHE_NAME]
-    return out.logits
-
-
-def foreign(way: str, name: str) -> Door:
-    """Heads as the attention of a Llama, in its configuration, or put into one layer of it; or our model as theirs."""
-    import transformers
-
-    from polyhead.compat import huggingface as hf
-
-    transformers.logging.set_verbosity_error()
-    hf.register()
-    heads = groups(name)
-    count = sum(group.heads for group in heads) or HEADS
-    sizes = {"num_attention_heads": count, "num_key_value_heads": count // 2, "hidden_size": D * count}
-    sizes |= {"vocab_size": V, "intermediate_size": 32, "num_hidden_layers": 2, "max_position_embeddings": T}
-    llama = transformers.LlamaConfig(initializer_range=0.2, **sizes)
-    make = transformers.AutoModelForCausalLM.from_config
-    module = {
-        "name": lambda: make(llama, attn_implementation=name),
-        "with_heads": lambda: make(hf.with_heads(llama, heads)),
-        "swap_heads": lambda: hf.swap_heads(transformers.LlamaForCausalLM(llama), [1], heads),
-        "PolyheadForCausalLM": lambda: hf.PolyheadForCausalLM(hf.PolyheadConfig(settings(name))),
-    }[way]()
-    return Door(module.eval(), _generated, dict)
-
-
-FOREIGN = ("with_heads", "swap_heads", "PolyheadForCausalLM")
 DOORS = {
     "op": (op, KINDS),
     "layer": (layer, ("mixture",)),
     "transformer": (transformer, ("mixture",)),
-    "name": (functools.partial(foreign, "name"), NAMES),
-    **{way: (functools.partial(foreign, way), ("mixture",)) for way in FOREIGN},
 }
 """Name of the door -> what builds it, of which kinds of heads."""
 

@@ -7,10 +7,11 @@
     relational          out_ih = sum_j a_hij symbols_jh + W_h sum_j a_hij act(q_rel_i . k_rel_j / sqrt(p))
     disentangled        out_ih = sum_j a_hij act(q_rel_ih . k_rel_jh / sqrt(p)) symbols_jh
     abstractor          out_ih = sum_j act(s_hij) symbols_jh
+    pooled              out_ih = pool_j a_hij act(sum_h a_hij v_jh), or one network for a query or for a sequence
 
 A bias of -inf hides a code as a mask does, but not a relation.  A key that is hidden from all queries and heads of a
-sample may have any value: it counts as 0.  The oracle shares no code with the package and does not import it; tests
-compare it with explicit loops.  benchmarks/parity.py compares fresh calls with it.
+sample may have any value: it counts as 0.  The oracle shares no code with the package and does not import it.
+tests/ops/test_equations.py and benchmarks/parity.py compare calls with it.
 """
 
 import math
@@ -168,6 +169,34 @@ def abstractor(x: Options, look: Tensor, options: Options) -> Tensor:
     return read(dropped(torch.where(look, a, torch.zeros_like(a)), options), x["symbols"])
 
 
+def pool_keys(x: Tensor, seen: Tensor, how: str) -> Tensor:
+    """(... j) pooled over the keys that count: their maximum, mean or sum; 0 of none."""
+    count = seen.sum(-1)
+    if how == "max":
+        return torch.where(count > 0, torch.where(seen, x, -math.inf).amax(-1), 0)
+    total = torch.where(seen, x, 0).sum(-1)
+    return total / count.clamp(min=1) if how == "mean" else total
+
+
+def pooled(x: Options, look: Tensor, options: Options) -> Tensor:
+    a = dropped(code(x["q"], x["k"], look, options.get("normalise", "rms_heads"), options), options)
+    act, how, network = ACTS[options.get("act", "relu")], options.get("pool", "max"), options.get("network", "pair")
+    values = heads(x["v"], a.shape[1])
+    if network == "pair":
+        z = act(torch.einsum("bhij,bjhe->bije", a, values))
+        return pool_keys(torch.einsum("bhij,bije->bihej", a, z), look.transpose(1, 2)[:, :, :, None], how)
+    own = pool_keys(a, look, how)  # (b h i): the code of a query
+    if network == "sequence":
+        sees_any = look.any(3)
+        own = (own * sees_any).sum(2, keepdim=True) / sees_any.sum(2, keepdim=True).clamp(min=1)
+    own = own / torch.sqrt((own * own).mean(1, keepdim=True) + EPS)
+    weight = a * own[..., None] if network == "sequence" else a
+    seen = look.any(1)
+    hidden = pool_keys(torch.einsum("bhij,bjhe->biej", weight, values), seen[:, :, None], how)
+    out = torch.einsum("bhi,bie->bihe", own.expand(a.shape[:3]), act(hidden))
+    return torch.where(seen.any(2)[:, :, None, None], out, 0)
+
+
 OPS: dict[str, Callable[..., Tensor]] = {
     "softmax": lambda x, look, options: linear(x, look, options, "softmax"),
     "linear": linear,
@@ -175,6 +204,7 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "relational": relational,
     "disentangled": disentangled,
     "abstractor": abstractor,
+    "pooled": pooled,
 }
 
 
