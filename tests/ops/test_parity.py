@@ -15,7 +15,7 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.hyla import blocked, state
+from polyhead.ops.hyla import state
 from polyhead.ops.native import structs
 from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.ops.relational import sdpa
@@ -48,7 +48,7 @@ def cases(op, impl, offset):
     """Options x cases is large: each variant of HYLA takes every 95th case, which together are 130 of 317.
 
     Tiles made of a reference are one code for all ops, which share the cases out."""
-    if impl == "blocked" and op != "hyla":
+    if impl == "blocked":
         step = 7 if op == "softmax" else 61
     else:
         step = 1 if impl == "state" else {"hyla": 95, "linear": 47, "relational": 95, "abstractor": 13}.get(op, 1)
@@ -61,13 +61,6 @@ def _small_tiles(monkeypatch, small_tiles):
     monkeypatch.setattr(sdpa, "WIDTH", 4)
     for constant, value in (("SMALL", 2), ("LARGE", 4)):  # g d = 3 lies between
         monkeypatch.setattr(state, constant, value)
-
-
-def chunks_of(monkeypatch, samples, t, s, variant):
-    """The number of samples in each chunk of a batch; ."""
-    whole_rows = variant.get("normalise", "").startswith("softmax")
-    tile_t, tile_s = blocked.tile_sizes(1, 4, t, s, 5, whole_rows)[1:]
-    monkeypatch.setattr(blocked, "PAIRS", samples * min(tile_t, t) * tile_s * 5)
 
 
 def refusal(op, impl, tensors, options, variant, weight=None):
@@ -100,11 +93,9 @@ def test_backend_equals_reference(monkeypatch, problem, arguments, case):
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
     for n, ((t, s), window, edges, *how) in some(enumerate(cases(op, impl, offset))):
         bias, mask, keep, causal = how
-        together = (1, 2, 9)[n % 3]
-        chunks_of(monkeypatch, together, t, s, variant)
         monkeypatch.setattr(structs, "FEW_QUERIES", 100 * (n % 2))
         limits = {"window": window, "edges": edges}
-        b = 3 if together == 2 else 2  # so that a chunk of two is followed by one of a single sample
+        b = 3 if n % 3 == 1 else 2
         g, scale = (2, 1, 4)[n // 3 % 3], (None, -0.3)[n // 2 % 2]
         qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, b=b, g=g, **limits)
         options["scale"] = scale

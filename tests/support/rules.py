@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyhead.ops import tiling
-from polyhead.ops.hyla import blocked as hyla_blocked, triton
+from polyhead.ops.hyla import triton
 from polyhead.ops.linear import chunked
 from polyhead.ops.registry import IMPLS, resolve
 from polyhead.spec import NORMALISE
@@ -27,8 +27,6 @@ REQUIRED_OPTIONS = {"state": {"normalise": "identity", "act": "identity"}, "trit
 def small_tiles(monkeypatch):
     """Two samples in a chunk, so that of three the last is alone."""
     monkeypatch.setattr(chunked, "CHUNK", 3)
-    for constant, value in {"QUERIES": 3, "KEYS": 2, "PAIRS": 60, "ROWS": 50}.items():
-        monkeypatch.setattr(hyla_blocked, constant, value)
     for constant, value in {"QUERIES": 3, "KEYS": 2, "NUMBERS": 100}.items():
         monkeypatch.setattr(tiling, constant, value)
 

@@ -77,8 +77,9 @@ def _entropy(
     if chunk < 1:
         raise ValueError(f"chunked_cross_entropy: chunk must be at least 1 but is {chunk}")
     dtype = product_dtype(x)
-    x, weight = x.to(dtype), weight.to(dtype)
-    bias, targets = None if bias is None else bias.to(dtype), targets.long()
+    x, weight, targets = x.to(dtype), weight.to(dtype), targets.long()
+    if bias is not None:
+        bias = bias.to(dtype)
     if needs_more_than_backward():
         return _whole(_logits(x, weight, bias, factor), targets, guess=guess)
     return _forward(x, weight, bias, targets, factor=factor, chunk=chunk, guess=guess)
@@ -87,7 +88,9 @@ def _entropy(
 def _whole(logits: Tensor, targets: Tensor, *, guess: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The same from all logits (t c) at once, for derivatives that tiles do not support."""
     z = logits.logsumexp(-1)
-    best = logits.max(-1).indices if guess else targets.new_zeros(0, dtype=torch.long)
+    best = targets.new_zeros(0)
+    if guess:
+        best = logits.max(-1).indices
     return z - logits.gather(-1, targets[:, None])[:, 0], z, best
 
 
@@ -103,7 +106,18 @@ def _tiles(x: Tensor, weight: Tensor, chunk: int) -> Iterator[tuple[slice, list[
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Tensor:
     """A tile of logits in new memory, in at least float32."""
     logits = wide(F.linear(x, weight, bias))
-    return logits if factor == 1.0 else logits.mul_(factor)
+    if factor != 1.0:
+        logits.mul_(factor)
+    return logits
+
+
+def _tile_of_logits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, columns: slice, factor: float
+) -> Tensor:
+    """The logits of some tokens and some vocabulary entries."""
+    if bias is not None:
+        bias = bias[columns]
+    return _logits(x[rows], weight[columns], bias, factor)
 
 
 @torch.library.custom_op("polyhead::chunked_cross_entropy", mutates_args=())
@@ -112,10 +126,9 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses, z, and the most likely entries (empty unless `guess`)."""
     if x.device.type == "cpu" and len(x):
-        lowest, highest_target = int(targets.min()), int(targets.max())
-        if lowest < 0 or highest_target >= len(weight):
-            wrong = lowest if lowest < 0 else highest_target
-            raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {wrong} came")
+        for target in (int(targets.min()), int(targets.max())):
+            if not 0 <= target < len(weight):
+                raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {target} came")
     chosen = torch.full_like(x[:, 0], float("nan"), dtype=wide(x[:0]).dtype)
     z, best = torch.empty_like(chosen), targets.new_zeros(len(x) if guess else 0, dtype=torch.long)
     with torch.autocast(x.device.type, enabled=False):
@@ -123,7 +136,7 @@ def _forward(
             # Start at the smallest finite number: where all entries have bias -inf, -inf - (-inf) would be NaN.
             top, total = torch.full_like(z[rows], torch.finfo(z.dtype).min), torch.zeros_like(z[rows])
             for columns in chunks:
-                logits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
+                logits = _tile_of_logits(x, weight, bias, rows, columns, factor)
                 is_inside, columns_of_targets = _columns_of_targets(targets[rows], columns)
                 target_logits = logits.gather(1, columns_of_targets)[:, 0]
                 chosen[rows] = torch.where(is_inside, target_logits, chosen[rows])
@@ -165,14 +178,11 @@ def _backward(
     needs_gradient: list[bool],
 ) -> list[Tensor]:
     """Gradients of x, weight and bias; empty where not `needs_gradient`."""
-    like = (x, weight, weight[:, 0])
-    grads = [
-        torch.zeros_like(a if want else a[:0], dtype=z.dtype) for a, want in zip(like, needs_gradient, strict=True)
-    ]
+    grads = [torch.zeros_like(like, dtype=z.dtype) for like in _like_gradients(x, weight, needs_gradient)]
     with torch.autocast(x.device.type, enabled=False):
         for rows, chunks in _tiles(x, weight, chunk):
             for columns in chunks:
-                dlogits = _logits(x[rows], weight[columns], None if bias is None else bias[columns], factor)
+                dlogits = _tile_of_logits(x, weight, bias, rows, columns, factor)
                 dlogits.sub_(z[rows, None]).exp_()
                 is_inside, columns_of_targets = _columns_of_targets(targets[rows], columns)
                 dlogits.scatter_add_(1, columns_of_targets, -is_inside[:, None].to(dlogits.dtype))
@@ -187,6 +197,14 @@ def _backward(
     return [grad.to(x.dtype) for grad in grads]
 
 
+def _like_gradients(x: Tensor, weight: Tensor, needs_gradient: list[bool]) -> list[Tensor]:
+    """Tensors of the shapes of the gradients; without rows where no gradient is needed."""
+    tensors = []
+    for tensor, is_needed in zip((x, weight, weight[:, 0]), needs_gradient, strict=True):
+        tensors.append(tensor if is_needed else tensor[:0])
+    return tensors
+
+
 def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
     """out += a b; the sum over tiles has the dtype of `out`."""
     if out.dtype == a.dtype:
@@ -197,8 +215,7 @@ def _add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
 
 @_backward.register_fake
 def _(dloss, x, weight, bias, targets, z, *, factor, chunk, needs_gradient):  # type: ignore[no-untyped-def]
-    like = (x, weight, weight[:, 0])
-    return [torch.empty_like(a if want else a[:0]) for a, want in zip(like, needs_gradient, strict=True)]
+    return [torch.empty_like(like) for like in _like_gradients(x, weight, needs_gradient)]
 
 
 def _setup(ctx, inputs, keyword_only_inputs, output):  # type: ignore[no-untyped-def]
@@ -217,21 +234,24 @@ def _grad(ctx, dloss, *nothing):  # type: ignore[no-untyped-def]
     grads = torch.ops.polyhead.chunked_cross_entropy_backward(
         dloss, *ctx.saved_tensors, factor=ctx.factor, chunk=ctx.chunk, needs_gradient=needs_gradient
     )
-    return *(grad if want else None for grad, want in zip(grads, needs_gradient, strict=True)), None
+    for i, is_needed in enumerate(needs_gradient):
+        if not is_needed:
+            grads[i] = None
+    return *grads, None
 
 
 def _all_at_once(
     dloss: Tensor, arguments: tuple[Tensor, Tensor, Tensor | None], targets: Tensor, factor: float
 ) -> list[Tensor | None]:
     """Gradients of many losses (is_grads_batched), from all logits."""
-    x, weight, bias = arguments
+    tensors = [argument for argument in arguments if argument is not None]
 
-    def losses(tensors: list[Tensor]) -> list[Tensor]:
-        logits = _logits(tensors[0], tensors[1], None if bias is None else tensors[2], factor)
+    def losses(leaves: list[Tensor]) -> list[Tensor]:
+        x, weight, *bias = leaves
+        logits = _logits(x, weight, bias[0] if bias else None, factor)
         return [_whole(logits, targets, guess=False)[0]]
 
-    grads = gradients_by_autograd(losses, [x, weight] if bias is None else [x, weight, bias], [dloss])
-    return [*grads, None][:3]
+    return [*gradients_by_autograd(losses, tensors, [dloss]), None][:3]
 
 
 def _refuse(ctx, *grads):  # type: ignore[no-untyped-def]

@@ -216,7 +216,7 @@ def softmax_with_sinks(scores: Tensor, visible: Tensor | None, sinks: Tensor) ->
 def rms_heads(scores: Tensor) -> Tensor:
     """s / sqrt(mean over heads of s^2 + eps), for (b h t s) scores; zero where all heads are zero.
 
-    Tiles compute it by hand, with its gradient: hyla/tiles.py, hyla/triton/tiles.py (`rms_root`; gradient in
+    Tiles compute it by hand, with its gradient: hyla/triton/tiles.py (`rms_root`; gradient in
     hyla/triton/code.py), native/pairs.h (`normalise`, `through_heads`).  For JAX: jaxside/latent_code.py.
     """
     return scores * torch.rsqrt(scores.square().mean(1, keepdim=True) + RMS_HEADS_EPS)

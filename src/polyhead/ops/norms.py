@@ -4,6 +4,7 @@ rms_norm(x)   = x / sqrt(mean(x^2) + eps) * weight                    (Zhang and
 layer_norm(x) = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias    (Ba et al. 2016; var divides by the width)
 """
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
@@ -24,8 +25,7 @@ def rms_norm(
     tensor([0.8485, 1.1314])
     """
     dtype = at_least_float32(x.dtype)
-    gain = None if weight is None else weight.to(dtype)
-    return F.rms_norm(x.to(dtype), (x.shape[-1],), gain, eps).to(x.dtype)
+    return F.rms_norm(x.to(dtype), (x.shape[-1],), _cast(weight, dtype), eps).to(x.dtype)
 
 
 @shaped
@@ -43,5 +43,11 @@ def layer_norm(
     tensor([-1.,  1.])
     """
     dtype = at_least_float32(x.dtype)
-    gain, shift = (None if parameter is None else parameter.to(dtype) for parameter in (weight, bias))
-    return F.layer_norm(x.to(dtype), (x.shape[-1],), gain, shift, eps).to(x.dtype)
+    return F.layer_norm(x.to(dtype), (x.shape[-1],), _cast(weight, dtype), _cast(bias, dtype), eps).to(x.dtype)
+
+
+def _cast(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The parameter in a dtype, if there is one: PyTorch's norms want that of their input."""
+    if parameter is None:
+        return None
+    return parameter.to(dtype)

@@ -1,6 +1,5 @@
 """Parts that several implementations share: refusals, key masks, and the tiles of pairs that are visible."""
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,10 +51,6 @@ class Tile:
     def k(self) -> slice:
         return slice(self.k0, self.k1)
 
-    def within(self, outer: "Tile") -> slice:
-        """The keys of this tile as a slice of the keys of `outer`, which contains it."""
-        return slice(self.k0 - outer.k0, self.k1 - outer.k0)
-
     def offsets(self, t: int) -> slice:
         """The columns j - i + t - 1 of a tensor by offset that the tile reads."""
         return slice(self.k0 - self.q1 + t, self.k1 - self.q0 + t - 1)
@@ -99,19 +94,9 @@ class VisibleTiles:
         """The first key that any of these queries may attend to, and one past the last."""
         return (self.first[q0], self.end[q1 - 1]) if self.limited else (0, self.s)
 
-    def queries(self, k0: int, k1: int) -> tuple[int, int]:
-        """The first query that may attend to any of these keys, and one past the last."""
-        return (bisect_right(self.end, k0), bisect_left(self.first, k1)) if self.limited else (0, self.t)
-
-    def edges(self, at: Tile) -> list[Tile]:
-        """The parts of a tile (some keys, all queries) in which a pair may be hidden."""
-        if not self.limited:
-            return []
-        left, right = min(self.first[at.q1 - 1], at.k1), max(self.end[at.q0], at.k0)
-        if left >= right:
-            return [at]
-        parts = (at.k0, left), (right, at.k1)
-        return [Tile(at.q0, at.q1, k0, k1) for k0, k1 in parts if k0 < k1]
+    def hides(self, at: Tile) -> bool:
+        """Whether a pair of a tile may be hidden."""
+        return self.limited and (self.first[at.q1 - 1] > at.k0 or self.end[at.q0] < at.k1)
 
     def hidden(self, at: Tile) -> Tensor:
         """True at hidden pairs (q k)."""

@@ -160,7 +160,7 @@ def _tiles(call: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
         first, end = ranges.keys(q0, q1)
         for k0 in range(first, end, max_keys):
             tile = Tile(q0, q1, k0, min(k0 + max_keys, end))
-            in_range = ~ranges.hidden(tile) if ranges.edges(tile) else None
+            in_range = ~ranges.hidden(tile) if ranges.hides(tile) else None
             for b0 in range(0, b, max_samples):
                 samples = slice(b0, min(b0 + max_samples, b))
                 mask = in_range

@@ -5,10 +5,11 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import Op, run
-from polyhead.ops.hyla import blocked, native, state, triton
-from polyhead.ops.hyla.reference import reference
-from polyhead.ops.kernel import Kernel, unsupported_by_kernels
+from polyhead.ops.hyla import native, state, triton
+from polyhead.ops.hyla.reference import recompute, reference
+from polyhead.ops.kernel import Kernel
 from polyhead.ops.native.check import register_op_check
+from polyhead.ops.tiling import tiled
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import shaped
 
@@ -17,7 +18,7 @@ TRITON = Kernel(
     impl="triton",
     forward_pass=triton.forward_pass,
     backward_pass=triton.backward_pass,
-    recompute=blocked.recompute,
+    recompute=recompute,
     unsupported_reason=triton.unsupported_reason,
     preferred=triton.is_preferred,
 )
@@ -26,25 +27,15 @@ NATIVE = Kernel(
     impl="native",
     forward_pass=native.forward_pass,
     backward_pass=native.backward_pass,
-    recompute=blocked.recompute,
+    recompute=recompute,
     unsupported_reason=native.unsupported_reason,
     preferred=native.is_preferred,
     device_types="cpu",
 )
-BLOCKED = Kernel(
-    op="hyla",
-    impl="blocked",
-    forward_pass=blocked.forward_pass,
-    backward_pass=blocked.backward_pass,
-    recompute=blocked.recompute,
-    unsupported_reason=unsupported_by_kernels,
-    preferred=blocked.is_preferred,
-)
-
 HYLA = Op(
     row=mechanism("hyla"),
     reference=reference,
-    backends={"state": state, "triton": TRITON, "native": NATIVE, "blocked": BLOCKED},
+    backends={"state": state, "triton": TRITON, "native": NATIVE, "blocked": tiled("hyla", reference)},
 )
 
 

@@ -142,11 +142,16 @@ def ranges_of_both_sides(masks: Masks, t: int, s: int) -> tuple[Tensor, Tensor, 
 def masks_struct(call: AttentionCall, dtype: torch.dtype) -> MasksStruct:
     """The struct of a call's masks and biases."""
     t, s = call.lengths
-    bias = None if call.bias is None else call.bias.to(dtype)
-    keep = None if call.keep is None else of_pairs(call.keep.to(dtype))
-    mask = None if call.mask is None else of_pairs(call.mask)
-    ranges = ranges_of_both_sides(call.masks, t, s)
-    range_pointers = [None] * 4 if ranges is None else [x.data_ptr() for x in ranges]
+    bias, keep, mask = call.bias, call.keep, call.mask
+    if bias is not None:
+        bias = bias.to(dtype)
+    if keep is not None:
+        keep = of_pairs(keep.to(dtype))
+    if mask is not None:
+        mask = of_pairs(mask)
+    # C++ reads null pointers as "all rows are visible".
+    ranges = ranges_of_both_sides(call.masks, t, s) or ()
+    range_pointers = [x.data_ptr() for x in ranges] or [None] * 4
 
     # Native code hides the pairs of a large bias without a search, as if it held -inf.
     bias_hides = bias is not None and (bias.numel() > LARGE_BIAS or bool((bias == -math.inf).any()))
@@ -154,7 +159,7 @@ def masks_struct(call: AttentionCall, dtype: torch.dtype) -> MasksStruct:
     struct = MasksStruct(
         *range_pointers, pairs_struct(bias, t), pairs_struct(keep, t), pairs_struct(mask, t), t, s, bias_hides
     )
-    struct.owners = [x for x in (bias, keep, mask, *(ranges or ())) if x is not None]
+    struct.owners = [x for x in (bias, keep, mask, *ranges) if x is not None]
     return struct
 
 

@@ -1,4 +1,9 @@
-"""HYLA on CUDA: the equations of ../blocked.py in three Triton kernels.
+"""HYLA on CUDA in three Triton kernels.  A tile has some queries i and keys j of all heads; a is its code.
+
+    forward    z_ij = sum_h a_hij v_jh            y = act(z)              out_ih += sum_j a_hij y_ij
+    backward   dy_ij = sum_h a_hij dout_ih        dz = dy act'(z)         da_hij = dout_ih . y_ij + dz_ij . v_jh
+               dv_jh += sum_i a_hij dz_ij         ds = da through the normaliser, then dq, dk and dbias
+    rms        a = c s,  c = (mean_h s^2 + eps)^(-1/2)                    ds = c (da - a mean_h(a da))
 
 One kernel computes the output, one the gradients of queries and bias, one those of keys and values.  Each recomputes
 the codes, so only the arguments are saved.  There are no atomic additions: gradients are deterministic.  Schug et al.
@@ -94,7 +99,9 @@ def unsupported_size(q: torch.Tensor, shared: int) -> str | None:
     card = f"on a card with {shared >> 10} KB of shared memory"
     if q.dtype == torch.float32 and is_tf32():
         needed = min(memory for limit, memory in TF32_MEMORY.items() if row <= limit)
-        return f"takes no {size} in tf32 {card}" if shared < needed else None
+        if shared < needed:
+            return f"takes no {size} in tf32 {card}"
+        return None
     if row > SMALL_ROW and shared < LARGE_MEMORY:
         return f"takes heads x width up to {SMALL_ROW // q.itemsize} {card}, not {size} (padded, {q.dtype})"
     return None

@@ -137,7 +137,7 @@ def through_hidden(dz, values, C: tl.constexpr):
 
 @jit
 def through_output(y, grads, C: tl.constexpr):
-    """The other term, laid out by query."""
+    """The gradient of a tile's codes through its output layers, by query; `through_hidden` has the other part."""
     if C.v.deep.spread > 1:
         x = dot(tl.permute(y, (1, 0, 2)), tl.permute(grads[0], (0, 2, 1)), C.dots)
     else:

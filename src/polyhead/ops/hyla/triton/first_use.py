@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import TENSORS, AttentionCall
-from polyhead.ops.hyla import blocked
+from polyhead.ops.hyla.reference import recompute
 from polyhead.ops.kernel import Gradients, Outputs
 from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 
@@ -41,8 +41,8 @@ def checked_forward(launch: Forward, call: AttentionCall) -> Outputs:
     def check() -> str | None:
         part = first_rows(call)
         output = {"the output": launch(part)[0]}
-        plain = {"the output": blocked.recompute(part)[0]}
-        exact = {"the output": blocked.recompute(in_float64(part))[0]}
+        plain = {"the output": recompute(part)[0]}
+        exact = {"the output": recompute(in_float64(part))[0]}
         return worst_difference(output, plain, exact, call.q.dtype)
 
     reason = verdict("forward", call, check)
@@ -52,7 +52,7 @@ def checked_forward(launch: Forward, call: AttentionCall) -> Outputs:
             return outputs
         reason = _report("forward", call, outputs)
     _raise_if_explicit(call, reason)
-    return outputs_by_tiles(blocked.recompute, call, [call.q.new_empty(*call.q.shape[:3], call.v.shape[-1])])
+    return outputs_by_tiles(recompute, call, [call.q.new_empty(*call.q.shape[:3], call.v.shape[-1])])
 
 
 def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Outputs) -> Gradients:
@@ -62,8 +62,8 @@ def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Output
         part = first_rows(call)
         cotangent = waves(part.q.new_empty(*part.q.shape[:3], part.v.shape[-1]))
         gradients = launch(part, [cotangent])
-        plain = gradients_by_tiles(blocked.recompute, part, [cotangent])
-        exact = gradients_by_tiles(blocked.recompute, in_float64(part), [cotangent.double()])
+        plain = gradients_by_tiles(recompute, part, [cotangent])
+        exact = gradients_by_tiles(recompute, in_float64(part), [cotangent.double()])
         return worst_difference(gradients, plain, exact, call.q.dtype)
 
     reason = VERDICTS.get(configuration("forward", call))
@@ -75,7 +75,7 @@ def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Output
             return gradients
         reason = _report("backward", call, gradients)
     _raise_if_explicit(call, reason)
-    return gradients_by_tiles(blocked.recompute, call, grad_outputs)
+    return gradients_by_tiles(recompute, call, grad_outputs)
 
 
 def verdict(pass_: str, call: AttentionCall, check: Callable[[], str | None]) -> str | None:
@@ -143,7 +143,8 @@ def first_rows(call: AttentionCall) -> AttentionCall:
     """A smaller call of the first rows in the same layout; numbers that test little are replaced."""
     t, s = call.lengths
     num_queries = min(t, ROWS)
-    num_keys = min(s, KEYS if t < ROWS else ROWS)
+    most_keys = KEYS if t < ROWS else ROWS
+    num_keys = min(s, most_keys)
     tensors = {
         "q": call.q[:2, :num_queries],
         "k": call.k[:2, :num_keys],
@@ -153,12 +154,15 @@ def first_rows(call: AttentionCall) -> AttentionCall:
         tensors["bias"] = call.bias[:, t - num_queries : t + num_keys - 1]
     for name, tensor in tensors.items():
         is_telling = tensor.isfinite().all() & tensor.any()
-        tensors[name] = tensor if is_telling else waves(tensor)
-    mask = call.mask
+        if not is_telling:
+            tensors[name] = waves(tensor)
+    mask, cu_seqlens = call.mask, call.cu_seqlens
     if mask is not None:
-        mask = mask[:2] if mask.ndim == 4 else mask
+        if mask.ndim == 4:
+            mask = mask[:2]
         mask = mask[..., :num_keys]
-    cu_seqlens = None if call.cu_seqlens is None else call.cu_seqlens.clamp(max=num_queries)
+    if cu_seqlens is not None:
+        cu_seqlens = cu_seqlens.clamp(max=num_queries)
     return replace(call.with_tensors(tensors), mask=mask, cu_seqlens=cu_seqlens)
 
 

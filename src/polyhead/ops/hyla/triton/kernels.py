@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""The kernels of HYLA and their launches: blocked.py has the equations, tiles.py the conventions.
+"""The kernels of HYLA and their launches: __init__.py has the equations, tiles.py the conventions.
 
 One program holds a tile of queries with all heads (of keys, for the gradients of keys and values) and loops over the
 tiles of the other side.  Sums over heads and sums over keys are batched products of small matrices: the first has one
@@ -116,8 +116,10 @@ def row(q: Tensor) -> tuple[int, bool]:
 
     Heads of 16-bit numbers are padded to the number of terms that a product needs.
     """
-    heads = padded(q.shape[2]) if q.itemsize == 2 else max(2, triton.next_power_of_2(q.shape[2]))
-    return heads, heads * padded(q.shape[3]) * q.itemsize > (2048 if q.itemsize == 2 else 1024)
+    heads, most_bytes = max(2, triton.next_power_of_2(q.shape[2])), 1024
+    if q.itemsize == 2:
+        heads, most_bytes = padded(q.shape[2]), 2048
+    return heads, heads * padded(q.shape[3]) * q.itemsize > most_bytes
 
 
 def few(x: Block) -> Block:
@@ -161,7 +163,8 @@ class HylaKernelCall:
 
     def config(self, size: TileSettings) -> Config:
         h = self.q.shape[2]
-        q, k, v = (few(block(x, size.queries if x is self.q else size.keys, h)) for x in (self.q, self.k, self.v))
+        q = few(block(self.q, size.queries, h))
+        k, v = few(block(self.k, size.keys, h)), few(block(self.v, size.keys, h))
         halves = size.halves and v.width_padded >= NARROW
         values, outputs = (cut(x, halves) for x in (v, replace(v, rows=size.queries, share=1)))
         return Config(
@@ -197,7 +200,8 @@ class HylaKernelCall:
     def pieces(self) -> Iterator[slice]:
         """The width of the values, cut into what one program can hold."""
         e, (heads, large) = self.v.shape[-1], row(self.q)
-        step = max(SMALLEST, (1024 if large else 2048) // (heads * self.q.itemsize))
+        most_bytes = 1024 if large else 2048
+        step = max(SMALLEST, most_bytes // (heads * self.q.itemsize))
         for first in range(0, max(e, 1), step):
             yield slice(first, min(first + step, e))
 
@@ -208,26 +212,41 @@ def tile(kernel: str, problem: HylaKernelCall) -> TileSettings:
     Products need 16 terms, so the other side of a tile has 16 rows.  With a bias a tile has at most as many queries as
     keys.
     """
-    (heads, large), itemsize = row(problem.q), problem.q.itemsize
+    (heads, large), is_half = row(problem.q), problem.q.itemsize == 2
+    has_little_memory = problem.shared < 200 << 10
+
     if kernel == "forward":
-        twice = 256 if problem.shared < 160 << 10 else 512
+        # More queries to a tile reuse its keys and values more often, as long as the sums stay in registers.
         q = problem.config(TileSettings(16, 16, 8, 1)).q
         numbers = q.heads_padded * q.width_padded
-        rows = (32 if numbers <= twice else 16) if itemsize == 2 else (16 if numbers <= 512 else 8)
-        return TileSettings(rows, 16, 8, 2 if itemsize == 2 and not large else 1)
+        if not is_half:
+            return TileSettings(16 if numbers <= 512 else 8, 16, 8, 1)
+        most_numbers = 256 if problem.shared < 160 << 10 else 512
+        # A second stage loads the next keys while these are multiplied; large rows have no memory for it.
+        return TileSettings(32 if numbers <= most_numbers else 16, 16, 8, 1 if large else 2)
+
     if kernel == "queries":
-        wide = itemsize > 2 and problem.shared < 200 << 10 and heads > 8
-        return TileSettings((2 if wide else 8) if large else 16, 16, 8, 1)
-    if itemsize == 2:
-        keys = problem.config(TileSettings(16, 16, 8, 1)).k
-        return TileSettings(16, 16 if keys.heads_padded * keys.width_padded <= 512 else 8, 8, 1, halves=True)
-    return TileSettings(16, 8 if large or heads > 32 or problem.shared < 200 << 10 else 16, 8, 1)
+        if not large:
+            return TileSettings(16, 16, 8, 1)
+        if not is_half and has_little_memory and heads > 8:
+            return TileSettings(2, 16, 8, 1)
+        return TileSettings(8, 16, 8, 1)
+
+    if is_half:
+        # Two halves of the width, one after the other, so that the sums of both fit into registers.
+        k = problem.config(TileSettings(16, 16, 8, 1)).k
+        return TileSettings(16, 16 if k.heads_padded * k.width_padded <= 512 else 8, 8, 1, halves=True)
+    if large or heads > 32 or has_little_memory:
+        return TileSettings(16, 8, 8, 1)
+    return TileSettings(16, 16, 8, 1)
 
 
 def prepare(x: AttentionCall, shared: int, tf32: bool) -> HylaKernelCall:
     """The call, prepared for the kernels."""
     q, k, v = rowwise(x.q), rowwise(x.k), rowwise(x.v)
-    bias = None if x.bias is None else x.bias.contiguous()
+    bias = x.bias
+    if bias is not None:
+        bias = bias.contiguous()
     sight = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1])
     return HylaKernelCall(q, k, v, bias, sight, x.score_scale, x.causal, x.normalise, x.act == "relu", shared, tf32)
 
@@ -237,13 +256,20 @@ def forward(problem: HylaKernelCall) -> Tensor:
     q, k, v, size = problem.q, problem.k, problem.v, tile("forward", problem)
     (b, t, h, _), s, e = q.shape, k.shape[1], v.shape[-1]
     programs = b * triton.cdiv(t, size.queries)
-    shares = 1 if 2 * programs >= PROGRAMS else max(1, min(PROGRAMS // max(1, programs), triton.cdiv(s, SPLIT)))
-    share = triton.cdiv(triton.cdiv(s, shares), size.keys) * size.keys
-    parts = torch.empty(shares, b, t, h, e, dtype=q.dtype if shares == 1 else wide(q).dtype, device=q.device)
+    # Few programs leave most of a card idle: then several of them divide the keys, and their outputs are added.
+    shares, share, dtype = 1, None, q.dtype
+    if 2 * programs < PROGRAMS:
+        shares = max(1, min(PROGRAMS // max(1, programs), triton.cdiv(s, SPLIT)))
+    if shares > 1:
+        share = triton.cdiv(triton.cdiv(s, shares), size.keys) * size.keys
+        dtype = wide(q).dtype
+    parts = torch.empty(shares, b, t, h, e, dtype=dtype, device=q.device)
     for piece in problem.pieces():
         part, out = replace(problem, v=v[..., piece]), parts.flatten(0, 1)[..., piece]
-        part.launch(hyla_forward, (programs, shares), size, (out,), (share if shares > 1 else None,))()
-    return parts.squeeze_(0) if shares == 1 else parts.sum(0).to(q.dtype)  # no view: autograd forbids to write to one
+        part.launch(hyla_forward, (programs, shares), size, (out,), (share,))()
+    if shares == 1:
+        return parts.squeeze_(0)  # not a view: autograd forbids writing to a view that a custom op returns
+    return parts.sum(0).to(q.dtype)
 
 
 def backward(problem: HylaKernelCall, dout: Tensor) -> tuple[Tensor, ...]:
@@ -255,10 +281,16 @@ def backward(problem: HylaKernelCall, dout: Tensor) -> tuple[Tensor, ...]:
     q, k, v, bias = problem.q, problem.k, problem.v, problem.bias
     h, g, (first, *others) = q.shape[2], k.shape[2], problem.pieces()
     # What is summed, over pieces or over the query heads that share a key, is summed in the wider dtype.
-    of_q = wide(q).dtype if others else q.dtype
-    of_k = wide(q).dtype if others or h > g else k.dtype
-    dv = _empty(v, h, wide(q).dtype if h > g else v.dtype)
-    dbias = None if bias is None else torch.zeros(bias.shape, dtype=wide(q).dtype, device=q.device)
+    sum_dtype = wide(q).dtype
+    of_q, of_k, of_v = q.dtype, k.dtype, v.dtype
+    if others:
+        of_q = of_k = sum_dtype
+    if h > g:
+        of_k = of_v = sum_dtype
+    dv = _empty(v, h, of_v)
+    dbias = None
+    if bias is not None:
+        dbias = torch.zeros(bias.shape, dtype=sum_dtype, device=q.device)
 
     def terms(piece: slice) -> tuple[Tensor, Tensor]:
         """The terms of dq and dk; writes its piece of dv, and adds its term to dbias."""
@@ -275,7 +307,9 @@ def backward(problem: HylaKernelCall, dout: Tensor) -> tuple[Tensor, ...]:
     if h > g:
         dk, dv = (x.unflatten(2, (g, -1)).sum(3) for x in (dk, dv))
     grads = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
-    return grads if bias is None or dbias is None else (*grads, dbias.to(bias.dtype))
+    if bias is None or dbias is None:
+        return grads
+    return *grads, dbias.to(bias.dtype)
 
 
 def _empty(like: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -287,14 +321,17 @@ def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tens
     """Write the gradient of q and add that of the bias, in groups of query tiles to bound the partial sums."""
     size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
-    tiles_per_launch = max(1, tiles if dbias is None else min(tiles, PARTIAL // max(1, b * dbias.numel())))
+    if dbias is None:
+        problem.launch(hyla_queries, (tiles * b,), size, (dout, dq), (0, tiles * size.queries, None))()
+        return
+    # Each program writes its own row of partial sums, which are then added: no atomic addition, the same result twice.
+    tiles_per_launch = max(1, min(tiles, PARTIAL // max(1, b * dbias.numel())))
     for first in range(0, tiles, tiles_per_launch):
         count = min(tiles_per_launch, tiles - first)
-        partial = None if dbias is None else dbias.new_zeros(count * b, *dbias.shape)
+        partial = dbias.new_zeros(count * b, *dbias.shape)
         settings = first * size.queries, count * size.queries, partial
         problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings)()
-        if dbias is not None and partial is not None:
-            dbias += partial.sum(0)
+        dbias += partial.sum(0)
 
 
 def key_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor]) -> None:

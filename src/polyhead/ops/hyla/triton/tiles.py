@@ -119,7 +119,8 @@ def dots(dtype: torch.dtype, tf32: bool) -> Dots:
     """How products of that dtype are computed; float32 uses tf32 where PyTorch's own products may."""
     # The interpreter multiplies the bit patterns of bfloat16.
     upcast = triton.knobs.runtime.interpret and dtype.itemsize == 2
-    return Dots(TYPES[at_least_float32(dtype)], "tf32" if tf32 and dtype == torch.float32 else "ieee", upcast)
+    precision = "tf32" if tf32 and dtype == torch.float32 else "ieee"
+    return Dots(TYPES[at_least_float32(dtype)], precision, upcast)
 
 
 def pair(x: float) -> tuple[float, float]:
@@ -131,7 +132,8 @@ def pair(x: float) -> tuple[float, float]:
 def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t: int) -> RuntimeMasks:
     """The `RuntimeMasks` of a key mask (b|1 s), of packed sequences and of a window."""
     first = end = None
-    window = None if window is None else min(window, FARTHEST)
+    if window is not None:
+        window = min(window, FARTHEST)
     if cu_seqlens is not None:
         number = sequence_of(cu_seqlens, t)
         edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), t)))
@@ -149,8 +151,12 @@ def strides(x: Tensor) -> tuple[int, int, int]:
 
 def rowwise(x: Tensor) -> Tensor:
     """`x` if its last dimension is contiguous and the strides of rows and heads are not too large; otherwise a copy."""
-    row, head = (x.stride(-3), (x.shape[-2] - 1) * x.stride(-2)) if x.ndim > 2 else (0, 0)
-    return x if x.stride(-1) == 1 and row <= STEEPEST and head <= FARTHEST else x.contiguous()
+    fits = x.stride(-1) == 1
+    if x.ndim > 2:
+        fits = fits and x.stride(-3) <= STEEPEST and (x.shape[-2] - 1) * x.stride(-2) <= FARTHEST
+    if fits:
+        return x
+    return x.contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------------- launches
