@@ -34,28 +34,8 @@ def test_with_hyla_heads_it_computes_what_our_layer_computes():
     assert_close(attention(x, attn_mask=MASK), layer(x, mask=MASK), rtol=1e-12, atol=1e-12)
 
 
-def foreign(place, name):
-    """A model of another library with an attention module, in a block whose name also contains Attn."""
-    block, cls = (type(kind, (nn.Sequential,), {"__module__": place}) for kind in ("CrossAttnBlock", name))
-    return nn.Sequential(block(cls()))
-
-
-@pytest.mark.parametrize(
-    ("library", "remedy"),
-    [
-        ("timm", "docs/heads_elsewhere.md has a subclass of timm's Attention"),
-        ("x_transformers", "its layers have options that ours lack: build the model as polyhead.Transformer"),
-        ("diffusers", "set an attention processor, as examples/diffusers_processor.py does"),
-        ("transformers", "use polyhead.compat.huggingface.swap_heads"),
-    ],
-)
-def test_replace_says_what_to_do_with_another_librarys_attention(library, remedy):
-    with refusing(f"wanted but Sequential holds {library}.some.Attention: {remedy}"):
-        replace(foreign(f"{library}.some", "Attention"))
-
-
-def test_an_unknown_attention_is_named():
-    with refusing("was wanted but Sequential holds none"):
-        replace(foreign("mine", "Attention"))
+def test_replace_takes_no_attention_of_timm():
+    with refusing("replace: Sequential has no nn.MultiheadAttention left (0 are replaced)"):
+        replace(nn.Sequential(timm_like.Attention(12, 4)))
     with refusing("replace: nn.MultiheadAttention was wanted but Attention came"):
         drop_in(timm_like.Attention(12, 4))

@@ -42,6 +42,7 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
     checkpoint.
     """
     state = _course_state(state_dict)
+    # "layers.3.attn.q_proj.weight": the second part is the number of the layer.
     layer_names = set()
     for key in state:
         if key.startswith("layers.") and key.count(".") > 1:

@@ -12,7 +12,6 @@ from polyhead.spec.optional import optional
 with optional("polyhead.jaxside", "polyhead[jax]"):
     import jax as _jax  # noqa: F401
 
-import polyhead.jaxside.softmax  # noqa: F401  (first, so that the function of textbook.py takes its name and keeps it)
 from polyhead.jaxside.abstractor import abstractor_attention
 from polyhead.jaxside.disentangled import disentangled_attention
 from polyhead.jaxside.hyla import hyla
@@ -22,23 +21,16 @@ from polyhead.jaxside.pooled import pooled_attention
 from polyhead.jaxside.relational import relational_attention
 from polyhead.jaxside.rope import rope
 from polyhead.jaxside.softmax import softmax_attention
-from polyhead.jaxside.textbook import layer_norm, rms_norm, scaled_dot_product_attention, silu, softmax, swiglu
 
 __all__ = [
     "abstractor_attention",
     "disentangled_attention",
     "hyla",
     "latent_code",
-    "layer_norm",
     "linear_attention",
     "pooled_attention",
     "relational_attention",
     "relations",
-    "rms_norm",
     "rope",
-    "scaled_dot_product_attention",
-    "silu",
-    "softmax",
     "softmax_attention",
-    "swiglu",
 ]

@@ -44,6 +44,7 @@ class AttentionCall:
     `total_rel` (b r t 2) say what normalises a softmax over all keys.
     """
 
+    # Leaves of the pytree are `Any`: under a transformation JAX puts tracers or markers in their place.
     q: Any
     k: Any
     v: Any = None
@@ -76,12 +77,6 @@ class AttentionCall:
         if self.scale is None:
             return self.q.shape[-1] ** -0.5
         return jnp.asarray(self.scale, jnp.promote_types(self.q.dtype, jnp.float32))
-
-
-def scaled(x: Array, factor: float | jax.Array) -> jax.Array:
-    """x times a factor, rounded once: JAX would round a number to the dtype of x first, to bfloat16 by up to 0.4 %."""
-    wide = jnp.asarray(x, jnp.promote_types(x.dtype, jnp.float32))
-    return (wide * factor).astype(x.dtype)
 
 
 Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]

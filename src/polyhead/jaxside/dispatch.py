@@ -26,6 +26,7 @@ def compute(op: str, reference: Reference, row_softmaxes: RowSoftmaxes, impl: st
         field = "act" if option == "relation_act" else option
         one_of(op, option, getattr(call, field), choices)
     one_of(op, "impl", impl, ("auto", "blocked", "reference"))
+    # NumPy arrays become those of JAX, so that all of them have dtypes and rules of JAX.
     call = jax.tree.map(jnp.asarray, call)
 
     # The checks beyond those of `@shaped`.
@@ -42,6 +43,7 @@ def compute(op: str, reference: Reference, row_softmaxes: RowSoftmaxes, impl: st
     check_heads(op, {name: array.shape for name, array in arrays.items()})
     check_call(op, call)
 
+    # Keys that no query reads become 0: NaN there would be multiplied by a code of 0, which gives NaN.
     call = replace(call, k=blank(call.mask, call.k), v=blank(call.mask, call.v))
     if call.k_rel is not None:
         call = replace(call, k_rel=blank(call.mask, call.k_rel))

@@ -25,6 +25,7 @@ def reference(call: AttentionCall) -> jax.Array:
     a = drop(code(call), call.keep)
     z = phi(jnp.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2])))
     if call.value_weight is not None:
+        # The second layer has a matrix of its own for each pair: the sum of all heads' by its code.
         z = phi(jnp.einsum("b h t s, h f e, b t s e -> b t s f", a, call.value_weight, z))
     return jnp.einsum("b h t s, b t s e -> b t h e", a, z)
 

@@ -56,6 +56,7 @@ def dense(bias: jax.Array, t: int, s: int) -> jax.Array:
     h, n = bias.shape
     if t == 0:
         return jnp.zeros((h, 0, s), bias.dtype)
+    # A single query is the last one: its row is the bias itself.
     if t == 1:
         return bias[:, None]
 
@@ -188,6 +189,7 @@ def code(call: AttentionCall) -> jax.Array:
         scores = softmax_visible(scores, mask, 1)
     elif mask is not None:
         scores = jnp.where(mask, scores, 0)
+    # After the mask, because a mean over heads must not read hidden scores.
     if call.normalise in ("rms_heads", "softmax_rms_heads"):
         scores = rms_heads(scores)
     return scores.astype(call.q.dtype)
@@ -207,6 +209,7 @@ def relate(inner: jax.Array, act: str, mask: jax.Array | None, total: jax.Array 
 
 def visible_to_any_head(mask: jax.Array | None) -> jax.Array | None:
     """The mask of relations, which heads share: True where it is True for any head."""
+    # All heads share a mask of one head.
     if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
         return mask
     return mask.any(-3, keepdims=True)
@@ -223,6 +226,7 @@ def check_call(op: str, call: AttentionCall) -> None:
     t, s = call.lengths
     if b != 1 or t != s:
         raise ValueError(f"{op}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    # Under jit the edges have no numbers yet.
     if not isinstance(call.cu_seqlens, jax.core.Tracer):
         check_packed(op, call.cu_seqlens.tolist(), t)
 

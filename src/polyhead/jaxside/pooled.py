@@ -37,11 +37,13 @@ def reference(call: AttentionCall) -> jax.Array:
     a = drop(code(call), call.keep)
     if call.network == "sequence":
         return sequence_network(call, a, mask)
+    # The hidden layer of each pair, which all heads share.
     u = jnp.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2]))[:, None]
     a = a[..., None]
     if call.network == "query":
         u = pooled(u, call.pool, visible_to_any_head(mask))
         a = rms_heads(wide(pooled(a, call.pool, mask))).astype(a.dtype)
+        # What was pooled has no keys left to mask.
         mask = None
     out = pooled(a * ACTIVATIONS[call.act](u), call.pool, mask)
     return out[:, :, :, 0].swapaxes(1, 2)

@@ -50,6 +50,7 @@ def rope(
     # The two components of each pair, along one axis.
     dtype = wide(x).dtype
     angles = rope_angles(positions, x.shape[-1], theta)
+    # Angles are exact before they are rounded to the dtype of the result.
     cos = jnp.cos(angles).astype(dtype)
     sin = jnp.sin(angles).astype(dtype)
     num_pairs = x.shape[-1] // 2

@@ -87,6 +87,7 @@ class Grid:
 
     def corners(self) -> np.ndarray:
         """(tiles, 2): the first query and key of every tile that causality and window do not mask completely."""
+        # NumPy, not JAX: the list of tiles is known while JAX traces, so masked tiles cost nothing.
         query_starts = np.arange(0, self.num_queries, self.tile_queries)
         key_starts = np.arange(0, self.num_keys, self.tile_keys)
         first_query, first_key = np.meshgrid(query_starts, key_starts, indexing="ij")
@@ -112,10 +113,13 @@ class Grid:
         widths = []
         for letter, size in zip(axes(name, array), array.shape, strict=True):
             widths.append(added.get(letter, (0, 0)) if size > 1 else (0, 0))
-        return jnp.pad(array, widths) if widths else array
+        if not widths:  # a scalar, such as a learned scale
+            return array
+        return jnp.pad(array, widths)
 
     def cut(self, name: str, array: jax.Array, corner: jax.Array) -> jax.Array:
         """A tile's part of `array`.  All tiles share axes of size 1."""
+        # Column j - i + t - 1 holds the offset of query i and key j; a tile reads a range of columns.
         first_offset = corner[1] - corner[0] + self.padded_queries - self.tile_queries
         parts = {
             "t": (corner[0], self.tile_queries),
@@ -144,7 +148,9 @@ class Grid:
             limits.append(arrays["query_sequence"][:, None] == arrays["key_sequence"])
         if "mask" in arrays:
             limits.append(arrays["mask"])
-        return functools.reduce(jnp.logical_and, limits) if limits else None
+        if not limits:
+            return None
+        return functools.reduce(jnp.logical_and, limits)
 
     def call(self, arrays: Arrays, dtypes: dict[str, Any], corner: jax.Array) -> AttentionCall:
         """A tile as a call, which has one mask in corner of all limits, and arrays of these dtypes."""
@@ -187,6 +193,7 @@ def scan_tiles(
 
     axis = letters.index("t")
 
+    # A step adds a tile of results to the rows of its queries.
     def step(total: jax.Array, corner: jax.Array) -> tuple[jax.Array, None]:
         rows = jax.lax.dynamic_slice_in_dim(total, corner[0], grid.tile_queries, axis)
         rows = combine(rows, compute(sources, corner))
@@ -219,10 +226,12 @@ def row_total(logits: Logits, grid: Grid, arrays: Arrays) -> jax.Array:
             scores = jnp.where(mask, scores, -jnp.inf)
         return jnp.exp(scores - call.total).sum(-1)
 
+    # The largest score cancels in the softmax, so no gradient goes through it.
     constants = jax.lax.stop_gradient(arrays)
     lowest = float(jnp.finfo(wide(arrays["q"]).dtype).min)
     top = scan_tiles(grid, constants, largest, "bht", combine=jnp.maximum, start=lowest)
     total = scan_tiles(grid, {**arrays, "total": top[..., None]}, sum_of_exponentials, "bht")
+    # A query without a visible key: exp(score - 0 - 0) is then masked to 0 and not NaN.
     is_empty = total == 0
     top = jnp.where(is_empty, 0, top)
     return jnp.stack((top, jnp.log(jnp.where(is_empty, 1, total))), -1)
@@ -248,6 +257,7 @@ def _run(
     reference: Reference, row_softmaxes: RowSoftmaxes, limits: tuple[int, int, int], call: AttentionCall
 ) -> jax.Array:
     num_queries, num_keys = call.lengths
+    # Absent arguments are left out, so that every entry is cut.
     arrays: Arrays = {}
     for field in fields(call):
         array = getattr(call, field.name)

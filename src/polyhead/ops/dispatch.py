@@ -88,6 +88,7 @@ def run(op: Op, call: AttentionCall) -> Tensor:
     if call.window is not None:  # native code and kernels want Python's integer
         call = replace(call, window=check_window(op.name, call.window))
     forward = choose(op, call)
+    # The call has its dtype now; autocast inside would cast once more.
     with without_autocast(call.q):
         return forward(zero_masked_keys(call))
 
@@ -95,6 +96,7 @@ def run(op: Op, call: AttentionCall) -> Tensor:
 def choose(op: Op, call: AttentionCall) -> Implementation:
     """The function that computes a call; "auto" is the first backend that supports the call and is preferred."""
     check_tensors(op, call)
+    # The equations take every call, so they need no reason and no measurement.
     if call.impl in op.equations:
         return op.equations[call.impl]
     if call.impl != "auto":

@@ -216,10 +216,12 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         is_batched = is_grads_batched(grad_outputs)
         if is_batched and call.impl != "auto":
             raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
+        # "auto" may change its mind: the reference has the derivatives that a kernel lacks.
         if call.impl == "auto" and (is_batched or torch.is_grad_enabled()):
             gradients = _gradients_by_reference(kernel, call, grad_outputs)
         else:
             gradients = backward_op([*grad_outputs, *outputs], *tensors, **ctx.options)
+        # Absent tensors, masks and dropout get None, which PyTorch reads as "no gradient".
         by_name = dict(zip(call.learned_tensors(), gradients, strict=True))
         return tuple(by_name.get(name) for name in kernel.tensor_names)
 
@@ -230,6 +232,7 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         device_types=kernel.device_types,
         schema=f"({kernel.schema}) -> Tensor[]",
     )
+    # Shapes without numbers, for torch.compile; the derivative; and the rule for vmap.
     forward_op.register_fake(fake_forward)
     forward_op.register_autograd(gradient, setup_context=setup_context)
     forward_op.register_vmap(batching_rule(forward_op))
@@ -255,6 +258,7 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
 
     def backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
         call = kernel.call_of(tensors, options)
+        # Autocast would round operations inside the pass once more; the arguments have their dtype already.
         with torch.autocast(call.q.device.type, enabled=False):
             gradients = kernel.backward_pass(call, grad_outputs)
         learned = call.learned_tensors()
@@ -302,6 +306,7 @@ def batching_rule(op: Callable[..., Any]) -> Callable[..., Any]:
         stacked = [_with_leading_dim(x, dim, info.batch_size) for x, dim in zip(tensors, dims, strict=True)]
         b = stacked[0].shape[1]
 
+        # Samples are independent, so the new dimension is a larger batch: one call for all.
         if all(x is None or (x.ndim == 5 and x.shape[1] == b) for x in stacked):
             folded = [None if x is None else x.flatten(0, 1) for x in stacked]
             outputs = call(*tree_unflatten(folded, structure))

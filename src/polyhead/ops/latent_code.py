@@ -273,6 +273,7 @@ def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
     """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
     call = call.with_mask(call.visible())
     q_rel, k_rel = call.relation_qk
+    # Visibility is computed once, for the scores and for the relations.
     a = drop(code(call), call.keep)
     rel = relations(q_rel, k_rel, relation_act=call.act, mask=call.mask)
     return [retrieve(a, call.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]

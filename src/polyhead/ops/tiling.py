@@ -95,6 +95,7 @@ def is_preferred(call: AttentionCall) -> bool:
 
 def outputs_by_tiles(recompute: Recompute, call: AttentionCall, shapes: Outputs) -> Outputs:
     """The outputs of `recompute`, tile by tile, shaped as `shapes` (b t h _)."""
+    # Many tiles add to an output: half precision would lose the small ones.
     totals = [torch.zeros_like(out, dtype=wide(out).dtype) for out in shapes]
     with torch.no_grad():
         for samples, tile, tile_masks in _tiles(call):
@@ -122,6 +123,7 @@ def gradients_by_tiles(recompute: Recompute, call: AttentionCall, grad_outputs: 
         included = torch._C._dispatch_tls_local_include_set()
         with torch._C._ForceDispatchKeyGuard(included, EXCLUDED_AT_TOP_LEVEL), torch.enable_grad():
             outputs = recompute(tile_masks.with_tensors(leaves))
+            # A tile is a function of its own: its gradients are those of the whole, as outputs of tiles are added.
             cotangents = []
             for grad_output, output in zip(grad_outputs, outputs, strict=True):
                 cotangents.append(_cut("out", grad_output, samples, tile, call).to(output.dtype))
@@ -184,6 +186,7 @@ def _tile_sizes(call: AttentionCall) -> tuple[int, int, int]:
     if call.pool:
         width = max(width, h * e)
 
+    # The reference normalises or pools over the keys that it is given.
     needs_whole_rows = SOFTMAX_AXIS.get(call.normalise) == "s" or call.act == "softmax" or call.pool != ""
     keys = max(1, s if needs_whole_rows else min(s, KEYS))
     queries = max(1, min(t, QUERIES, NUMBERS // (keys * width)))

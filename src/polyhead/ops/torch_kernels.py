@@ -34,6 +34,7 @@ def torch_attention(
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)
     if torch.compiler.is_compiling() or q.device.type != "cpu" or k.shape[-2] >= VECTOR:
         return out
+    # 0 * NaN is NaN: the factor brings it back without a branch on data.
     with torch.no_grad():
         is_lost = (q @ k.mT).isnan()
         if causal:
@@ -65,6 +66,7 @@ def fused_attention(call: AttentionCall) -> Tensor:
         q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
 
     needs_mask = call.mask is not None or call.window is not None or call.cu_seqlens is not None
+    # The fast path of PyTorch: no mask at all, or the causal one that it makes itself.
     if call.bias is None and not needs_mask and (not causal or t == s):
         out = torch_attention(q, k, v, causal=causal, scale=scale)
     else:

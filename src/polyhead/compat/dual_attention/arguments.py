@@ -147,7 +147,9 @@ def package_heads(kind: str, num_heads: int, options: Arguments, prefix: str) ->
     """Return heads of a kind, from the arguments of their module with all defaults."""
     if options["key_dim"] is not None:
         raise ValueError("key_dim must be None, for which keys have the width of heads")
-    kv_heads = None if options["n_kv_heads"] == num_heads else options["n_kv_heads"]
+    kv_heads = options["n_kv_heads"]
+    if kv_heads == num_heads:
+        kv_heads = None
     mechanism: config.Mechanism
     if kind == "softmax":
         mechanism = config.Softmax(num_heads, kv_heads=kv_heads)
@@ -182,6 +184,7 @@ def package_heads(kind: str, num_heads: int, options: Arguments, prefix: str) ->
 def symbol_source(options: Arguments) -> config.SymbolSource:
     """The package's symbol retriever, and whether its layers share it."""
     defaults = {"shared_symbol_retriever": True, "weight_tie_symbol_library": False}
+    # A shared retriever is one module with the names of all layers.
     sharing = fill_in("symbol_retriever_config", options["symbol_retriever_config"] or {}, defaults)
     shared = sharing["shared_symbol_retriever"]
     if not shared and sharing["weight_tie_symbol_library"]:

@@ -52,6 +52,7 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
                 raise ValueError(f"{key} must be a floating tensor")
         if not state:
             raise ValueError("the state dict is empty")
+        # The model gets the dtype and the device of its file; every parameter is then filled from it.
         like = next(iter(state.values()))
         model = Transformer(layout.settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
         tensors.fill(model, list(tensors.of_model(model, layout)), state)

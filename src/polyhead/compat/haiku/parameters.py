@@ -40,7 +40,7 @@ def from_haiku(params: Params, *, heads: int, name: str | None = None, device: D
         raise ValueError(f"from_haiku: the number of heads must divide the width {dim} but is {heads}")
     dtype = state["out.weight"].dtype
     attention = MultiHeadAttention(dim, [Softmax(heads)], bias=True, device="meta", dtype=dtype)
-    attention = attention.to_empty(device="cpu" if device is None else device)
+    attention = attention.to_empty(device=device or "cpu")
     attention.load_state_dict(state)
     return attention
 

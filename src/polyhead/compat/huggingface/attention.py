@@ -63,6 +63,7 @@ def fitted(
     total = sum(mechanism.heads for mechanism in mechanisms)
     if total != sizes.heads:
         raise ValueError(f"{caller}: the model has {sizes.heads} heads, so give {sizes.heads}, got {total}")
+    # `num_sharing` query heads of the model read one head of keys.
     num_sharing = sizes.heads // sizes.kv_heads
     first, pairs = 0, []
     for mechanism in mechanisms:
@@ -139,6 +140,7 @@ class Heads(Groups):
                         "heads: symbols copy rows of v_proj, which must be a plain linear layer: "
                         "swap before adapters and quantisation"
                     )
+                # A symbol then begins as the value that its token had.
                 parameter.copy_(v_proj.get_parameter(name)[rows])
         for module in self.modules():
             tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
@@ -219,12 +221,15 @@ class RelationalInputs:
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
         g, d = key.shape[1], key.shape[-1]
+        # Caches of transformers store keys (b g s d) as they come, of any width: relation keys travel as more columns.
+        # They are cut into g parts, so that each head of keys takes as many; zeros fill the last part.
         flat = [keys.flatten(2) for keys in self.relation_keys.values()]
         if flat:
             joint = torch.cat(flat, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
         value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
+        # A cache stores one value for each key, and relational heads read symbols in its place.
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
         self.is_updated = True
         if flat:
@@ -279,6 +284,7 @@ def attend(
     sinks; heads of other kinds have neither.  Raises ValueError for options that the ops lack.
     """
     check_options(module, options, attention_mask)
+    # transformers has (b h t d), polyhead has (b t h d): views, no copies.
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if polyhead is not None and not polyhead.is_updated:
         v = polyhead.with_symbols(v)
@@ -299,6 +305,7 @@ def attend(
     if dropout > 0:
         shape = q.shape[0], q.shape[2], t, k.shape[1]
         keep = drawn_keep(shape, dropout, device=q.device, dtype=at_least_float32(q.dtype))
+    # Our ops multiply scores by d ** -0.5, so another scale goes into the queries.
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
     relational = None if polyhead is None else polyhead.by_group(t, k.shape[1])
@@ -340,6 +347,7 @@ class _Stream:
         num_cached = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
         from_stream = self.polyhead(hidden_states, first=num_cached, positions=kwargs.get("position_ids"))
         inputs = RelationalInputs(from_stream, cache, num_cached)
+        # The parent class calls `update` of what it takes for the cache, and so hands us its keys and values.
         if cache is not None:
             kwargs[CACHE_NAME] = inputs
         return super().forward(hidden_states, *args, polyhead=inputs, **kwargs)  # type: ignore[misc]

@@ -61,6 +61,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     def __init__(self, config: PolyheadConfig, *, outputs: bool = True) -> None:
         super().__init__(config)
         self.model = Transformer(config.settings, outputs=outputs)
+        # A backbone reads the file of a whole model, and does not miss its outputs.
         if not outputs:
             self._keys_to_ignore_on_load_unexpected = [r"^model\.outputs\."]
         self.gradient_checkpointing = config.settings.checkpoint
@@ -100,6 +101,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         **options: Any,
     ) -> None:
         """As in the library.  A shared, untrained library of symbols is written once per layer."""
+        # safetensors refuses two names for the same memory, unless they are tied parameters.
         state = dict(self.state_dict() if state_dict is None else state_dict)
         first_names = {id(tensor): name for name, tensor in self.named_buffers()}
         for name, tensor in self.named_buffers(remove_duplicate=False):
@@ -208,6 +210,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         """
         if labels is None:
             return None
+        # The library chooses the loss by the class and the configuration; a user may have set another.
         loss: Tensor = self.loss_function(labels=labels, **options)
         if not labels.is_floating_point():
             # A mean over no label is 0 / 0, but a micro-batch without labels adds nothing.

@@ -99,6 +99,7 @@ def guard() -> None:
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
     """The mask of SDPA, for architectures that pass it to our function."""
     padding = options.get("attention_mask")
+    # Recorded code has no numbers of the padding yet, so the mask must be made whatever they are.
     is_recorded = padding is not None and not torch.compiler.is_compiling() and not is_readable(padding)
     if type(config) in EAGER or is_recorded:  # transformers would read the padding under vmap and in make_fx
         options["allow_is_causal_skip"] = False
@@ -181,6 +182,7 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
         for hook in hooks:
             hook.remove()
         _CALLS.reset(token)
+    # torch.compile wraps the model; names of layers are those of the model inside.
     model = getattr(model, "_orig_mod", model)
     check_calls(model, calls)
     return Verified(type(model).__name__, called_layers(model, calls))
@@ -233,6 +235,7 @@ def tiny_inputs(model: Any) -> dict[str, Any]:
             inputs["input_ids"] = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
             if config.is_encoder_decoder:
                 inputs["decoder_input_ids"] = inputs["input_ids"]
+        # Noise of the right size will do: only the calls of attention are counted.
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", None)
         if isinstance(size, int) and (main == "pixel_values" or (is_dual and not has_image_tokens)):

@@ -46,6 +46,7 @@ class PolyheadConfig(transformers.PretrainedConfig):
                 raise ValueError(f"PolyheadConfig: {name} must be {expected!r} as in its `transformer`, got {size!r}")
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
             others.setdefault(name, None)
+        # The library counts labels itself, two by default.
         if isinstance(outputs, Classes):
             others.setdefault("num_labels", outputs.count)
         super().__init__(**sizes, **others)

@@ -23,6 +23,7 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     except Exception as error:  # any error of the libraries that read a stranger's files
         reason = " ".join(str(error).split())
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
+    # A damaged file is an error of the library; a file without some weights is only a warning.
     missing = sorted(info["missing_keys"])
     if missing:  # transformers has filled them with random numbers
         raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")

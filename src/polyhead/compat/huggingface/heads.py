@@ -67,6 +67,7 @@ def register(*types: str) -> None:
     The names are also registered for masks; without that, transformers passes no mask and padding is attended to.  A
     model that computes attention itself raises ValueError; `verify` shows what each layer computes.
     """
+    # One function for each name, and the masks that go with it: without these transformers passes no mask.
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
         AttentionInterface.register(name, functools.partial(_by_name, name, alone(group)))
@@ -95,6 +96,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     """
     register()
     sizes, num_layers = layer_sizes(config), config.num_hidden_layers
+    # A single group, groups for every layer, or a list of groups for each layer.
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * num_layers
@@ -132,6 +134,7 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     chosen = list(range(num_layers))
     if layers is not None:
         chosen = [range(num_layers)[layer] for layer in layers]
+    # The class of the model must be the one that the new class extends: its code then runs on unchanged.
     holder, network = _classes(_base_type(config))
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
@@ -249,12 +252,14 @@ def _classes(model_type: str) -> tuple[type, type]:
     base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
     check_model(parent, BY_LAYER)
+    # Two classes made at run time: the configuration holds heads, the model builds them.
     members = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
     holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), members)
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})
     AutoConfig.register(f"{PREFIX}{model_type}", holder)
     AutoModelForCausalLM.register(holder, network)
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"{PREFIX}{model_type}"] = network.__name__  # the Trainer smooths shifted labels
+    # pickle and `getattr(transformers, name)` look a class up by its module and name.
     globals().update({holder.__name__: holder, network.__name__: network})
     return holder, network
 

@@ -152,6 +152,7 @@ def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor, boundarie
     else:
         # The shape must not depend on numbers.  Surplus edges are empty sequences behind the last token.
         starts = torch.where(restarts, torch.arange(1, t, device=restarts.device), t).sort().values
+    # Edges are the first rows of all sequences, and one behind the last row.
     end = starts.new_full((1,), t)
     edges = torch.cat((torch.zeros_like(end), starts, end)).int()
     require(

@@ -118,6 +118,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         """The backbone with the same parameters; some trainers call it and compute logits themselves."""
         backbone = self.__dict__.get("_backbone")  # not registered as a submodule
         if backbone is None or backbone.model is not self.model:
+            # The parts of the backbone are made without memory and then replaced by those of this model.
             with torch.device("meta"):
                 backbone = PolyheadModel(self.config)
             backbone.model = self.model
@@ -171,6 +172,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         logits, new_cache = self._read(
             input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, tail=tail
         )
+        # An integer is a number of last tokens, a tensor holds indices of tokens.
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
 
@@ -246,6 +248,7 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
         x, new_cache = self._read(
             input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, packs=False
         )
+        # A model trained with Classes has pooled its tokens already: one row for each sequence.
         if self.score is None:
             logits = x[:, 0]
         else:

@@ -66,6 +66,7 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     recorder = _Recorder(names, eager_modules)
     with torch.inference_mode(False), _recording(model, recorder), looking(model):
         model(**arguments)
+    # A model that computes attention itself called nothing of ours; empty taps would look like a result.
     if not recorder.taps:
         raise ValueError(
             f"capture: {type(model).__name__} must call its attention through transformers' AttentionInterface "
@@ -171,13 +172,15 @@ class _Linear:
 
     def weight_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         """The weight [out, in] and the bias; None where there is none, or accelerate has offloaded it."""
-        weight = self.module.get_parameter("weight").detach()
+        weight: Tensor | None = self.module.get_parameter("weight").detach()
+        bias: Any = self.module.bias
         if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
             weight = weight.T
-        bias = self.module.bias
-        if not isinstance(bias, Tensor) or bias.is_meta:
-            return None if weight.is_meta else weight, None
-        return None if weight.is_meta else weight, bias.detach()
+        if weight.is_meta:
+            weight = None
+        if bias is None or bias.is_meta:
+            return weight, None
+        return weight, bias.detach()
 
 
 @dataclass
@@ -241,6 +244,7 @@ class _Recorder:
         for option in REFUSED:
             if options.get(option) is not None:
                 raise ValueError(f"capture: {name} must be plain softmax attention but {option} changes its code")
+        # From the layout of transformers (b h t d) to ours (b t h d).
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         t, s = q.shape[1], k.shape[1]
         if (

@@ -48,6 +48,7 @@ def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers
 def _bytes(codec: Bytes) -> tokenizers.Tokenizer:
     """A tokenizer in which token i is byte i.  The token that ends documents, NUL, keeps the name NUL: the printable
     character that replaces it in byte-level tokenizers may occur in a text, where it must not end a document."""
+    # Our bytes are a byte-level vocabulary without merges, in the format of tokenizers.
     parts = json.loads(codec.to_json())
     names = parts["model"]["vocab"]
     parts["model"]["vocab"] = {NUL if byte == 0 else name: byte for name, byte in names.items()}

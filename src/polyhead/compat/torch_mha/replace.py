@@ -8,13 +8,6 @@ from polyhead.compat.torch_mha.module import MultiheadAttention, projections
 from polyhead.layers.heads.groups import SymbolGroup
 
 OUTPUT_CLASS = type(nn.MultiheadAttention(1, 1).out_proj)
-ELSEWHERE = {
-    "timm": "docs/heads_elsewhere.md has a subclass of timm's Attention",
-    "transformers": "use polyhead.compat.huggingface.swap_heads",
-    "diffusers": "set an attention processor, as examples/diffusers_processor.py does",
-    "x_transformers": "its layers have options that ours lack: build the model as polyhead.Transformer",
-}
-"""What to do with the attention of other libraries."""
 
 
 def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> int:
@@ -33,13 +26,11 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     be lost), and a model without such a module.
     """
     modules = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-    if not modules or model in modules:
-        reason = "is one itself: use drop_in"
-        if not modules:
-            reason = _reason_for_none(model)
-        raise ValueError(
-            f"replace: a model that holds nn.MultiheadAttention was wanted but {type(model).__name__} {reason}"
-        )
+    if model in modules:
+        raise ValueError("replace: the model is an nn.MultiheadAttention itself: use drop_in")
+    if not modules:
+        replaced = sum(isinstance(module, MultiheadAttention) for module in model.modules())
+        raise ValueError(f"replace: {type(model).__name__} has no nn.MultiheadAttention left ({replaced} are replaced)")
     for parent in model.modules():
         if isinstance(getattr(parent, "base_layer", None), nn.MultiheadAttention):  # PEFT reads its weights by name
             raise ValueError(
@@ -52,23 +43,10 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
         for name, child in list(parent.named_children()):
             if child in replacements:
                 setattr(parent, name, replacements[child])
+        # Nested tensors exist for the fused kernel, which would not call our module.
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
     return len(modules)
-
-
-def _reason_for_none(model: nn.Module) -> str:
-    """Why a model has no module that can be replaced, as the end of an error message."""
-    replaced = sum(isinstance(module, MultiheadAttention) for module in model.modules())
-    if replaced:
-        return f"holds none: {replaced} are replaced already"
-    for module in model.modules():
-        kind = type(module)
-        package = kind.__module__.partition(".")[0]
-        is_attention = "Attention" in kind.__name__ or "Attn" in kind.__name__
-        if package in ELSEWHERE and is_attention and "Block" not in kind.__name__:
-            return f"holds {kind.__module__}.{kind.__qualname__}: {ELSEWHERE[package]}"
-    return "holds none"
 
 
 @torch.no_grad()

@@ -137,6 +137,7 @@ def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
     struct.dout = rows_struct(dout)
     struct.sample_parts, struct.key_parts = backward_parts(struct.b, struct.s, call.bias)
 
+    # Keys lie in lanes: each part of the keys has its own dq, and they are added below.
     dq = torch.zeros(struct.key_parts, *call.q.shape, dtype=dtype)
     dk = torch.empty(call.k.shape, dtype=dtype)
     dv = torch.empty(call.v.shape, dtype=dtype)

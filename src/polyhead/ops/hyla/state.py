@@ -123,6 +123,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     # Not F.pad: when it pads nothing, its gradient has other strides than torch.compile expects.
     q, k, v = (torch.cat((x, x.new_zeros(x.shape[0], -t % chunk, *x.shape[2:])), 1) for x in (q, k, v))
     q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q.unflatten(2, (g, -1)), k, v))
+    # As in linear/chunked.py, with a state of second order.
     states = torch.cat((before, _states(k, v)), 1).cumsum(1)
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     code = einsum(q, k, "b n t g r d, b n s g d -> b n g r t s").masked_fill(~lower, 0)

@@ -106,6 +106,7 @@ def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     chunk = max(1, min(CHUNK, t))
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    # State n holds all keys before chunk n: a running sum of the products of each chunk.
     states = torch.cat((before.unsqueeze(2), wide(k).mT @ wide(v)), 2).cumsum(2)
     out = _own(q, k, v, lower) + _read(q, states[:, :, :-1])
     return _rows(out, chunk, t), states[:, :, -1]
@@ -121,6 +122,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
     visible = number[:, :, None] == number[:, None]
     out = _own(q, k, v, visible.tril() if causal else visible)
     out = out + _entering(q, _before(k, v, number), (number == number[:, :1]).repeat(1, r))
+    # Not causal: what comes after is what comes before, read backwards.
     if not causal:
         after = _before(k.flip(2, 3), v.flip(2, 3), number.flip(0, 1)).flip(2)
         out = out + _entering(q, after, (number == number[:, -1:]).repeat(1, r))

@@ -110,6 +110,7 @@ def call_struct(call: AttentionCall, pass_: int) -> AttentionCallStruct:
         symbols = call.v.to(dtype).permute(1, 2, 0)
         if pass_ == FORWARD:
             symbols = symbols.flip(-1)
+        # Lanes read LANES columns at once, past the last one, too.
         symbols = F.pad(symbols, (0, LANES)).contiguous()
         struct.symbol_columns, struct.num_columns = symbols.data_ptr(), symbols.shape[-1]
     struct.owners.append(symbols)
@@ -165,6 +166,7 @@ def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
 
     struct = call_struct(call, BACKWARD)
     stats = stats.contiguous()  # vmap may expand it
+    # The sum over keys of a da, which the gradient of a softmax subtracts: from the outputs, without another pass.
     delta = (dretrieved * retrieved).sum(-1)
     if struct.r:
         delta += (drelated * related).sum(-1)
@@ -181,6 +183,7 @@ def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
         dq_rel = torch.zeros(struct.key_parts, *call.q_rel.shape, dtype=dtype)
         dk_rel = torch.empty(call.k_rel.shape, dtype=dtype)
         struct.dq_rel, struct.dk_rel = dq_rel.data_ptr(), dk_rel.data_ptr()
+    # Threads add to symbols by offset from all keys, so each part has its own sum.
     is_by_offset = call.v.ndim == 3
     if is_by_offset:
         parts = struct.sample_parts, struct.key_parts

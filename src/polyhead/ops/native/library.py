@@ -100,6 +100,7 @@ def load_error(source: str, dtype: torch.dtype = torch.float32) -> str | None:
             library = _load_and_check(source, dtype)
         except (OSError, ImportError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no home
             library = _build_failure(error)
+        # Success and failure are both kept: a machine without a compiler is asked once.
         _LIBRARIES[source, dtype] = library
         if library == NO_COMPILER:
             warn_without_compiler()
@@ -183,6 +184,7 @@ def library_path(source: str, dtype: torch.dtype = torch.float32) -> Path:
     """The path of the library, whether or not it is built."""
     machine = platform.platform(terse=True), platform.machine(), _processor()
     digest = hashlib.sha256("\n".join((*compiler_flags(dtype), torch.__version__, *machine)).encode())
+    # A change of a source, of the compiler flags or of the processor gives another file name, so nothing is ever stale.
     for path in (SOURCES / f"{source}.cpp", *sorted(SOURCES.glob("*.h"))):
         digest.update(path.read_bytes())
     return cache_folder() / f"{source}-{digest.hexdigest()[:20]}.so"
@@ -223,6 +225,7 @@ def _load_or_build(source: str, dtype: torch.dtype) -> NativeFunction | str:
     """The function of a library, built if necessary, or the reason why there is none."""
     if not enabled():
         return "is turned off by POLYHEAD_NATIVE=0"
+    # A build of the wheel needs no compiler.
     prebuilt = _prebuilt(source, dtype)
     if prebuilt is not None:
         return _function(prebuilt, source)
@@ -298,6 +301,7 @@ def _build(command: list[str], source: str, path: Path) -> str | None:
         )
         if compilation.returncode:
             return f"cannot be compiled: {_first_error(compilation)}"
+        # The record comes first: a library without one counts as damaged and is built again.
         _write_record(path, _file_digest(partial), verdict="")
         partial.replace(path)
     finally:
@@ -382,6 +386,7 @@ def _check(source: str, dtype: torch.dtype, function: NativeFunction) -> str:
     exceptions: list[Exception] = []
 
     def check_in_thread() -> None:
+        # Only this thread sees the library: others wait for the verdict.
         _THREAD.libraries = {(source, dtype): function}
         try:
             errors.append(worst_error(source, dtype))

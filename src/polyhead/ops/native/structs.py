@@ -108,6 +108,7 @@ def pairs_struct(x: Tensor | None, t: int) -> PairsStruct:
     """The struct of a tensor of 4 dimensions that broadcasts to (b h t s), or by offset (h t+s-1)."""
     if x is None:
         return PairsStruct()
+    # A bias by offset has one number for all pairs of the same distance: going one query on is going one column back.
     if x.ndim == 2:
         head, step = x.stride()
         query_0 = x.data_ptr() + (t - 1) * step * x.itemsize  # query i and key j are in column j - i + t - 1
@@ -134,6 +135,7 @@ def ranges_of_both_sides(masks: Masks, t: int, s: int) -> tuple[Tensor, Tensor, 
         masks = replace(masks, cu_seqlens=masks.cu_seqlens.cummax(0).values)
     first_key, end_key = visible_ranges(masks, t, s, torch.device("cpu"))
     keys = torch.arange(s, dtype=torch.int32)
+    # Both ranges rise with the query, so the queries that see a key are found by bisection.
     first_query = torch.searchsorted(end_key, keys, right=True).to(torch.int32)
     end_query = torch.searchsorted(first_key, keys, right=True).to(torch.int32)
     return first_key, end_key, first_query, end_query
@@ -198,6 +200,7 @@ def backward_parts(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     threads = thread_count()
     if threads == 1:
         return 1, 1
+    # Two threads must not add to the same gradient.
     bias_is_shared = bias is not None and bias.ndim == 4 and bias.shape[0] == 1
     sample_parts = 1 if bias_is_shared else max(1, min(b, 4 * threads))
     lane_tiles = max(1, math.ceil(s / LANES))
