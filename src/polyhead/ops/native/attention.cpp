@@ -4,15 +4,32 @@
 //
 // with p the softmax of the scores over keys (pairs.h), a = p times dropout, and rel_rij = act(q_rel_ir . k_rel_jr factor).
 // Softmax attention has no relations, and its symbols are the values.
-// Backward, with the largest score T and one over the sum Z of e^(s - T), kept from the forward pass:
+// Backward, with row_max M and row_sum Z = sum_j e^(s - M), kept from the forward pass:
 //
-//   p_hij  = e^(s_hij - T_ih) / Z_ih                     da_hij = dretrieved_ih . symbols_jh + sum_r drelated_ihr rel_rij
+//   p_hij  = e^(s_hij - M_ih) / Z_ih                     da_hij = dretrieved_ih . symbols_jh + sum_r drelated_ihr rel_rij
 //   ds_hij = a_hij da_hij - p_hij delta_ih               delta_ih = dretrieved_ih . retrieved_ih + drelated_ih . related_ih
 //   drel_rij = sum_h a_hij drelated_ihr                  du_rij = drel_rij act'
 //   dsymbols_jh = sum_i a_hij dretrieved_ih,   then dq, dk from ds and dq_rel, dk_rel from du
 //
-// Vaswani et al. 2017, Altabaa and Lafferty 2024 (arXiv 2405.16727).  The forward pass has 16 queries in lanes, the backward pass 16 keys.
-// Symbols by offset come turned, (g e columns), so that lanes read one column after the other.
+// Forward, one softmax over all keys without all scores in memory.  A tile of 16 queries goes through the keys, ROWS at a
+// time.  Each lane, a query, keeps its row_max and its row_sum so far, and sums that are relative to this row_max.  When a
+// larger score comes, everything summed before is multiplied by `rescale` = e^(old row_max - new row_max).  At the end each
+// sum is divided by row_sum.  This is the online softmax of FlashAttention (Dao et al. 2022); the scores of ROWS keys stay
+// in the first cache, and no other score exists.
+//
+// Backward, 16 keys in lanes go through the queries.  Row_max and row_sum of a query are known from the forward pass, so
+// its p comes from its scores without another pass.  delta, the sum over keys that the gradient of a softmax subtracts, is
+// the product of an output and its gradient, which Python computes.  dk and dv are sums in lanes; only dq is a sum over
+// lanes (tiles.h).
+//
+// Relations lie beside heads: rel[relation][lane] has the same layout as the scores, so that a sum over relations is one
+// more small product.  Symbols by offset come turned, (g e columns), because lane l of a tile needs the offset one further
+// than lane l - 1: one load then reads the symbols of 16 pairs.
+//
+// Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
+// parallel.h (threads), attention_few.h (a few queries over a long cache).
+//
+// Vaswani et al. 2017, Altabaa and Lafferty 2024 (arXiv 2405.16727).
 
 #include "acts.h"
 #include "parallel.h"
@@ -31,7 +48,7 @@ extern "C" struct AttentionCall {
   BiasGrad dbias;
   const number* turned;                     // symbols by offset, or null; backwards in the forward pass
   int64_t columns, dsymbols_part;           // of symbols by offset, else 0; numbers of one part of their gradient
-  int64_t slots, strips;  // numbers of parts of the batch and of the keys; parts are independent
+  int64_t sample_parts, key_parts;  // numbers of parts of the batch and of the keys; parts are independent
   double scale, factor;
   int32_t act;
   Pool pool;
@@ -70,35 +87,35 @@ struct Attention {
   struct Queries {
     Tile tile;
     Range keys;
-    number *q, *q_rel, *retrieved, *related, *top, *total;
+    number *q, *q_rel, *retrieved, *related, *row_max, *row_sum;
   };
 
-  // From scores s[row][head][lane] to e^(s - top), top being the largest so far; earlier sums must be multiplied by `worth`.
-  void soften(const Queries& own, int64_t key, int n, number* s, number* worth) const {
-    for (int r = 0; r < n; r++) add_bias(Sight(limits, own.tile, key + r), s + r * heads * LANES, heads, NEVER);
+  // From scores s[row][head][lane] to e^(s - row_max), the largest so far; earlier sums must be multiplied by `rescale`.
+  void exponentiate(const Queries& own, int64_t key, int n, number* s, number* rescale) const {
+    for (int r = 0; r < n; r++) add_bias(Sight(limits, own.tile, key + r), s + r * heads * LANES, heads, HIDDEN);
     for (int h = 0; h < heads; h++) {
       number* score = s + h * LANES;
-      Vec old = load(own.top + h * LANES), top = old, sum = splat(0);
-      for (int r = 0; r < n; r++) top = larger(load(score + r * heads * LANES), top);
+      Vec old = load(own.row_max + h * LANES), row_max = old, sum = splat(0);
+      for (int r = 0; r < n; r++) row_max = larger(load(score + r * heads * LANES), row_max);
       for (int r = 0; r < n; r++) {
-        Vec x = exp(load(score + r * heads * LANES) - top);
+        Vec x = exp(load(score + r * heads * LANES) - row_max);
         sum += x;
         store(score + r * heads * LANES, x);
       }
-      Vec less = exp(old - top);
-      store(worth + h * LANES, less);
-      store(own.top + h * LANES, top);
-      store(own.total + h * LANES, load(own.total + h * LANES) * less + sum);
+      Vec factor = exp(old - row_max);
+      store(rescale + h * LANES, factor);
+      store(own.row_max + h * LANES, row_max);
+      store(own.row_sum + h * LANES, load(own.row_sum + h * LANES) * factor + sum);
     }
   }
 
   // Adds the sums of symbols by key, or of columns of symbols by offset, weighted by n codes u[row][head][lane].
-  void retrieve(const Queries& own, const number* u, const Rows& symbols, int64_t key, int n, const number* worth) const {
+  void retrieve(const Queries& own, const number* u, const Rows& symbols, int64_t key, int n, const number* rescale) const {
     for (int h = 0; h < heads; h++) {
       const int64_t g = h / share, step = c.turned ? c.columns : 1;
       const number* from = c.turned ? c.turned + g * c.e * step + c.s - 1 - key + own.tile.row : symbols.at + g * symbols.h;
       number* to = own.retrieved + h * c.e * LANES;
-      const Vec less = load(worth + h * LANES);
+      const Vec less = load(rescale + h * LANES);
       steps(c.e, [&](auto count, int64_t i) {
         constexpr int R = decltype(count)::value;
         Vec total[R] = {};
@@ -134,15 +151,15 @@ struct Attention {
       x.q_rel = memory.take(c.r * c.p * LANES);
       x.retrieved = memory.zeros(heads * c.e * LANES);
       x.related = memory.zeros(heads * c.r * LANES);
-      x.top = memory.take(heads * LANES);
-      x.total = memory.zeros(heads * LANES);
-      std::fill(x.top, x.top + heads * LANES, LEAST);
+      x.row_max = memory.take(heads * LANES);
+      x.row_sum = memory.zeros(heads * LANES);
+      std::fill(x.row_max, x.row_max + heads * LANES, LOWEST);
       pack(c.q, x.tile, heads, c.d, number(c.scale), x.q);
       pack(c.q_rel, x.tile, relations, c.p, number(c.factor), x.q_rel);
       all = {std::min(all.from, x.keys.from), std::max(all.to, x.keys.to)};
     }
     number *s = memory.take(ROWS * heads * LANES), *dropped = memory.take(ROWS * heads * LANES);
-    number *rel = memory.take(ROWS * c.r * LANES), *worth = memory.take(heads * LANES);
+    number *rel = memory.take(ROWS * c.r * LANES), *rescale = memory.take(heads * LANES);
     number *k_at = memory.take(ROWS * groups * blocked(c.d)), *k_rel_at = memory.take(ROWS * c.r * blocked(c.p));
     number* symbols_at = memory.take(ROWS * groups * c.e);
     for (int64_t at = all.from; at < all.to; at += ROWS) {
@@ -153,17 +170,17 @@ struct Attention {
         const Queries& x = own[i];
         if (x.keys.from >= at + n || x.keys.to <= at) continue;
         scores<COPIED>(x.q, 1, k, share, n, heads, c.d, s);
-        soften(x, at, n, s, worth);
+        exponentiate(x, at, n, s, rescale);
         const number* u = s;
         for (int r = 0; limits.keep.at && r < n; r++, u = dropped)
           drop(Sight(limits, x.tile, at + r), s + r * heads * LANES, dropped + r * heads * LANES, heads);
-        retrieve(x, u, symbols, at, n, worth);
+        retrieve(x, u, symbols, at, n, rescale);
         scores<COPIED>(x.q_rel, 1, k_rel, 1, n, relations, c.p, rel);
         relate(rel, nullptr, n);
         for (int h = 0; h < heads; h++)
           for (int r = 0; r < relations; r++) {
             number* to = x.related + (h * relations + r) * LANES;
-            store(to, load(to) * load(worth + h * LANES));
+            store(to, load(to) * load(rescale + h * LANES));
           }
         outer(x.related, c.r, 0, u, heads, rel, c.r * LANES, c.r, n);
       }
@@ -173,19 +190,19 @@ struct Attention {
 
   void finish(const Queries& x) const {
     for (int h = 0; h < heads; h++) {
-      Vec total = load(x.total + h * LANES);
-      Vec portion = choose(total <= 0.0f, splat(0), splat(1) / total);
+      Vec total = load(x.row_sum + h * LANES);
+      Vec inverse_row_sum = choose(total <= 0.0f, splat(0), splat(1) / total);
       for (int64_t i = 0; i < c.e; i++) {
         number* to = x.retrieved + (h * c.e + i) * LANES;
-        store(to, load(to) * portion);
+        store(to, load(to) * inverse_row_sum);
       }
       for (int64_t i = 0; i < c.r; i++) {
         number* to = x.related + (h * c.r + i) * LANES;
-        store(to, load(to) * portion);
+        store(to, load(to) * inverse_row_sum);
       }
-      store(x.total + h * LANES, portion);
+      store(x.row_sum + h * LANES, inverse_row_sum);
       number* stats = c.stats + 2 * ((x.tile.b * c.h + h) * c.t + x.tile.row);
-      for (int64_t l = 0; l < x.tile.count; l++) stats[2 * l] = x.top[h * LANES + l], stats[2 * l + 1] = x.total[h * LANES + l];
+      for (int64_t l = 0; l < x.tile.count; l++) stats[2 * l] = x.row_max[h * LANES + l], stats[2 * l + 1] = x.row_sum[h * LANES + l];
     }
     int64_t at = x.tile.b * c.t + x.tile.row;
     unpack(x.retrieved, x.tile, heads, c.e, 1.0f, c.retrieved + at * c.h * c.e, c.h * c.e);
@@ -332,7 +349,7 @@ struct Attention {
     for (int r = 0; r < n; r++) {
       Sight sight(limits, tile, query + r);
       number* p = code + r * heads * LANES;
-      add_bias(sight, p, heads, NEVER);
+      add_bias(sight, p, heads, HIDDEN);
       for (int h = 0; h < heads; h++) {
         const number* stats = c.stats + 2 * ((tile.b * c.h + h) * c.t + query + r);
         store(p + h * LANES, exp(load(p + h * LANES) + -stats[0]) * stats[1]);
@@ -364,10 +381,10 @@ bool forward(const AttentionCall& c) {
 
 bool backward(const AttentionCall& c) {
   Attention run(c, c.limits.turned());
-  return each_strip({c.pool, c.threads}, c.b, c.s, c.slots, c.strips, run.backward_size(), [&](int64_t b, Range keys, int64_t slot, int64_t strip, Memory& memory) {
+  return each_key_part({c.pool, c.threads}, c.b, c.s, c.sample_parts, c.key_parts, run.backward_size(), [&](int64_t b, Range keys, int64_t sample_part, int64_t strip, Memory& memory) {
     int64_t at = (strip * c.b + b) * c.t;
-    number* dsymbols = c.turned ? c.dsymbols + (slot * c.strips + strip) * c.dsymbols_part : nullptr;
-    run.backward(b, keys, memory, c.dq + at * c.h * c.d, c.dq_rel + at * c.r * c.p, dsymbols, c.dbias.part(slot, strip));
+    number* dsymbols = c.turned ? c.dsymbols + (sample_part * c.key_parts + strip) * c.dsymbols_part : nullptr;
+    run.backward(b, keys, memory, c.dq + at * c.h * c.d, c.dq_rel + at * c.r * c.p, dsymbols, c.dbias.part(sample_part, strip));
   });
 }
 

@@ -13,7 +13,7 @@ template <class Call> struct AttentionFew {
   int64_t wide;  // of symbols, in whole vectors
 
   explicit AttentionFew(const Call& c)
-      : c(c), few{{c.pool, c.threads}, c.q, c.k, c.limits.turned(), c.b, c.t, c.s, c.slots, c.strips,
+      : c(c), few{{c.pool, c.threads}, c.q, c.k, c.limits.turned(), c.b, c.t, c.s, c.sample_parts, c.key_parts,
                   int(c.h), int(c.h / c.g), c.d, number(c.scale)},
         heads(int(c.h)), groups(int(c.g)), share(int(c.h / c.g)), relations(int(c.r)), wide(whole_vectors(c.e)) {}
 
@@ -66,11 +66,11 @@ template <class Call> struct AttentionFew {
     const int64_t rows = c.b * heads * c.t;
     Memory memory(few.all() + 2 * rows + 64);
     if (memory.failed()) return false;
-    number *scores = memory.take(few.all()), *top = memory.take(rows), *portion = memory.take(rows);
-    if (!few.scores(NEVER, scores) || !few.sums(scores, top, portion)) return false;
-    for (int64_t n = 0; n < rows; n++) c.stats[2 * n] = top[n], c.stats[2 * n + 1] = portion[n];
-    Stats stats = {top, portion, heads * c.t, c.t, 0, 1};
-    return each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
+    number *scores = memory.take(few.all()), *row_max = memory.take(rows), *inverse_row_sum = memory.take(rows);
+    if (!few.scores(HIDDEN, scores) || !few.sums(scores, row_max, inverse_row_sum)) return false;
+    for (int64_t n = 0; n < rows; n++) c.stats[2 * n] = row_max[n], c.stats[2 * n + 1] = inverse_row_sum[n];
+    Stats stats = {row_max, inverse_row_sum, heads * c.t, c.t, 0, 1};
+    return each_key_part(few.team, c.b, c.s, c.sample_parts, c.key_parts, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
              int64_t at = (strip * c.b + b) * c.t * c.h;
              read(b, keys, scores, stats, own, c.retrieved + at * c.e, c.related + at * c.r);
            });

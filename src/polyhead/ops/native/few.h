@@ -54,7 +54,7 @@ struct Few {
   Team team;
   Rows q, k;
   Limits limits;  // own: keys
-  int64_t b, t, s, slots, strips;
+  int64_t b, t, s, sample_parts, key_parts;
   int heads, share;
   int64_t d;
   number scale;
@@ -68,7 +68,7 @@ struct Few {
 
   // Scores with their bias; hidden ones are `hidden`.
   bool scores(number hidden, number* to) const {
-    return each_strip(team, b, s, slots, strips, 0, [&](int64_t sample, Range keys, int64_t, int64_t, Memory&) {
+    return each_key_part(team, b, s, sample_parts, key_parts, 0, [&](int64_t sample, Range keys, int64_t, int64_t, Memory&) {
       for (int64_t row = keys.from; row < keys.to; row += LANES) {
         Tile tile = tile_at(sample, row, s);
         Range seen = others(limits, tile);
@@ -85,22 +85,22 @@ struct Few {
     });
   }
 
-  // Of each query and head, (b h t): the largest score, and one over the sum of e^(score - top) over keys; 0 without a key.
+  // Of each query and head, (b h t): the largest score, and one over the sum of e^(score - row_max) over keys; 0 without a key.
   // The logarithm of the sum would not do in their place: a large score would lose its last digits.
-  bool sums(const number* scores, number* top_of, number* share_of) const {
+  bool sums(const number* scores, number* row_max_of, number* inverse_row_sum_of) const {
     return each(team, b * t, 0, [&](int64_t item, Memory&) {
       const int64_t sample = item / t, i = item % t;
       for (int h = 0; h < heads; h++) {
-        Vec tops = splat(LEAST), total = splat(0);
+        Vec tops = splat(LOWEST), total = splat(0);
         for (int64_t row = 0; row < s; row += LANES) tops = larger(load(of(scores, sample, row, i) + h * LANES), tops);
-        number lane[LANES], top = LEAST, sum = 0;
+        number lane[LANES], row_max = LOWEST, row_sum = 0;
         store(lane, tops);
-        for (number one : lane) top = std::max(top, one);
-        for (int64_t row = 0; row < s; row += LANES) total += exp(load(of(scores, sample, row, i) + h * LANES) + -top);
+        for (number one : lane) row_max = std::max(row_max, one);
+        for (int64_t row = 0; row < s; row += LANES) total += exp(load(of(scores, sample, row, i) + h * LANES) + -row_max);
         store(lane, total);
-        for (number one : lane) sum += one;
+        for (number one : lane) row_sum += one;
         const int64_t at = (sample * heads + h) * t + i;
-        top_of[at] = top, share_of[at] = sum == 0 ? 0 : 1 / sum;
+        row_max_of[at] = row_max, inverse_row_sum_of[at] = row_sum == 0 ? 0 : 1 / row_sum;
       }
     });
   }

@@ -9,8 +9,30 @@
 //   dv_jh  = sum_i a_hij dz_ij              ds = da through the normaliser
 //   dq_ih  = sum_j ds_hij k_jh scale        dk_jh = sum_i ds_hij q_ih scale
 //
-// Schug et al. 2024, "Attention as a hypernetwork", eq. 6.  The forward pass has 16 queries in lanes, the backward
-// pass 16 keys; so only dq is a sum over lanes.  A softmax over keys needs a pass before each.
+// Why it is one loop.  A value network belongs to a pair of tokens, so its hidden layer z has as many numbers as there are
+// pairs times columns: it must never be in memory.  Here a pair exists only in registers, from its scores to its output.
+//
+// What lies in which lane.  A vector has 16 lanes.  Forward, lane l is query l of a tile, and the loop takes one key after
+// the other: the code of a pair is lane l of `heads` vectors, its hidden layer is lane l of one vector for each column.
+// Sums over heads (rms of the code, z, out) add whole vectors.  Backward, lane l is key l, and the loop takes one query
+// after the other: dk and dv are sums in lanes, too, and only dq is a sum over lanes.
+//
+//   forward    q[head][column][lane]   k, v as they lie   scores, code a[key][head][lane]   out[head][column][lane]
+//   backward   k, v[head][column][lane]   q, dout as they lie   ds[query][head][lane]   dk, dv[head][column][lane]
+//
+// What is reused.  A key is read by 8 tiles of queries before the next keys come, so it is read from the first cache.  A
+// code is held in a register while all columns of its pair are made (fused.h: up to 8 heads with relu or no activation,
+// where 32 registers hold the codes and all sums), and otherwise while 2 WIDE columns are made (hyla_pairs.h).  The
+// backward pass computes scores, codes and hidden layers again: reading them would take longer than that.
+//
+// Normalisers.  rms over heads, and a softmax over heads, need one pair only.  A softmax over keys needs row_max and
+// row_sum of a query before its first value is read, because z is not linear in the code: so it has a pass of its own over
+// the keys (`sums`), and in a backward pass one more (`stats`) for the sums that its gradient subtracts.
+//
+// Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
+// parallel.h (threads), hyla_few.h (a few queries over a long cache).
+//
+// Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
 
 #include "hyla_few.h"
 #include "hyla_pairs.h"
@@ -23,7 +45,7 @@ extern "C" struct HylaCall {
   number *out, *dq, *dk, *dv;  // contiguous; dq has a part for each strip, and so has out for few queries
   Limits limits;               // own: queries
   BiasGrad dbias;
-  int64_t slots, strips;  // numbers of parts of the batch and of the keys; parts are independent
+  int64_t sample_parts, key_parts;  // numbers of parts of the batch and of the keys; parts are independent
   double scale, eps;
   int32_t normalise, act;
   Pool pool;
@@ -39,11 +61,11 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
   using typename Of::Code, typename Of::CodeGrads;
 
   // ------------------------------------------------------------------------------------------------------- forward
-  // What a softmax over keys needs of a tile of queries, [head][lane]; a query without a key has a share of 0.
+  // The largest score of each query and one over the sum of exponentials, [head][lane]; of a query without a key that is 0.
   void sums(const Tile& tile, const number* q, number* s, const Stats& stats) const {
-    number *top = stats.top + tile.row, *total = stats.share + tile.row;
-    std::fill(top, top + heads() * LANES, LEAST);
-    std::fill(total, total + heads() * LANES, 0.0f);
+    number *row_max = stats.row_max + tile.row, *row_sum = stats.inverse_row_sum + tile.row;
+    std::fill(row_max, row_max + heads() * LANES, LOWEST);
+    std::fill(row_sum, row_sum + heads() * LANES, 0.0f);
     Range range = others(limits, tile);
     for (int64_t at = range.from; at < range.to; at += OTHERS) {
       int n = int(std::min<int64_t>(OTHERS, range.to - at));
@@ -51,15 +73,15 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
       for (int r = 0; r < n; r++) {
         Sight sight(limits, tile, at + r);
         number* score = s + r * heads() * LANES;
-        add_bias(sight, score, heads(), NEVER);
+        add_bias(sight, score, heads(), HIDDEN);
         for (int h = 0; h < heads(); h++) {
-          Vec x = load(score + h * LANES), old = load(top + h * LANES), higher = larger(x, old);
-          store(total + h * LANES, load(total + h * LANES) * exp(old - higher) + exp(x - higher));
-          store(top + h * LANES, higher);
+          Vec x = load(score + h * LANES), old = load(row_max + h * LANES), higher = larger(x, old);
+          store(row_sum + h * LANES, load(row_sum + h * LANES) * exp(old - higher) + exp(x - higher));
+          store(row_max + h * LANES, higher);
         }
       }
     }
-    for (int i = 0; i < heads() * LANES; i++) total[i] = total[i] == 0 ? 0.0f : 1 / total[i];
+    for (int i = 0; i < heads() * LANES; i++) row_sum[i] = row_sum[i] == 0 ? 0.0f : 1 / row_sum[i];
   }
 
   int64_t forward_size() const {
@@ -108,8 +130,8 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
   // ------------------------------------------------------------------------------------------------------ backward
   // Stats of a tile of queries in memory of its own.
   Stats tile_stats(const Tile& tile, Memory& memory) const {
-    number *top = memory.take(heads() * LANES), *share = memory.take(heads() * LANES);
-    return {top - tile.row, share - tile.row, 0, LANES, 1, 0};
+    number *row_max = memory.take(heads() * LANES), *inverse_row_sum = memory.take(heads() * LANES);
+    return {row_max - tile.row, inverse_row_sum - tile.row, 0, LANES, 1, 0};
   }
 
   // All stats of a tile of queries, written to those of a call.
@@ -143,8 +165,8 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
     }
     for (int h = 0; h < heads(); h++) {
       int64_t at = b * to.b + h * to.h + row;
-      store(to.top + at, load(own.top + row + h * LANES));
-      store(to.share + at, load(own.share + row + h * LANES));
+      store(to.row_max + at, load(own.row_max + row + h * LANES));
+      store(to.inverse_row_sum + at, load(own.inverse_row_sum + row + h * LANES));
       store(to.delta + at, load(total + h * LANES));
       store(to.rest + at, load(rest + h * LANES));
       store(to.weight + at, load(weight + h * LANES));
@@ -247,15 +269,15 @@ template <int H> bool backward(const HylaCall& c) {
   const int64_t numbers = needed ? c.b * c.h * rows : 0;
   Memory memory(5 * numbers);
   if (memory.failed()) return false;
-  number *top = memory.take(numbers), *share = memory.take(numbers), *delta = memory.take(numbers);
+  number *row_max = memory.take(numbers), *inverse_row_sum = memory.take(numbers), *delta = memory.take(numbers);
   number *rest = memory.take(numbers), *weight = memory.take(numbers);
-  Stats stats = {top, share, c.h * rows, rows, 0, 1, delta, rest, weight};
+  Stats stats = {row_max, inverse_row_sum, c.h * rows, rows, 0, 1, delta, rest, weight};
   bool done = !needed || each(team, c.b * tiles, queries.backward_size(), [&](int64_t job, Memory& own) {
     queries.stats(job / tiles, job % tiles * LANES, own, stats);
   });
-  return done && each_strip(team, c.b, c.s, c.slots, c.strips, keys.backward_size(),
-                            [&](int64_t b, Range strip_keys, int64_t slot, int64_t strip, Memory& own) {
-    keys.backward(b, strip_keys, own, stats, c.dq + (strip * c.b + b) * c.t * c.h * c.d, c.dbias.part(slot, strip));
+  return done && each_key_part(team, c.b, c.s, c.sample_parts, c.key_parts, keys.backward_size(),
+                            [&](int64_t b, Range strip_keys, int64_t sample_part, int64_t strip, Memory& own) {
+    keys.backward(b, strip_keys, own, stats, c.dq + (strip * c.b + b) * c.t * c.h * c.d, c.dbias.part(sample_part, strip));
   });
 }
 

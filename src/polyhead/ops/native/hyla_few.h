@@ -13,7 +13,7 @@ template <class Call> struct HylaFew {
   int64_t wide;  // of values, in whole vectors
 
   explicit HylaFew(const Call& c)
-      : c(c), few{{c.pool, c.threads}, c.q, c.k, c.limits.turned(), c.b, c.t, c.s, c.slots, c.strips,
+      : c(c), few{{c.pool, c.threads}, c.q, c.k, c.limits.turned(), c.b, c.t, c.s, c.sample_parts, c.key_parts,
                   int(c.h), int(c.h / c.g), c.d, number(c.scale)},
         heads(int(c.h)), groups(int(c.g)), share(int(c.h / c.g)), wide(whole_vectors(c.e)) {}
 
@@ -65,11 +65,11 @@ template <class Call> struct HylaFew {
     const int64_t rows = over_keys(c.normalise) ? c.b * heads * c.t : 0;
     Memory memory(few.all() + 2 * rows + 64);
     if (memory.failed()) return false;
-    number *scores = memory.take(few.all()), *top = memory.take(rows), *portion = memory.take(rows);
-    Stats stats = {top, portion, heads * c.t, c.t, 0, 1};
+    number *scores = memory.take(few.all()), *row_max = memory.take(rows), *inverse_row_sum = memory.take(rows);
+    Stats stats = {row_max, inverse_row_sum, heads * c.t, c.t, 0, 1};
     const bool nothing = c.normalise == RMS_HEADS || c.normalise == NONE;
-    return few.scores(nothing ? 0.0f : NEVER, scores) && (!over_keys(c.normalise) || few.sums(scores, top, portion)) &&
-           each_strip(few.team, c.b, c.s, c.slots, c.strips, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
+    return few.scores(nothing ? 0.0f : HIDDEN, scores) && (!over_keys(c.normalise) || few.sums(scores, row_max, inverse_row_sum)) &&
+           each_key_part(few.team, c.b, c.s, c.sample_parts, c.key_parts, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& own) {
              read(b, keys, scores, stats, own, c.out + (strip * c.b + b) * c.t * c.h * c.e);
            });
   }

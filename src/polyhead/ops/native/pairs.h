@@ -90,7 +90,7 @@ struct Sight {
   Mask of(int64_t h, const Vec& bias) const {
     Mask seen = all;
     if (limits.mask.at && limits.mask.h != 0) seen = seen & (lanes_of(limits.mask, tile, h, other) > 0.0f);
-    return limits.hides ? seen & ~(bias <= NEVER) : seen;  // NaN is not hidden
+    return limits.hides ? seen & ~(bias <= HIDDEN) : seen;  // NaN is not hidden
   }
   Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
 };
@@ -104,7 +104,7 @@ inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || norm
 // Of each query and head, for a softmax over keys: the largest score, one over the sum of e^(score - top) over keys,
 // and the sum over keys of p dp; of all keys but one with more than MOST of the weight, that sum and the sum of p.
 struct Stats {
-  number *top, *share;
+  number *row_max, *inverse_row_sum;
   int64_t b, h, own, other;
   number *delta = nullptr, *rest = nullptr, *weight = nullptr;
   Vec of(const number* at, const Tile& tile, int64_t head, int64_t row) const {
@@ -133,11 +133,11 @@ inline void add_bias(const Sight& sight, number* s, int heads, number hidden) {
 inline Vec normalise(int how, const Sight& sight, const Stats& stats, number* s, int heads, number eps) {
   Vec scale = splat(1);
   for (int h = 0; over_keys(how) && h < heads; h++) {
-    Vec less = load(s + h * LANES) - stats.of(stats.top, sight.tile, h, sight.other);
-    store(s + h * LANES, exp(less) * stats.of(stats.share, sight.tile, h, sight.other));
+    Vec less = load(s + h * LANES) - stats.of(stats.row_max, sight.tile, h, sight.other);
+    store(s + h * LANES, exp(less) * stats.of(stats.inverse_row_sum, sight.tile, h, sight.other));
   }
   if (how == SOFTMAX_HEADS) {
-    Vec top = splat(LEAST), total = splat(0);
+    Vec top = splat(LOWEST), total = splat(0);
     for (int h = 0; h < heads; h++) top = larger(load(s + h * LANES), top);
     for (int h = 0; h < heads; h++) {
       Vec x = exp(load(s + h * LANES) - top);
@@ -204,9 +204,9 @@ inline void drop(const Sight& sight, const number* from, number* to, int heads) 
 // or of all samples, is added to thousands of times: in `number` the sum would lose more than its terms did.
 struct BiasGrad {
   double* at;
-  int64_t b, h, query, key, slot, strip;
-  BiasGrad part(int64_t slots, int64_t strips) const {
-    return {at ? at + slots * slot + strips * strip : nullptr, b, h, query, key, slot, strip};
+  int64_t b, h, query, key, sample_part, strip;
+  BiasGrad part(int64_t sample_parts, int64_t key_parts) const {
+    return {at ? at + sample_parts * sample_part + key_parts * strip : nullptr, b, h, query, key, sample_part, strip};
   }
   // Add ds[head][lane] of a tile of keys and a query.
   void add(const Tile& tile, int64_t row, const number* ds, int heads) const {
