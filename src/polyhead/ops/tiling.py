@@ -49,7 +49,25 @@ tile restores these keys."""
 Recompute = Callable[[AttentionCall], Outputs]
 
 
-def tiled(op: str, reference: Callable[[AttentionCall], Tensor]) -> Kernel:
+def is_preferred(call: AttentionCall) -> bool:
+    """Whether tiles were measured to be no slower than the reference.
+
+    Causal attention gains from 2^20 pairs b t s on.  Full attention uses tiles only to save memory: from 2^26 pairs on
+    each (b h t s) tensor of the reference takes 2 GB.  Pooled heads have more numbers for each pair.
+    """
+    pairs = call.q.shape[0] * call.q.shape[1] * call.k.shape[1]
+    if call.network == "pair":
+        return pairs * call.v.shape[-1] * call.q.shape[2] >= 1 << 23
+    if call.network == "query":
+        return pairs * call.v.shape[-1] >= 1 << (22 if call.causal else 29)
+    return pairs >= 1 << (20 if call.causal else 26)
+
+
+def tiled(
+    op: str,
+    reference: Callable[[AttentionCall], Tensor],
+    preferred: Callable[[AttentionCall], bool] = is_preferred,
+) -> Kernel:
     """The impl "blocked" of an op, whose public function has the name `op`."""
 
     def recompute(call: AttentionCall) -> Outputs:
@@ -68,7 +86,7 @@ def tiled(op: str, reference: Callable[[AttentionCall], Tensor]) -> Kernel:
         backward_pass=backward_pass,
         recompute=recompute,
         unsupported_reason=unsupported_by_tiles,
-        preferred=is_preferred,
+        preferred=preferred,
     )
 
 
@@ -77,20 +95,6 @@ def unsupported_by_tiles(call: AttentionCall) -> str | None:
     if call.network == "sequence":
         return "has some queries in a tile, but network='sequence' reads all of them at once"
     return unsupported_by_kernels(call)
-
-
-def is_preferred(call: AttentionCall) -> bool:
-    """Whether tiles were measured to be no slower than the reference.
-
-    Causal attention gains from 2^20 pairs b t s on.  Full attention uses tiles only to save memory: from 2^26 pairs on
-    each (b h t s) tensor of the reference takes 2 GB.  Pooled heads have more numbers for each pair.
-    """
-    pairs = call.q.shape[0] * call.q.shape[1] * call.k.shape[1]
-    if call.network == "pair":
-        return pairs * call.v.shape[-1] * call.q.shape[2] >= 1 << 23
-    if call.network == "query":
-        return pairs * call.v.shape[-1] >= 1 << (22 if call.causal else 29)
-    return pairs >= 1 << (20 if call.causal else 26)
 
 
 def outputs_by_tiles(recompute: Recompute, call: AttentionCall, shapes: Outputs) -> Outputs:
