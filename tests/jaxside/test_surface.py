@@ -36,7 +36,7 @@ def test_arguments_are_those_of_the_table(row):
 
 
 def test_what_ops_has_is_here_but_for_what_is_named():
-    absent = {"chunked_cross_entropy", "hyla_step", "linear_step", "rms_norm"}
+    absent = {"chunked_cross_entropy", "linear_step", "rms_norm"}
     absent |= {"scaled_dot_product_attention", "silu", "softmax"}
     assert set(ops.__all__) - absent <= set(jaxside.__all__)
     for name in set(ops.__all__) - absent:

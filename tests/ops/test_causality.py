@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from polyhead.ops.registry import IMPLS, TENSORS, resolve
 
-ALL = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in ("triton", "state")]
+ALL = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl != "triton"]
 """Kernels have tests of their own, as their interpreter is slow."""
 
 pytestmark = pytest.mark.usefixtures("small_tiles")

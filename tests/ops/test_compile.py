@@ -13,7 +13,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.registry import IMPLS, OPS
 
 pytestmark = pytest.mark.compile
-ELSEWHERE = (*EQUATIONS, "state", "triton", "chunked")  # compiled in their own tests, the last in that of its heads
+ELSEWHERE = (*EQUATIONS, "triton", "chunked")  # compiled in their own tests, the last in that of its heads
 PAIRS = [("hyla", "auto")] + [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in ELSEWHERE]
 
 

@@ -40,7 +40,6 @@ def test_forward_mode_of_the_other_ops(problem, t):
     for run, leaves in [
         (lambda *x: ops.linear_attention(*x, **packed), (q, k, v)),
         (lambda *x: ops.linear_step(*x)[0], (k, k, v)),
-        (lambda *x: ops.hyla_step(*x)[0], (k, k, v)),
         (ops.scaled_dot_product_attention, (q[..., 0, :], k[..., 0, :], v[..., 0, :])),
         (lambda q, k: ops.latent_code(q, k, normalise="rms_heads"), (q, k)),
         (lambda x: ops.rms_norm(x, None), (q,)),

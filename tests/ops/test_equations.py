@@ -199,10 +199,6 @@ KERNELS = [
 ROWS = "takes normalise='rms_heads' or 'identity' only, not 'softmax'"
 REFUSED = [
     *(("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS),
-    *(("hyla", "state", *each) for each in SUMS),
-    ("hyla", "state", {}, {"act": "relu"}, "takes act='identity' only, not 'relu'"),
-    ("hyla", "state", {}, WEIGHT, "takes no value_weight"),
-    ("hyla", "state", {"edges": (0, 2, 4)}, {}, "takes no cu_seqlens"),
     ("softmax", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {}, {"relation_act": "tanh"}, "takes relation_act='identity' only, not 'tanh'"),

@@ -10,22 +10,19 @@ import pytest
 import torch
 from compilers import IMPLS
 from problems import VARIANTS, options_of, shape_of
-from rules import EQUATIONS, REQUIRED_OPTIONS
+from rules import EQUATIONS
 from some import some
 from torch.testing import assert_close
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.hyla import state
 from polyhead.ops.native import structs
 from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.ops.relational import sdpa
 
 SKIPPED = ("reference", "triton")
 """The specification; kernels, whose interpreter is too slow: they have own tests."""
-SUMS = {**REQUIRED_OPTIONS["state"], "deep": False}
-"""The only variant of HYLA that a state takes."""
 PAIRS = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in SKIPPED]
-GRID = [(op, impl, variant) for op, impl in PAIRS for variant in VARIANTS[op] if impl != "state" or variant == SUMS]
+GRID = [(op, impl, variant) for op, impl in PAIRS for variant in VARIANTS[op]]
 SIZES = [(1, 1), (1, 6), (5, 5), (7, 4), (4, 9)]
 OPTIONS = [(None, "offset", "dense", "per_sample"), (None, "rows", "keys"), (False, True), (False, True)]
 PACKED = (0, 4, 4, 5, 8)
@@ -51,7 +48,7 @@ def cases(op, impl, offset):
     if impl == "blocked":
         step = 7 if op == "softmax" else 61
     else:
-        step = 1 if impl == "state" else {"hyla": 95, "linear": 47, "relational": 95, "abstractor": 13}.get(op, 1)
+        step = {"hyla": 95, "linear": 47, "relational": 95, "abstractor": 13}.get(op, 1)
     return CASES[11 * offset % step :: step]  # not neighbours, which are alike
 
 
@@ -59,8 +56,6 @@ def cases(op, impl, offset):
 def _small_tiles(monkeypatch, small_tiles):
     """Sizes of the grid are several of these, and few are multiples."""
     monkeypatch.setattr(sdpa, "WIDTH", 4)
-    for constant, value in (("SMALL", 2), ("LARGE", 4)):  # g d = 3 lies between
-        monkeypatch.setattr(state, constant, value)
 
 
 def refusal(op, impl, tensors, options, variant, weight=None):

@@ -1,4 +1,4 @@
-"""The states of linear attention and of HYLA without nonlinearity: steps are the whole call in pieces."""
+"""The states of linear attention: steps are the whole call in pieces."""
 
 import importlib
 import itertools
@@ -10,47 +10,39 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.hyla.state import preferred
 
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
     monkeypatch.setattr(importlib.import_module("polyhead.ops.linear.chunked"), "CHUNK", 4)
-    for constant, value in (("SMALL", 2), ("LARGE", 8)):  # g d = 6 lies between, as it mostly does
-        monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), constant, value)
 
 
 @pytest.mark.parametrize("cuts", [(0, 23), (0, 1, 2, 9, 23), tuple(range(24)), (0, 0, 8, 8, 23)])
-@pytest.mark.parametrize("op", ["linear", "hyla"])
-def test_steps_are_the_whole_call_in_pieces(problem, op, cuts):
-    qkv, options = problem(23, 23, causal=True, mask="keys" if op == "linear" else None)
-    step, whole = (ops.linear_step, ops.linear_attention) if op == "linear" else (ops.hyla_step, ops.hyla)
-    how = {"normalise": "identity", "act": "relu" if op == "linear" else "identity"}
-    wanted = whole(*qkv, **options, **how, scale=0.3, impl="reference")
+def test_steps_are_the_whole_call_in_pieces(problem, cuts):
+    qkv, options = problem(23, 23, causal=True, mask="keys")
+    wanted = ops.linear_attention(*qkv, **options, act="relu", scale=0.3, impl="reference")
     outs, state = [], None
     for start, end in itertools.pairwise(cuts):
-        more = {"mask": options["mask"][..., start:end], "act": "relu"} if op == "linear" else {}
-        out, state = step(*(x[:, start:end] for x in qkv), state, scale=0.3, **more)
+        mask = options["mask"][..., start:end]
+        out, state = ops.linear_step(*(x[:, start:end] for x in qkv), state, scale=0.3, mask=mask, act="relu")
         outs.append(out)
     came, cotangent = torch.cat(outs, 1), torch.randn_like(wanted)
     assert_close(came, wanted, rtol=1e-9, atol=1e-9)
     assert_close(*(torch.autograd.grad(out, qkv, cotangent) for out in (came, wanted)), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("step", [ops.hyla_step, ops.linear_step])
-def test_steps_refuse_what_does_not_fit(step):
+def test_steps_refuse_what_does_not_fit():
     q, k, v = torch.zeros(3, 1, 2, 2, 4)
-    _, state = step(q, k, v)
+    _, state = ops.linear_step(q, k, v)
     for given, told in (
         ((q, k.double(), v), "q, k and v must have one dtype but have torch.float32, torch.float64, torch.float32"),
         ((q, k, v.to("meta")), "q, k and v must have one device but have cpu, cpu, meta"),
         ((q, k, v, state.double()), "the state of torch.float32 tokens must be torch.float32 but is torch.float64"),
         ((q, k, v, state[:, :1]), "g = 2 in k but 1 in state"),
     ):
-        with refusing(f"{step.__name__}: {told}"):
-            step(*given)
-    assert step(*(x.half() for x in (q, k, v)), state)[1].dtype == torch.float32
+        with refusing(f"linear_step: {told}"):
+            ops.linear_step(*given)
+    assert ops.linear_step(*(x.half() for x in (q, k, v)), state)[1].dtype == torch.float32
     with refusing("linear_step: mask must be one of keys (b|1, 1, 1, t) but is (2, 2)"):
         ops.linear_step(q, k, v, mask=torch.ones(2, 2, dtype=torch.bool))
 
@@ -61,19 +53,6 @@ def test_the_state_of_half_precision_tokens_is_wider():
     assert state.item() == 2.0**17 + 64**2
     assert out.dtype == torch.float16
     assert out.item() == 64 * 2.0**-9 * (2.0**17 + 64**2)
-
-
-@pytest.mark.parametrize(
-    ("t", "h", "d", "causal", "pays"),
-    [
-        *((128, 8, 4, True, True), (96, 8, 4, True, False), (32, 8, 4, False, True), (31, 8, 4, False, False)),
-        *((256, 4, 16, True, True), (255, 4, 16, True, False), (4096, 8, 32, True, False)),
-    ],
-)
-def test_chosen_for_narrow_heads_and_long_sequences(monkeypatch, t, h, d, causal, pays):
-    monkeypatch.setattr(importlib.import_module("polyhead.ops.hyla.state"), "LARGE", 128)
-    q = torch.zeros(1, t, h, d)
-    assert preferred(AttentionCall(q, q, q, causal=causal)) == pays
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -98,30 +77,22 @@ def test_vmap_is_a_call_for_each(problem, edges):
     assert_close(torch.vmap(run)(*whole), torch.stack([run(*qkv) for qkv in each]))
 
 
-def state(impl, q, k, v, edges):
-    impl = "state" if impl == "compiled" else impl
-    return ops.hyla(q * 1.5, k, v, causal=True, normalise="identity", act="identity", impl=impl)
-
-
 def packs(impl, q, k, v, edges):
     impl = "chunked" if impl == "compiled" else impl
     return ops.linear_attention(q * 1.5, k, v, causal=True, cu_seqlens=edges, impl=impl).sin()
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.compile
-@pytest.mark.parametrize(("run", "cases"), [(state, [(0, 9), (0, 17)]), (packs, [(0, 3, 9), (0, 8, 17), (0, 1, 17)])])
-def test_one_graph_for_all_lengths(problem, run, cases):
-    """Of packed sequences, too: they are data."""
+def test_one_graph_for_all_lengths_of_packed_sequences(problem):
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
-    once, graphs = torch.compile(lambda *x: run("compiled", *x), fullgraph=True, backend="eager"), set()
-    for edges in cases:
-        qkv, options = problem(edges[-1], edges[-1], edges=edges if len(edges) > 2 else None)
+    once, graphs = torch.compile(lambda *x: packs("compiled", *x), fullgraph=True, backend="eager"), set()
+    for edges in [(0, 3, 9), (0, 8, 17), (0, 1, 17)]:
+        qkv, options = problem(edges[-1], edges[-1], edges=edges)
         for x in qkv:  # of all sizes only this one, which is enough to reason about
             torch._dynamo.mark_dynamic(x, 1)
-        assert_close(once(*qkv, options["cu_seqlens"]), run("reference", *qkv, options["cu_seqlens"]))
+        assert_close(once(*qkv, options["cu_seqlens"]), packs("reference", *qkv, options["cu_seqlens"]))
         graphs.add(counters["stats"]["unique_graphs"])
     assert len(graphs) == 1
     assert not counters["graph_break"]

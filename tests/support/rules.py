@@ -19,7 +19,7 @@ KERNELS_RUN = triton.IS_INSTALLED and (triton.IS_INTERPRETED or torch.cuda.is_av
 """Whether Triton kernels run here."""
 
 ALL = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl != "triton" or KERNELS_RUN]
-REQUIRED_OPTIONS = {"state": {"normalise": "identity", "act": "identity"}, "triton": {"causal": True}}
+REQUIRED_OPTIONS = {"triton": {"causal": True}}
 """Options that an implementation requires."""
 
 
@@ -44,7 +44,7 @@ def sample_count(impl, few=2, many=3):
 
 def options_of_scores(op, impl):
     """Options by which scores are normalised or activated."""
-    if impl in ("triton", "state", "chunked", "recurrent"):
+    if impl in ("triton", "chunked", "recurrent"):
         return [REQUIRED_OPTIONS.get(impl, {})]
     if op in ("linear", "hyla"):
         return [{"normalise": normalise} for normalise in NORMALISE]

@@ -9,7 +9,6 @@ from polyhead.ops.abstractor.op import abstractor_attention
 from polyhead.ops.cross_entropy import chunked_cross_entropy
 from polyhead.ops.disentangled.op import disentangled_attention
 from polyhead.ops.hyla.op import hyla
-from polyhead.ops.hyla.state import hyla_step
 from polyhead.ops.latent_code import latent_code, relations
 from polyhead.ops.linear.op import linear_attention, linear_step
 from polyhead.ops.norms import rms_norm
@@ -24,7 +23,6 @@ __all__ = [
     "chunked_cross_entropy",
     "disentangled_attention",
     "hyla",
-    "hyla_step",
     "latent_code",
     "linear_attention",
     "linear_step",

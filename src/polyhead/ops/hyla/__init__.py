@@ -1,1 +1,1 @@
-"""HYLA: the equation (reference.py), C++ (native.py), Triton kernels, and a linear form (state.py)."""
+"""HYLA: the equation (reference.py), C++ (native.py) and Triton kernels."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import Op, run
-from polyhead.ops.hyla import native, state, triton
+from polyhead.ops.hyla import native, triton
 from polyhead.ops.hyla.reference import recompute, reference
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.native.check import register_op_check
@@ -42,7 +42,7 @@ NATIVE = Kernel(
 HYLA = Op(
     row=mechanism("hyla"),
     reference=reference,
-    backends={"state": state, "triton": TRITON, "native": NATIVE, "blocked": tiled("hyla", reference, prefers_tiles)},
+    backends={"triton": TRITON, "native": NATIVE, "blocked": tiled("hyla", reference, prefers_tiles)},
 )
 
 
