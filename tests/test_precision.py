@@ -199,11 +199,15 @@ def test_vmap_under_autocast():
 def test_trainer_and_accelerate_train_foreign_models(tmp_path):
     """bf16 throughout."""
     accelerate, transformers = pytest.importorskip("accelerate"), pytest.importorskip("transformers")
+    from tiny_transformers import SMALL, hf, llama
+
+    heads = [ph.Softmax(2), ph.Hyla(2)]
     rows = (torch.arange(8)[:, None] + torch.arange(7)) % 40
     data = [{"input_ids": row, "labels": row} for row in rows]
     how = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
     how |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "seed": 0}
-    model = copy.deepcopy(built("with_heads", "mixture").module).train()
+    config = hf.with_heads(transformers.LlamaConfig(**SMALL, initializer_range=0.2), heads)
+    model = transformers.AutoModelForCausalLM.from_config(config).train()
     trainer = transformers.Trainer(
         model, transformers.TrainingArguments(output_dir=tmp_path, **how), train_dataset=data
     )
@@ -211,7 +215,7 @@ def test_trainer_and_accelerate_train_foreign_models(tmp_path):
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert losses[-1] < 0.8 * losses[0]
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    model = copy.deepcopy(built("swap_heads", "mixture").module).train()
+    model = hf.swap_heads(llama(torch.float32, std=0.2), [1], heads).train()
     helper = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     model, optimiser = helper.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
     losses = []
