@@ -223,17 +223,17 @@ class RelationalInputs:
         g, d = key.shape[1], key.shape[-1]
         # Caches of transformers store keys (b g s d) as they come, of any width: relation keys travel as more columns.
         # They are cut into g parts, so that each head of keys takes as many; zeros fill the last part.
-        flat = [keys.flatten(2) for keys in self.relation_keys.values()]
-        if flat:
-            joint = torch.cat(flat, dim=-1)
+        by_group = [keys.flatten(2) for keys in self.relation_keys.values()]
+        if by_group:
+            joint = torch.cat(by_group, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
-        value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
         # A cache stores one value for each key, and relational heads read symbols in its place.
+        value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
         self.is_updated = True
-        if flat:
-            widths = [keys.shape[-1] for keys in flat]
+        if by_group:
+            widths = [keys.shape[-1] for keys in by_group]
             joint = key[..., d:].transpose(1, 2).flatten(2)[..., : sum(widths)]
             for i, keys in zip(list(self.relation_keys), joint.split(widths, dim=-1), strict=True):
                 self.relation_keys[i] = keys.unflatten(-1, self.relation_keys[i].shape[2:])
