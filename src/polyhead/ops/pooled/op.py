@@ -41,6 +41,7 @@ def reference(call: AttentionCall) -> Tensor:
     u, a = rearrange(u, "b t s e -> b 1 t s e"), rearrange(a, "b h t s -> b h t s 1")
     if call.network == "query":
         u = pooled(u, call.pool, any_head(visible))
+        # The code of a query is what pooling leaves of the codes of its pairs.
         a = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
         visible = None
     return rearrange(pooled(a * activation(call.act)(u), call.pool, visible), "b h t 1 e -> b t h e")
@@ -70,6 +71,7 @@ def pooled(x: Tensor, pool: str, visible: Tensor | None) -> Tensor:
     if visible is None:
         return x.amax(3, keepdim=True) if pool == "max" else x.mean(3, keepdim=True)
     visible = visible.expand(torch.broadcast_shapes(visible.shape, x.shape[2:4]))[..., None]
+    # A code of 0 at a hidden key would win over negative ones, so hidden keys are -inf here.
     if pool == "max":
         highest = x.masked_fill(~visible, -torch.inf).amax(3, keepdim=True)
         return highest.masked_fill(~visible.any(-2, keepdim=True), 0)

@@ -43,6 +43,7 @@ def is_preferred(call: AttentionCall) -> bool:
 def combine(call: AttentionCall, outputs: Outputs) -> Tensor:
     """The output (b t h e) from the sums over symbols and over relations."""
     retrieved, related = outputs[0].to(call.q.dtype), outputs[1].to(call.q.dtype)
+    # W acts on sums over keys, not on pairs, so PyTorch multiplies by it afterwards.
     return retrieved + einsum(call.relation_map, related, "h e r, b t h r -> b t h e")
 
 
@@ -73,6 +74,7 @@ def examples() -> list[AttentionCall]:
         mask=mask[:, :, first],
         keep=keep[:, :, first],
     )
+    # One tensor in two places: its gradient is a sum.
     x, x_rel = randn(1, 37, 6, 5), randn(1, 37, 5, 6)
     symmetric = AttentionCall(
         x,
