@@ -204,7 +204,7 @@ def test_trainer_and_accelerate_train_foreign_models(tmp_path):
     heads = [ph.Softmax(2), ph.Hyla(2)]
     rows = (torch.arange(8)[:, None] + torch.arange(7)) % 40
     data = [{"input_ids": row, "labels": row} for row in rows]
-    how = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
+    how = {"max_steps": 12, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
     how |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "seed": 0}
     config = hf.with_heads(transformers.LlamaConfig(**SMALL, initializer_range=0.2), heads)
     model = transformers.AutoModelForCausalLM.from_config(config).train()
@@ -219,7 +219,7 @@ def test_trainer_and_accelerate_train_foreign_models(tmp_path):
     helper = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
     model, optimiser = helper.prepare(model, torch.optim.AdamW(model.parameters(), 1e-2))
     losses = []
-    for _ in range(6):
+    for _ in range(12):
         loss = model(input_ids=rows, labels=rows).loss
         helper.backward(loss)
         optimiser.step()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from compilers import IMPLS
 from problems import VARIANTS, options_of, shape_of
-from rules import EQUATIONS
+from rules import EQUATIONS, REQUIRED_OPTIONS
 from some import some
 from torch.testing import assert_close
 

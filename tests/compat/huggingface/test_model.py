@@ -94,7 +94,7 @@ def written(folder, change):
 
 MISTAKES = {
     "`transformer` must be the JSON of a TransformerConfig, got none": lambda data: data.pop("transformer"),
-    "heads: unknown kind 'Os'": lambda data: data["transformer"]["heads"][0].update(kind="Os"),
+    "unknown kind 'Os'": lambda data: data["transformer"]["heads"][0].update(kind="Os"),
     "PolyheadConfig: transformer: unknown field": lambda data: data["transformer"].update(kind="Train"),
     "vocab_size must be 50 as in its `transformer`, got 60": lambda data: data.update(vocab_size=60),
     "the model must be causal, from Tokens to Logits": lambda data: data["transformer"].update(causal=False),
