@@ -34,7 +34,7 @@ VALUES = {
     "eval RUN --batches 0": "eval: batches must be at least 1 but is 0",
     "eval RUN --checkpoint 3": "has none of '3' (choose from newest, best, 2, 4)",
     "probe RUN --sequences -1": "probe: sequences must be at least 2 but is -1",
-    "report RUN/..": "holds no config.json, so it is not a run; of the 1 runs in it, name one, or",
+    "report RUN/..": "holds no config.json, so it is not a run",
     "list mechanism": "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?",
     "list tasks --dim 64": "polyhead list: --dim is for mechanisms, not for tasks",
     "list mechanisms --dim 10": "polyhead list: --heads must divide --dim 10 but is 8",

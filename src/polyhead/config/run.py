@@ -55,7 +55,6 @@ from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import to_dict
 from polyhead.config.task import Task
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
-from polyhead.spec.notebook import as_table
 
 __all__ = [
     "BlindToOrder",
@@ -340,11 +339,6 @@ class Run(Checked):
     def __repr__(self) -> str:
         task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
         return f"Run({self.name!r}, {task}, {self._model()}, {train}, seed={self.seed}, digest={digest(self)!r})"
-
-    def _repr_html_(self) -> str:
-        train = f"{self.train.steps} steps of {self.train.batch_size}, lr {self.train.lr:g}"
-        rows = {"task": self.task, "model": self._model(), "train": train, "seed": self.seed, "digest": digest(self)}
-        return as_table(f"Run {self.name}", rows)
 
     def _model(self) -> str:
         """

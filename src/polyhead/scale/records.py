@@ -1,5 +1,6 @@
 """Runs on the disk as a table of names, settings, states and scores; as Markdown, CSV, LaTeX or JSON."""
 
+import html
 import json
 import math
 import pathlib
@@ -11,7 +12,6 @@ from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import legal
 from polyhead.scale.sweep.naming import differing, labels, setting
 from polyhead.scale.sweep.status import place_of, state_of
-from polyhead.spec.notebook import as_table
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.train.store import folder as run_folder, shipped
@@ -98,11 +98,13 @@ class Records:
         return f"Records({', '.join(record.label for record in self)})"
 
     def _repr_html_(self) -> str:
-        table: dict[str, object] = {}
-        for row in self.cells():
-            table.setdefault("run", list(row)[1:])
-            table[row["run"]] = list(row.values())[1:]
-        return as_table("Runs", table)
+        """The table for notebooks."""
+        rows = [list(row.values()) for row in self.cells()]
+        lines = []
+        for row in (list(next(iter(self.cells()), {})), *rows):
+            cells = "</td><td>".join(html.escape(text) for text in row[1:])
+            lines.append(f"<tr><th>{html.escape(row[0])}</th><td>{cells}</td></tr>")
+        return f"<table><caption>Runs</caption>{''.join(lines)}</table>"
 
     def rows(self) -> list[dict[str, object]]:
         """Return `Record.row` of all runs, each with all columns; None for missing values."""

@@ -52,7 +52,7 @@ def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path):
         weights = load_model(tmp_path, which=which)[1].state_dict()
         stored = read_checkpoint(tmp_path / f"{name}.safetensors", ph.digest(config))[0]
         assert all(torch.equal(value, stored[f"model/{key}"]) for key, value in weights.items())
-    with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, best, 8, 10, 12\)$"):
+    with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, best, 12, 10, 8\)$"):
         load_model(tmp_path, which=3)
 
 

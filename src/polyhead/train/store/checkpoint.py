@@ -316,7 +316,7 @@ def load_model(
     the first evaluated split; or the step of an existing checkpoint.
     """
     config = read_config(folder)
-    path = _choose(pathlib.Path(config.folder or folder), which)
+    path = _path_of(pathlib.Path(config.folder or folder), which)
     tensors, _ = read_checkpoint(path, configs.digest(config))
     with usual_defaults(), torch.random.fork_rng(devices=[]):
         model = build(config.model)
@@ -324,19 +324,15 @@ def load_model(
     return config, model.to(device).eval()
 
 
-def _choose(folder: pathlib.Path, which: str | int) -> pathlib.Path:
-    """The path of the checkpoint that `load_model` calls `which`."""
+def _path_of(folder: pathlib.Path, name: str | int) -> pathlib.Path:
+    """The checkpoint that `load_model` calls by `name`."""
+    if name == "best":
+        return folder / BEST
     paths = checkpoints(folder)
-    path_by_name = {"newest": folder / CHECKPOINT}  # whose absence its reader reports
-    for path in paths[:1]:
-        path_by_name["newest"] = path
-    if (folder / BEST).exists():
-        path_by_name["best"] = folder / BEST
-    for path in reversed(paths):
-        path_by_name[str(step_of(path))] = path
-    if str(which) not in path_by_name:
-        raise ValueError(f"checkpoint: {folder} has none of {which!r} (choose from {', '.join(path_by_name)})")
-    path = path_by_name[str(which)]
-    if path.is_dir():
-        raise ValueError(f"checkpoint: {path} is in parts: `polyhead resume {folder}` until the run is done")
-    return path
+    for path in paths:
+        if path.is_file() and (name == "newest" or str(step_of(path)) == str(name)):
+            return path
+    if name == "newest":
+        return folder / CHECKPOINT  # whose absence its reader reports
+    steps = ", ".join(str(step_of(path)) for path in paths)
+    raise ValueError(f"checkpoint: {folder} has none of {name!r} (choose from newest, best, {steps})")

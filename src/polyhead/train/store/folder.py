@@ -5,13 +5,11 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run, serial
-from polyhead.spec.notebook import as_table
 from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged, delete, named, write
 from polyhead.train.store.state import ENDED
@@ -36,29 +34,16 @@ class Result:
     folder: pathlib.Path = pathlib.Path()
 
     def __repr__(self) -> str:
-        scores = "; ".join(f"{split}: {text}" for split, text in self._score_texts().items())
-        return f"Result({self.name!r}, {self.steps} steps, {scores or 'no scores'}, folder={str(self.folder)!r})"
-
-    def _repr_html_(self) -> str:
-        about = {"steps": self.steps, "parameters": f"{self.parameters:,}", "seconds": f"{self.seconds:.0f}"}
-        return as_table(f"Result of {self.name}", {**self._score_texts(), **about, "folder": self.folder})
-
-    def _score_texts(self) -> dict[str, str]:
         """
-        >>> scores = {"iid": {"loss": 0.25, "r2": 0.5, "r2_se": 0.01, "sequences": 64}}
-        >>> Result("run", "", 9, 1.0, 10, scores, "", {})._score_texts()
-        {'iid': 'loss 0.250, r2 0.500 ± 0.010'}
+        >>> scores = {"iid": {"loss": 0.25, "r2": 0.5, "r2_se": 0.01}}
+        >>> Result("run", "", 9, 1.0, 10, scores, "", {})
+        Result('run', 9 steps, iid: loss 0.250, r2 0.500, r2_se 0.010, folder='.')
         """
-        texts = {}
+        texts = []
         for split, scores in self.scores.items():
-            parts = []
-            for name, value in scores.items():
-                if isinstance(value, float) and not name.endswith("_se"):
-                    parts.append(f"{name} {value:.3f}")
-                    if f"{name}_se" in scores:
-                        parts[-1] += f" ± {scores[f'{name}_se']:.3f}"
-            texts[split] = ", ".join(parts)
-        return texts
+            numbers = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
+            texts.append(f"{split}: {numbers}")
+        return f"Result({self.name!r}, {self.steps} steps, {'; '.join(texts)}, folder={str(self.folder)!r})"
 
 
 # ------------------------------------------------------------------------------------------------------- configuration
@@ -87,16 +72,13 @@ def read_config(folder: str | pathlib.Path) -> Run:
 
     path = place(folder)
     if path.suffix not in (".json", ".yaml", ".yml"):
-        path = _config_in(path, folder)
+        path = _config_in(path)
     data = serial.read(path)
     is_of_folder = path.name == CONFIG
-    recorded = data.pop(DIGEST, None) if isinstance(data, dict) and is_of_folder else None
-    try:
-        config = configs.from_dict(data, KINDS, where=str(path))
-    except ValueError as error:
-        if recorded is None or not re.search("unknown (field|kind)", str(error)):
-            raise
-        raise type(error)(f"{error}; it was edited, or written by another version of polyhead") from None
+    recorded = None
+    if isinstance(data, dict) and is_of_folder:
+        recorded = data.pop(DIGEST, None)
+    config = configs.from_dict(data, KINDS, where=str(path))
     if not isinstance(config, Run):
         raise ValueError(f"{path}: expected a Run, got a {type(config).__name__}")
     digest = configs.digest(config)
@@ -110,19 +92,13 @@ def read_config(folder: str | pathlib.Path) -> Run:
     return dataclasses.replace(config, folder=str(path.parent))
 
 
-def _config_in(path: pathlib.Path, folder: str | pathlib.Path) -> pathlib.Path:
+def _config_in(path: pathlib.Path) -> pathlib.Path:
     """The config.json in the folder `path`.  Raises ValueError if there is none."""
     if not path.is_dir():
         raise ValueError(f"run folder: {path} does not exist{shipped.hint(str(path))}")
-    if (path / CONFIG).is_file():
-        return path / CONFIG
-    hint = ""
-    num_runs = len(list(pathlib.Path(folder).glob(f"*/{CONFIG}")))
-    if num_runs:
-        hint = f"; of the {num_runs} runs in it, name one, or {path}/*"
-    elif checkpoint_files(path):
-        hint = f"; `polyhead train RECIPE --folder {path}` with the recipe and fields of the run writes it again"
-    raise ValueError(f"run folder: {path} holds no {CONFIG}, so it is not a run{hint}")
+    if not (path / CONFIG).is_file():
+        raise ValueError(f"run folder: {path} holds no {CONFIG}, so it is not a run")
+    return path / CONFIG
 
 
 # -------------------------------------------------------------------------------------------------------------- result
