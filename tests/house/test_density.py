@@ -27,19 +27,19 @@ VAGUE = frozenset(
 COUNTED = ("comprehensions", "conditionals", "walruses", "vague names")
 LIMITS = {
     "analysis": (15.4, 11.9, 0.1, 0.1),
-    "cli": (26.3, 4.5, 0.1, 0.6),
+    "cli": (26.2, 4.5, 0.1, 0.6),
     "compat": (16.7, 12.0, 0.1, 0.1),
-    "config": (20.8, 9.4, 0.1, 0.6),
+    "config": (20.7, 9.4, 0.1, 0.6),
     "jaxside": (5.3, 8.0, 0.1, 0.1),
     "layers": (15.9, 28.1, 0.1, 1.2),
     "models": (12.7, 3.7, 0.1, 0.1),
     "ops": (10.7, 11.4, 0.1, 0.3),
     "pages": (24.3, 4.7, 0.1, 0.1),
     "papers": (24.4, 9.5, 0.1, 0.1),
-    "scale": (34.4, 0.8, 0.1, 0.1),
-    "spec": (14.7, 0.1, 0.1, 0.1),
+    "scale": (25.3, 0.8, 0.1, 0.1),
+    "spec": (13.8, 0.1, 0.1, 0.1),
     "tasks": (14.0, 4.7, 0.1, 1.4),
-    "train": (12.6, 12.0, 0.4, 1.2),
+    "train": (12.6, 11.1, 0.4, 0.7),
 }
 """Room -> counts for each thousand lines, in the order of COUNTED.  They may only go down; wanted: 18, 12, 0.2, 1."""
 

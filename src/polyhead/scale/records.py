@@ -108,13 +108,12 @@ class Records:
 
     def rows(self) -> list[dict[str, object]]:
         """Return `Record.row` of all runs, each with all columns; None for missing values."""
-        rows = [record.row() for record in self]
         columns: dict[str, None] = {}
-        for row in rows:
-            columns |= dict.fromkeys(row)
+        for record in self:
+            columns |= dict.fromkeys(record.row())
         columns.pop("folder", None)
-        names = [*columns, "folder"]
-        return [{**dict.fromkeys(names), **row} for row in rows]
+        columns["folder"] = None  # the last column
+        return [{**columns, **record.row()} for record in self]
 
     def frame(self) -> "pandas.DataFrame":
         """Return `rows` as a DataFrame.  Raises ValueError without pandas."""
@@ -127,8 +126,12 @@ class Records:
 
         Empty if the runs have different tasks, other than in `split_seed`: their scores cannot be compared.
         """
-        scored = [record for record in self if record.scores]
-        tasks = {json.dumps({**to_dict(record.run.task, semantic=True), "split_seed": 0}) for record in scored}
+        scored = []
+        tasks = set()
+        for record in self:
+            if record.scores:
+                scored.append(record)
+                tasks.add(json.dumps({**to_dict(record.run.task, semantic=True), "split_seed": 0}))
         if len(tasks) != 1 or len(scored) < 2:
             return {}
         gain = scored[0].run.task.gain
@@ -155,11 +158,13 @@ class Records:
 
         A star marks the best score of a split, in every run that has it.
         """
-        best_scores = {split: record.score(split) for split, record in self.best().items()}
+        best = self.best()
         columns: dict[str, str] = {}
+        has_states = states
         for record in self:
-            columns |= {f"{split} {record.run.task.metric}": "" for split in record.scores}
-        has_states = states or any(record.state is not State.DONE for record in self)
+            has_states = has_states or record.state is not State.DONE
+            for split in record.scores:
+                columns[f"{split} {record.run.task.metric}"] = ""
         rows = []
         for record in self:
             row = {"run": record.label}
@@ -167,7 +172,7 @@ class Records:
                 row |= {"state": str(record.state), "step": f"{record.step}/{record.run.train.steps}"}
             row |= columns
             for split in record.scores:
-                star = " *" * (split in best_scores and record.score(split) == best_scores[split])
+                star = " *" * (split in best and record.score(split) == best[split].score(split))
                 row[f"{split} {record.run.task.metric}"] = record.score_text(split) + star
             rows.append(row)
         return rows

@@ -28,6 +28,7 @@ from polyhead.train.stop import StopSignals
 from polyhead.train.store.claims import claim
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import Result, clear
+from polyhead.train.store.state import State
 
 HOLDER_SECONDS = 2.0
 """Seconds between two polls of runs that other processes train."""
@@ -74,7 +75,7 @@ def sweep(
             train_all(jobs, engine, at_a_time, display)
         except KeyboardInterrupt:
             stopped = engine.stop()
-            num_done = sum(isinstance(job.outcome, Result) for job in jobs)
+            num_done = [job.state for job in jobs].count(State.DONE)
             text = f"{stopped}; {num_done} of {len(jobs)} runs are done, the same command resumes"
             raise stop.interrupted(text) from None
     return [job.outcome for job in jobs if job.outcome is not None]
@@ -99,7 +100,7 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path, *, aga
             with claim(run, run_folder):
                 clear(run_folder)
     # Finished runs may lie in a read-only folder.
-    if not folders or not all(run_folder.exists() for run_folder in folders):
+    if not folders or not all(map(pathlib.Path.exists, folders)):
         check_folder(caller, pathlib.Path(folder))
     return folders
 

@@ -50,11 +50,12 @@ def with_heads(run: Run, fields: Mapping[str, object]) -> dict[str, object]:
         for field in dataclasses.fields(group):
             if field.name == "heads" or getattr(group, field.name) == field.default:
                 left_out.add(f"{path}.{field.name}")
+    left_out_prefixes = tuple(f"{name}." for name in left_out)
     short: dict[str, object] = {}
     for name, value in fields.items():
         if name.startswith("model.heads."):
             short["model.heads"] = heads_text(run)
-        if name not in left_out and not any(name.startswith(f"{prefix}.") for prefix in left_out):
+        if name not in left_out and not name.startswith(left_out_prefixes):
             short[name] = value
     return short
 
@@ -106,7 +107,11 @@ def words(fields: Mapping[str, object]) -> str:
     >>> words({"lr": 0.003, "seed": 1, "depth": ""})
     'lr=0.003 seed=1'
     """
-    return " ".join(f"{name}={setting(value)}" for name, value in fields.items() if value != "")
+    texts = []
+    for name, value in fields.items():
+        if value != "":
+            texts.append(f"{name}={setting(value)}")
+    return " ".join(texts)
 
 
 def setting(value: object) -> str:

@@ -26,15 +26,14 @@ def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
 
     The longest run, or all steps that are left divided by the number of workers, whichever is more.
     """
-    speeds = [job.seconds_per_step() for job in jobs]
-    known = [speed for speed in speeds if speed is not None]
+    known = [speed for speed in map(Job.seconds_per_step, jobs) if speed is not None]
     if not known:
         return None
     mean = sum(known) / len(known)
     seconds = [0.0]
-    for job, speed in zip(jobs, speeds, strict=True):
+    for job in jobs:
         if job.outcome is None:
-            seconds.append((job.run.train.steps - job.step) * (speed or mean))
+            seconds.append((job.run.train.steps - job.step) * (job.seconds_per_step() or mean))
     return max(*seconds, sum(seconds) / at_a_time)
 
 
@@ -101,7 +100,10 @@ class SweepScreen:
     def summary(self) -> str:
         """Return the number of runs by state, and the time left."""
         num_by_state = Counter(job.state for job in self.jobs)
-        parts = [f"{num_by_state[state]} {state}" for state in ORDER if num_by_state[state]]
+        parts = []
+        for state in ORDER:
+            if num_by_state[state]:
+                parts.append(f"{num_by_state[state]} {state}")
         seconds = seconds_left(self.jobs, self.at_a_time)
         if seconds:
             parts.append(f"{duration(seconds)} left")

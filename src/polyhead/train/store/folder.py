@@ -37,13 +37,15 @@ class Result:
         """
         >>> scores = {"iid": {"loss": 0.25, "r2": 0.5, "r2_se": 0.01}}
         >>> Result("run", "", 9, 1.0, 10, scores, "", {})
-        Result('run', 9 steps, iid: loss 0.250, r2 0.500, r2_se 0.010, folder='.')
+        Result('run', 9 steps, iid: loss 0.250 r2 0.500 r2_se 0.010, folder='.')
         """
-        texts = []
+        text = ""
         for split, scores in self.scores.items():
-            numbers = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
-            texts.append(f"{split}: {numbers}")
-        return f"Result({self.name!r}, {self.steps} steps, {'; '.join(texts)}, folder={str(self.folder)!r})"
+            text += f"{split}:"
+            for name, value in scores.items():
+                text += f" {name} {value:.3f}"
+            text += ", "
+        return f"Result({self.name!r}, {self.steps} steps, {text}folder={str(self.folder)!r})"
 
 
 # ------------------------------------------------------------------------------------------------------- configuration

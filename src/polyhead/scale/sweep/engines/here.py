@@ -24,8 +24,7 @@ class Here:
         return 1
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
-        codes = [train(folder) for folder in folders]
-        return [functools.partial(int, code) for code in codes]
+        return [functools.partial(int, train(folder)) for folder in folders]
 
     def stop(self) -> str:
         return "stopped and saved"  # by the signal itself

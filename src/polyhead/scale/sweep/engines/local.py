@@ -43,9 +43,12 @@ class Local:
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         # In sessions of their own: Ctrl-C reaches only the sweep, which asks each worker to save.
-        processes = [start_process(folder, self.threads, start_new_session=True) for folder in folders]
-        self.processes += processes
-        return [process.poll for process in processes]
+        workers: list[ExitCode] = []
+        for folder in folders:
+            process = start_process(folder, self.threads, start_new_session=True)
+            self.processes.append(process)
+            workers.append(process.poll)
+        return workers
 
     def stop(self) -> str:
         for process in self.processes:

@@ -65,9 +65,12 @@ class Ray:
         if self.resources.memory is not None:
             options["memory"] = int(self.resources.memory * 2**30)
         run_worker = ray.remote(**options)(task_function())
-        tasks = [run_worker.remote(*task_arguments(folder.absolute(), self.threads)) for folder in folders]
-        self.tasks += tasks
-        return [functools.partial(_exit_code, task) for task in tasks]
+        workers = []
+        for folder in folders:
+            task = run_worker.remote(*task_arguments(folder.absolute(), self.threads))
+            self.tasks.append(task)
+            workers.append(functools.partial(_exit_code, task))
+        return workers
 
     def stop(self) -> str:
         """Interrupt all tasks, which let their workers save, and wait for them."""
