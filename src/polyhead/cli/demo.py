@@ -271,9 +271,9 @@ def train_long(folder: Path) -> int:
 
     print("\n" + LONG, file=sys.stderr, flush=True)
     outcomes = sweep(demo.long_runs(), folder / "long")
-    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-    if len(results) < len(outcomes):
+    folders = [outcome.folder for outcome in outcomes if isinstance(outcome, Result)]
+    if len(folders) < len(outcomes):
         return write_failures(outcomes)
-    path = report.write([result.folder for result in results], folder / "long.html", title="polyhead demo")
+    path = report.write(folders, folder / "long.html", title="polyhead demo")
     write(f"\nThe report of the long training: {path}")
     return 0

@@ -92,8 +92,12 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     from polyhead.config.extensions import added, kind_of
     from polyhead.config.mechanisms import MECHANISMS
 
-    built_in = {kind.__name__.lower(): kind for kind in MECHANISMS}
-    registered = {name.lower(): cast("type[Mechanism]", kind) for name, kind in added("mechanisms").items()}
+    built_in: dict[str, type[Mechanism]] = {}
+    for mechanism in MECHANISMS:
+        built_in[mechanism.__name__.lower()] = mechanism
+    registered: dict[str, type[Mechanism]] = {}
+    for registered_name, definition in added("mechanisms").items():
+        registered[registered_name.lower()] = cast("type[Mechanism]", definition)
     kinds = registered | built_in
     groups = []
     for word in text.replace("+", ",").split(","):

@@ -149,7 +149,7 @@ def grid(words: Sequence[str]) -> list[list[str]]:
         if option not in SINGLE_VALUES:
             values = value.split(",")
         choices.append([name + equals + choice for choice in values])
-    return [list(combination) for combination in itertools.product(*choices)]
+    return list(map(list, itertools.product(*choices)))
 
 
 def default_folder(recipe: str, scale: str | None) -> str:

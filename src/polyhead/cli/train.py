@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,11 +100,12 @@ def configure(
             for base in bases:
                 options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", text)
                 changed.append(files.fit_model(options.run, base))
-            moves_seeds = any(run.seed != base.seed for run, base in zip(changed, bases, strict=True))
-            if moves_seeds and len({base.seed for base in bases}) > 1:  # one seed would train the same run twice
-                pairs = zip(changed, bases, strict=True)
-                changed = [reseeded(replace(run, seed=base.seed), run.seed) for run, base in pairs]
-            runs += changed
+            old_seeds = [base.seed for base in bases]
+            moves_seeds = [run.seed for run in changed] != old_seeds
+            for run, old_seed in zip(changed, old_seeds, strict=True):
+                if moves_seeds and len(set(old_seeds)) > 1:  # one seed would train the same run twice
+                    run = reseeded(replace(run, seed=old_seed), run.seed)
+                runs.append(run)
     return runs, options
 
 
@@ -219,9 +221,11 @@ def train_runs(
             config_by_name[name] = config
 
     def show() -> None:
-        for task in dict.fromkeys(config.task.name for config in config_by_name.values()):  # each has its own metric
-            names = [name for name, config in config_by_name.items() if config.task.name == task]
-            write_scores(config_by_name[names[0]], {name: results[name].scores for name in names}, baselines=False)
+        tables: dict[str, dict[str, Any]] = {}  # a table for each task, which has its own metric
+        for name, config in config_by_name.items():
+            tables.setdefault(config.task.name, {})[name] = results[name].scores
+        for scores in tables.values():
+            write_scores(config_by_name[next(iter(scores))], scores, baselines=False)
         for name, result in results.items():
             size = f"{result.parameters:,} parameters"
             write(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
@@ -244,7 +248,7 @@ def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
 def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselines: bool = True, seed: int = 0) -> None:
     """Print the task's metric by run and split, with the task's baselines and ceiling, or why there are none."""
     metric = run.task.metric
-    splits = list(dict.fromkeys(split for by_split in scores.values() for split in by_split))
+    splits = list(dict.fromkeys(itertools.chain(*scores.values())))
     rows = []
     for name, by_split in scores.items():
         row = {"": name}

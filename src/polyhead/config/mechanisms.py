@@ -7,10 +7,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from polyhead.config.checked import Checked, Count, choice, non_semantic, omitted_at_default
+from polyhead.config.checked import Checked, Count, Positive, choice, non_semantic, omitted_at_default
 from polyhead.config.sizes import Sizes
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
-from polyhead.spec.shapes import check_number
 
 __all__ = [
     "Abstractor",
@@ -96,14 +95,9 @@ class Softmax(Mechanism):
     input, as in Qwen3-Next.
     """
 
-    softcap: float | None = omitted_at_default(None)
+    softcap: Positive | None = omitted_at_default(None)
     sinks: bool = omitted_at_default(False)
     gate: bool = omitted_at_default(False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.softcap is not None:
-            check_number("Softmax", "softcap", self.softcap, 0, above=True)
 
 
 @dataclass(frozen=True)

@@ -140,11 +140,14 @@ class TransformerConfig(Checked):
 
     def _check_order(self) -> None:
         """Raise ValueError for causal heads that would read later queries."""
-        groups = [group for layer in range(self.layers) for group in self.layer_heads(layer)]
+        groups = self._groups()
         if self.cross_heads is not None:
             groups += head_list("TransformerConfig", self.cross_heads)
-        if (self.causal or self.window is not None) and any(group.reads_all_queries for group in groups):
-            raise ValueError("TransformerConfig: network='sequence' reads all queries: give no causal and no window")
+        for group in groups:
+            if group.reads_all_queries and (self.causal or self.window is not None):
+                raise ValueError(
+                    "TransformerConfig: network='sequence' reads all queries: give no causal and no window"
+                )
 
     def _check_encoder(self) -> None:
         if self.encoder is None:
@@ -178,8 +181,18 @@ class TransformerConfig(Checked):
                 raise ValueError("TransformerConfig: RelationalSymbols that an encoder lends need causal=True or False")
 
     def _shared_sources(self) -> list[Symbols]:
-        groups = [group for i in range(self.layers) for group in self.layer_heads(i) if isinstance(group, SymbolHeads)]
-        return [group.symbols for group in groups if group.symbols.shared]
+        sources: list[Symbols] = []
+        for group in self._groups():
+            if isinstance(group, SymbolHeads) and group.symbols.shared:
+                sources.append(group.symbols)
+        return sources
+
+    def _groups(self) -> list[Mechanism]:
+        """The head groups of all layers, without those that attend to the encoder."""
+        groups: list[Mechanism] = []
+        for layer in range(self.layers):
+            groups += self.layer_heads(layer)
+        return groups
 
     def _check_classes(self) -> None:
         """Raise ValueError unless a class token exists and attends to all other tokens."""
@@ -221,13 +234,14 @@ def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
     """
     if not isinstance(settings, TransformerConfig):
         raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
-    groups = [group for i in range(settings.layers) for group in settings.layer_heads(i)]
-    has_built_in_parts = isinstance(settings.feedforward, FEEDFORWARDS)
-    has_built_in_parts = has_built_in_parts and all(isinstance(group, MECHANISMS) for group in groups)
-    symbols = {type(group.symbols) for group in groups if isinstance(group, SymbolHeads)}
-    sees_order = settings.positions is not None or settings.causal or settings.window is not None
-    sees_order = sees_order or not symbols <= {SymbolicAttention}
-    if isinstance(settings.inputs, Tokens) and has_built_in_parts and not sees_order:
+    may_see_order = settings.positions is not None or settings.causal or settings.window is not None
+    if not isinstance(settings.inputs, Tokens) or not isinstance(settings.feedforward, FEEDFORWARDS):
+        may_see_order = True
+    for group in settings._groups():
+        has_positions = isinstance(group, SymbolHeads) and type(group.symbols) is not SymbolicAttention
+        if not isinstance(group, MECHANISMS) or has_positions:
+            may_see_order = True
+    if not may_see_order:
         text = "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True"
         warnings.warn(text, BlindToOrder, stacklevel)
 
@@ -246,11 +260,12 @@ def head_list(caller: str, heads: object) -> Heads:
 def _layers_of_heads(heads: object) -> Heads | tuple[Heads, ...]:
     """One list of mechanisms, or a list per layer."""
     name = "TransformerConfig"
-    layers = heads if isinstance(heads, (list, tuple)) else ()
-    is_list = [isinstance(group, (list, tuple)) for group in layers]
-    if not any(is_list):
+    if not isinstance(heads, (list, tuple)):
         return head_list(name, heads)
-    if not all(is_list):
+    layers = [group for group in heads if isinstance(group, (list, tuple))]
+    if not layers:
+        return head_list(name, heads)
+    if len(layers) < len(heads):
         raise ValueError(f"{name}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
     return tuple(head_list(name, group) for group in layers)
 

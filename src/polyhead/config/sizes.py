@@ -21,14 +21,17 @@ class Sizes:
         >>> print(Sizes(8, 16, 16, 2))
         heads=8, dim=16, value_dim=16, kv_heads=2
         """
-        shared = f", kv_heads={self.kv_heads}" if self.kv_heads != self.heads else ""
-        return f"heads={self.heads}, dim={self.dim}, value_dim={self.value_dim}{shared}"
+        text = f"heads={self.heads}, dim={self.dim}, value_dim={self.value_dim}"
+        if self.kv_heads != self.heads:
+            text += f", kv_heads={self.kv_heads}"
+        return text
 
     @property
     def widths(self) -> tuple[int, int, int]:
         """Numbers of rows of this group in the query, key and value projections."""
-        wide = {"q": self.heads * self.dim, "k": self.kv_heads * self.dim, "v": self.kv_heads * self.value_dim}
-        q, k, v = (wide[part] * (part in self.takes) for part in "qkv")
+        q = self.heads * self.dim * ("q" in self.takes)
+        k = self.kv_heads * self.dim * ("k" in self.takes)
+        v = self.kv_heads * self.value_dim * ("v" in self.takes)
         return q, k, v
 
 
