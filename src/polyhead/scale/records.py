@@ -193,17 +193,17 @@ class Records:
         lines = [" | ".join(head), "|".join(["---"] * len(head))]
         for row in cells:
             lines.append(" | ".join(row.values()).replace("\n", " "))
-        return "".join(f"| {line} |\n" for line in lines)
+        return "| " + " |\n| ".join(lines) + " |\n"
 
     def differences(self) -> list[dict[str, str]]:
         """Return settings, size and scores as rows, runs as columns; for two runs also their difference."""
         texts: dict[str, dict[str, str]] = {}
         numbers: dict[str, dict[str, float | int | None]] = {}
-        has_states = any(record.state is not State.DONE for record in self)
+        num_done = [record.state for record in self].count(State.DONE)
         for record in self:
             for name, value in record.settings.items():
                 texts.setdefault(name, {})[record.label] = setting(value)
-            if has_states:
+            if num_done < len(self):
                 texts.setdefault("state", {})[record.label] = str(record.state)
             numbers.setdefault("parameters", {})[record.label] = record.parameters
             numbers.setdefault("seconds", {})[record.label] = record.seconds

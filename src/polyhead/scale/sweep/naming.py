@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,27 +17,30 @@ def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
     Heads of different kinds or numbers are one field, heads=softmax:4+hyla:4, beside their options other than defaults.
     """
-    # Heads are one field only if all runs have some, "" would be those of another model.
-    texts = {heads_text(run) for run in runs}
+    # Heads are one field only if all runs have some: other models have "".
+    texts = set(map(heads_text, runs))
     heads_differ = len(texts) > 1 and "" not in texts
     fields_of_runs = []
-    values_by_name: dict[str, set[str]] = {}
     for run in runs:
         fields = flat(to_dict(run, semantic=True))
         if heads_differ:
             fields = with_heads(run, fields)
         fields_of_runs.append(fields)
+
+    varying: dict[str, str] = {}  # name -> last word
     for name in dict.fromkeys(itertools.chain(*fields_of_runs)):
-        values_by_name[name] = {repr(fields.get(name)) for fields in fields_of_runs}
-    varying = [name for name, values in values_by_name.items() if len(values) > 1]
-    count_by_word = Counter(name.rpartition(".")[2] for name in varying)
-    rows: list[dict[str, Any]] = [{} for _ in runs]
-    for name in varying:
-        word = name.rpartition(".")[2]
-        if count_by_word[word] > 1:
-            word = name
-        for row, fields in zip(rows, fields_of_runs, strict=True):
-            row[word] = fields.get(name, "")
+        values = {repr(fields.get(name)) for fields in fields_of_runs}
+        if len(values) > 1:
+            varying[name] = name.rpartition(".")[2]
+    words_of_names = list(varying.values())
+
+    rows: list[dict[str, Any]] = []
+    for fields in fields_of_runs:
+        rows.append({})
+        for name, word in varying.items():
+            if words_of_names.count(word) > 1:
+                word = name
+            rows[-1][word] = fields.get(name, "")
     return rows
 
 
@@ -65,7 +67,7 @@ def heads_text(run: Run) -> str:
     groups_by_layer: dict[str, list[str]] = {}
     for path, group in groups_of(run).items():
         groups_by_layer.setdefault(path.rpartition(".")[0], []).append(f"{type(group).__name__.lower()}:{group.heads}")
-    return "/".join("+".join(groups) for groups in groups_by_layer.values())
+    return "/".join(map("+".join, groups_by_layer.values()))
 
 
 def groups_of(run: Run) -> dict[str, Any]:

@@ -5,7 +5,6 @@ Output never decides a sweep: whatever cannot be written is left out.
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -99,11 +98,11 @@ class SweepScreen:
 
     def summary(self) -> str:
         """Return the number of runs by state, and the time left."""
-        num_by_state = Counter(job.state for job in self.jobs)
+        states = [job.state for job in self.jobs]
         parts = []
         for state in ORDER:
-            if num_by_state[state]:
-                parts.append(f"{num_by_state[state]} {state}")
+            if state in states:
+                parts.append(f"{states.count(state)} {state}")
         seconds = seconds_left(self.jobs, self.at_a_time)
         if seconds:
             parts.append(f"{duration(seconds)} left")
