@@ -407,4 +407,8 @@ def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
 
 def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:
     """The inverse of `to_dict`; `kinds`: see `load`.  Unknown fields, kinds, types are errors that name the field."""
-    return serial.build(data, Run, {cls.__name__: cls for cls in (*_KINDS, *kinds)}, where)
+    known = {cls.__name__: cls for cls in (*_KINDS, *kinds)}
+    try:
+        return serial.build(data, Run, known, where)
+    except RecursionError:
+        raise ValueError(f"{where}: cannot be read (it is nested too deeply)") from None

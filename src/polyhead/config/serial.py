@@ -21,6 +21,7 @@ from polyhead.spec.shapes import one_of
 
 Name = typing.TypeVar("Name")
 Value = typing.TypeVar("Value")
+MAX_ALIASES = 20
 
 
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
@@ -92,6 +93,15 @@ def _yaml_loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):
+        num_aliases = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            # A few lines of aliases of aliases can stand for billions of values, or for a list that contains itself.
+            self.num_aliases += self.check_event(yaml.AliasEvent)
+            if self.num_aliases > MAX_ALIASES:
+                raise ValueError(f"more than {MAX_ALIASES} aliases")
+            return super().compose_node(parent, index)
+
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
             _unique((key.value, None) for key, _ in node.value)
