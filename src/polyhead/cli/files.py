@@ -11,6 +11,7 @@ from polyhead.spec.shapes import one_of
 if TYPE_CHECKING:
     from polyhead.config import Mechanism, Run, Task
 
+# ----------------------------------------------------------------------------------------------------------------- runs
 SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -52,6 +53,7 @@ def _merge(base: object, changes: object) -> object:
     return merged
 
 
+# ------------------------------------------------------------------------------------------- a model that fits its task
 def fit_model(run: "Run", default: "Run") -> "Run":
     """Fit inputs, outputs and lengths of the model to a changed task, unless the recipe or the user chose them."""
     from polyhead.config import AbstractorConfig, TransformerConfig
@@ -81,6 +83,7 @@ def _fit_encoder(encoder: Any, default_encoder: Any, task: "Task", default_task:
     return encoder
 
 
+# ---------------------------------------------------------------------------------------------------- heads as one word
 def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     """Groups of heads written as one word: names of mechanisms with numbers of heads, joined by commas or "+".
 

@@ -31,6 +31,7 @@ What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
 
 
+# --------------------------------------------------------------------------------- the commands list, compare and table
 def list_all(
     what: What, folders: Folders = (), dim: int | None = None, heads: int | None = None, length: int | None = None
 ) -> int:
@@ -125,6 +126,7 @@ def table(runs: RunFolders, format: str = "md", out: Path | None = None) -> int:
     return 0
 
 
+# ------------------------------------------------------------------------------------------------------- tables of runs
 def write_records(records: "Records", title: str, *, folders: bool = False) -> None:
     """Print a row for each run: its distinguishing settings, state, scores, folder, and error if it failed."""
     has_failures = any(record.detail for record in records)
@@ -141,6 +143,7 @@ def write_records(records: "Records", title: str, *, folders: bool = False) -> N
     write_table(title, rows)
 
 
+# ------------------------------------------------------------------------------------------------------------ the lists
 def recipes() -> list[Row]:
     """The recipes of single runs, those of users first."""
     from polyhead.papers.recipes import MINUTES, STUDIES, every

@@ -35,6 +35,7 @@ class Settings:
 SETTINGS = Settings()
 
 
+# --------------------------------------------------------------------------------------------------- how commands print
 @contextmanager
 def printing(json: bool, quiet: bool) -> Iterator[None]:
     """A context in which commands print JSON or text, and no progress if `quiet`, also in processes they start.

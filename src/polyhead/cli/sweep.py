@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from polyhead.scale.sweep import Failure
     from polyhead.train import Result
 
+# ---------------------------------------------------------------------------------------------------- the command sweep
 SINGLE_VALUES = ("--folder", "--partition")
 """Options whose value may contain commas: Slurm takes a list of partitions."""
 
@@ -63,6 +64,7 @@ def main(recipe: str, words: list[str]) -> int:
     return code
 
 
+# ------------------------------------------------------------------------------------------------------------- clusters
 @dataclass(frozen=True)
 class Cluster:
     """The cluster that trains the runs of a sweep, and the resources of each run."""
@@ -131,6 +133,7 @@ def train_side_by_side(runs: Sequence["Run"], folder: str, options: Any) -> "Seq
     return sweep(runs, folder, engine=engine, workers=options.workers, again=options.again, retries=retries)
 
 
+# ---------------------------------------------------------------------------------------------------------------- grids
 def grid(words: Sequence[str]) -> list[list[str]]:
     """The combinations of the values that are separated by commas.
 

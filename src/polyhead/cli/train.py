@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from polyhead.scale.sweep import Failure
     from polyhead.train import Result
 
+# ---------------------------------------------------------------------------------------------------- the command train
 RECIPE_HELP = "A name of `polyhead list recipes`, or a .json or .yaml file."
 RecipeName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE", help=RECIPE_HELP)]
 
@@ -39,6 +40,7 @@ def train(recipe: RecipeName, *, scale: str | None = None, print: bool = False) 
         scale: For figures and for fuzzy-softmax, -linear and -hyla: short, paper or original (of the authors' code).
         print: Print the run as a file, which you can edit and train, and train nothing.
     """
+    # tyro documents this function; its fields are known only with the recipe.
     raise AssertionError("`main` runs this command: its further options are the fields of the recipe")
 
 
@@ -56,6 +58,7 @@ def main(recipe: str, words: list[str]) -> int:
     return train_runs(runs, again=training.again, workers=training.workers, devices=training.devices)
 
 
+# -------------------------------------------------------------------------------------------------------------- options
 def split_options(
     verb: str, words: Sequence[str], *names: str, flags: Sequence[str] = ()
 ) -> tuple[argparse.Namespace, list[str]]:
@@ -134,6 +137,7 @@ def training_options() -> Any:
     return Training
 
 
+# ---------------------------------------------------------------------------------------------------- recipes and files
 def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
     """Return the runs of a recipe or a file, and the help text.  `outer`: the files that start from it."""
     from polyhead.config.extensions import added, kind_of
@@ -165,6 +169,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
     return [runs], help_text
 
 
+# --------------------------------------------------------------------------------------------------- the command resume
 def resume(
     run: RunFolder,
     device: str | None = None,
@@ -192,6 +197,7 @@ def resume(
     return train_runs([config], resume=True, devices=devices)
 
 
+# ------------------------------------------------------------------------------------------------ training and printing
 def train_runs(
     runs: Sequence["Run"], *, resume: bool = False, again: bool = False, workers: int | None = None, devices: int = 1
 ) -> int:
@@ -211,6 +217,7 @@ def train_runs(
     elif len(runs) > 1:
         outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
+        # The allocator is told before the first large tensor.
         keep_memory()
         outcomes = [run(runs[0], resume=resume, again=again)]
     results: dict[str, Result] = {}

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from polyhead.spec.shapes import one_of
 
+# ------------------------------------------------------------------------------------------------------ types of fields
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 Amount = Annotated[float, Meta(ge=0)]
@@ -30,6 +31,7 @@ def choice(names: Iterable[str]) -> Meta:
     return Meta(extra={"choices": tuple(names)})
 
 
+# ------------------------------------------------------------------------------------------------ fields and the digest
 def non_semantic(default: Any) -> Any:
     """A field that cannot change the result of a run; it is omitted from the digest."""
     return dataclasses.field(default=default, kw_only=True, metadata={"digest": "never"})
@@ -40,6 +42,7 @@ def omitted_at_default(default: Any) -> Any:
     return dataclasses.field(default=default, kw_only=True, metadata={"digest": "unless default"})
 
 
+# ------------------------------------------------------------------------------------------------------- the base class
 class Checked:
     """Base of frozen dataclasses: the constructor checks all fields against their annotations.
 
@@ -50,16 +53,20 @@ class Checked:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
+        # msgspec checks dictionaries, not constructors, so each field is converted by itself.
         for name, hint in field_types(cls).items():
             value = _check(f"{cls.__name__}: {name}", plain(getattr(self, name)), hint)
+            # The dataclass is frozen.
             object.__setattr__(self, name, value)
             for choices in _choices(cls, name):
                 if value is not None:
                     one_of(cls.__name__, name, value, choices)
 
 
+# ------------------------------------------------------------------------------------------------------------ one field
 def _check(field: str, value: Any, hint: Any) -> Any:
     """`value` as msgspec converts it to the type `hint`; parts of a configuration are already built."""
+    # msgspec would take an instance of a subclass for another type.
     classes = part_classes(hint)
     if classes:
         _check_part(field, value, hint, classes)
@@ -102,6 +109,7 @@ def plain(value: Any) -> Any:
     """`value` with lists as tuples, and numbers of NumPy and members of enumerations as plain numbers and strings."""
     if isinstance(value, (list, tuple)):
         return tuple(plain(item) for item in value)
+    # A Boolean is an integer to Python, but not to a reader of a configuration.
     if value is None or isinstance(value, bool):
         return value
     for basic in (int, float):
@@ -112,6 +120,7 @@ def plain(value: Any) -> Any:
     return value
 
 
+# ---------------------------------------------------------------------------------------------------------- annotations
 @functools.cache
 def field_types(cls: Any) -> dict[str, Any]:
     """The types of the fields of a dataclass, with their bounds."""

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 
+# ------------------------------------------------------------------------------------------------------------ positions
 Act = Annotated[str, choice(ACTS)]
 
 
@@ -89,6 +90,7 @@ class Sinusoidal(Position):
 POSITIONS: tuple[type[Position], ...] = (Rotary, RelativeBias, Alibi, Learned, Sinusoidal)
 
 
+# -------------------------------------------------------------------------------------------------- feed-forward layers
 @dataclass(frozen=True)
 class FeedForward(Checked):
     """The base class of feed-forward layers, which a block applies to each token separately.
@@ -152,6 +154,7 @@ def _check_heir(part: Checked, base: type, built_in: tuple[type, ...], *methods:
                 )
 
 
+# --------------------------------------------------------------------------------------------------------------- inputs
 @dataclass(frozen=True)
 class Tokens(Checked):
     """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
@@ -198,6 +201,7 @@ class Patches(Checked):
 Input = Tokens | Vectors | Patches
 
 
+# -------------------------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True)
 class Logits(Checked):
     """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper's

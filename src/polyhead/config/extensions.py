@@ -41,6 +41,7 @@ class UnknownKind(ValueError):
     """A file names an unknown class; the file itself is intact."""
 
 
+# ---------------------------------------------------------------------------------------------------------- registering
 def register(extension: Extension, *, name: str | None = None) -> Extension:
     """Register a class or a recipe (a function that returns runs) under a name; also a decorator.
 
@@ -73,6 +74,7 @@ def _sort(extension: Callable[..., object]) -> str:
     return "tasks"
 
 
+# -------------------------------------------------------------------------------------------------------------- finding
 def added(sort: str) -> dict[str, object]:
     """All extensions of a sort, by name: registered ones, also by modules of POLYHEAD_IMPORT, and entry points of
     installed packages."""
@@ -139,6 +141,7 @@ def check_found(definition: object, caller: str) -> None:
         raise ValueError(f"{caller}: {name} of {module} cannot be found again by its name; define it in a module")
 
 
+# ---------------------------------------------------------------------------------------- handing on to other processes
 def foreign(config: object) -> Iterator[type]:
     """The classes in a configuration that are outside this package."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):

@@ -32,6 +32,7 @@ LARGEST = 4096
 LayerCount = Annotated[int, Meta(ge=1, le=LARGEST)]
 
 
+# ------------------------------------------------------------------------------------------------------ groups of heads
 Act = Annotated[str, choice(ACTS)]
 RelationAct = Annotated[str, choice(RELATION_ACTS)]
 Normalise = Annotated[str, choice(NORMALISE)]
@@ -137,6 +138,7 @@ class Pooled(Mechanism):
         return self.network == "sequence"
 
 
+# --------------------------------------------------------------------------------------------------- sources of symbols
 @dataclass(frozen=True)
 class Symbols(Checked):
     """The base class of sources of symbols for relational heads: values that do not depend on a token's features.
@@ -216,6 +218,7 @@ def check_source(caller: str, symbols: object) -> None:
         raise ValueError(f"{caller}: symbols must be a source such as PositionSymbols() but is {symbols!r}")
 
 
+# --------------------------------------------------------------------------------------- heads whose values are symbols
 @dataclass(frozen=True)
 class SymbolHeads(Mechanism):
     """The base class of heads whose values are symbols.
@@ -279,6 +282,7 @@ class Abstractor(SymbolHeads):
     act: RelationAct = "softmax"
 
 
+# ------------------------------------------------------------------------------------------------------- lists of heads
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, Pooled)
 """The mechanisms of a list of heads."""
 

@@ -80,6 +80,7 @@ class BlindToOrder(UserWarning):
     """The outputs of a transformer of tokens do not depend on the order of the tokens."""
 
 
+# ------------------------------------------------------------------------------------------------------ the transformer
 @dataclass(frozen=True)
 class TransformerConfig(Checked):
     """The transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
@@ -132,6 +133,7 @@ class TransformerConfig(Checked):
             if self.encoder is None:
                 raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
             object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
+        # What single fields cannot know: how they go together.
         self._check_order()
         self._check_encoder()
         if self.encoder_symbols:
@@ -270,6 +272,7 @@ def _layers_of_heads(heads: object) -> Heads | tuple[Heads, ...]:
     return tuple(head_list(name, group) for group in layers)
 
 
+# ------------------------------------------------------------------------------------------------------------- training
 Model = TransformerConfig | Baseline
 """The models that a run can train: `models.build` has the network of each."""
 
@@ -321,6 +324,7 @@ class Train(Checked):
             raise ValueError(f"Train: accumulate must divide batch_size {self.batch_size} but is {self.accumulate}")
 
 
+# ---------------------------------------------------------------------------------------------------------------- a run
 @dataclass(frozen=True, repr=False)
 class Run(Checked):
     """One complete training run.  `repr` is short; `to_dict` has every field."""
@@ -382,8 +386,10 @@ def check_run(caller: str, run: object) -> None:
         raise ValueError(f"{caller}: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but {run!r:.60} came")
 
 
+# ------------------------------------------------------------------------------------------------- the digest and files
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""
+    # Never change this text: folders of runs are named by its hash.
     text = json.dumps(to_dict(config, semantic=True), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 

@@ -24,6 +24,7 @@ Value = typing.TypeVar("Value")
 MAX_ALIASES = 20
 
 
+# -------------------------------------------------------------------------------------------------------------- writing
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values; `semantic` omits the fields that do not enter the digest."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
@@ -40,6 +41,7 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
     return config
 
 
+# Names such as train.lr, by which reports and sweeps compare runs.
 def flat(values: object, prefix: str = "") -> dict[str, object]:
     """What `to_dict` gives, by dotted names.
 
@@ -58,6 +60,7 @@ def flat(values: object, prefix: str = "") -> dict[str, object]:
     return names
 
 
+# ---------------------------------------------------------------------------------------------------------------- files
 def read(path: str | pathlib.Path) -> Any:
     """The JSON or YAML values in a file.  Raises ValueError in one line if it cannot be read."""
     import yaml
@@ -112,6 +115,7 @@ def _yaml_loader() -> Any:
     return Loader
 
 
+# -------------------------------------------------------------------------------------------------------------- reading
 def build(data: Any, default: type | None, known: Mapping[str, type], path: str, allowed: Iterable[type] = ()) -> Any:
     """The dataclass that `data` describes; its "kind" names a class of `known`, by default `default`.
 
@@ -177,6 +181,7 @@ def _build_parts(data: Any, hint: Any, known: Mapping[str, type], path: str) -> 
     return build(data, default, known, path, classes)
 
 
+# -------------------------------------------------------------------------------------------------------------- numbers
 def legal(value: object) -> object:
     """`value` with null for NaN and infinite, which JSON does not have.
 

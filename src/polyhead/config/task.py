@@ -13,6 +13,7 @@ from polyhead.config.words import SPLIT_NAMES, Words
 from polyhead.spec.shapes import one_of
 
 
+# ----------------------------------------------------------------------------------------------------------- randomness
 def stream(seed: int, name: str, step: int = 0) -> int:
     """A seed of 63 bits for one consumer of randomness: `stream(0, "fuzzy_logic/compositional", 17)`.
 
@@ -23,6 +24,7 @@ def stream(seed: int, name: str, step: int = 0) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+# -------------------------------------------------------------------------------------------------------------- batches
 Array = Any
 """A PyTorch tensor or a JAX array."""
 
@@ -97,6 +99,7 @@ class Batch:
         return cls(**combined, latents=latents)
 
 
+# ---------------------------------------------------------------------------------------------------------------- tasks
 @dataclass(frozen=True)
 class Task(Checked, abc.ABC):
     """A stream of data with a loss and metrics.  It does not depend on any network."""
@@ -113,6 +116,7 @@ class Task(Checked, abc.ABC):
         super().__post_init__()
         one_of(type(self).__name__, "better", self.better, ("higher", "lower"))
 
+    # ------------------------------------------------------------------------------------------- what a model must know
     @property
     @abc.abstractmethod
     def splits(self) -> tuple[str, ...]:
@@ -149,6 +153,7 @@ class Task(Checked, abc.ABC):
         itself."""
         return {"self": ((-1, -1),)}
 
+    # ------------------------------------------------------------------------------------------------------------- data
     def count(self, split: str) -> int | None:
         """The number of sequences of a finite held-out split, all in its first batches; None: every batch is drawn."""
         return None
@@ -170,6 +175,7 @@ class Task(Checked, abc.ABC):
         """
         raise ValueError(f"{type(self).__name__}: has no sequences that differ in their rule alone")
 
+    # ----------------------------------------------------------------------------------------------------------- scores
     @abc.abstractmethod
     def loss(self, outputs: Array, batch: Batch) -> Array:
         """Mean loss over scored positions: a scalar; 0 if there are none, as in a part of an accumulated batch."""
@@ -193,6 +199,7 @@ class Task(Checked, abc.ABC):
         """Scores computed from those of a whole evaluation: `loss` and the means of the metrics.  By default none."""
         return {}
 
+    # ------------------------------------------------------------------------------------------------------------ words
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...] | None:
         """Names of the tokens of the first sample of `batch`, or of its source; None: reports show numbers."""
         return None
@@ -209,6 +216,7 @@ class Task(Checked, abc.ABC):
             return "known combinations"
         return SPLIT_NAMES.get(split, split.replace("_", " "))
 
+    # ------------------------------------------------------------------------------------------------------------- runs
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """At the start of a run, write to its folder which data these are, and what the model needs without them.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 FORMATS = ("md", "csv", "latex", "json")
 
 
+# -------------------------------------------------------------------------------------------------------------- one run
 @dataclass(frozen=True)
 class Record:
     """A run on the disk.
@@ -67,6 +68,7 @@ class Record:
         return f"{score:.3f} ± {error:.3f}"
 
 
+# ------------------------------------------------------------------------------------------------------ a table of runs
 class Records:
     """A sequence of runs in the order in which they were named or found; a notebook shows it as a table."""
 
@@ -132,6 +134,7 @@ class Records:
             if record.scores:
                 scored.append(record)
                 tasks.add(json.dumps({**to_dict(record.run.task, semantic=True), "split_seed": 0}))
+        # Scores of other data, or of one run alone, have no best.
         if len(tasks) != 1 or len(scored) < 2:
             return {}
         gain = scored[0].run.task.gain
@@ -199,6 +202,7 @@ class Records:
         """Return settings, size and scores as rows, runs as columns; for two runs also their difference."""
         texts: dict[str, dict[str, str]] = {}
         numbers: dict[str, dict[str, float | int | None]] = {}
+        # Text and numbers apart: only numbers have a difference.
         num_done = [record.state for record in self].count(State.DONE)
         for record in self:
             for name, value in record.settings.items():
@@ -226,6 +230,7 @@ class Records:
         return rows
 
 
+# --------------------------------------------------------------------------------------------------------- finding runs
 def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
     """Return the runs in these folders at any depth, each once, sorted by settings; a folder may itself be a run.
 

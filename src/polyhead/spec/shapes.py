@@ -37,6 +37,7 @@ LETTERS = {
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+# ---------------------------------------------------------------------------------------------- checks of single values
 def one_of(caller: str, noun: str, value: object, valid: Iterable[str]) -> str:
     """`value` if it is among `valid`; otherwise raises ValueError, which suggests the nearest valid value."""
     names = list(valid)
@@ -103,6 +104,7 @@ def check_window(caller: str, window: object) -> int | None:
     return int(window)  # type: ignore[call-overload]
 
 
+# ---------------------------------------------------------------------------------------------------------- annotations
 @dataclass(frozen=True)
 class Pattern:
     """A parsed jaxtyping annotation, such as `Float[Tensor, "#b h t+s-1"]`."""
@@ -156,6 +158,7 @@ def _size(dim: str, sizes: dict[str, tuple[int, str]]) -> int | None:
     return total
 
 
+# -------------------------------------------------------------------------------------------------------- the decorator
 def shaped(function: Function) -> Function:
     """Decorator: compare the sizes and dtypes of all array arguments with their annotations before the call.
 
@@ -202,6 +205,7 @@ def shaped(function: Function) -> Function:
     return typing.cast(Function, checked)
 
 
+# --------------------------------------------------------------------------------------- queries that are read together
 def check_reads_all_queries(
     caller: str, num_queries: int, *, causal: bool, window: int | None, is_packed: bool, mask: Any
 ) -> None:
@@ -222,6 +226,7 @@ def check_reads_all_queries(
         raise ValueError(f"{caller}: network='sequence' reads all queries, so {reason}")
 
 
+# ------------------------------------------------------------------------------------------------------------ one array
 def _texts(patterns: list[Pattern]) -> str:
     """The axes that an argument may have, in words: "b t h d) or (t h d"."""
     return ") or (".join(dict.fromkeys(pattern.text for pattern in patterns))
@@ -232,6 +237,7 @@ def _compare(caller: str, name: str, array: Any, options: list[Pattern], sizes: 
     if getattr(array, "is_nested", False):
         raise ValueError(f"{caller}: {name} is a nested tensor; join its sequences into one row and give cu_seqlens")
     shape = tuple(array.shape)
+    # The first pattern of the right rank counts, so that errors name its letters.
     for pattern in options:
         num_leading = len(shape) - len(pattern.dims)
         if num_leading == 0 or (num_leading > 0 and pattern.open):
@@ -242,6 +248,7 @@ def _compare(caller: str, name: str, array: Any, options: list[Pattern], sizes: 
         _refuse_dtype(caller, name, array, pattern, options)
     for dim, size in zip(pattern.dims, shape[num_leading:], strict=True):
         letter = dim.lstrip("#")
+        # "#b" may also be 1, as in broadcasting.
         if (dim[0] == "#" and size == 1) or letter in ("_", "*"):
             continue
         expected = _size(letter, sizes)

@@ -64,6 +64,7 @@ class Job:
             return State.RETRYING
         return State.WAITING
 
+    # --------------------------------------------------------------------------------------------------------- starting
     def prepare(self) -> bool:
         """Write the configuration into the folder.  Return False if there is nothing to train here."""
         self.is_held = False
@@ -88,6 +89,7 @@ class Job:
         self.worker = worker
         self.has_rows = False
 
+    # ----------------------------------------------------------------------------------------------------------- ending
     def poll(self) -> bool:
         """Read new rows.  Return whether the worker has just ended: with an outcome, a holder, or for a restart."""
         if self.read_rows():
@@ -103,6 +105,7 @@ class Job:
         if self.outcome is not None:
             return True
         self.last_words = last_words(self.folder / LOG, code)
+        # Which ends are final, which are tried again, and which are somebody else's.
         if code == HELD:
             self.is_held = True
         elif code in (MISTAKE, INTERRUPTED):  # the worker has written its end itself
@@ -134,6 +137,7 @@ class Job:
         with contextlib.suppress(OSError), open_log(self.folder) as log:
             log.write(f"polyhead: {state} {text}\n".encode())
 
+    # --------------------------------------------------------------------------------------------------------- progress
     def read_rows(self) -> bool:
         """Read the rows of metrics.jsonl that are new since the last call; return whether there were any."""
         try:

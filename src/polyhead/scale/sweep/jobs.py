@@ -34,6 +34,7 @@ HOLDER_SECONDS = 2.0
 """Seconds between two polls of runs that other processes train."""
 
 
+# ------------------------------------------------------------------------------------------------------------- the call
 def sweep(
     runs: Sequence[Run],
     folder: str | pathlib.Path,
@@ -62,6 +63,7 @@ def sweep(
     for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
         jobs.append(Job(replace(run, folder=None), run_folder, label, retries))
     engine = engine or Local()
+    # An engine that is not needed is not opened: finished runs need no cluster.
     unfinished = [job.run for job in jobs if job.outcome is None]
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
@@ -105,6 +107,7 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path, *, aga
     return folders
 
 
+# ------------------------------------------------------------------------------------------------------------ the queue
 def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: SweepScreen) -> None:
     """Train the unfinished jobs, at most `at_a_time` of them in parallel, until each has an outcome."""
     waiting = deque(job for job in jobs if job.outcome is None)
@@ -159,6 +162,7 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
         time.sleep(engine.poll_seconds)
 
 
+# -------------------------------------------------------------------------------------------------------------- signals
 @contextlib.contextmanager
 def interruptible() -> Iterator[StopSignals]:
     """Let SIGTERM, SIGHUP and SIGUSR1 act like Ctrl-C, so that no worker keeps running.

@@ -20,6 +20,7 @@ MAX_ROWS = 20
 ORDER = (State.DONE, State.RUNNING, State.RETRYING, State.ELSEWHERE, State.WAITING, State.FAILED)
 
 
+# ----------------------------------------------------------------------------------------------------------------- time
 def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
     """Return the estimated seconds until all runs are done; None if the speed of no run is known.
 
@@ -36,6 +37,7 @@ def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
     return max(*seconds, sum(seconds) / at_a_time)
 
 
+# ---------------------------------------------------------------------------------------------------------- the display
 class SweepScreen:
     """A progress bar per run, and one for all runs."""
 

@@ -33,6 +33,7 @@ class Local:
             cores = len(os.sched_getaffinity(0))
         if workers is None:
             workers = max(1, min(cores, len(runs)))
+            # On an accelerator, workers would take each other's memory.
             if any(pick_device(run.device).type != "cpu" for run in runs):
                 workers = 1
         max_threads = cores
