@@ -101,6 +101,6 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
 
 def with_field(task: Task, name: str, value: Any) -> Any:
     """The task with one field changed, or unchanged if it does not have the field."""
-    if name not in task.__dataclass_fields__:  # type: ignore[attr-defined]
+    if name not in task.__dataclass_fields__:
         return task
     return dataclasses.replace(task, **{name: value})

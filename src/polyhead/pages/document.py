@@ -82,7 +82,7 @@ def render(
             style=Markup(resource("style.css") + resource(style)),
             data={name: Markup(_json(value)) for name, value in (data or {}).items()},
             numbers=Markup(numbers),
-            scripts=[Markup(script) for script in scripts],
+            scripts=list(map(Markup, scripts)),
             **values,
         )
     )

@@ -311,8 +311,8 @@ def above(
     """
     if within is None:
         within = 0.0 if margin else WITHIN
-    tested = tuple(Part(name, part, margin, within, can_refute) for name, part in parts.items())
-    return judge([Verdict(claim, tested, family)])[0]
+    tested = [Part(name, part, margin, within, can_refute) for name, part in parts.items()]
+    return judge([Verdict(claim, tuple(tested), family)])[0]
 
 
 def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
@@ -324,8 +324,11 @@ def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
         judged.append(replace(verdict, parts=parts))
         families.setdefault(verdict.family, []).extend(part for part in parts if part.is_tested)
     for family in families.values():
-        p_above = [part.estimate.above(part.margin) for part in family]
-        p_below = [(-part.estimate).above(-part.margin) for part in family]
+        p_above = []
+        p_below = []
+        for part in family:
+            p_above.append(part.estimate.above(part.margin))
+            p_below.append((-part.estimate).above(-part.margin))
         levels_above, levels_below = holm_levels(p_above), holm_levels(p_below)
         corrected_above, corrected_below = holm(p_above), holm(p_below)
         for i, part in enumerate(family):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from polyhead.config import (
@@ -165,12 +166,11 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
 
     figure, axes = one_panel(7.2, 2.9)
     for racer in reversed(RACERS):
-        by_seed = list(curves[racer].values())
-        steps = [step for step, _ in by_seed[0]]
-        by_step = list(zip(*([accuracy for _, accuracy in curve] for curve in by_seed), strict=True))
-        means = [fmean(accuracies) for accuracies in by_step]
+        by_seed = np.array(list(curves[racer].values()))  # (seed, point, step and accuracy)
+        steps, accuracy = by_seed[0, :, 0], by_seed[:, :, 1]
+        means = accuracy.mean(0)
         colour = COLOURS[racer]
-        axes.fill_between(steps, list(map(min, by_step)), list(map(max, by_step)), color=colour, alpha=0.15, lw=0)
+        axes.fill_between(steps, accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0)
         axes.plot(steps, means, color=colour, lw=2, marker=MARKERS[racer], markevery=4, ms=5)
         axes.annotate(racer, (steps[-1], means[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
     axes.axhline(GUESSING, color=FAINT, lw=1, ls="--")
@@ -208,8 +208,8 @@ def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
     )
     race_rows = []
     for racer, by_seed in curves.items():
-        final = [curve[-1][1] for curve in by_seed.values()]
-        race_rows.append([racer, f"{fmean(final):.3f}", ", ".join(f"{score:.3f}" for score in final)])
+        final = np.array(list(by_seed.values()))[:, -1, 1]
+        race_rows.append([racer, f"{final.mean():.3f}", ", ".join(map("{:.3f}".format, final))])
     values: dict[str, Any] = {"race": figure_as_svg(draw_race(curves), race_caption, "race"), "race_rows": race_rows}
     values |= {"scores": None, "score_rows": []}
     if scores:

@@ -58,18 +58,21 @@ class FigureOutcome:
         object.__setattr__(self, "verdicts", judge(self.verdicts))
 
     @property
+    def frame(self) -> "DataFrame":
+        """The table; a column that a row lacks has a dash."""
+        import pandas
+
+        return pandas.DataFrame(self.table, dtype=object).fillna("–")
+
+    @property
     def head(self) -> tuple[str, ...]:
         """The names of the columns, in the order in which the rows have them."""
-        names: dict[str, None] = {}
-        for row in self.table:
-            names |= dict.fromkeys(row)
-        return tuple(names)
+        return tuple(self.frame)
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
-        """The rows as text; a column that a row lacks has a dash."""
-        head = self.head
-        return tuple(tuple(row.get(name, "–") for name in head) for row in self.table)
+        """The rows as text."""
+        return tuple(self.frame.itertuples(index=False, name=None))
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
@@ -144,6 +147,7 @@ def baselines(runs: Iterable[Run], split: str = "compositional") -> dict[str, Es
     Each is a mean over the splits, with values by seed if every seed has its own split.  A split has sequences of its
     own, too: on common ones the sampling errors would be common, and not fall with their number as the mean's does.
     """
+    # All models of a seed share its task.
     task_of_seed = {run.seed: run.task for run in runs if hasattr(run.task, "baselines")}
     scores_of_task: dict[Any, Mapping[str, Score]] = {}
     for task in task_of_seed.values():

@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from polyhead.analysis import figures
@@ -50,6 +51,7 @@ def results_as_json(about: Mapping[str, Any]) -> bytes:
     fields = []
     for name, value in about.items():
         text = json.dumps(legal(value), ensure_ascii=False)
+        # A table has a line for each of its rows.
         if isinstance(value, list | tuple) and any(isinstance(row, dict | list | tuple) for row in value):
             lines = [json.dumps(legal(row), ensure_ascii=False) for row in value]
             text = "[\n  " + ",\n  ".join(lines) + "\n ]"
@@ -91,7 +93,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
         "facts": facts | about["environment"],
         "failures": [f"{failure['name']}: {failure['error']}" for failure in about["failures"]],
         "run_head": list(RUN_COLUMNS),
-        "runs": [[run[key] for key in RUN_COLUMNS.values()] for run in runs],
+        "runs": list(map(itemgetter(*RUN_COLUMNS.values()), runs)),
     }
     page = render("papers/page.html", values, title=f"{title} ({about['scale']})", style="report/report.css")
     return page.save(path, "reproduce")
@@ -99,7 +101,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
 
 def seeds_text(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the seeds of runs as text."""
-    return ", ".join(str(seed) for seed in sorted({run["seed"] for run in runs}))
+    return ", ".join(map(str, sorted({run["seed"] for run in runs})))
 
 
 def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcome) -> str:

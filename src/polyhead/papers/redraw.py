@@ -83,6 +83,7 @@ def study_from(about: About, path: pathlib.Path) -> Study:
         row = row_by_digest.get(digest(run))
         if row is not None:
             points.append(finished_run(run, row, about, path))
+    # A run of another recipe cannot be drawn, and without it the figure would be of fewer runs.
     if len(points) != len(row_by_digest):
         count = len(row_by_digest)
         others = f"{count - len(points)} of its {count} runs are not of this version's recipe"

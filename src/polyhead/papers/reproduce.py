@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from polyhead.config import Run, digest, to_dict
+from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.maths import on_files
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import FigureOutcome
@@ -186,7 +187,7 @@ def now() -> str:
 def outcome_as_json(outcome: FigureOutcome) -> About:
     """Return the outcome in the layout of results.json."""
     return {
-        "verdicts": [verdict.to_dict() for verdict in outcome.verdicts],
+        "verdicts": list(map(Verdict.to_dict, outcome.verdicts)),
         "notes": list(outcome.notes),
         "head": list(outcome.head),
         "rows": list(map(list, outcome.rows)),

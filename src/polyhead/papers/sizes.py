@@ -55,7 +55,7 @@ class Scale:
 
     def grid(self) -> tuple[Setting, ...]:
         """All settings of the grid."""
-        return tuple(Setting(*point) for point in itertools.product(self.lrs, self.decays, self.warmups))
+        return tuple(itertools.starmap(Setting, itertools.product(self.lrs, self.decays, self.warmups)))
 
 
 # The scale `smoke`; figures change some of its fields.
@@ -83,7 +83,9 @@ def widened(shape: Size, factor: float, *, heads: bool = False) -> Size:
 
 def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:
     """The whole grid at paper scale; at other scales only the highest rate, as stated in the recipes."""
-    return shape.grid() if scale == "paper" else (Setting(max(shape.lrs), shape.decays[0], shape.warmups[0]),)
+    if scale == "paper":
+        return shape.grid()
+    return (Setting(max(shape.lrs), shape.decays[0], shape.warmups[0]),)
 
 
 def with_seeds(shape: Size, scale: str, seeds: int) -> Size:

@@ -179,6 +179,7 @@ class Cell:
             errors.append(point.sampling(split, metric))
             values[point.run.seed] = point.score(split, metric)
             tasks.add(point.run.task)
+        # One test set for all seeds: its error stays, however many seeds there are.
         if all(task.shared(split) for task in tasks):
             test = f"{split} of {sorted(map(repr, tasks))}"
             return Estimate.of(values, math.fsum(errors) / len(errors), finite=True, test=test)
@@ -255,10 +256,12 @@ def select(by_setting: Mapping[Setting, Sequence[FinishedRun]]) -> Cell:
     estimates: dict[Setting, Estimate] = {}
     ranks: dict[Setting, float] = {}
     for setting, points in by_setting.items():
+        # Runs of this setting failed: its mean would be over fewer seeds.
         if len(points) < num_seeds:
             continue
         estimates[setting] = over_seeds(points, "validation")
         ranks[setting] = points[0].run.task.gain(estimates[setting].mean)
+        # A diverged run is never the best.
         if math.isnan(ranks[setting]):
             ranks[setting] = -math.inf
     best = max(ranks, key=ranks.__getitem__)

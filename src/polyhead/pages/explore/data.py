@@ -125,6 +125,7 @@ def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
 def _equations(group: GroupTaps) -> list[str]:
     """How the code of a group is made of its scores, and these of queries and keys: keys of `page.CODES` and `MORE`."""
     keys = [group.normalise]
+    # The Abstractor's scores go through a function of their own.
     if group.kind == "abstractor" and group.relation_act not in ("softmax", "identity"):
         keys = ["act"]
     if group.kind == OWN:
@@ -173,6 +174,7 @@ def _tokens_that_fit(groups: Sequence[GroupTaps], tokens: int, causal: bool) -> 
             planes += len(hidden)
         if group.assignments is not None:
             per_token += group.assignments[0, 0].numel()
+    # Fewer tokens until all their numbers fit.
     count = min(tokens, TOKENS)
     while count > 1:
         pairs = count * (count + 1) // 2 if causal else count**2
@@ -202,6 +204,7 @@ class PageNumbers:
         if group.assignments is not None:
             symbols = as_array(group.assignments.float())[0, : self.count]
             described["symbols"] = self._add(symbols.transpose(1, 0, 2), layer)
+        # Pairs that a mask or a window hides have no numbers.
         hidden = _hidden(group, self.pairs)
         if hidden is not None:
             described["hidden"] = self._add_bytes(hidden)

@@ -76,7 +76,8 @@ def explore(
     check_place("explore", pathlib.Path(path))
     if not text:
         raise ValueError("explore: the text must have at least one token but is empty")
-    ids = [int(token) for token in codec.encode(text)]
+    ids = list(map(int, codec.encode(text)))
+    # Our model, which another module may wrap; else one of Hugging Face.
     for module in model.modules():
         if isinstance(module, Transformer):
             _check_ids(ids, *_limits(module))
@@ -123,6 +124,7 @@ def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
     """
     texts = []
     for token in tokens:
+        # The second copy keeps the blank at its start.
         text = codec.decode([token])
         piece = text
         twice = codec.decode([token, token])

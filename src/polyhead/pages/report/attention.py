@@ -15,7 +15,7 @@ from polyhead.analysis.relations import LayerLook, look, picture
 from polyhead.config import Batch, Task
 from polyhead.layers.taps import looking
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, in_order
-from polyhead.pages.report.section import Gallery, Section, slug
+from polyhead.pages.report.section import Gallery, Section, number, slug
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -37,6 +37,7 @@ def attention_section(
     """Figures of each mechanism; `notes` gets a line for each run of which none can be drawn."""
     section = Section("attention", "What do the heads attend to?")
     for group in groups:
+        # The first of several seeds.
         for entry in group.finished[:1]:
             progress(f"attention of {entry.folder.name}")
             try:
@@ -122,10 +123,10 @@ def describe(task: Task, batch: Batch, outputs: Tensor, sample: int) -> str:
     scored = as_array(batch.scored[sample]).astype(bool)
     targets, guesses = as_array(batch.targets[sample])[scored], as_array(outputs[sample])[scored]
     if batch.targets.is_floating_point():
-        texts = [f"{float(values.reshape(-1)[-1]):.3f}".replace("-", "−") for values in (targets, guesses)]
+        answer, guess = number(targets.flat[-1]), number(guesses.flat[-1])
     else:
-        texts = [_answer(task, values.reshape(-1).tolist()) for values in (targets, guesses.argmax(-1))]
-    answer, guess = texts
+        answer = _answer(task, targets.reshape(-1).tolist())
+        guess = _answer(task, guesses.argmax(-1).reshape(-1).tolist())
     question = task.words.question
     if question.endswith("?"):
         answer = answer[:1].upper() + answer[1:]
@@ -137,4 +138,5 @@ def _answer(task: Task, classes: Sequence[int]) -> str:
     if len(classes) > MAX_TOKENS:
         classes = classes[-1:]
     names = [task.class_name("answer", label) for label in classes]
-    return ("" if all(len(name) < 2 for name in names) else " ").join(names)
+    separator = "" if max(map(len, names)) < 2 else " "
+    return separator.join(names)

@@ -129,6 +129,7 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
     if not analyses:
         return []
     part = analyses[0].group.task.words.part
+    # Of several seeds the first one is drawn.
     firsts: dict[str, Analysis] = {}
     for analysis in analyses:
         firsts.setdefault(analysis.group.label, analysis)
@@ -214,6 +215,8 @@ def _over_layers(
 
 def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], gallery: Gallery) -> Section:
     """The fall of the score without each head: a matrix per mechanism, and a table of the strongest heads."""
+    import pandas
+
     metric = metric_name(analyses[0].group.task)
     section = Section(
         "heads",
@@ -241,14 +244,10 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], ga
 
     panels = []
     for analysis in firsts.values():
-        heads = [row for row in analysis.zeroed if row["head"] is not None]
-        num_layers = 1 + max(row["layer"] for row in heads)
-        num_heads = 1 + max(row["head"] for row in heads)
-        falls = np.full((num_layers, num_heads), np.nan)  # NaN where a layer has fewer heads
-        for row in heads:
-            falls[row["layer"], row["head"]] = row["drop"]
-        layers, columns = map(str, range(1, num_layers + 1)), map(str, range(1, num_heads + 1))
-        panels.append((analysis.name, falls, list(layers), list(columns)))
+        heads = pandas.DataFrame(analysis.zeroed).dropna(subset="head").astype({"layer": int, "head": int})
+        falls = heads.pivot(index="layer", columns="head", values="drop")  # NaN where a layer has fewer heads
+        names = map(str, falls.index + 1), map(str, falls.columns + 1)
+        panels.append((analysis.name, falls.to_numpy(float), *map(list, names)))
     figure = figures.heat(panels, label=f"fall of {metric}", columns=2)
     section.figures.append(gallery.add("heads", figure, f"Fall of {metric} without each head (column) by layer (row)."))
     return section
@@ -295,9 +294,12 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
         cells = [with_error(seed_score(by_code[code])) for by_code in scores.values()]
         rows.append([name, *cells])
     section.tables.append((["latent code of the query", *scores], rows))
-    differences = [difference(by_code["donor"], by_code["other"]) for by_code in scores.values()]
+    differences = []
+    for by_code in scores.values():
+        differences.append(difference(by_code["donor"], by_code["other"]))
     columns = ["Does it follow the donor's code?", "verdict", "donor's less a third one's", *TEST_COLUMNS]
     section.tables.append((columns, comparison_rows(list(scores), differences)))
+    # The two codes of the test, beside one another.
     measured = {}
     for label, by_code in scores.items():
         for code in ("donor", "other"):
@@ -327,7 +329,7 @@ def _rules_section(firsts: dict[str, Analysis], gallery: Gallery) -> Section:
             similarities.append((view, similarity(code_map.codes, rules)[1], names, names))
             _, centred = similarity(code_map.codes, rules, centred=True)
             similarities.append((f"{view}, centred", centred, names, names))
-            codes.append((view, mean, names, [str(i + 1) for i in range(mean.shape[1])]))
+            codes.append((view, mean, names, list(map(str, range(1, mean.shape[1] + 1)))))
         matrices = figures.heat(similarities, label="cosine similarity", limits=(-1, 1), columns=2)
         averages = figures.heat(codes, label="latent code", columns=2)
         drawings = [

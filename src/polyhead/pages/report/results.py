@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from polyhead.analysis import figures
 from polyhead.analysis.verdicts import MIN_NETWORKS, Difference, difference, judge
@@ -107,12 +108,14 @@ def verdict_table(results: Results) -> Table | None:
     for rival in order[1:]:
         names.append(f"{order[0].label} over {rival.label}")
         differences.append(difference(_gains(results, order[0]), _gains(results, rival)))
-    baselines = [name for name in results.baseline_order() if name != "ceiling"]
-    if baselines:
-        level = float(task.gain(results.baselines[baselines[0]][results.headline].mean))
+    for baseline in results.baseline_order():
+        if baseline == "ceiling":
+            continue
+        level = float(task.gain(results.baselines[baseline][results.headline].mean))
         for group in order:
-            names.append(f"{group.label} over {baseline_label(task, baselines[0])}")
+            names.append(f"{group.label} over {baseline_label(task, baseline)}")
             differences.append(difference(_gains(results, group), level))
+        break  # only the best of them
     if not names:
         return None
     return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(names, differences)
@@ -162,14 +165,14 @@ def results_section(results: Results, gallery: Gallery) -> Section:
         )
         caption = f"Scores on {task.split_name(split)}: a dot per network, the mean with its standard error."
         section.figures.append(gallery.add("results", figure, caption))
+    # The table has all runs, also those without a score on the headline's split.
     section.tables.append(score_table(results))
     verdicts = verdict_table(results)
     if verdicts:
         section.tables.append(verdicts)
     rows = different_settings(results.groups)
     if rows and len(results.groups) > 1:
-        labels = [group.label for group in results.groups]
-        section.tables.append((["Besides the heads, these differ", *labels], rows))
+        section.tables.append((["Besides the heads, these differ", *map(attrgetter("label"), results.groups)], rows))
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
         f"A test takes a baseline as exact. {OPEN_TEST}"

@@ -133,6 +133,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
     Raises ValueError for no folders, a folder that is not a run, a damaged file, or different tasks.
     """
     entries: dict[str, Entry] = {}
+    # A run may have several folders: it counts once.
     for folder in folders:
         entry = _entry(store.place(folder))
         key = digest(entry.run)
@@ -219,11 +220,15 @@ def flat(values: object) -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------------- groups
 def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
     """Entries grouped by configuration without seeds, in the given order, each with a label of its own."""
+    # Equal configurations but for their seeds are one group.
     members: dict[str, list[Entry]] = {}
     for entry in entries:
         members.setdefault(digest(without_seeds(entry.run)), []).append(entry)
-    firsts = [group[0].run for group in members.values()]
-    labels = [mechanism(run.model) for run in firsts]
+    firsts = []
+    labels = []
+    for group in members.values():
+        firsts.append(group[0].run)
+        labels.append(mechanism(group[0].run.model))
     results = []
     for label, run, group in zip(labels, firsts, members.values(), strict=True):
         if labels.count(label) > 1:
@@ -234,6 +239,7 @@ def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
 
 def _difference(run: Run, others: Sequence[Run]) -> str:
     """The settings in which a run differs from others of the same model: " · lr 0.003"."""
+    # Twins: runs with the same label and other settings.
     values = flat(to_dict(without_seeds(run), semantic=True))
     label = mechanism(run.model)
     twins = []
@@ -257,7 +263,7 @@ def mechanism(model: Model) -> str:
     """
     if not isinstance(model, TransformerConfig):
         return type(model).__name__.removesuffix("Config")
-    layers = [_heads_label(model.layer_heads(i)) for i in range(model.layers)]
+    layers = list(map(_heads_label, map(model.layer_heads, range(model.layers))))
     if len(set(layers)) == 1:
         layers = layers[:1]
     name = ", then ".join(layers)

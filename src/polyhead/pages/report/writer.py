@@ -144,6 +144,7 @@ def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[Htm
     progress("runs and baselines")
     results = _results(folders)
     notes = list(results.notes)
+    # In the order of the page; a section that the runs do not allow is None.
     sections: list[Section | None] = [results_section(results, gallery), curves_section(results, gallery)]
     sections.append(attention_section(results.groups, gallery, progress, notes))
     sections += code_sections(analyse(results.groups, progress, notes), gallery)
@@ -158,7 +159,7 @@ def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[Htm
         "headline": headline,
         "settings": runs.flat(to_dict(results.task)),
         "notes": list(dict.fromkeys(notes)),
-        "sections": [section for section in sections if section is not None],
+        "sections": list(filter(None, sections)),
         "runs": details,
         "terms": _terms(results),
     }

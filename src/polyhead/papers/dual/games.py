@@ -152,12 +152,13 @@ PRINTED: dict[str, dict[str, dict[int, float]]] = {
 
 
 def claims(cells: "Series") -> list[Verdict]:
-    """Return verdicts on the complete games only: missing runs would change the comparison."""
+    """Return verdicts on the complete games only."""
     curves: dict[str, DataFrame] = {}
     novel: dict[str, dict[str, Scores]] = {"novel_hexominoes": {}, "novel_stripes": {}}
     verdicts: list[Verdict] = []
     for game, rows in cells.groupby(level="game", sort=False):
         of_game = rows.droplevel("game")
+        # Missing runs would change the comparison.
         if not is_complete_grid(of_game):
             continue
         curves[game] = score_table(of_game, "iid")

@@ -127,7 +127,7 @@ def draw_sorting(study: Study) -> FigureOutcome:
     if is_complete_grid(cells):
         scores = score_table(cells, "iid")
         verdicts = learns("sorting", scores)
-        scores.index = [f"n {count}" for count in scores.index]
+        scores = scores.rename(index="n {}".format)
         verdicts += better("sorting", "abstractor", ("softmax", "dual"), scores)
         verdicts += operators("sorting", scores)
     rows, numbers = table(cells, columns)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from polyhead.analysis import figures
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
-from polyhead.papers.claims import Verdict, above, mean
+from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.dual.games import SHAPES, game_run
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import size as size_of
@@ -200,7 +200,7 @@ def draw_symbols(study: Study) -> FigureOutcome:
         kind, positions, is_symmetric, count = best_first[0]
         setting = f"symbols {kind}, {positions} positions, {symmetry_words(is_symmetric)}, {count} relations"
         notes.insert(0, f"The best on validation data: {setting}.")
-    numbers = {condition_text(condition): estimate.as_json() for condition, estimate in accuracy.items()}
+    numbers = accuracy.map(Estimate.as_json).set_axis(map(condition_text, accuracy.index)).to_dict()
     caption = f"Accuracy by number of relations, learned positions; {SEED_CAPTION}."
     return FigureOutcome([Picture("symbols", caption, figure)], rows, choices(over_games(accuracy)), notes, numbers)
 
@@ -234,7 +234,7 @@ def draw_split(study: Study) -> FigureOutcome:
     caption = f"Accuracy by number of heads, every one as wide; {SEED_CAPTION}."
     return FigureOutcome(
         pictures=[Picture("split", caption, figure)],
-        table=[rows[heads] for heads in fewest_heads_first],
+        table=list(map(rows.__getitem__, fewest_heads_first)),
         verdicts=splits(over_games(accuracy)),
         notes=list(notes_of(cells)),
         numbers=numbers,

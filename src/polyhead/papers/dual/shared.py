@@ -234,10 +234,17 @@ def table(
 
 def size(cell: Cell) -> dict[str, str]:
     """Parameters and optimiser steps of a cell."""
-    parameters = {point.result.parameters for point in cell.points}
-    steps = {point.run.train.steps for point in cell.points}
-    columns = {"parameters": parameters, "steps": steps}
-    return {name: " / ".join(f"{count:,}" for count in sorted(counts)) for name, counts in columns.items()}
+    parameters = set()
+    steps = set()
+    for point in cell.points:
+        parameters.add(point.result.parameters)
+        steps.add(point.run.train.steps)
+    return {"parameters": counts_text(parameters), "steps": counts_text(steps)}
+
+
+def counts_text(counts: Iterable[int]) -> str:
+    """Return numbers as text, the smallest first."""
+    return " / ".join(map("{:,}".format, sorted(counts)))
 
 
 def notes(cells: "Series") -> list[str]:

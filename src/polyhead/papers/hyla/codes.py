@@ -228,13 +228,16 @@ def similar_outcome(
     if not differences:
         note = "Sum and difference do not both occur in the held-out combinations."
         return FigureOutcome(pictures, numbers={"by seed": matrices}, notes=[note])
-    by_name = {name: Estimate.of(by_seed) for name, by_seed in differences.items()}
+    by_name = {}
+    numbers = {}
+    for name, by_seed in differences.items():
+        by_name[name] = Estimate.of(by_seed)
+        numbers[name] = by_name[name].as_json()
     before, before_centred = by_name[f"plain{UNTRAINED}"], by_name[f"centred{UNTRAINED}"]
     notes = (
         f"Centred, the cosine of sum and difference is {by_name['centred']} above the mean of the other pairs.",
         f"Before training it is {before} above that mean, centred {before_centred}.",
     )
-    numbers = {name: estimate.as_json() for name, estimate in by_name.items()}
     return FigureOutcome(
         pictures,
         verdicts=shared_code(by_name["plain"]),
@@ -262,7 +265,7 @@ def picture_of_similarity(stem: str, matrices: Mapping[str, Array], names: list[
 
 def picture_of_codes(stem: str, codes: Array, rules: Array, names: list[str]) -> Picture:
     """Draw six sampled codes of each rule, and the mean code of each."""
-    heads = [str(head + 1) for head in range(codes.shape[1])]
+    heads = list(map(str, range(1, codes.shape[1] + 1)))
     classes, mean_codes = means(codes, rules)
     sampled: list[int] = []
     sampled_names: list[str] = []

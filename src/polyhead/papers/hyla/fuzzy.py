@@ -97,7 +97,9 @@ def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
 
 def unknown_terms(condition: str, scores: Scores, baseline: Estimate) -> list[Verdict]:
     """Return the claim that all models are below a baseline without composition on unknown terms."""
-    parts = {f"floor {baseline} − {label(model)}": baseline - estimate for model, estimate in scores.items()}
+    parts = {}
+    for model, estimate in scores.items():
+        parts[f"floor {baseline} − {label(model)}"] = baseline - estimate
     return [above(f"no model solves combinations of unknown terms: a Gaussian process is better ({condition})", parts)]
 
 

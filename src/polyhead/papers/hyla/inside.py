@@ -77,7 +77,7 @@ def draw(study: Study) -> FigureOutcome:
     """Draw R² against both functions while one code turns into another; tabulate the swaps, the probes, their tests."""
     all_swaps, all_mixtures = swapped(study)
     points = tuple(point for point in study.points if point.run.seed in SEEDS)
-    seeds = [seed for seed in all_swaps.index if seed in SEEDS]
+    seeds = all_swaps.index.intersection(SEEDS)
     swaps, mixtures = all_swaps.loc[seeds], all_mixtures.loc[seeds]
 
     probes = last_layer(probed(replace(study, points=points), is_term_alone))

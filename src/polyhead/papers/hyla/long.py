@@ -215,7 +215,9 @@ def measured(points: Sequence[FinishedRun]) -> "DataFrame":
     for point in points:
         model, seed = model_of(point), point.run.seed
         known, unseen = point.course(KNOWN), point.course(UNSEEN)
-        quantities: dict[str, float | None] = {f"at {skill:.2f}": at_skill(known, unseen, skill) for skill in SKILLS}
+        quantities: dict[str, float | None] = {}
+        for skill in SKILLS:
+            quantities[f"at {skill:.2f}"] = at_skill(known, unseen, skill)
         quantities["equal"] = quantities[f"at {SKILL:.2f}"]
         quantities["known"] = point.score(KNOWN)
         quantities["unseen"] = point.score(UNSEEN)
@@ -255,11 +257,13 @@ def baselines_of(point: FinishedRun) -> dict[str, float]:
     task, train, seed = point.run.task, point.run.train, point.run.seed
     count = train.eval_batches * train.batch_size
     if isinstance(task, Sraven):
+        names = RAVEN_BASELINES
         scores = raven_baselines(task, UNSEEN, sequences=count, seed=seed)
-        return {name: scores[name].mean for name in RAVEN_BASELINES}
-    assert isinstance(task, FuzzyLogic)
-    scores = fuzzy_baselines(task, UNSEEN, sequences=count, seed=seed, batch_size=train.batch_size)
-    return {name: scores[name].mean for name in BASELINES}
+    else:
+        assert isinstance(task, FuzzyLogic)
+        names = BASELINES
+        scores = fuzzy_baselines(task, UNSEEN, sequences=count, seed=seed, batch_size=train.batch_size)
+    return {name: scores[name].mean for name in names}
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -275,11 +279,12 @@ def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome
 
     `tests`: those of the page: of the main test, `PARTS`, `WIDE` or `RAVENS`.
     """
+    # In the order of the models in figures.
     names = list(NAMES)
     points = sorted(study.points, key=lambda point: (names.index(model_of(point)), point.run.seed))
     scores = measured(points)
     drawn = [point for point in points if point.run.seed in SEEDS] or points
-    scores_shown = scores.loc[sorted({point.run.seed for point in drawn})]
+    scores_shown = scores.loc[scores.index.intersection(SEEDS)] if drawn is not points else scores
     baselines = {}
     for name in BASELINES | RAVEN_BASELINES:
         if ("unseen", name) in scores:
@@ -297,8 +302,8 @@ def with_seed_6(scores: "DataFrame") -> list[str]:
     """Return the first family of the main test with seed 6 in place of seed 1, as notes; none without seed 6."""
     if 6 not in scores.index or ("unseen", "hyla") not in scores:
         return []
-    primary = [verdict for verdict in verdicts(scores, seeds=AGAIN) if verdict.family == "primary"]
-    return [f"With seed 6 in place of seed 1: {verdict}" for verdict in primary]
+    # The correction covers a family, so the other families need not be tested.
+    return [f"With seed 6 in place of seed 1: {verdict}" for verdict in verdicts(scores, PRIMARY, AGAIN)]
 
 
 def draw_courses(
@@ -396,8 +401,7 @@ def rows_of(points: Iterable[FinishedRun], scores: "DataFrame") -> list[dict[str
 
 def column_of_seed(scores: "DataFrame", seed: int, model: str) -> dict[str, float]:
     """Return the quantities of one run that are columns of the table."""
-    quantities = scores.loc[seed].xs(model, level=1).dropna()
-    return {quantity: quantities[quantity] for quantity in COLUMNS if quantity in quantities}
+    return scores.loc[seed].xs(model, level=1).reindex(list(COLUMNS)).dropna().to_dict()
 
 
 def as_json(scores: "DataFrame") -> dict[str, dict[str, Any]]:

@@ -123,8 +123,8 @@ def probed(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> "Series
                 values[*condition, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
                     values[*condition, PERMUTED][point.run.seed] = row["chance"]
-    paper_first = sorted(values, key=lambda condition: not is_of_paper(*condition[:3]))
-    return estimates({condition: values[condition] for condition in paper_first}, LEVELS)
+    paper_first = sorted(values.items(), key=lambda item: not is_of_paper(*item[0][:3]))
+    return estimates(dict(paper_first), LEVELS)
 
 
 def is_of_paper(target: str, pairs: str, query: str) -> bool:

@@ -25,6 +25,7 @@ from polyhead.papers.outcome import (
     curves,
     is_complete_grid,
     panels,
+    runs_of,
     score_table,
     scores_of,
     settings_note,
@@ -143,7 +144,7 @@ def solves(scores: "DataFrame", level: float = 0.8) -> list[Verdict]:
     `scores`: a row per setting, the smallest first.
     """
     smallest, largest = scores.iloc[0], scores.iloc[-1]
-    parts = {f"{label(model)} at the largest": estimate for model, estimate in largest.items()}
+    parts = largest.rename(lambda model: f"{label(model)} at the largest").to_dict()
     verdicts = [above(f"at the largest setting that was run all models solve {100 * level:.0f} %", parts, level)]
     if "hyla" in smallest:
         leads = {}
@@ -179,7 +180,7 @@ def by_instances(axis: str) -> Draw:
 
     def draw(study: Study) -> FigureOutcome:
         cells = study.cells(axis, "instances", "model")
-        runs = [point.run for point in study.points]
+        runs = runs_of(cells)
         verdicts: list[Verdict] = []
         if is_complete_grid(cells):
             scores = score_table(cells, "compositional").sort_index(level=["instances", axis])
@@ -206,7 +207,10 @@ def draw_a4(study: Study) -> FigureOutcome:
     pictures = []
     numbers: dict[str, Any] = {}
     for letter, axis, other in (("a", "width", "depth"), ("b", "depth", "width")):
-        cells = study.cells(other, axis, "instances", "model")[commonest(study, other)]
+        all_cells = study.cells(other, axis, "instances", "model")
+        # The value that most cells have is constant while the other axis varies.
+        constant = all_cells.index.get_level_values(other).to_series().mode()[0]
+        cells = all_cells[constant]
         title = partial("{} {:g}".format, axis)
         figure = figures.lines(
             panels(cells, TRAINING_LOSS, label, title, lambda _: {}),
@@ -218,12 +222,6 @@ def draw_a4(study: Study) -> FigureOutcome:
         pictures.append(Picture(f"fig-a4{letter}", caption, figure))
         numbers |= table(cells, (TRAINING_LOSS,))[1]
     return FigureOutcome(pictures, numbers=numbers)
-
-
-def commonest(study: Study, axis: str) -> Any:
-    """Return the value of `axis` in most runs: the constant value while the other axis varies."""
-    values: list[Any] = [study.paper.coordinates(point.run).get(axis) for point in study.points]
-    return max(sorted(set(values)), key=values.count)
 
 
 def over(axis: str, claim: Callable[["DataFrame"], list[Verdict]]) -> Draw:

@@ -82,7 +82,10 @@ def gated(scores: Scores) -> list[Verdict]:
     """Return the claim that SwiGLU is better than layers without a gate.  `scores`: by name of the activation."""
     if "SwiGLU" not in scores or len(scores) == 1:
         return []
-    parts = {f"{name} − SwiGLU": score - scores["SwiGLU"] for name, score in scores.items() if name != "SwiGLU"}
+    parts = {}
+    for name, score in scores.items():
+        if name != "SwiGLU":
+            parts[f"{name} − SwiGLU"] = score - scores["SwiGLU"]
     return [above("SwiGLU is better than feed-forward layers without a gate at equal parameters", parts)]
 
 

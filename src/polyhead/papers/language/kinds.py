@@ -122,7 +122,9 @@ ENOUGH = 2.2  # bits per byte that minutes on a CPU should reach
 
 def reaches(scores: Scores, level: float) -> Verdict:
     """Return the claim that every model reaches `level` bits per byte.  Single runs have errors over sequences."""
-    parts = {f"{level} − {label(model)}": constant(level) - score for model, score in scores.items()}
+    parts = {}
+    for model, score in scores.items():
+        parts[f"{level} − {label(model)}"] = constant(level) - score
     return above(f"every model reaches {level} bits per byte on held-out files", parts)
 
 
@@ -204,7 +206,7 @@ def curves(claim: Claim) -> Draw:
         is_same, text = one_text(study)
         levels = baselines(study)
         by_label = {label(model): course(cell) for model, cell in cells.items()}
-        panel: Panel = ("", by_label, {name: level for name, level in levels.items() if name == "zlib"})
+        panel: Panel = ("", by_label, {"zlib": levels["zlib"]} if levels else {})
         figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
         caption = f"Bits per byte on validation text in the course of training; {seed_caption(cells)}."
         compressors = "The text on this machine is not that of the runs: there are no baselines."

@@ -139,7 +139,7 @@ def model(row: str, shape: LanguageScale, *, matched: bool = True) -> Transforme
 
 def row_of(run: Run) -> str:
     """The name of the row whose model `run` trains, by its heads.  Raises ValueError for a model of no row."""
-    kinds = tuple(type(group) for group in run.transformer.layer_heads(0))
+    kinds = tuple(map(type, run.transformer.layer_heads(0)))
     if kinds not in KINDS:
         raise ValueError(f"row_of: {run.name} is none of the language models of the studies")
     return KINDS[kinds]
