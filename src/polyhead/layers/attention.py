@@ -20,7 +20,7 @@ from polyhead.layers.cache import LayerCache, entry, whole
 from polyhead.layers.call import LayerCall, LayerLimits, call_of, check_pairs, drawn_keep, no_script, symbols_of_groups
 from polyhead.layers.device import Device
 from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
-from polyhead.layers.heads.groups import LinearHeads, SymbolGroup, build, sums
+from polyhead.layers.heads.groups import LinearHeads, build, sums
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
@@ -35,7 +35,16 @@ Positions = config.Position | nn.ModuleDict | None
 
 
 def _gated(output: Tensor, gate: Tensor | None) -> Tensor:
-    return output if gate is None else output * gate
+    if gate is None:
+        return output
+    return output * gate
+
+
+def _both(mask: Tensor | None, other: Tensor) -> Tensor:
+    """Pairs that both masks allow."""
+    if mask is None:
+        return other
+    return mask & other
 
 
 class MultiHeadAttention(nn.Module):
@@ -119,10 +128,12 @@ class MultiHeadAttention(nn.Module):
             self.qk_norms = nn.ModuleList()
             for size, is_shared in zip(self.sizes, self.shared, strict=True):
                 for _ in "qk":
-                    norm = LayerNorm(size.dim, eps=1e-6, bias=False, device=device, dtype=dtype)
-                    self.qk_norms.append(nn.Identity() if is_shared else norm)
+                    norm: nn.Module = nn.Identity()
+                    if not is_shared:
+                        norm = LayerNorm(size.dim, eps=1e-6, bias=False, device=device, dtype=dtype)
+                    self.qk_norms.append(norm)
 
-        self.symbol_dims = [group.symbol_dim if isinstance(group, SymbolGroup) else None for group in groups]
+        self.symbol_dims: list[int | None] = [getattr(group, "symbol_dim", None) for group in groups]
         self._build_symbols(heads if own_symbols else (), device, dtype)
         self.register_load_state_dict_post_hook(leave_meta)
 
@@ -160,13 +171,18 @@ class MultiHeadAttention(nn.Module):
             if not isinstance(mechanism, config.SymbolHeads):
                 self.source_of.append(None)
                 continue
-            source, place = mechanism.symbols, len(distinct)
+            source = mechanism.symbols
             if source not in distinct:
-                distinct.append(source)
                 module = build_symbols(
-                    source, self.dim, causal=self.causal, max_length=self.max_length, place=place, device=device,
+                    source,
+                    self.dim,
+                    causal=self.causal,
+                    max_length=self.max_length,
+                    place=len(distinct),
+                    device=device,
                     dtype=dtype,
-                )  # fmt: skip
+                )
+                distinct.append(source)
                 self.symbols.append(module)
             self.source_of.append(distinct.index(source))
 
@@ -210,13 +226,8 @@ class MultiHeadAttention(nn.Module):
             )  # fmt: skip
 
             # What hides keys, what is added to scores and what multiplies the code, for all heads.
-            check_pairs((x.shape[0], self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
-            mask, bias, keep = (call.held(pairs) for pairs in (mask, bias, keep))
-            bias = self._add_position_bias(bias, call)
-            if keep is None and self.training and self.dropout > 0:
-                keep = self.draw_keep(x.shape[0], call.t, call.s, device=x.device, dtype=at_least_float32(x.dtype))
             limits = self._limits(bias, mask, keep, call)
-            needs_pairs = return_code or any(pairs is not None for pairs in (bias, mask, keep, taps))
+            needs_pairs = return_code or taps is not None or limits.has_pairs
 
             # Projections, then the heads, group by group.
             projections = project(self.qkv, self.sizes, x, context, senders=call.computes_keys)
@@ -236,10 +247,8 @@ class MultiHeadAttention(nn.Module):
                     outputs.append(_gated(attended(group, op_call), self._gate(i, x)))
 
             # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
-            joint = outputs[0].flatten(2)
-            if len(outputs) > 1:
-                joint = torch.cat([output.flatten(2) for output in outputs], dim=-1)
-            y = self.out(joint)
+            joint = [output.flatten(2) for output in outputs]
+            y = self.out(joint[0] if len(joint) == 1 else torch.cat(joint, dim=-1))
 
             if call.cache is not None:
                 call.cache.advance(call.t, call.max_cached)
@@ -257,10 +266,12 @@ class MultiHeadAttention(nn.Module):
         t, s = call.t, call.s
         if not isinstance(self.relative, RelativePositionBias):
             self.relative.leave_meta(call.x)
-        if call.positions is None:
-            relative = self.relative(t, s, offset=s - t if self.causal else call.num_cached)
-        else:
+        if call.positions is not None:
             relative = self.relative.dense(call.positions, call.all_key_positions())
+        elif self.causal:  # the last query is the last key
+            relative = self.relative(t, s, offset=s - t)
+        else:
+            relative = self.relative(t, s, offset=call.num_cached)
         relative = relative.to(at_least_float32(call.x.dtype))  # bfloat16 cannot hold a distance of 257
         if bias is None:
             return relative
@@ -269,10 +280,17 @@ class MultiHeadAttention(nn.Module):
         return bias + relative
 
     def _limits(self, bias: Tensor | None, mask: Tensor | None, keep: Tensor | None, call: LayerCall) -> LayerLimits:
-        """Masks and biases for the ops, with the padding of cached tokens."""
+        """Masks, biases and dropout for the ops, with the padding of cached tokens."""
+        b = call.x.shape[0]
+        check_pairs((b, self.total_heads, call.t, call.gone + call.s), mask, bias, keep)
+        mask, keep = call.held(mask), call.held(keep)
+        bias = self._add_position_bias(call.held(bias), call)
+        if keep is None and self.training and self.dropout > 0:
+            dtype = at_least_float32(call.x.dtype)
+            keep = self.draw_keep(b, call.t, call.s, device=call.x.device, dtype=dtype)
+        had_pairs = any(pairs is not None for pairs in (bias, mask, keep))
         if call.cache is not None and call.cache.real is not None and call.context is None:
-            is_real = call.cache.real[:, None, None]
-            mask = is_real if mask is None else mask & is_real
+            mask = _both(mask, call.cache.real[:, None, None])
 
         # An op's window counts indices and ends at the last key.  With other positions the window becomes a mask.
         window = self.window
@@ -280,10 +298,9 @@ class MultiHeadAttention(nn.Module):
         if window is not None and (call.positions is not None or not is_aligned):
             queries = call.query_positions()
             distances = queries[:, None, :, None] - call.all_key_positions()[:, None, None, :]
-            is_near = distances.abs() < window
-            mask = is_near if mask is None else mask & is_near
+            mask = _both(mask, distances.abs() < window)
             window = None
-        return LayerLimits(bias, mask, keep, self.causal, window, call.cu_seqlens)
+        return LayerLimits(bias, mask, keep, self.causal, window, call.cu_seqlens, has_pairs=had_pairs)
 
     def draw_keep(
         self,
@@ -296,7 +313,9 @@ class MultiHeadAttention(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, "_ _ {t} {s}"]:
         """Draw a dropout mask of this layer, the `keep` of `forward`: entries are 0 or 1 / (1 - rate)."""
-        shape = (1, 1, t, s) if self.dropout_shared else (b, self.total_heads, t, s)
+        shape = (b, self.total_heads, t, s)
+        if self.dropout_shared:
+            shape = (1, 1, t, s)
         return drawn_keep(shape, self.dropout, device=device, dtype=dtype, generator=generator)
 
     # ------------------------------------------------------------------------------------------ the tensors of a group
@@ -334,7 +353,9 @@ class MultiHeadAttention(nn.Module):
             features = asked(group, "features")(call.x)
 
         # Queries (b t h d), and relation queries (b t r p) of relational heads.
-        tensors = {"q": rows["q"]} if "q" in rows else {}
+        tensors = {}
+        if "q" in rows:
+            tensors["q"] = rows["q"]
         if features is not None:
             tensors.update(asked(group, "receive")(features))
         if "q" in tensors:
@@ -348,15 +369,19 @@ class MultiHeadAttention(nn.Module):
             tensors.update({name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in cached.items()})
         else:
             for name, x in self._key_tensors(i, rows, features, symbols, call).items():
-                is_cached = call.cache is not None and name != "table"
-                tensors[name] = call.append_to_cache((i, name), x) if is_cached else x
+                if call.cache is not None and name != "table":
+                    x = call.append_to_cache((i, name), x)
+                tensors[name] = x
         if self.shared[i]:
             tensors["q"], tensors["k"] = previous["q"], previous["k"]
 
         # A table of relative symbols becomes symbols by offset (t+s-1 g e).
         if "table" in tensors:
             table = tensors.pop("table")
-            tensors["v"] = table[None, :0] if call.is_empty else by_offset(table, call.t, call.s, call.first_query)
+            if call.is_empty:
+                tensors["v"] = table[None, :0]
+            else:
+                tensors["v"] = by_offset(table, call.t, call.s, call.first_query)
         if tensors["v"].ndim == 4 and tensors["v"].shape[0] == 1:  # symbols of positions are the same in all samples
             tensors["v"] = tensors["v"].expand(call.x.shape[0], -1, -1, -1)
         return tensors
@@ -379,7 +404,7 @@ class MultiHeadAttention(nn.Module):
     def _place(self, i: int, x: Tensor, call: LayerCall, *, are_queries: bool) -> Tensor:
         """Normalise and rotate the queries or the new keys of group `i`."""
         if self.qk_norms is not None:
-            x = self.qk_norms[2 * i if are_queries else 2 * i + 1](x)
+            x = self.qk_norms[2 * i + (not are_queries)](x)
         if self.rotary is None:
             return x
         positions = call.query_positions() if are_queries else call.new_key_positions()

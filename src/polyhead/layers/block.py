@@ -21,16 +21,17 @@ from polyhead.ops.call import Packed
 from polyhead.spec import NORM_ORDERS, NORMS
 from polyhead.spec.shapes import check_rate, one_of
 
+# The type of the argument `symbols` of `MultiHeadAttention.forward`.
 Symbols = Tensor | Sequence[Tensor | None] | None
-"""The type of the argument `symbols` of `MultiHeadAttention.forward`."""
 
 
 def build_norm(
     kind: str, dim: int, eps: float, *, device: Device = None, dtype: torch.dtype | None = None
 ) -> RMSNorm | LayerNorm:
     """`kind` is "layer" or "rms"."""
-    cls = LayerNorm if one_of("norm", "kind", kind, NORMS) == "layer" else RMSNorm
-    return cls(dim, eps=eps, device=device, dtype=dtype)
+    if one_of("norm", "kind", kind, NORMS) == "layer":
+        return LayerNorm(dim, eps=eps, device=device, dtype=dtype)
+    return RMSNorm(dim, eps=eps, device=device, dtype=dtype)
 
 
 class TransformerBlock(nn.Module):
@@ -105,16 +106,24 @@ class TransformerBlock(nn.Module):
         self._check(x, context, cu_seqlens, tail)
         if context is None and context_mask is not None:
             raise ValueError("TransformerBlock: a context_mask came without a context")
-        num_outputs = x.shape[1] if tail is None else tail
+        num_outputs = x.shape[1]
+        if tail is not None:
+            num_outputs = tail
         if self.reads_all_queries:  # the tail is cut off the result
             tail = None
         with whole(cache):
-            source = self.norm1(x) if self.pre else x
+            source = self._before(x, self.norm1)
             if tail is None or tail == x.shape[1]:
                 y = self.attention(
-                    source, mask=mask, keep=keep, symbols=symbols, positions=positions, cu_seqlens=cu_seqlens,
-                    cache=cache, taps=taps,
-                )  # fmt: skip
+                    source,
+                    mask=mask,
+                    keep=keep,
+                    symbols=symbols,
+                    positions=positions,
+                    cu_seqlens=cu_seqlens,
+                    cache=cache,
+                    taps=taps,
+                )
             else:
                 if positions is not None or cache is not None:
                     name = "positions" if cache is None else "a cache"
@@ -123,17 +132,25 @@ class TransformerBlock(nn.Module):
                 y = self._attend_tail(x, source, tail, mask, keep, symbols=symbols, taps=taps)
             x = self._add(x, y, self.norm1)
             if self.cross is not None:
-                asking = self.norm_cross(x) if self.pre else x
+                asking = self._before(x, self.norm_cross)
                 y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
                 x = self._add(x, y, self.norm_cross)
             if self.reads_all_queries:
                 x = x[:, x.shape[1] - num_outputs :]
-            return self._add(x, self.feedforward(self.norm2(x) if self.pre else x), self.norm2)
+            return self._add(x, self.feedforward(self._before(x, self.norm2)), self.norm2)
+
+    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """x, normalised in a pre-norm block."""
+        if self.pre:
+            return norm(x)
+        return x
 
     def _add(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         """x + dropout(y), normalised in a post-norm block."""
         x = x + self.dropout(y)
-        return x if self.pre else norm(x)
+        if self.pre:
+            return x
+        return norm(x)
 
     def _attend_tail(
         self,
@@ -151,17 +168,19 @@ class TransformerBlock(nn.Module):
         positions = torch.arange(first, source.shape[1], device=source.device)[None]
         if mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
             mask = mask[..., -tail:, :]
-        keep = None if keep is None else keep[..., -tail:, :]
+        if keep is not None:
+            keep = keep[..., -tail:, :]
         # Normed once more: a part of `source` would cost the backward pass a tensor of its whole size.
-        asking = self.norm1(x) if self.pre else x
+        asking = self._before(x, self.norm1)
         return self.attention(
             asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
         )
 
     def _check(self, x: Tensor, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
-        if (context is None) != (self.cross is None):
-            expected = "no context was wanted but one" if self.cross is None else "a context was wanted but none"
-            raise ValueError(f"TransformerBlock: {expected} came")
+        if context is not None and self.cross is None:
+            raise ValueError("TransformerBlock: no context was wanted but one came")
+        if context is None and self.cross is not None:
+            raise ValueError("TransformerBlock: a context was wanted but none came")
         if cu_seqlens is not None and (context is not None or tail is not None):
             name = "context" if tail is None else "tail"
             raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {name} must be None")

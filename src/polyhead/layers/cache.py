@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+# The attribute by which a layer is known to caches. It gets one in its first call with a cache, not when it is made:
+# layers are often deep copies of one that was never called.
 NAME = "_name_in_caches"
-"""The attribute by which a layer is known to caches.  It gets one in its first call with a cache, not when it is made:
-layers are often deep copies of one that was never called."""
 
 
 class LayerCache:
@@ -52,7 +52,9 @@ class LayerCache:
     @property
     def crossed(self) -> int:
         """`cross.length`, without making that cache."""
-        return 0 if self._cross is None else self._cross.length
+        if self._cross is None:
+            return 0
+        return self._cross.length
 
     def claim(self, kind: str, layer: nn.Module) -> None:
         """Make it the cache of `layer`, whose kind is `who`.  In compiled code it does nothing.
@@ -83,7 +85,10 @@ class LayerCache:
         if old is not None and (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
             stored_shape, shape = tuple(old.shape), tuple(new.shape)
             raise ValueError(f"LayerCache: stored {name} is (b s ...) = {stored_shape} but new {name} is {shape}")
-        self._kept[name] = new.clone() if old is None else torch.cat((old, new), dim=1)
+        if old is None:
+            self._kept[name] = new.clone()
+        else:
+            self._kept[name] = torch.cat((old, new), dim=1)
         return self._kept[name]
 
     def state(self, name: Hashable) -> Tensor | None:
@@ -96,9 +101,14 @@ class LayerCache:
 
     def _tensors(self) -> list[Tensor]:
         """All stored tensors, those of the cross-attention included."""
-        tensors = [*self._kept.values(), *(tensor for group in self._made.values() for tensor in group.values())]
-        tensors += [] if self.real is None else [self.real]
-        return tensors if self._cross is None else tensors + self._cross._tensors()
+        tensors = list(self._kept.values())
+        for group in self._made.values():
+            tensors += group.values()
+        if self.real is not None:
+            tensors.append(self.real)
+        if self._cross is not None:
+            tensors += self._cross._tensors()
+        return tensors
 
     @property
     def nbytes(self) -> int:
@@ -117,15 +127,15 @@ class LayerCache:
         """What `Cache.reorder` says, for one layer of `batch` sequences."""
 
         def chosen(tensor: Tensor) -> Tensor:
-            return (
-                tensor if tensor.shape[0] < batch else tensor.index_select(0, rows.to(tensor.device))
-            )  # less: shared by all
+            if tensor.shape[0] < batch:  # all sequences share it
+                return tensor
+            return tensor.index_select(0, rows.to(tensor.device))
 
         self._kept = {name: chosen(tensor) for name, tensor in self._kept.items()}
-        self._made = {
-            name: {part: chosen(tensor) for part, tensor in tensors.items()} for name, tensors in self._made.items()
-        }
-        self.real = None if self.real is None else chosen(self.real)
+        for group, tensors in self._made.items():
+            self._made[group] = {name: chosen(tensor) for name, tensor in tensors.items()}
+        if self.real is not None:
+            self.real = chosen(self.real)
         if self._cross is not None:
             self._cross.reorder(rows, batch)
 
@@ -164,16 +174,20 @@ class LayerCache:
         if self.real is not None and self.real.shape[0] != b:
             raise ValueError(f"Cache: {self.real.shape[0]} sequences were wanted but {b} came")
         num_held = self.length - self.gone
-        new, old = (torch.ones(b, n, dtype=torch.bool, device=like.device) for n in (t, num_held))
-        old = old if self.real is None else self.real[:, :num_held]
-        self.real = torch.cat((old, new if mask is None else mask), dim=1)
+        real = torch.ones(b, num_held + t, dtype=torch.bool, device=like.device)
+        if self.real is not None:
+            real[:, :num_held] = self.real[:, :num_held]
+        if mask is not None:
+            real[:, num_held:] = mask
+        self.real = real
 
     def advance(self, t: int, count: int | None) -> None:
         """Record `t` new tokens, of which, with the earlier ones, the last `count` (None: all) stay stored."""
         self.length += t
         if count is not None and self.length - self.gone > count:
             self.gone = self.length - count
-            self.real = None if self.real is None else _end(self.real, count)
+            if self.real is not None:
+                self.real = _end(self.real, count)
 
     def senders(self, default: int) -> int:
         """The number of keys of a cached context; `default` if there is none yet."""
@@ -189,7 +203,9 @@ class LayerCache:
 def _end(tensor: Tensor, count: int) -> Tensor:
     """The last `count` of (b s ...), copied: a view would keep the memory of the whole tensor."""
     first = max(0, tensor.shape[1] - count)
-    return tensor[:, first:].clone() if first else tensor
+    if first == 0:
+        return tensor
+    return tensor[:, first:].clone()
 
 
 class Cache:

@@ -12,8 +12,8 @@ from polyhead.layers.device import Device
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import AttentionCall
 
+# The name in error messages.
 LAYER = "MultiHeadAttention"
-"""The name in error messages."""
 
 
 def no_script(module: nn.Module) -> NoReturn:
@@ -57,7 +57,9 @@ class LayerCall:
     @property
     def key_source(self) -> Tensor:
         """The tokens from which new keys and values are computed."""
-        return self.x if self.context is None else self.context
+        if self.context is None:
+            return self.x
+        return self.context
 
     @property
     def computes_keys(self) -> bool:
@@ -85,11 +87,15 @@ class LayerCall:
 
     def new_key_positions(self) -> Tensor:
         """The positions of the keys that this call computes (b|1 t), or of a context (1 s)."""
-        return self.query_positions() if self.context is None else self._count_from(-self.offset, self.s)
+        if self.context is None:
+            return self.query_positions()
+        return self._count_from(-self.offset, self.s)
 
     def all_key_positions(self) -> Tensor:
         """The positions of the keys (b|1 s), those of cached tokens included."""
-        return self._count_from(0, self.s) if self.key_positions is None else self.key_positions
+        if self.key_positions is None:
+            return self._count_from(0, self.s)
+        return self.key_positions
 
     def _count_from(self, first: int, count: int) -> Tensor:
         first = max(0, first)
@@ -236,6 +242,7 @@ class LayerLimits:
     cu_seqlens: Tensor | None = None
     softcap: float | None = None
     sinks: Tensor | None = None  # of all heads
+    has_pairs: bool = False  # whether the call has a bias, mask or keep beside the padding in a cache
 
     def call(self, tensors: Mapping[str, Tensor], first: int, last: int) -> AttentionCall:
         """The `AttentionCall` of the heads `first` to `last`, given their tensors."""
@@ -261,8 +268,12 @@ def pairs_of_heads(pairs: Tensor | None, first: int, last: int) -> Tensor | None
     if pairs is None or pairs.ndim == 1:
         return pairs
     if pairs.ndim == 2:  # a bias by offset is floating; a (t s) mask is shared by all heads
-        return pairs[first:last] if pairs.is_floating_point() else pairs
-    return pairs if pairs.shape[-3] == 1 else pairs[..., first:last, :, :]
+        if pairs.is_floating_point():
+            return pairs[first:last]
+        return pairs
+    if pairs.shape[-3] == 1:
+        return pairs
+    return pairs[..., first:last, :, :]
 
 
 def drawn_keep(
@@ -290,7 +301,9 @@ def symbols_of_groups(
     if not isinstance(symbols, (Tensor, list, tuple)):
         kind = type(symbols).__name__
         raise ValueError(f"{LAYER}: symbols must be a Tensor, or a list of one (or None) a group, but are a {kind}")
-    by_group = [symbols] * len(widths) if isinstance(symbols, Tensor) else list(symbols)
+    if isinstance(symbols, Tensor):
+        symbols = [symbols] * len(widths)
+    by_group = list(symbols)
     if len(by_group) != len(widths):
         counts = f"{len(widths)}, not {len(by_group)}"
         raise ValueError(f"{LAYER}: symbols must be one tensor or one (or None) a group: {counts}")

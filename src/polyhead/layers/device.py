@@ -2,5 +2,5 @@
 
 import torch
 
+# The type of every module's argument `device`; None is torch's default device.
 Device = torch.device | str | None
-"""The type of every module's argument `device`; None is torch's default device."""

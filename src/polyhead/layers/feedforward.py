@@ -40,7 +40,8 @@ class MlpLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.act, self._act = act, activation(act)
-        hidden = 4 * dim if hidden is None else hidden
+        if hidden is None:
+            hidden = 4 * dim
         self.up = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
         self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
 
@@ -65,7 +66,8 @@ class SwigluLayer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        hidden = swiglu_width(dim) if hidden is None else hidden
+        if hidden is None:
+            hidden = swiglu_width(dim)
         self.w1 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
         self.w2 = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
         self.w3 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
@@ -108,7 +110,8 @@ class MixtureOfExperts(nn.Module):
         if not 1 <= top_k <= experts:
             raise ValueError(f"MixtureOfExperts: top_k must be 1 to {experts} (experts) but is {top_k}")
         self.experts, self.top_k, self.act, self._act = experts, top_k, act, activation(act)
-        hidden = 4 * dim if hidden is None else hidden
+        if hidden is None:
+            hidden = 4 * dim
         self.gate = nn.Linear(dim, experts, bias=False, device=device, dtype=dtype)
         self.up = nn.Parameter(torch.empty(experts, hidden, dim, device=device, dtype=dtype))
         self.down = nn.Parameter(torch.empty(experts, dim, hidden, device=device, dtype=dtype))

@@ -45,7 +45,9 @@ class LayerNorm(nn.Module):
         check_number("LayerNorm", "eps", eps, 0)
         self.dim, self.eps = dim, eps
         self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
-        self.register_parameter("bias", nn.Parameter(torch.zeros(dim, device=device, dtype=dtype)) if bias else None)
+        self.register_parameter("bias", None)
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
         """Gain 1, shift 0."""

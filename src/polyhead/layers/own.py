@@ -32,8 +32,10 @@ class OwnParameters(nn.Module):
 
     def _hold(self, rule: object, sizes: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> None:
         """Register the parameters of the configuration `rule` for these sizes."""
-        make, kind = getattr(rule, "parameters", None), type(rule).__name__
-        self._initial = dict if make is None else partial(make, *sizes)
+        kind = type(rule).__name__
+        self._initial = dict
+        if hasattr(rule, "parameters"):
+            self._initial = partial(rule.parameters, *sizes)
         for name, value in self._initial().items():
             if hasattr(self, name) or not isinstance(value, Tensor):
                 raise ValueError(f"{kind}: parameter {name!r} must be a tensor under a name that is free")
@@ -126,9 +128,11 @@ class OwnFeedForward(nn.Module):
             self.layer = self._made().to(dtype=dtype)
 
     def _made(self) -> nn.Module:
-        kind, make = type(self.kind).__name__, getattr(self.kind, "module", None)
-        module = None if make is None else make(self.dim)
+        module = None
+        if hasattr(self.kind, "module"):
+            module = self.kind.module(self.dim)
         if not isinstance(module, nn.Module):
+            kind = type(self.kind).__name__
             raise ValueError(f"{kind}: a feed-forward layer has a method module(dim) that returns an nn.Module")
         return module
 

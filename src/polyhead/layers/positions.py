@@ -52,15 +52,17 @@ class Constant(nn.Module):
     def __init__(self, make: Callable[[], Tensor], device: Device = None, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.make = make
-        device = torch.get_default_device() if device is None else device
+        if device is None:
+            device = torch.get_default_device()
         like = torch.empty(0, device=device, dtype=at_least_float32(dtype or torch.get_default_dtype()))
         self.register_buffer("value", self._made(like), persistent=False)
 
     def _made(self, like: Tensor) -> Tensor:
         with torch.device("cpu"):
             value = self.make()
-        dtype = at_least_float32(like.dtype) if value.is_floating_point() and like.is_floating_point() else None
-        return value.to(device=like.device, dtype=dtype)
+        if value.is_floating_point() and like.is_floating_point():
+            value = value.to(at_least_float32(like.dtype))
+        return value.to(like.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Constant":
         super()._apply(fn, recurse)

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Device
 
+# A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e).
 Rows = dict[str, Tensor]
-"""A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e)."""
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torch.dtype | None) -> nn.Linear:
@@ -52,8 +52,9 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
     """The effective weight and bias of a linear map; for a wrapped map, computed from unit vectors and 0."""
     if isinstance(layer, nn.Linear) and computes(layer, nn.Linear.forward):  # plain, or parametrised
         weight: Tensor = layer.weight
-        quantised = type(weight).__module__.startswith("torchao.")  # such a tensor cannot be reshaped
-        return weight.dequantize() if quantised else weight, layer.bias
+        if type(weight).__module__.startswith("torchao."):  # a quantised tensor cannot be reshaped
+            weight = weight.dequantize()
+        return weight, layer.bias
     tensors = (*layer.parameters(), *layer.buffers())  # quantised maps may hold bytes, or nothing
     device = next((x.device for x in tensors), None)
     dtype = next((x.dtype for x in tensors if x.is_floating_point() and x.itemsize > 1), None)
@@ -76,13 +77,18 @@ def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None,
     if context is None:
         parts = list(qkv(x).split(widths, dim=-1))
     elif not plain(qkv):  # a wrapped map is called in full, although some of its outputs are not needed
-        parts = [qkv(x)[..., : widths[0]], *(qkv(context).split(widths, dim=-1)[1:] if senders else ())]
-    else:
-        weight, offset, queries = qkv.weight, qkv.bias, widths[0]
-        parts = [F.linear(x, weight[:queries], None if offset is None else offset[:queries])]
+        parts = [qkv(x)[..., : widths[0]]]
         if senders:
-            kv = F.linear(context, weight[queries:], None if offset is None else offset[queries:])
-            parts += kv.split(widths[1:], dim=-1)
+            parts += qkv(context).split(widths, dim=-1)[1:]
+    else:
+        sizes_of_maps = (widths[0], widths[1] + widths[2])
+        q_weight, kv_weight = qkv.weight.split(sizes_of_maps)
+        q_bias = kv_bias = None
+        if qkv.bias is not None:
+            q_bias, kv_bias = qkv.bias.split(sizes_of_maps)
+        parts = [F.linear(x, q_weight, q_bias)]
+        if senders:
+            parts += F.linear(context, kv_weight, kv_bias).split(widths[1:], dim=-1)
     return cut(parts, sizes)
 
 
@@ -90,11 +96,17 @@ def cut(parts: Sequence[Tensor], sizes: Sequence[Sizes]) -> list[Rows]:
     """Each group's part of the joint queries, keys and values (b t c), or of queries alone."""
     rows: list[Rows] = [{} for _ in sizes]
     for part, (name, joint) in enumerate(zip("qkv", parts, strict=False)):
-        pieces = [joint] if len(sizes) == 1 else joint.split([size.widths[part] for size in sizes], dim=-1)
+        pieces: Sequence[Tensor] = [joint]
+        if len(sizes) > 1:
+            pieces = joint.split([size.widths[part] for size in sizes], dim=-1)
         for of_group, size, piece in zip(rows, sizes, pieces, strict=True):
             if name in size.takes:
-                heads = size.heads if name == "q" else size.kv_heads
-                of_group[name] = piece.unflatten(-1, (heads, size.value_dim if name == "v" else size.dim))
+                shape = {
+                    "q": (size.heads, size.dim),
+                    "k": (size.kv_heads, size.dim),
+                    "v": (size.kv_heads, size.value_dim),
+                }[name]
+                of_group[name] = piece.unflatten(-1, shape)
     return rows
 
 
@@ -106,7 +118,9 @@ def value_weights(qkv: nn.Module, sizes: Sequence[Sizes], i: int) -> tuple[Tenso
     row = widths[0] + widths[1] + sum(other.widths[2] for other in sizes[:i])
     rows, shape = slice(row, row + size.widths[2]), (size.kv_heads, size.value_dim)
     weight, bias = affine(qkv)
-    return weight[rows].unflatten(0, shape), None if bias is None else bias[rows].unflatten(0, shape)
+    if bias is not None:
+        bias = bias[rows].unflatten(0, shape)
+    return weight[rows].unflatten(0, shape), bias
 
 
 def out_weight(out: nn.Module, sizes: Sequence[Sizes], i: int) -> Float[Tensor, "h m e"]:

@@ -103,7 +103,8 @@ class SymbolicAttention(SymbolModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.dim, self.symbol_dim = dim, dim if symbol_dim is None else symbol_dim
+        self.dim = dim
+        self.symbol_dim = symbol_dim or dim
         self.heads = _heads("SymbolicAttention", heads, self.dim, self.symbol_dim)
         self.query = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.templates = nn.Parameter(torch.empty(count, dim, device=device, dtype=dtype))
@@ -173,7 +174,9 @@ class RelationalSymbols(SymbolModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.place = ("neighbours", next(_ALONE) if place is None else place)
+        if place is None:
+            place = next(_ALONE)
+        self.place = ("neighbours", place)
         if dim % relations:
             raise ValueError(f"RelationalSymbols: relations must divide {dim} but is {relations}")
         self.dim, self.neighbours, self.relations = dim, neighbours, relations
@@ -190,7 +193,9 @@ class RelationalSymbols(SymbolModule):
         """The cached neighbours followed by `x`, with real tokens in place of padding."""
         cache, mask = arguments.cache, arguments.mask
         if cache is None:
-            return x if mask is None else in_place_of_padding(x, mask, arguments.cu_seqlens)[0]
+            if mask is None:
+                return x
+            return in_place_of_padding(x, mask, arguments.cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
         name = (*self.place, "known")
@@ -202,10 +207,11 @@ class RelationalSymbols(SymbolModule):
         tokens = cache.last(self.place, x, self.neighbours)
         if mask is None and name not in cache:
             return tokens
-        new = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if mask is None else mask
+        if mask is None:
+            mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         if old is not None and name not in cache:
             cache.put(name, torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
-        known = cache.last(name, new, self.neighbours)
+        known = cache.last(name, mask, self.neighbours)
         tokens, known = in_place_of_padding(tokens, known, None)
         start = max(0, tokens.shape[1] - self.neighbours)
         cache.put(self.place, tokens[:, start:].clone())
@@ -254,7 +260,9 @@ def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> t
     indices = torch.arange(x.shape[1], device=x.device).expand(real.shape)
     last = torch.where(real, indices, -1).cummax(1).values  # the last real token so far
     following = torch.where(real, indices, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
-    known = last >= (0 if cu_seqlens is None else starts_in(cu_seqlens, x.shape[1]))
+    known = last >= 0
+    if cu_seqlens is not None:
+        known = last >= starts_in(cu_seqlens, x.shape[1])
     index = torch.where(known, last, following)
     return x.gather(1, index[..., None].expand(x.shape)), known
 
@@ -265,9 +273,10 @@ def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[
     >>> neighbour_steps(2, False, True), neighbour_steps(1, True, False)
     ((-1, -2), (-1, 0, 1))
     """
-    if causal:
-        return tuple(-n for n in range(0 if include_self else 1, neighbours + 1))
-    return tuple(n for n in range(-neighbours, neighbours + 1) if n or include_self)
+    steps = range(-neighbours, neighbours + 1)
+    if causal:  # nearest first
+        steps = range(0, -neighbours - 1, -1)
+    return tuple(step for step in steps if step != 0 or include_self)
 
 
 class PositionSymbols(SymbolModule):
@@ -314,8 +323,12 @@ class RelativeSymbols(SymbolModule):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.symbol_dim, self.longest = dim, max_length if distance is None else None
-        self.distance = max_length - 1 if distance is None else distance
+        self.symbol_dim = dim
+        self.longest: int | None = None
+        if distance is None:
+            self.longest = max_length
+            distance = max_length - 1
+        self.distance = distance
         self.table = nn.Parameter(torch.empty(2 * self.distance + 1, dim, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -364,12 +377,23 @@ def build_symbols(
     if isinstance(source, config.RelativeSymbols):
         return RelativeSymbols(width, max_length, source.distance, device=device, dtype=dtype)
     if isinstance(source, config.RelationalSymbols):
+        if source.causal is not None:
+            causal = source.causal
         return RelationalSymbols(
-            dim, width, count=source.count, heads=source.heads, trainable=source.trainable,
-            neighbours=source.neighbours, relations=source.relations, include_self=source.include_self,
-            normalise=source.normalise, causal=causal if source.causal is None else source.causal, place=place,
-            device=device, dtype=dtype,
-        )  # fmt: skip
+            dim,
+            width,
+            count=source.count,
+            heads=source.heads,
+            trainable=source.trainable,
+            neighbours=source.neighbours,
+            relations=source.relations,
+            include_self=source.include_self,
+            normalise=source.normalise,
+            causal=causal,
+            place=place,
+            device=device,
+            dtype=dtype,
+        )
     return SymbolicAttention(
         dim, width, count=source.count, heads=source.heads, trainable=source.trainable, device=device, dtype=dtype
     )

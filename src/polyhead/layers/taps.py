@@ -18,8 +18,8 @@ from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import inner, relate, relations, share
 
+# The value of `kind`, `normalise` and `act` for heads that compute a user's function.
 OWN = "own"
-"""The value of `kind`, `normalise` and `act` for heads that compute a user's function."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from polyhead.spec.shapes import one_of
 
 __all__ = ["PROMISES", "check"]
 
+# Width of a head, and length of a sequence.
 WIDTH, TOKENS = 4, 6
-"""Width of a head, and length of a sequence."""
 
 
 def check(mechanism: Mechanism, *promises: str) -> None:
@@ -158,6 +158,7 @@ def _file(mechanism: Mechanism) -> None:
     _same(other(x), layer(x), mechanism, "a layer that is loaded computes something else")
 
 
+# Name of a promise -> its check.
 PROMISES: dict[str, Callable[[Mechanism], None]] = {
     "parity": _parity,
     "causality": _causality,
@@ -169,4 +170,3 @@ PROMISES: dict[str, Callable[[Mechanism], None]] = {
     "export": _export,
     "file": _file,
 }
-"""Name of a promise -> its check."""

@@ -11,17 +11,15 @@ from polyhead.models.rivals.abstractor import AbstractorModel
 from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.models.transformer import Transformer
 
+# Type of a configuration -> its network, called with the configuration, `device` and `dtype`. The network's forward
+# takes `inputs` and `mask` (True at real tokens, or None) and, if the task has them, `tail`, `source` and
+# `source_mask`. It returns (b t c), or (b 1 c) for `Classes`.
 NETWORKS: dict[type, Callable[..., nn.Module]] = {
     TransformerConfig: Transformer,
     AbstractorConfig: AbstractorModel,
     CoRelNetConfig: CoRelNet,
     PrediNetConfig: PrediNet,
 }
-"""Type of a configuration -> its network, called with the configuration, `device` and `dtype`.
-
-The network's forward takes `inputs` and `mask` (True at real tokens, or None) and, if the task has them, `tail`,
-`source` and `source_mask`.  It returns (b t c), or (b 1 c) for `Classes`.
-"""
 
 
 def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None = None) -> nn.Module:

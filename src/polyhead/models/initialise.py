@@ -31,12 +31,12 @@ from polyhead.spec import PRESETS
 from polyhead.spec.numbers import TRUNCATION
 from polyhead.spec.shapes import one_of
 
+# Modules that initialise their own tables under every preset.
 OWN_RULE = (
     *(RelativePositionBias, LearnedPositions, MixtureOfExperts),
     *(SymbolicAttention, PositionSymbols, RelativeSymbols),
     *(OwnParameters, OwnFeedForward),
 )
-"""Modules that initialise their own tables under every preset."""
 
 
 @torch.no_grad()

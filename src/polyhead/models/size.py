@@ -12,8 +12,8 @@ from polyhead.models.build import build
 
 M = TypeVar("M", bound=Model)
 
+# The largest width that `match` tries.
 LARGEST_WIDTH = 1 << 16
-"""The largest width that `match` tries."""
 
 
 @functools.cache  # a study asks for the same few hundred counts many times

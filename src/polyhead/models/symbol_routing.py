@@ -21,8 +21,8 @@ from polyhead.layers.device import Device
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, build_symbols
 from polyhead.layers.taps import Taps
 
+# The model and the block in which the sources of a layer are registered.
 Owners = tuple[nn.Module | None, nn.Module | None]
-"""The model and the block in which the sources of a layer are registered."""
 
 
 class Sources:

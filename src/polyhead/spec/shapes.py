@@ -53,7 +53,7 @@ def check_number(
     caller: str, name: str, value: int | float, minimum: int | float | None = None, *, above: bool = False
 ) -> None:
     """Raise ValueError unless `value` is finite and, if `minimum` is given, at least that (`above`: above it)."""
-    if not math.isfinite(value):
+    if not -math.inf < value < math.inf:  # torch.compile cannot trace math.isfinite
         raise ValueError(f"{caller}: {name} must be a finite number but is {value}")
     if minimum is None:
         return

@@ -12,6 +12,7 @@ from polyhead.tasks.sraven.task import Sraven
 from polyhead.tasks.task import Score
 from polyhead.tasks.text.task import Text
 
+# The classes that a configuration file may name as its task.
 KINDS: tuple[type[Task], ...] = (
     FuzzyLogic,
     Sraven,
@@ -23,7 +24,6 @@ KINDS: tuple[type[Task], ...] = (
     Images,
     Text,
 )
-"""The classes that a configuration file may name as its task."""
 
 __all__ = [
     "KINDS",

@@ -17,8 +17,8 @@ from polyhead.tasks.task import Score, check_baselines, check_logits, token_gues
 
 ACCURACY = ("Accuracy", "The share of correct answers.")
 CHANCE = Baseline("Chance", "draws every answer at random")
+# The class names of a yes/no question: class 1 is yes.
 ANSWERS = ("no", "yes")
-"""The class names of a yes/no question: class 1 is yes."""
 
 
 def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batch:

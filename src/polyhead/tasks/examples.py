@@ -7,8 +7,8 @@ from torch import Tensor
 
 from polyhead.config import stream
 
+# Maps kinds (n) to rows (n k) of integers, one row for each kind.
 Draw = Callable[[Tensor], Tensor]
-"""Maps kinds (n) to rows (n k) of integers, one row for each kind."""
 
 
 def training_set(draw: Draw, count: int) -> Tensor:

@@ -205,8 +205,8 @@ def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
 
 
 # ---------------------------------------------------------------------------------------------- held-out combinations
+# How combinations are held out: at random, or as in the original code under JAX before 0.5 and since 0.5.
 SPLITS = ("covered", "legacy", "partitionable")
-"""How combinations are held out: at random, or as in the original code under JAX before 0.5 and since 0.5."""
 
 
 def held_out_count(task: str, held_out: float, count: int, items: str) -> int:

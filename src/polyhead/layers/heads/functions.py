@@ -25,8 +25,8 @@ from polyhead.layers.projection import computes
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.registry import code_of, resolve
 
+# The code (b h t s) of a call, before dropout.
 Code = Callable[[AttentionCall], Tensor]
-"""The code (b h t s) of a call, before dropout."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ def asked(group: Any, method: str) -> Callable[..., Any]:
 
 def compiled(group: Any) -> Any:
     """The module that torch.compile wraps, or the group itself."""
-    return group._modules.get("_orig_mod", group) if isinstance(group, nn.Module) else group
+    if isinstance(group, nn.Module):
+        return group._modules.get("_orig_mod", group)
+    return group
 
 
 def is_own(group: Any) -> bool:
@@ -185,7 +187,9 @@ def seen_coder(group: Any, call: AttentionCall) -> Code:
         code = coder(group)
     except ValueError as error:
         return UserCode(type(group).__name__, str(error))
-    return replace(code, limits=replace(call, scale=None, keep=None)) if isinstance(code, UserCode) else code
+    if isinstance(code, UserCode):
+        return replace(code, limits=replace(call, scale=None, keep=None))
+    return code
 
 
 def attended(group: nn.Module, call: AttentionCall) -> Float[Tensor, "b t h e"]:

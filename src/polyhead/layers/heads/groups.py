@@ -86,7 +86,9 @@ class SoftmaxHeads(TokenHeads):
     ) -> None:
         super().__init__(heads, dim, value_dim, device=device, dtype=dtype, **options)
         self.softcap = softcap
-        self.sinks = nn.Parameter(torch.zeros(heads, device=device, dtype=dtype)) if sinks else None
+        self.sinks: nn.Parameter | None = None
+        if sinks:
+            self.sinks = nn.Parameter(torch.zeros(heads, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
         """Scores of sinks 0, if there are sinks."""
@@ -138,9 +140,11 @@ class LinearHeads(TokenHeads):
         Raises ValueError if the code is normalised, the group computes a user's function or it has hooks.
         """
         if not self.sums:
-            reason = "attend is not the op's" if is_own(self) else "it has hooks"
+            reason = "it has hooks"
             if self.normalise != "identity":
                 reason = f"normalise is {self.normalise!r}"
+            elif is_own(self):
+                reason = "attend is not the op's"
             raise ValueError(f"LinearHeads: step needs heads that keep one sum of earlier tokens, but {reason}")
         return ops.linear_step(q, k, v, state, mask=mask, act=self.act)
 

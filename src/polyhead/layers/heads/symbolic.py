@@ -77,9 +77,13 @@ class SymbolGroup(HeadGroup):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(sizes)
-        self.symbol_dim, self.relation_dim = width if symbol_dim is None else symbol_dim, relation_dim
-        self.related, wide = related, hidden or width
-        self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype) if hidden else None
+        self.symbol_dim = symbol_dim or width
+        self.relation_dim = relation_dim
+        self.related = related
+        wide = hidden or width
+        self.hidden: HiddenMaps | None = None
+        if hidden:
+            self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype)
         self.q_rel: nn.Linear | None = None
         self.k_rel: nn.Linear | None = None
         if relation_dim:
@@ -91,19 +95,27 @@ class SymbolGroup(HeadGroup):
 
     def features(self, x: Tensor) -> Tensor:
         """The tokens or their hidden features, from which relations (and hidden queries and keys) are mapped."""
-        return x if self.hidden is None else self.hidden(x)
+        if self.hidden is None:
+            return x
+        return self.hidden(x)
 
     def receive(self, f: Tensor) -> dict[str, Tensor]:
         """From the features of receivers: q_rel (b t r p) or (b t h p), and q (b t h d) with hidden features."""
-        tensors = {} if self.hidden is None else {"q": self.hidden.queries(f)}
+        tensors = {}
+        if self.hidden is not None:
+            tensors["q"] = self.hidden.queries(f)
         if self.q_rel is not None:
             tensors["q_rel"] = self.q_rel(f).unflatten(-1, (self.related[0], self.relation_dim))
         return tensors
 
     def send(self, f: Tensor) -> dict[str, Tensor]:
         """From the features of senders: k_rel (b s r p) or (b s g p), and k (b s g d) with hidden features."""
-        tensors = {} if self.hidden is None else {"k": self.hidden.keys(f)}
-        k_rel = self.q_rel if self.k_rel is None else self.k_rel
+        tensors = {}
+        if self.hidden is not None:
+            tensors["k"] = self.hidden.keys(f)
+        k_rel = self.k_rel
+        if k_rel is None:  # symmetric, or no relations
+            k_rel = self.q_rel
         if k_rel is not None:
             tensors["k_rel"] = k_rel(f).unflatten(-1, (self.related[1], self.relation_dim))
         return tensors
@@ -148,8 +160,8 @@ class RelationalHeads(SymbolGroup):
         dtype: torch.dtype | None = None,
     ) -> None:
         heads, e = sizes.heads, sizes.value_dim
-        r = heads if relations is None else relations
-        p = max(1, heads * e // r) if relation_dim is None else relation_dim
+        r = relations or heads
+        p = relation_dim or max(1, heads * e // r)
         super().__init__(
             width, sizes, (r, r), p,
             symmetric=symmetric, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype,
@@ -174,7 +186,9 @@ class RelationalHeads(SymbolGroup):
             return
         e, r = self.sizes.value_dim, self.relations
         if self.relation_init != "balanced":
-            bound = (r if self.relation_init == "paper" else e * r) ** -0.5
+            bound = (e * r) ** -0.5
+            if self.relation_init == "paper":
+                bound = r**-0.5
             nn.init.uniform_(self.relation_weight, -bound, bound)
             return
         draw = torch.Generator().manual_seed(0)
@@ -242,7 +256,8 @@ class AbstractorHeads(SymbolGroup):
     ) -> None:
         super().__init__(width, sizes, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype)
         self.relation_act = one_of("AbstractorHeads", "act", act, RELATION_ACTS)
-        self.normalise = "softmax" if act == "softmax" else "identity"
+        if act != "softmax":
+            self.normalise = "identity"
         self.begin("abstractor", impl)
 
     def options(self, call: AttentionCall) -> dict[str, Any]:

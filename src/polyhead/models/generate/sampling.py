@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+# The seeds of the rows' random streams are below this number.
 STREAM = 2**62
-"""The seeds of the rows' random streams are below this number."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from polyhead import config
 from polyhead.models.generate.tokens import stream
 from polyhead.models.transformer import Transformer
 
+# The last character of a decoded text whose last bytes are an incomplete character.
 HALF = "\N{REPLACEMENT CHARACTER}"
-"""The last character of a decoded text whose last bytes are an incomplete character."""
 
 
 @runtime_checkable

@@ -28,8 +28,8 @@ from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input, build_output, check_mask
 from polyhead.spec.shapes import shaped
 
+# The preset of its initial parameters, also as the encoder of a model with another one.
 PRESET = "cs336"
-"""The preset of its initial parameters, also as the encoder of a model with another one."""
 
 
 class AbstractorModel(nn.Module):

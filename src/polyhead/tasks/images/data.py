@@ -39,11 +39,11 @@ SOURCES = {
     "folder": Source((3, 224, 224), 0, 16, 0, True),
 }
 
+# For each data: the folder in the archive, training files, test files, labels per record (the last is the finest).
 CIFAR = {
     "cifar10": ("cifar-10-batches-bin", [f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"], 1),
     "cifar100": ("cifar-100-binary", ["train.bin"], ["test.bin"], 2),
 }
-"""For each data: the folder in the archive, training files, test files, labels per record (the last is the finest)."""
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".webp")
 FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # by content, not suffix: Pillow would run a program for PostScript

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 Item = TypeVar("Item")
+# Maps exponents to coefficients: 3*a**2*x - 1 over the letters (a, x) is {(2, 1): 3, (0, 0): -1}.
 Polynomial = dict[tuple[int, ...], int]
-"""Maps exponents to coefficients: 3*a**2*x - 1 over the letters (a, x) is {(2, 1): 3, (0, 0): -1}."""
 
 LETTERS = "abcdfghijklmnopqrstuvwxyz"  # without e, which is a constant
 NTH = ("first", "second", "third")

@@ -26,6 +26,7 @@ VOCABULARY = 3 + 95
 NAMES = {PAD: "pad", START: "start", END: "end", ord(" ") - FIRST: "␣"}
 BUCKETS = 10  # of questions by hash: 0 is validation, 1 is iid, the others are train
 
+# The modules with an extrapolation file in the published data, and the suffix of that file's name.
 SUFFIXES = {
     "algebra__polynomial_roots": "_big",
     "arithmetic__add_or_sub": "_big",
@@ -43,7 +44,6 @@ SUFFIXES = {
     "probability__swr_p_sequence": "_more_samples",
     "probability__swr_p_level_set": "_more_samples",
 }
-"""The modules with an extrapolation file in the published data, and the suffix of that file's name."""
 
 Pair = tuple[str, str]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 SHAPES = ("pentominoes", "hexominoes", "stripes")
 CELL, BLOCK, BLOCKS, MARGIN = 12, 3, 3, 1
 
+# 23 colours, all bright enough to be seen on black.
 COLOURS = tuple(rgb for rgb in itertools.product((0, 128, 255), repeat=3) if sum(rgb) >= 200)
-"""23 colours, all bright enough to be seen on black."""
 
 
 @functools.lru_cache(maxsize=16)

@@ -22,16 +22,16 @@ from polyhead.spec.optional import optional
 SPLITS = ("train", "validation", "iid")
 CHUNK = 1 << 20  # bytes of text to tokenise at once
 LONGEST_LINE = 4096  # bytes in which the end of a line is looked for
+# The files taken from a folder; a glob takes all that it matches.
 SUFFIXES = (
     *(".txt", ".text", ".md", ".rst", ".org", ".tex", ".bib", ".html", ".xml", ".toml", ".yaml", ".yml", ".sql"),
     *(".py", ".pyi", ".c", ".cc", ".cpp", ".cu", ".h", ".hpp", ".cs", ".css", ".clj", ".go", ".hs", ".java", ".jl"),
     *(".js", ".kt", ".lua", ".ml", ".php", ".pl", ".r", ".rb", ".rs", ".scala", ".sh", ".swift", ".ts", ".tsx", ".zig"),
 )
-"""The files taken from a folder; a glob takes all that it matches."""
 
 IGNORED = (".*", "__pycache__")
+# Excluded from the standard library: parts that differ between builds of one Python version, and its tests.
 NOT_LIBRARY = ("test", "tests", "idlelib", "idle_test", "lib2to3", "*-packages", "config-*", "_sysconfig*")
-"""Excluded from the standard library: parts that differ between builds of one Python version, and its tests."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def _first_bytes(files: Sequence[File], limit: int) -> list[File]:
 
 
 # --------------------------------------------------------------------------------------------------------------- splits
+# Bytes `start` to `stop` of a file.
 Block = tuple[File, int, int]
-"""Bytes `start` to `stop` of a file."""
 
 
 def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:

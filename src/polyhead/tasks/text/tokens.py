@@ -19,11 +19,11 @@ from polyhead.config import Run, Task
 from polyhead.spec.optional import optional
 from polyhead.tasks.record import RECORD
 
+# In a run's folder: its tokenizer.
 FILE = "tokenizer.json"
-"""In a run's folder: its tokenizer."""
 
+# Names of the separator of documents in other tokenizers; the first that a tokenizer has is used.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-"""Names of the separator of documents in other tokenizers; the first that a tokenizer has is used."""
 
 FORMS = "'bytes', 'bpe:N', 'hub:OWNER/NAME' or a tokenizer.json"
 Result = TypeVar("Result")
@@ -166,8 +166,8 @@ class Subwords:
         return self.text
 
 
+# It has `count` tokens, a `digest` of all that affects encoding, and `end`, the separator of documents, or None.
 Codec = Bytes | Subwords
-"""It has `count` tokens, a `digest` of all that affects encoding, and `end`, the separator of documents, or None."""
 
 
 def train(texts: Iterable[str], count: int) -> Subwords:
