@@ -62,8 +62,8 @@ def first_shares(training: Int[Tensor, "n 2"], pairs: Int[Tensor, "b 2"], object
 def mean_places(training: Int[Tensor, "n t"], objects: int) -> Float[Tensor, "o"]:
     """`known_objects` for sorting: the mean place (from 0) of each of `objects` in the sequences that contain it."""
     length = training.shape[1]
-    places = training.argsort(dim=1).argsort(dim=1).double()  # an object's name is its place in the order
-    total = torch.zeros(objects, dtype=torch.double).index_add(0, training.flatten(), places.flatten())
+    ranks = training.argsort(dim=1).argsort(dim=1).double()  # an object's name is its place in the order
+    total = torch.zeros(objects, dtype=torch.double).index_add(0, training.flatten(), ranks.flatten())
     count = torch.bincount(training.flatten(), minlength=objects)
     return torch.where(count > 0, total / count.clamp(min=1), (length - 1) / 2)
 

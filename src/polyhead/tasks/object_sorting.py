@@ -136,10 +136,10 @@ class ObjectSorting(Task):
         return right_tokens(logits, batch.targets, "element_accuracy")
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
-        """For objects, index and place in the order; for the output, the positions; all counted from 1."""
+        """For objects, index and rank in the order; for the output, the positions; all counted from 1."""
         if source:
-            return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
-        return tuple("start" if place == self.length else str(place + 1) for place in batch.inputs[0].tolist())
+            return tuple(f"{i + 1}: #{rank}" for i, rank in enumerate(batch.latents["objects"][0].tolist()))
+        return tuple("start" if rank == self.length else str(rank + 1) for rank in batch.inputs[0].tolist())
 
     def class_name(self, target: str, label: int) -> str:
         return str(label + 1)

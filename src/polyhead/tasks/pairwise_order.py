@@ -103,8 +103,8 @@ class PairwiseOrder(Classification):
         return batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
-        """Index and place in the order."""
-        return tuple(f"{i + 1}: #{place}" for i, place in enumerate(batch.latents["objects"][0].tolist()))
+        """Index and rank in the order."""
+        return tuple(f"{i + 1}: #{rank}" for i, rank in enumerate(batch.latents["objects"][0].tolist()))
 
     def class_name(self, target: str, label: int) -> str:
         return ANSWERS[label]

@@ -247,13 +247,13 @@ def _linear_1d(level: Level, dice: StableRandom) -> tuple[str, str] | None:
 def _sequence_next_term(level: Level, dice: StableRandom) -> tuple[str, str] | None:
     """Values of a polynomial in the index, from its first value and differences; the last difference is not 0."""
     degree = dice.between(*level.parts)
-    shown = degree + dice.between(2, 5)
+    count = degree + dice.between(2, 5)
     differences = []
     for order in range(degree + 1):
         limit = max(1, level.size // (2 * 5**order))
         differences.append(dice.between(-limit, limit) if order < degree else dice.signed(limit))
     terms = []
-    for _ in range(shown + 1):
+    for _ in range(count + 1):
         terms.append(str(differences[0]))
         for order in range(degree):  # each difference changes by the next higher one
             differences[order] += differences[order + 1]

@@ -110,8 +110,8 @@ def evidence(panels: Int[Tensor, "b g g m"], values: int) -> Float[Tensor, "m p 
 
 def _states(panels: Tensor, values: int) -> Tensor:
     """The state of a slot, symbol and shown panel (b m v p): 2 count_v + slot_v."""
-    shown = F.one_hot(panels.flatten(1, 2)[:, :-1], values)  # (b p m v)
-    return (shown + 2 * shown.sum(dim=2, keepdim=True)).permute(0, 2, 3, 1)
+    one_hot = F.one_hot(panels.flatten(1, 2)[:, :-1], values)  # (b p m v)
+    return (one_hot + 2 * one_hot.sum(dim=2, keepdim=True)).permute(0, 2, 3, 1)
 
 
 @functools.lru_cache(maxsize=64)
