@@ -75,12 +75,9 @@ test-newest:
 		grep -iE '^(torch|transformers|jax|numpy|pandas|scipy|triton|tokenizers|datasets|ray) '
 	.venv-newest/bin/python -m pytest -q -n 2
 
-# A dry run of a release: wheel and sdist, checked, and each installed into an empty environment that runs an example.
+# A dry run of a release: wheels and sdist, checked, and each installed into empty environments that run an example.
 release: .venv/.ready
-	rm -rf dist && $(BIN)/python -m build -q && $(BIN)/twine check dist/*
-	@for file in dist/*.whl dist/*.tar.gz; do rm -rf dist/venv && $(PY) -m venv dist/venv && \
-		dist/venv/bin/pip install -q -c constraints.txt $$file && \
-		(cd dist && venv/bin/python -c "import torch, polyhead as ph; print(ph.ops.hyla(*torch.randn(3, 1, 4, 2, 8)).shape)") || exit 1; done
+	$(BIN)/python packaging/release.py
 
 clean:
 	rm -rf .venv runs

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -27,6 +28,8 @@ LEVEL_FLAGS = {
 class NativeCode(BuildHookInterface):
     """Called by hatchling, for wheels and for editable installations."""
 
+    temporary: pathlib.Path | None = None
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         folder = pathlib.Path(self.root, "src", "polyhead", "ops", "native")
         prebuilt = _module(folder / "prebuilt.py")
@@ -40,9 +43,13 @@ class NativeCode(BuildHookInterface):
         self.app.display_waiting("polyhead: compiling native code once (about half a minute)")
 
         # Old builds of changed sources are removed; each source and level is compiled by a process of its own.
+        # A wheel's builds are temporary: they may be for another processor than this one.
         target = folder / "prebuilt"
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir()
+        if version == "editable":
+            shutil.rmtree(target, ignore_errors=True)
+            target.mkdir()
+        else:
+            self.temporary = target = pathlib.Path(tempfile.mkdtemp())
         commands = {}
         for source in sorted(path.stem for path in folder.glob("*.cpp")):
             for level in levels:
@@ -54,12 +61,17 @@ class NativeCode(BuildHookInterface):
 
         for library, compiled in results.items():
             if compiled:
-                build_data["force_include"][str(library)] = str(library.relative_to(pathlib.Path(self.root, "src")))
+                build_data["force_include"][str(library)] = f"polyhead/ops/native/prebuilt/{library.name}"
             else:
                 self.app.display_warning(f"polyhead: {library.name} could not be compiled; it is built at first use")
         if any(results.values()):
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-linux_{machine}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Called when the wheel is complete."""
+        if self.temporary is not None:
+            shutil.rmtree(self.temporary)
 
 
 def _run(command: list[str]) -> bool:
