@@ -210,6 +210,30 @@ def small(*names: str) -> Callable[[], str]:
     return functools.partial(claims, *(f"small/{name}" for name in names))
 
 
+def release() -> str:
+    """What an installation takes beside torch, from the dry run of a release (packaging/release.py)."""
+    about = json.loads((ROOT / "benchmarks" / "release.json").read_text(encoding="utf-8"))
+    rows = []
+    for row in about["installed"]:
+        kind = {"whl": "wheel", "gz": "sdist"}[row["file"]]
+        extra = f"`[{row['extra']}]`" if row["extra"] else "core"
+        rows.append([kind, extra, f"{row['megabytes']:.0f}", f"{row['seconds']:.0f}", row["example"]])
+    return markdown(["file", "extra", "MB", "seconds", "README's first example prints"], rows)
+
+
+def native_code() -> str:
+    """Native code of the wheel beside a build of this machine, from the dry run of a release."""
+    row = json.loads((ROOT / "benchmarks" / "release.json").read_text(encoding="utf-8"))["installed"][0]
+    times = row["times"]
+    rows = []
+    for name, wheel, compiled in zip(
+        ("`ops.hyla`", "a step of `fuzzy-hyla`"), times["wheel"], times["compiled"], strict=True
+    ):
+        rows.append([name, f"{wheel * 1e3:.2f}", f"{compiled * 1e3:.2f}", f"{wheel / compiled:.2f}"])
+    rows.append(["first call of `ops.hyla` after the installation", f"{row['first call'] * 1e3:.0f}", DASH, DASH])
+    return markdown(["", "wheel, without a compiler, ms", "compiled here, ms", "ratio"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "readme": readme,
     "fuzzy-main": fuzzy_main,
@@ -220,6 +244,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "sraven": sraven,
     "games": games,
     "language": language,
+    "release": release,
+    "native-code": native_code,
     "claims-fuzzy": functools.partial(
         claims, "fuzzy/long", "fuzzy/settings", "fuzzy/parts", "fuzzy/length", "fuzzy/inside"
     ),
