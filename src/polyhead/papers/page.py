@@ -121,7 +121,7 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
         lines += ["[How a claim is judged][claims].", ""]
     if outcome.rows:
         lines += ["## Numbers", "", *markdown_table(outcome.head, outcome.rows), ""]
-    lines += [f"- {note}" for note in outcome.notes]
+    lines += map("- {}".format, outcome.notes)
     if outcome.verdicts:
         root = "https://github.com/polyhead/polyhead/blob/main/docs/"
         if "docs" in folder.parts:

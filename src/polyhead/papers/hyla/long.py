@@ -81,72 +81,59 @@ class ProtocolTest(NamedTuple):
     pairs: tuple[tuple[str, str | None], ...]
 
 
+Pairs = tuple[tuple[str, str | None], ...]
+
+
+def tests_of(family: str, quantity: str, pairs_of_claim: Mapping[str, Pairs]) -> tuple[ProtocolTest, ...]:
+    """Return tests of one family on one quantity: claim -> its pairs."""
+    tests = []
+    for claim, pairs in pairs_of_claim.items():
+        tests.append(ProtocolTest(family, claim, quantity, pairs))
+    return tuple(tests)
+
+
 HYLA_OVER_SOFTMAX = (("hyla", "softmax"),)
-PRIMARY = (
-    ProtocolTest("primary", "1. on unseen combinations HYLA is better than softmax", "unseen", HYLA_OVER_SOFTMAX),
-    ProtocolTest(
-        "primary", "2. on unseen combinations softmax is better than linear", "unseen", (("softmax", "linear"),)
-    ),
-    ProtocolTest("primary", "3. on unseen combinations HYLA is better than linear", "unseen", (("hyla", "linear"),)),
-)
+PRIMARY_CLAIMS: dict[str, Pairs] = {
+    "1. on unseen combinations HYLA is better than softmax": HYLA_OVER_SOFTMAX,
+    "2. on unseen combinations softmax is better than linear": (("softmax", "linear"),),
+    "3. on unseen combinations HYLA is better than linear": (("hyla", "linear"),),
+}
+PRIMARY = tests_of("primary", "unseen", PRIMARY_CLAIMS)
+EQUAL_SKILL = f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones"
 ABOVE_BASELINES = "5. on unseen combinations models are above floors"  # the registered words
+BASELINE_PAIRS = (("hyla", "recall"), ("softmax", "recall"), ("hyla", "mix"), ("hyla", "gaussian_process"))
+LATE_CLAIMS: dict[str, Pairs] = {
+    f"6. HYLA gains on unseen combinations after step {EARLY:,}": (("hyla", None),),
+    f"6. softmax gains on unseen combinations after step {EARLY:,} (no difference is expected)": (("softmax", None),),
+}
+GAP_PAIRS = (("softmax", "hyla"),)
 # Of the three models of the main test.
 TESTS = (
     *PRIMARY,
-    ProtocolTest(
-        "secondary",
-        f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones",
-        "equal",
-        HYLA_OVER_SOFTMAX,
-    ),
-    ProtocolTest(
-        "secondary",
-        ABOVE_BASELINES,
-        "unseen",
-        (("hyla", "recall"), ("softmax", "recall"), ("hyla", "mix"), ("hyla", "gaussian_process")),
-    ),
-    ProtocolTest("secondary", f"6. HYLA gains on unseen combinations after step {EARLY:,}", "late", (("hyla", None),)),
-    ProtocolTest(
-        "secondary",
-        f"6. softmax gains on unseen combinations after step {EARLY:,} (no difference is expected)",
-        "late",
-        (("softmax", None),),
-    ),
-    ProtocolTest("secondary", "7. softmax loses more than HYLA from known to unseen", "gap", (("softmax", "hyla"),)),
+    ProtocolTest("secondary", EQUAL_SKILL, "equal", HYLA_OVER_SOFTMAX),
+    ProtocolTest("secondary", ABOVE_BASELINES, "unseen", BASELINE_PAIRS),
+    *tests_of("secondary", "late", LATE_CLAIMS),
+    ProtocolTest("secondary", "7. softmax loses more than HYLA from known to unseen", "gap", GAP_PAIRS),
 )
 
 # Of the ablations: the dated addition to the protocol that was written before their first step.
-PARTS = (
-    ProtocolTest("parts", "HYLA composes better than without its nonlinearity", "unseen", (("hyla", "hyla-linear"),)),
-    ProtocolTest("parts", "HYLA composes better than without RMSHead", "unseen", (("hyla", "hyla-norms"),)),
-    ProtocolTest(
-        "parts", "HYLA composes better than with a softmax for RMSHead", "unseen", (("hyla", "hyla-softmax"),)
-    ),
-    ProtocolTest("parts", "linear heads compose better with RMSHead", "unseen", (("linear-rms", "linear"),)),
-)
+PART_CLAIMS: dict[str, Pairs] = {
+    "HYLA composes better than without its nonlinearity": (("hyla", "hyla-linear"),),
+    "HYLA composes better than without RMSHead": (("hyla", "hyla-norms"),),
+    "HYLA composes better than with a softmax for RMSHead": (("hyla", "hyla-softmax"),),
+    "linear heads compose better with RMSHead": (("linear-rms", "linear"),),
+}
+PARTS = tests_of("parts", "unseen", PART_CLAIMS)
 
 # Of the other settings: the dated addition to the protocol that was written before their first step.
-WIDE = (
-    ProtocolTest(
-        "settings",
-        "with heads of width 8 HYLA is better than softmax",
-        "unseen",
-        (("hyla-width-8", "softmax-width-8"),),
-    ),
-    ProtocolTest(
-        "settings",
-        "with heads of width 8 softmax is better than linear",
-        "unseen",
-        (("softmax-width-8", "linear-width-8"),),
-    ),
-    ProtocolTest("settings", "HYLA composes better with heads of width 8", "unseen", (("hyla-width-8", "hyla"),)),
-    ProtocolTest(
-        "settings", "softmax composes better with dropout on its code", "unseen", (("softmax-dropout", "softmax"),)
-    ),
-    ProtocolTest(
-        "settings", "softmax composes better with ten times the decay", "unseen", (("softmax-decay", "softmax"),)
-    ),
-)
+SETTING_CLAIMS: dict[str, Pairs] = {
+    "with heads of width 8 HYLA is better than softmax": (("hyla-width-8", "softmax-width-8"),),
+    "with heads of width 8 softmax is better than linear": (("softmax-width-8", "linear-width-8"),),
+    "HYLA composes better with heads of width 8": (("hyla-width-8", "hyla"),),
+    "softmax composes better with dropout on its code": (("softmax-dropout", "softmax"),),
+    "softmax composes better with ten times the decay": (("softmax-decay", "softmax"),),
+}
+WIDE = tests_of("settings", "unseen", SETTING_CLAIMS)
 
 
 def width_tests() -> tuple[ProtocolTest, ...]:
@@ -162,16 +149,12 @@ def width_tests() -> tuple[ProtocolTest, ...]:
 WIDTH = width_tests()
 
 # Of SRAVEN: the dated addition to the protocol that was written before the first step of seed 1.
+RAVEN_PAIRS = tuple(itertools.product(MAIN, ("same_slot", "known_combinations")))
 RAVENS = (
     *PRIMARY,
-    TESTS[3]._replace(claim=TESTS[3].claim.replace("R²", "accuracy")),
-    ProtocolTest(
-        "secondary",
-        ABOVE_BASELINES,
-        "unseen",
-        tuple(itertools.product(MAIN, ("same_slot", "known_combinations"))),
-    ),
-    TESTS[-1]._replace(claim="6. softmax loses more than HYLA from known to unseen"),
+    ProtocolTest("secondary", EQUAL_SKILL.replace("R²", "accuracy"), "equal", HYLA_OVER_SOFTMAX),
+    ProtocolTest("secondary", ABOVE_BASELINES, "unseen", RAVEN_PAIRS),
+    ProtocolTest("secondary", "6. softmax loses more than HYLA from known to unseen", "gap", GAP_PAIRS),
 )
 
 
