@@ -185,16 +185,6 @@ def test_an_unknown_code_is_refused_everywhere(way):
     assert taps.groups[0].kind == taps.groups[0].normalise == "own"
 
 
-def test_a_foreign_group_has_no_code_and_must_apply_keep():
-    class Foreign(torch.nn.Module):
-        def forward(self, call):
-            return swallowing(call.q, call.k, call.v, mask=None, causal=False)
-
-    refused(lambda: functions.coder(Foreign()), UNKNOWN.format(who="Foreign", name="forward"))
-    call = AttentionCall(*torch.randn(3, 2, 5, 4, 3), keep=torch.ones(1, 1, 5, 5))
-    refused(lambda: functions.attended(Foreign(), call), "Foreign: forward must multiply its code by keep")
-
-
 def test_taps_keep_the_function_of_their_call():
     attention, x = layer(ph.Linear(4, normalise="rms_heads")), inputs()
     code, taps = attention(x, return_code=True)[1], tapped(attention, x)[1]
@@ -239,18 +229,6 @@ def test_a_swallowed_keep_is_noticed(kind):
     first = attention(x)
     torch.manual_seed(3)  # the check of the function, in the first call, takes nothing from torch's generator
     assert_close(attention(x), first)
-
-
-@pytest.mark.parametrize("way", ["assigned", "a forward"])
-def test_a_function_that_is_assigned_later_is_checked_too(way):
-    attention, x = layer(ph.Softmax(4), dropout=0.5), inputs()
-    attention.groups[0] = WAYS[way]()
-    attention(x)
-    if way == "assigned":
-        attention.groups[0].attend = swallowing
-    else:
-        attention.groups[0].forward = lambda call: swallowing(call.q, call.k, call.v, mask=None, causal=False)
-    refused(lambda: attention(x), "must multiply its code by keep")
 
 
 @pytest.mark.compile

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead import config
-from polyhead.compat.torch_mha import replace as replace_attention
 
 F64 = torch.float64
 TILED = (ph.Hyla(1, impl="blocked"), ph.Relational(1, impl="blocked", relation_act="tanh"))
@@ -83,15 +82,6 @@ def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     for batch, length in ((3, 2), (1, 400)):
         x = inputs_of(settings, length, batch)
         assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
-def test_torchscript_is_refused_in_one_line_wherever_a_layer_stands():
-    theirs = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True)
-    replace_attention(theirs)
-    for model, name in ((build(READS), "MultiHeadAttention"), (theirs, "MultiheadAttention")):
-        with pytest.raises(ValueError, match=f"^{name}: TorchScript cannot compile it; use torch.compile or torch.ex"):
-            torch.jit.script(model)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own kernels take one sample at a time

@@ -180,15 +180,6 @@ def test_a_decoder_reads_the_sources_of_its_encoder(source):
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.symbols.parameters())
 
 
-def test_neighbours_of_lent_and_own_sources_are_cached_apart():
-    lent, own = (ph.RelationalSymbols(count=n, shared=way, causal=True) for n, way in ((5, True), (4, False)))
-    heads = [ph.Relational(2, symbols=own), ph.Relational(2, symbols=lent)]
-    model, cache = build(replace(pair(lent), heads=heads)), Cache(3)
-    words, encoded = torch.randint(7, (2, 6)), model.encode(torch.randint(7, (2, 5)))
-    pieces = [model(words[:, a:b], encoded=encoded, cache=cache) for a, b in ((0, 2), (2, 3), (3, 6))]
-    assert_close(torch.cat(pieces, 1), model(words, encoded=encoded))
-
-
 def test_mistakes_are_one_line():
     encoder = with_source(ph.PositionSymbols(shared=False))
     positions, lent = ph.PositionSymbols(), {"encoder_symbols": True}

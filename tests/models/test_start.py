@@ -4,10 +4,8 @@ import math
 
 import pytest
 import torch
-from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.models import transformer
 
 V = 256
 ENDS = {
@@ -45,22 +43,3 @@ def start(config):
 )
 def test_the_loss_begins_near_that_of_knowing_nothing(size, ends, preset):
     assert start(settings(ends, *size, preset)) == pytest.approx(math.log(V), rel=0.05)
-
-
-def test_only_the_map_to_the_logits_is_another(monkeypatch):
-    found = both(monkeypatch, settings("tied", 64, 1))
-    value, old = found.pop("inputs.table.weight")
-    assert_close(value, old * 0.5 / 8)
-    found.pop("outputs.table.weight")
-    assert all(torch.equal(value, old) for value, old in found.values())
-
-
-def both(monkeypatch, config):
-    """Parameters as they begin, and as they would if nothing were narrower."""
-    made = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        made.append(ph.Transformer(config).state_dict())
-        monkeypatch.setattr(transformer, "initial_logit_factor", lambda *given: 1.0)
-    monkeypatch.undo()
-    return {name: (value, made[1][name]) for name, value in made[0].items()}

@@ -52,19 +52,3 @@ def test_a_single_training_function_leaves_nothing_to_choose_by():
     found = task.baselines("iid", sequences=20)
     assert found["recall"].mean == pytest.approx(1)
     assert found["mix"].mean > 0.9
-
-
-def test_too_many_training_functions_leave_them_out(monkeypatch):
-    monkeypatch.setattr(function_baselines, "LISTED_FUNCTIONS", 32)
-    assert predictions(FuzzyLogic(), FuzzyLogic().batch("iid", 2, seed=0, step=0)) == {}
-
-
-KNOWN = {(32, 0.7, 1): (0.46, 0.88), (16, 0.7, 0): (0.33, 0.56)}
-
-
-@pytest.mark.parametrize(("length", "held_out", "seed"), KNOWN)
-def test_the_known_figures_on_held_out_functions(length, held_out, seed):
-    found = FuzzyLogic(length=length, held_out=held_out, split_seed=seed).baselines("compositional", sequences=1000)
-    for name, figure in zip(("recall", "mix"), KNOWN[length, held_out, seed], strict=True):
-        assert abs(found[name].mean - figure) < 3 * found[name].standard_error, name
-    assert found["mix"].mean > found["gaussian_process"].mean

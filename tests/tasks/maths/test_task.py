@@ -52,18 +52,6 @@ def test_its_ends_are_the_vocabulary():
     assert maths_text.decode(tokens) == [everything]
 
 
-def test_limits_bound_what_is_drawn_and_an_answer_may_fill_its_width():
-    task = Maths("algebra__sequence_next_term", "easy", question=50, answer=3)
-    for split in ("train", "iid", "novel"):
-        pairs = texts(task, split, 1)
-        assert 40 < max(len(q) for q, _ in pairs) <= 50
-        assert max(len(a) for _, a in pairs) == 3
-    batch = task.batch("train", 64, seed=0, step=0)
-    full = batch.latents["answer_length"] == 3
-    assert (batch.targets[full, 3] == END).all()
-    assert batch.scored[full].all()
-
-
 # ------------------------------------------------------------------------------------------------------------- splits
 def test_few_questions_are_all_seen_and_yet_none_is_shared(monkeypatch):
     """Training repeats itself here, so that a split by chance alone would be caught."""
@@ -164,7 +152,3 @@ def test_scores_by_hand():
 
 
 # ------------------------------------------------------------------------------------------------------- the surface
-def test_limits_that_leave_no_question_are_one_line(monkeypatch):
-    monkeypatch.setattr("polyhead.tasks.maths.task.TRIES", 50)
-    with pytest.raises(ValueError, match=r"^Maths: 51 draws gave no question of 'novel' within 12 characters .*$"):
-        Maths(question=12).batch("novel", 4, seed=0, step=0)

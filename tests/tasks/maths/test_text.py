@@ -61,14 +61,6 @@ def test_files_that_extrapolate(tmp_path):
     assert sum(map(len, found.values())) == 350  # no question twice
 
 
-def test_a_difficulty_reads_the_files_of_windows_and_ones_without_a_last_newline(tmp_path):
-    folder = write(tmp_path)
-    path = tmp_path / "train-easy" / f"{MODULE}.txt"
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n")[:-2])
-    task = Maths(MODULE, "easy", data="original", folder=folder)
-    assert numbers(task, "train") | numbers(task, "validation") == set(range(90))
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -82,14 +82,6 @@ def test_every_label_follows_from_the_pixels_of_the_splits_sets_in_turn(game, sp
         assert truth(game, cells) == label
 
 
-def test_the_docstring_shows_images_of_class_1():
-    text = relational_games.__doc__.splitlines()
-    at = next(i for i, line in enumerate(text) if line.split() == ["same", "occurs", "xoccurs", "between", GAMES[-1]])
-    for i, game in enumerate(GAMES):
-        letters = [cell for line in text[at + 1 : at + 4] for cell in line.split()[3 * i : 3 * i + 3]]
-        assert truth(game, [None if letter == "." else letter for letter in letters]) == 1
-
-
 @pytest.mark.parametrize("game", GAMES)
 def test_half_of_the_images_of_every_split_are_of_class_1(game):
     task = RelationalGames(game, examples=100)
@@ -114,16 +106,6 @@ def test_small_batches_have_no_class_half_or_set_of_their_own(split, size):
             shown.add(set_of(cells[6]))
     assert min(pairs[kind] for kind in itertools.product((0, 1), (2, 3))) > 70
     assert shown == set(SHOWN[split])
-
-
-def test_what_the_rule_does_not_compare_says_nothing():
-    alike = {}
-    for game, label in itertools.product(("occurs", "xoccurs"), (0, 1)):
-        batch = RelationalGames(game).batch("iid", 200, seed=0, step=0)
-        below = [cells_of(image)[6:] for image in batch.inputs[batch.targets[:, 0] == label]]
-        alike[game, label] = Counter(len(set(three)) for three in below)
-    assert alike["occurs", 0] == alike["occurs", 1] == {3: 100}
-    assert alike["xoccurs", 0] == alike["xoccurs", 1] == {3: 50, 2: 50}
 
 
 def test_all_kinds_of_a_class_occur():
@@ -210,12 +192,3 @@ def test_training_is_a_set_of_so_many_images_and_no_other_split_shows_them():
         first, second = grids[grids >= 0].view(-1, 2).T
         assert ((first == second) == batch.targets[:, 0]).all()
         assert not pool & {tuple(grid) for grid in grids.tolist()}
-
-
-def test_the_training_set_is_one_for_all_seeds_of_a_run():
-    def seen(task, seed):
-        return {image.numpy().tobytes() for image in task.batch("train", 400, seed=seed, step=2).inputs}
-
-    task = RelationalGames(examples=20)
-    assert seen(task, 0) == seen(task, 1)
-    assert len(seen(task, 0)) == 20

@@ -1,7 +1,6 @@
 """Sources of text, their held-out splits, and errors for missing text."""
 
 import itertools
-import os
 import pathlib
 import sys
 import types
@@ -70,18 +69,6 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path):
     assert corpus.rate("train") == pytest.approx(size / (len(corpus.tokens["train"]) - 1))
 
 
-def test_a_short_text_is_cut_between_characters(tmp_path):
-    path = tmp_path / "one.txt"
-    path.write_text("日本語é" * 10)
-    pieces = list(sources.read_files(sources.list_files(str(path), None, tmp_path / "cache"), 0.05))
-    assert len(pieces) == 40
-    assert "".join(piece.data.decode() for piece in pieces) == path.read_text()
-    for limit in (100, 108, 109):
-        (file,) = sources.list_files(str(path), limit, tmp_path / "cache")
-        assert limit <= file.size < limit + 3
-        path.read_bytes()[: file.size].decode()
-
-
 def test_a_file_that_a_glob_finds_twice_is_read_once(folder, tmp_path):
     once, twice = (sources.list_files(f"{folder}/**/{more}*.txt", None, tmp_path / "cache") for more in ("", "**/"))
     assert once == twice
@@ -115,10 +102,6 @@ def test_the_standard_library_is_its_sources_without_tests(tmp_path):
     assert 5_000_000 < sum(file.size for file in files) < 20_000_000
     blocks = sources.split_files(files, 0.05)
     assert {split for _, split, _ in blocks} == set(SPLITS)
-
-
-def test_a_file_name_may_be_other_bytes_than_utf_8():
-    assert 0 <= sources.hash_fraction(os.fsdecode(b"\xe9t\xe9.txt")) < 1
 
 
 def test_a_cache_in_the_home_folder_is_the_users(folder, tmp_path, monkeypatch):

@@ -42,21 +42,6 @@ def test_an_order_is_a_permutation_whatever_is_asked_of_it_at_once(count):
     assert all(order(np.array([place]), count, key=3)[0] == whole[place] for place in range(min(count, 20)))
 
 
-def test_an_order_looks_like_chance():
-    count = 400
-    orders = np.stack([order(np.arange(count), count, key=key) for key in range(500)])
-    assert len({tuple(one) for one in orders.tolist()}) == 500
-    counts = np.bincount(orders[:, 7] // 20, minlength=20)  # 25 of each are wanted, give or take 5
-    assert ((counts > 8) & (counts < 45)).all()
-    steps = np.abs(np.diff(orders, axis=1))
-    assert abs(steps.mean() - count / 3) < 3
-    assert (steps == 1).mean() < 3 * 2 / count
-    assert 0.7 < (orders == np.arange(count)).sum(axis=1).mean() < 1.3
-    large = order(np.arange(1000), 10**11, key=0)
-    assert len(set(large.tolist())) == 1000
-    assert 0.4e11 < large.mean() < 0.6e11
-
-
 # -------------------------------------------------------------------------------------------------------------- windows
 def test_a_sequence_is_a_window_and_its_targets_are_one_further_on(folder):
     task = task_of(folder)
@@ -227,17 +212,6 @@ def of_file(folder, name, **normalised):
     made.decoder = library.decoders.Fuse()
     made.save(str(folder / name))
     return task_of(folder, tokenizer=str(folder / name))
-
-
-def test_compressors_read_text_whatever_the_tokenizer(folder, capsys):
-    """Numbers of tokens are no bytes, however few there are."""
-    small, plain = of_file(folder, "small.json"), task_of(folder)
-    assert small.codec().count <= 200
-    assert small._corpus().rate("iid") > 1.5
-    found, wanted = (task.baselines("iid", sequences=10**6) for task in (small, plain))
-    for name in ("zlib", "lzma"):
-        assert found[name].mean == pytest.approx(wanted[name].mean, rel=0.05)  # separators are bytes, too
-    assert "give" not in capsys.readouterr().err  # this one gives every text back
 
 
 def test_a_tokenizer_that_loses_text_is_told(folder, capsys):
