@@ -9,12 +9,14 @@ import logging
 import os
 import pathlib
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyhead.scale.sweep.engines import LOST, ExitCode, Resources
 from polyhead.scale.sweep.engines.ray_task import task_arguments, task_function
 from polyhead.spec.optional import optional
+from polyhead.train.store.claims import is_claimed
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -33,6 +35,7 @@ class Ray:
         self.resources = resources or Resources()
         self.threads = self.resources.cpus
         self.tasks: list[Any] = []
+        self.folders: list[pathlib.Path] = []
         self.has_joined = False
 
     def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
@@ -66,6 +69,7 @@ class Ray:
             options["memory"] = int(self.resources.memory * 2**30)
         run_worker = ray.remote(**options)(task_function())
         workers = []
+        self.folders += folders
         for folder in folders:
             task = run_worker.remote(*task_arguments(folder.absolute(), self.threads))
             self.tasks.append(task)
@@ -76,10 +80,15 @@ class Ray:
         """Interrupt all tasks, which let their workers save, and wait for them."""
         import ray
 
-        for task in self.tasks:
+        tasks, self.tasks = self.tasks, []  # once: a second cancel would interrupt the task while its worker saves
+        for task in tasks:
             ray.cancel(task)
-        if self.tasks:
-            ray.wait(self.tasks, num_returns=len(self.tasks), timeout=120)
+        if tasks:
+            ray.wait(tasks, num_returns=len(tasks), timeout=120)
+        # Ray may call a task cancelled before its worker has saved: then the lock of the folder is free.
+        deadline = time.monotonic() + 120
+        while any(is_claimed(folder) for folder in self.folders) and time.monotonic() < deadline:
+            time.sleep(0.1)
         return "stopped and saved"
 
     def close(self) -> None:
