@@ -21,6 +21,9 @@ FILES = {
     "between": "1task_between",
     "match_pattern": "1task_match_patt",
 }
+LARGEST = 1 << 30
+"""Bytes that a file may have when it is unpacked: a compressed file of a few MB can unpack to any size."""
+
 SETS = {"pentominoes": "pentos", "hexominoes": "hexos", "stripes": "stripes"}
 
 
@@ -35,9 +38,14 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
     path = pathlib.Path(folder) / file_of(game, shapes)
     try:
         with np.load(path, allow_pickle=False) as file:
+            size = sum(entry.file_size for entry in file.zip.infolist())
+            if size > LARGEST:
+                raise OverflowError(f"unpacks to {size >> 20} MB; at most {LARGEST >> 20} are read")
             images, labels = file["images"], file["labels"]
     except FileNotFoundError:
         raise ValueError(f"RelationalGames: {path} does not exist; data='original' needs the published file") from None
+    except OverflowError as error:
+        raise ValueError(f"RelationalGames: {path} {error}") from None
     except Exception as error:  # NumPy, zipfile and zlib raise many different errors for damaged files
         raise ValueError(f"RelationalGames: {path} cannot be read ({' '.join(str(error).split())})") from None
     labels = labels.reshape(-1)
