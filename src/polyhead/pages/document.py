@@ -100,6 +100,7 @@ def figure_as_svg(figure: Any, caption: str, name: str) -> Markup:
 
 
 def _json(value: Any) -> str:
+    # A `<` could end the script element that holds the data.
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
