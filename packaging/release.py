@@ -58,7 +58,7 @@ print(least(lambda: ops.hyla(q, k, v, causal=True)), least(step))
 def run(*command: object, **options: Any) -> str:
     """What a command printed.  Raises CalledProcessError if it failed."""
     words = [str(word) for word in command]
-    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, **options).stdout
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8", **options).stdout
 
 
 def build() -> list[pathlib.Path]:

@@ -198,8 +198,8 @@ def symbol_source(options: Arguments) -> config.SymbolSource:
     if kind == "position_relative":
         retrieval = fill_in(name, arguments, {}, ("symbol_dim", "max_rel_pos"))
         return config.RelativeSymbols(distance=retrieval["max_rel_pos"], shared=shared)
-    defaults = {"dropout": 0.0, "scale": None, "trainable_symbols": True}
-    retrieval = fill_in(name, arguments, defaults, ("d_model", "n_heads", "n_symbols"))
+    library = {"dropout": 0.0, "scale": None, "trainable_symbols": True}
+    retrieval = fill_in(name, arguments, library, ("d_model", "n_heads", "n_symbols"))
     if retrieval["scale"] is not None:
         raise ValueError(f"{name}: scale must be None, for which the width of heads gives it")
     if retrieval["dropout"]:

@@ -63,6 +63,8 @@ def fitted(
     total = sum(mechanism.heads for mechanism in mechanisms)
     if total != sizes.heads:
         raise ValueError(f"{caller}: the model has {sizes.heads} heads, so give {sizes.heads}, got {total}")
+    if sizes.heads % sizes.kv_heads:
+        raise ValueError(f"{caller}: {sizes.heads} heads cannot share {sizes.kv_heads} heads of keys and values")
     # `num_sharing` query heads of the model read one head of keys.
     num_sharing = sizes.heads // sizes.kv_heads
     first, pairs = 0, []
@@ -71,7 +73,7 @@ def fitted(
         # Groups keep the sharing of keys unless their heads cut through a set that shares keys.
         is_whole = first % num_sharing == 0 and mechanism.heads % num_sharing == 0
         kv_heads = mechanism.heads // num_sharing if is_whole else mechanism.heads
-        fields = {"dim": sizes.dim, "value_dim": sizes.dim, "kv_heads": kv_heads}
+        fields: dict[str, Any] = {"dim": sizes.dim, "value_dim": sizes.dim, "kv_heads": kv_heads}
         for field, size in fields.items():
             if getattr(mechanism, field) not in (None, size):
                 raise ValueError(f"{caller}: {field} of {name} must be {size} but is {getattr(mechanism, field)}")

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import transformers
@@ -119,7 +119,8 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     # ---------------------------------------------------------------------------------------------------- embeddings
     def get_input_embeddings(self) -> nn.Module:
         """The token table."""
-        return self.model.inputs.table
+        table: Any = self.model.inputs.table
+        return cast(nn.Module, table)
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""

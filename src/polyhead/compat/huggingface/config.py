@@ -30,14 +30,13 @@ class PolyheadConfig(transformers.PretrainedConfig):
         settings = _settings(transformer)
         self.transformer = configs.to_dict(settings)
         outputs = settings.outputs
-        has_logits = isinstance(outputs, Logits)
-        sizes = {
+        sizes: dict[str, Any] = {
             "vocab_size": settings.inputs.count if isinstance(settings.inputs, Tokens) else 0,
             "hidden_size": settings.dim,
             "num_hidden_layers": settings.layers,
             "num_attention_heads": sum(group.heads for group in settings.layer_heads(0)),
             "max_position_embeddings": settings.max_length,
-            "tie_word_embeddings": has_logits and outputs.tied,
+            "tie_word_embeddings": isinstance(outputs, Logits) and outputs.tied,
         }
         # A file repeats the sizes.  Another value would be ignored without a word.
         for name, expected in sizes.items():

@@ -109,7 +109,9 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     return _with_layers(config, layers)
 
 
-def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism | Sequence[Mechanism]) -> nn.Module:
+def swap_heads(
+    model: nn.Module, layers: int | Sequence[int] | None, heads: Mechanism | Sequence[Mechanism]
+) -> nn.Module:
     """Replace the heads of some layers (None: all) of a causal model in place; returns the model.
 
     >>> import transformers
@@ -132,6 +134,8 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
     fitted("swap_heads", groups, layer_sizes(config))
     num_layers = config.num_hidden_layers
     chosen = list(range(num_layers))
+    if isinstance(layers, int):
+        layers = [layers]
     if layers is not None:
         chosen = [range(num_layers)[layer] for layer in layers]
     # The class of the model must be the one that the new class extends: its code then runs on unchanged.
@@ -149,9 +153,9 @@ def swap_heads(model: nn.Module, layers: Sequence[int] | None, heads: Mechanism 
         _put(attentions[layer], module)
         by_layer[layer] = groups
     new_config = _with_layers(config, by_layer)
-    for module in model.modules():  # the object that the caller may hold does not change
-        if vars(module).get("config") is config:
-            module.config = new_config
+    for part in model.modules():  # the object that the caller may hold does not change
+        if vars(part).get("config") is config:
+            part.config = new_config
     model.__class__ = network
     return model
 
@@ -228,7 +232,8 @@ def _by_layer(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor,
     if not isinstance(config, HoldsHeads):
         name = type(module).__name__
         raise ValueError(f"polyhead: {name} must belong to a model whose configuration holds heads: use AutoModel")
-    groups = config.polyhead_heads[module.layer_idx]
+    heads_by_layer: Any = config.polyhead_heads
+    groups = heads_by_layer[module.layer_idx]
     heads: Any = getattr(module, "polyhead", None)
     # Another library may have put another module in the place of the heads.
     has_heads = heads is not None and any(isinstance(part, Heads) for part in heads.modules())

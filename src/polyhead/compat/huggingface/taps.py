@@ -172,12 +172,11 @@ class _Linear:
 
     def weight_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
         """The weight [out, in] and the bias; None where there is none, or accelerate has offloaded it."""
-        weight: Tensor | None = self.module.get_parameter("weight").detach()
+        stored = self.module.get_parameter("weight").detach()
         bias: Any = self.module.bias
         if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
-            weight = weight.T
-        if weight.is_meta:
-            weight = None
+            stored = stored.T
+        weight = None if stored.is_meta else stored
         if bias is None or bias.is_meta:
             return weight, None
         return weight, bias.detach()

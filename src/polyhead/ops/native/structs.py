@@ -153,7 +153,7 @@ def masks_struct(call: AttentionCall, dtype: torch.dtype) -> MasksStruct:
         mask = of_pairs(mask)
     # C++ reads null pointers as "all rows are visible".
     ranges = ranges_of_both_sides(call.masks, t, s) or ()
-    range_pointers = [x.data_ptr() for x in ranges] or [None] * 4
+    range_pointers: list[int | None] = [x.data_ptr() for x in ranges] or [None] * 4
 
     # Native code hides the pairs of a large bias without a search, as if it held -inf.
     bias_hides = bias is not None and (bias.numel() > LARGE_BIAS or bool((bias == -math.inf).any()))
