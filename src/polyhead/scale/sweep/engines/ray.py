@@ -80,7 +80,8 @@ class Ray:
         """Interrupt all tasks, which let their workers save, and wait for them."""
         import ray
 
-        tasks, self.tasks = self.tasks, []  # once: a second cancel would interrupt the task while its worker saves
+        tasks = [task for task in self.tasks if _exit_code(task) is None]
+        self.tasks = []  # once: a second cancel would interrupt the task while its worker saves
         for task in tasks:
             ray.cancel(task)
         if tasks:
