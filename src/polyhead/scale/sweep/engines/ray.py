@@ -80,15 +80,17 @@ class Ray:
         """Interrupt all tasks, which let their workers save, and wait for them."""
         import ray
 
-        tasks = [task for task in self.tasks if _exit_code(task) is None]
+        running = []
+        for task in self.tasks:
+            if _exit_code(task) is None:
+                ray.cancel(task)
+                running.append(task)
         self.tasks = []  # once: a second cancel would interrupt the task while its worker saves
-        for task in tasks:
-            ray.cancel(task)
-        if tasks:
-            ray.wait(tasks, num_returns=len(tasks), timeout=120)
+        if running:
+            ray.wait(running, num_returns=len(running), timeout=120)
         # Ray may call a task cancelled before its worker has saved: then the lock of the folder is free.
         deadline = time.monotonic() + 120
-        while any(is_claimed(folder) for folder in self.folders) and time.monotonic() < deadline:
+        while any(map(is_claimed, self.folders)) and time.monotonic() < deadline:
             time.sleep(0.1)
         return "stopped and saved"
 
