@@ -176,7 +176,9 @@ class _Linear:
         bias: Any = self.module.bias
         if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
             stored = stored.T
-        weight = None if stored.is_meta else stored
+        weight: Tensor | None = stored
+        if stored.is_meta:
+            weight = None
         if bias is None or bias.is_meta:
             return weight, None
         return weight, bias.detach()
