@@ -184,10 +184,6 @@ def language() -> str:
     return markdown(["heads", "bits per byte of source code, lower is better"], rows)
 
 
-WORDS = {"holds": "yes", "does not hold": "no", "no difference": "no difference"}
-"""Outcome in older results -> verdict; every other outcome is undecided."""
-
-
 def claims(*folders: str) -> str:
     """Every claim of some results folders with its verdict, and the largest number of seeds behind it."""
     rows = []
@@ -197,9 +193,8 @@ def claims(*folders: str) -> str:
         link = f"[{stored['title']}]({folder}/README.md)"
         for verdict in stored["verdicts"]:
             outcome = verdict["outcome"]
-            word = outcome if outcome in ("yes", "no", "undecided") else WORDS.get(outcome, "undecided")
             seeds = min((int(part["runs"]) for part in verdict.get("parts", ()) if part["runs"]), default=all_seeds)
-            rows.append([link, verdict["claim"].replace("|", "\\|"), f"**{word}**", str(seeds or "a count")])
+            rows.append([link, verdict["claim"].replace("|", "\\|"), f"**{outcome}**", str(seeds or "a count")])
             link = ""
         if not stored["verdicts"]:
             rows.append([link, "a picture without a claim", "", str(all_seeds)])
