@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from polyhead.cli import main
+from polyhead.spec.optional import MissingPackage, optional
 
 
 def run(*words, **environment):
@@ -65,3 +66,11 @@ def test_closed_output_is_no_error(redirection):
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
+
+
+def test_a_folder_of_a_packages_name_is_not_the_package(tmp_path, monkeypatch):
+    (tmp_path / "not_installed_here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(MissingPackage, match="not_installed_here"), optional("track", "it"):
+        import not_installed_here  # noqa: F401

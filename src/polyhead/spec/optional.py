@@ -7,6 +7,8 @@ probe needs scikit-learn: pip install 'polyhead[report]'
 """
 
 import importlib.util
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,11 +26,24 @@ def is_installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
+def _is_folder_here(name: str) -> bool:
+    """Is the imported module `name` a plain folder of the current folder, such as the files of earlier trackings?"""
+    module = sys.modules[name]
+    if "." in name or getattr(module, "__file__", None) is not None or not hasattr(module, "__path__"):
+        return False
+    return os.path.realpath(name) in map(os.path.realpath, module.__path__)
+
+
 @contextmanager
 def optional(feature: str, install: str) -> Iterator[None]:
     """Context manager: a failed import inside raises MissingPackage for the feature `feature`; `install` is for pip."""
+    before = set(sys.modules)
     try:
         yield
+        for name in set(sys.modules) - before:
+            if _is_folder_here(name):
+                del sys.modules[name]
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     except MissingPackage:
         raise
     except ImportError as error:
