@@ -14,10 +14,13 @@ def task_function() -> Any:
 
     def run_worker(words: list[str], environment: dict[str, str], log: str) -> int:
         import os
+        import signal
         import subprocess
         import sys
         import time
 
+        # Ray cancels by SIGINT, which a sweep in the background of a script hands down as ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with open(log, "ab") as file:
             process = subprocess.Popen(
                 [sys.executable, *words], stdout=file, stderr=file, env={**os.environ, **environment}
