@@ -104,6 +104,7 @@ def run_race(file: Path, num_seeds: int, num_workers: int) -> dict[str, dict[str
                     continue
                 curves[racer][str(seed)].append((step, accuracy))
                 if step == demo.RACE_STEPS:
+                    # Only whole curves are stored: the next demo would take half a curve for a finished network.
                     complete = {name: _complete(by_seed) for name, by_seed in curves.items()}
                     file.write_text(json.dumps(complete), encoding="utf-8")
                 live.show(race_board(curves))
@@ -137,6 +138,7 @@ def _train_racer(racer: str, seed: int, messages: Any) -> None:
     from polyhead.papers import demo
 
     torch.set_num_threads(1)
+    # The end is sent also after an error: the parent counts ends, and would wait for ever for a missing one.
     try:
         for step, accuracy in demo.race(racer, seed):
             messages.put((racer, seed, step, accuracy))

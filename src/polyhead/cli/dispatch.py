@@ -105,6 +105,7 @@ def _call(words: list[str]) -> int:
         print(__version__)
         return 0
     name = words[0] if words else ""
+    # The options depend on the recipe, so it is read before tyro parses the other words.
     if name in OF_RECIPES and len(words) > 1 and not words[1].startswith("-"):
         return OF_RECIPES[name](words[1], words[2:])
     if name in VERBS:

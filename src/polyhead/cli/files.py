@@ -60,6 +60,7 @@ def fit_model(run: "Run", default: "Run") -> "Run":
 
     model: Any = run.model
     default_model: Any = default.model
+    # What equals the old task's value counts as chosen by nobody, so it follows the new task.
     ends = default.task.ends
     if (default_model.inputs, default_model.outputs) == ends == (model.inputs, model.outputs):
         model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])

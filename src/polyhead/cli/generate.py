@@ -60,6 +60,7 @@ def generate(
 
     check_number("generate", "samples", samples, 1)
     text = read_prompt(prompt, prompt_file)
+    # The configuration alone shows whether the run fits; a wrong one is refused before its weights are read.
     config = read_config(run)
     check_run(config)
     codec = codec_of(config, run)
@@ -118,8 +119,10 @@ def join_pieces(pieces: Pieces, samples: int) -> list[str]:
 
 def print_pieces(pieces: Pieces, prompt: str, samples: int) -> None:
     """Print each sample's text after `prompt`, one sample after another; the current sample appears token by token."""
+    # All samples grow together, so the text of later ones waits until the current one has ended.
     waiting = [""] * samples
     current = 0
+    # After the last piece every sample counts as ended, also one that reached the largest number of tokens.
     end: list[str | None] = [None] * samples
     _print_at_once(_heading(current, samples) + prompt)
     for step in itertools.chain(pieces, [end]):

@@ -52,6 +52,7 @@ def list_all(
     from polyhead.scale.records import records
 
     what = one_of("polyhead list", "kind", what, [*LISTS, "mechanisms", "runs"])
+    # An option without effect is refused: its user would believe that it had one.
     sizes = {"dim": dim, "heads": heads, "length": length}
     for option, value in sizes.items():
         if value is not None and what != "mechanisms":
@@ -191,6 +192,7 @@ def tasks() -> list[Row]:
     rows: list[Row] = []
     for kind in (*KINDS, *registered.values()):
         fields = dataclasses.fields(kind)
+        # A class whose fields lack defaults cannot be made here, and its splits may depend on them.
         needs_values = any(field.init and field.default is field.default_factory for field in fields)  # both MISSING
         if needs_values:
             splits, defaults = "not known", ", ".join(field.name for field in fields)
@@ -270,6 +272,7 @@ def models() -> list[Row]:
 
     rows: list[Row] = []
     for name in shipped.models():
+        # A model that is not here has a row of dashes: a list should download nothing.
         row = dict.fromkeys(("model", "task", "known", "unseen", "steps", "parameters"), "–")
         row["model"] = name
         folder = shipped.at_hand(name)

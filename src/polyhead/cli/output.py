@@ -42,6 +42,7 @@ def printing(json: bool, quiet: bool) -> Iterator[None]:
 
     A warning of this package is one line.  A terminal narrower than 40 columns counts as 40 wide.
     """
+    # Environment variables, because worker processes inherit them.
     environment = {}
     if quiet:
         environment[QUIET] = "1"

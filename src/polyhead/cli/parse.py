@@ -26,6 +26,7 @@ def parse_fields(default: Parsed, words: list[str], prog: str, description: str)
     markers: Any = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
     errors = io.StringIO()
     try:
+        # tyro prints its box before we know the cause; it is held back, because a refused value gets one line.
         with contextlib.redirect_stderr(errors):
             return tyro.cli(
                 type(default), default=default, args=words, prog=prog, description=description, config=markers

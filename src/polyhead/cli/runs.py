@@ -55,9 +55,11 @@ def evaluate(
         seed = config.seed
     check_number("eval", "batches", batches, 1)
     check_number("eval", "batch_size", batch_size, 1)
+    # Training has used these two, one to fit and one to select, so they say least about the model.
     if not splits:
         splits = tuple(split for split in config.task.splits if split not in ("train", "validation"))
     scores = {}
+    # Products as in training, or the scores would differ from those of the run in their last digits.
     with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
         for split in splits:
             scores[split] = train.evaluate(
@@ -93,6 +95,7 @@ def probe(
     device_of_run = _pick_device(device, deterministic)
     with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
         rows = analysis.probe_run(run, sequences=sequences, seed=seed, device=device_of_run)
+    # Layers count from 0 in Python but from 1 for readers.
     rows = [{**row, "layer": row["layer"] + 1} for row in rows]
     emit(lambda: rows, lambda: write_table(f"Probes of the latent code: {config.name}", rows))
     return 0
@@ -119,6 +122,7 @@ def report(
     folders = [path for path in runs if path.is_dir() or not path.exists()]  # runs/* also matches report.html
     if not folders:
         raise ValueError("report: give at least one run folder")
+    # One page has one setting for all its runs, so faster products need the consent of each run.
     is_fast = all(train.read_config(folder).fast_products for folder in folders)
     with train.fast_products(is_fast):
         path = pages.write(folders, out, title=title, static=static)

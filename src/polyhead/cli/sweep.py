@@ -42,6 +42,7 @@ def sweep(recipe: RecipeName, *, scale: str | None = None, status: bool = False)
 def main(recipe: str, words: list[str]) -> int:
     """`polyhead sweep RECIPE ...`."""
     options, words = split_options("sweep", words, "scale", "heads", flags=("status",))
+    # Commas separate the choices of the grid here, so the groups within one choice are joined by +.
     head_words = [None]
     if options.heads is not None:
         head_words = options.heads.split(",")
@@ -143,6 +144,7 @@ def grid(words: Sequence[str]) -> list[list[str]]:
     choices = []
     option = ""
     for word in words:
+        # A value stands behind an equals sign, or is a word of its own that belongs to the option before.
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
             name, equals, value = "", "", word

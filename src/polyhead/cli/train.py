@@ -155,6 +155,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
     registered = added("recipes").get(name)
+    # With one name for two recipes, a command would silently train the other one.
     if name in RECIPES and registered is not None:
         raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(registered)} another name")
     if scale is None and name in STUDIES:

@@ -60,6 +60,7 @@ def relative_buckets(
         after = (distance < 0) * np.int64(buckets)
         n = np.abs(distance)
     exact = buckets // 2
+    # No distance is left for logarithmic buckets; their formula would divide by zero or change its sign.
     if max_distance <= exact:
         return after + n.clip(max=buckets - 1)
     small = n.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
@@ -94,6 +95,7 @@ def holm(values: Sequence[float]) -> list[float]:
     corrected = [0.0] * len(values)
     largest = 0.0
     for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        # A larger value never gets a smaller result than the one before it.
         largest = max(largest, min(1.0, (len(values) - rank) * values[i]))
         corrected[i] = largest
     return corrected

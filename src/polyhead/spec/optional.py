@@ -40,6 +40,7 @@ def optional(feature: str, install: str) -> Iterator[None]:
     before = set(sys.modules)
     try:
         yield
+        # Python imports any folder of that name as an empty package, and the feature would fail later.
         for name in set(sys.modules) - before:
             if _is_folder_here(name):
                 del sys.modules[name]
@@ -48,6 +49,7 @@ def optional(feature: str, install: str) -> Iterator[None]:
         raise
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
+        # A fault in our own modules is no missing package, so nobody is told to install one.
         if package == "polyhead":
             raise
         name = DISTRIBUTIONS.get(package, package) or "a package"

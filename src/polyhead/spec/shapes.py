@@ -133,6 +133,7 @@ def _patterns(annotation: object) -> list[Pattern]:
     dtypes = getattr(annotation, "dtypes", ())
     if not isinstance(dtypes, (list, tuple)):  # any dtype
         dtypes = ()
+    # The array type may be `Any` or a type variable, which `isinstance` does not take.
     array = getattr(annotation, "array_type", object)
     if not isinstance(array, type):
         array = object
@@ -181,6 +182,7 @@ def shaped(function: Function) -> Function:
             array_types[name] = tuple(dict.fromkeys(pattern.array for pattern in options))
             if type(None) not in typing.get_args(parameter.annotation):
                 required.add(name)
+    # Users know a layer by its class, so errors name that and not its method.
     owner, _, caller = function.__qualname__.rpartition(".")
     if owner and caller == "forward":
         caller = owner
@@ -190,6 +192,7 @@ def shaped(function: Function) -> Function:
         if len(args) > len(positional):
             allowed = " and ".join(positional).removeprefix("self and ")
             raise TypeError(f"{caller}: only {allowed} may be positional arguments, but more came")
+        # Letters are bound anew in each call, by the first array that has them.
         sizes: dict[str, tuple[int, str]] = {}
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         for name, options in patterns.items():
@@ -256,6 +259,7 @@ def _compare(caller: str, name: str, array: Any, options: list[Pattern], sizes: 
             sizes[letter] = (size, name)
         elif expected != size:
             _refuse_size(caller, name, pattern, shape, letter, size, sizes)
+        # Each key head serves equally many query heads.
         if letter == "g" and "h" in sizes and (size == 0 or sizes["h"][0] % size):
             heads, origin = sizes["h"]
             raise ValueError(f"{caller}: {heads} heads in {origin} but {size} in {name} ({pattern.text}) = {shape}")

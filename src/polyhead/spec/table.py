@@ -214,6 +214,7 @@ class MechanismRow:
         choices = {}
         for name, default in self.options.items():
             choices[name] = kinds[name]
+            # An option with this default acts on scores, as a relation's does, so it has the same choices.
             if default == "softmax":
                 choices[name] = RELATION_ACTS
         return choices
@@ -365,6 +366,7 @@ def amount(formula: str, sizes: Mapping[str, int]) -> int:
     >>> amount("2 m (d + e) + e r", {"m": 100, "d": 3, "e": 5, "r": 2})
     1610
     """
+    # Fractions keep a quotient such as r p / h exact, so only the result is rounded.
     value = _value(ast.parse(re.sub(r"(?<=[\w)]) (?=[\w(])", "*", formula), mode="eval").body, sizes)
     return round(value)
 

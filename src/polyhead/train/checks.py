@@ -57,6 +57,7 @@ def check_read_back(config: Run) -> None:
     for kind in strangers:
         check_found(kind, "train")
     if strangers:
+        # By way of JSON, where a tuple comes back as a list, which a user's class may not expect.
         text = json.dumps(configs.to_dict(config))
         if configs.from_dict(json.loads(text), KINDS, where="train") != config:
             raise ValueError(f"train: the run is another one when it is read from its file: {text:.200}")
@@ -88,6 +89,7 @@ def _check_batch(task: str, batch: object) -> None:
         raise ValueError(
             f"{task}: latents of a batch must be a dict of tensors but is a {type(batch.latents).__name__}"
         )
+    # Training cuts a batch along the first axis of every array, so one without that axis would fail much later.
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "latents"}
     arrays |= {f"latents[{name!r}]": labels for name, labels in batch.latents.items()}
     for name, array in arrays.items():

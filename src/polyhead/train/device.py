@@ -113,6 +113,7 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
         device = pick_device(config.device)
     if not _busy.acquire(blocking=False):
         raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
+    # These settings are global: unless restored, they would change the caller's own work after the run.
     num_threads = torch.get_num_threads()
     is_strict = torch.are_deterministic_algorithms_enabled()
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -122,6 +123,7 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
             torch.set_num_threads(config.threads)
         if config.deterministic:
             be_deterministic()
+        # TF32 rounds the inputs of products, on some GPUs only: results would depend on the machine.
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         # The compiler may ask for the precision, which raises under the switch of fast products.
         is_fast = config.fast_products and device.type == "cpu" and not config.compile

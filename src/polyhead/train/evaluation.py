@@ -55,6 +55,7 @@ def predict(
 
 def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:
     """The outputs for loss and metrics: those of `predict`, or lazy logits from `LAZY` logits on."""
+    # A model inside DistributedDataParallel is no Transformer, so it always gives whole logits.
     end = task.ends[1]
     if (
         isinstance(model, Transformer)
@@ -98,6 +99,7 @@ def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str,
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if got != shape:
             raise ValueError(f"{kind}: metrics must be numbers {shape}, one for each sequence, but {name} is {got}")
+        # Scores share one flat row: a metric of such a name would overwrite the loss or another metric's error.
         if name in OWN or name.removesuffix("_se") in scores.keys() - {name}:
             raise ValueError(f"{kind}: no metric may be called {name!r}, the name of another score")
     if task.metric not in scores:
@@ -109,6 +111,7 @@ def parts(batch: Batch, count: int) -> list[Batch]:
     """A batch cut into `count` parts, or fewer if it is short."""
     if count == 1:
         return [batch]
+    # Rounded up, so that a short batch gives fewer parts and never an empty one, whose mean is NaN.
     size = -(-len(batch.inputs) // count)
     cuts = [slice(start, start + size) for start in range(0, len(batch.inputs), size)]
     return [batch.map(operator.itemgetter(cut)) for cut in cuts]
@@ -145,6 +148,7 @@ def evaluate(
     with looking(model):
         for i in range(enough(task, split, batches, batch_size)):
             batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
+            # A batch that trains only in parts might not fit into memory as a whole here.
             for part in parts(batch, accumulate):
                 loss, metric_values = _score(model, task, part, precision, world)
                 losses.append(loss)
@@ -167,6 +171,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     # A process without rows computes one unscored row, because the others wait for its part of the model.
     rows_here = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
     outputs = answers(model, task, rows_here, precision)
+    # Rows of other processes are zeros here: the sum in `_gathered` puts the rows of all side by side.
     before, counted = rows.start, rows.stop - rows.start
     scores = {
         name: F.pad(value[:counted].double(), (before, count - before - counted))
@@ -174,6 +179,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     }
     if not counted:
         return torch.zeros((), dtype=torch.double), scores
+    # Each share is weighted by its scored positions, so the sum over processes is the mean over the part.
     return task.loss(outputs, rows_here).double() * (rows_here.scored.sum() / part.scored.sum().clamp(min=1)), scores
 
 
@@ -199,7 +205,8 @@ def mean(values: Tensor) -> Tensor:
 
 def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
     """The number of batches, or fewer if those cover the split once.  Raises ValueError for an empty split."""
-    if (count := task.count(split)) == 0:
+    count = task.count(split)
+    if count == 0:
         raise ValueError(f"{type(task).__name__}: split {split!r} has no {task.items}")
     return batches if count is None else min(batches, -(-count // batch_size))
 
@@ -213,6 +220,7 @@ def summary(
 ) -> dict[str, float]:
     """The mean loss over all scored positions, the mean and standard error of each metric over all sequences, and the
     number of sequences.  `scored`: the number of scored positions of each batch.  `amounts`: see `Task.amounts`."""
+    # Batches may differ in scored positions; a plain mean of their losses would favour the short ones.
     counts = torch.stack(scored).cpu().double()
     means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # the mean of no position may be NaN
     scores = {"loss": (means * (counts / counts.sum())).sum().item()}

@@ -35,9 +35,11 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     _check_devices(config, devices)
     check(config, devices)
     folder = folder_of(config)
+    # The lock is released before the workers start: the first of them takes it, and would be refused otherwise.
     with contextlib.ExitStack() as claims:
         finished = begin(config, folder, claims, resume, again)
     if not finished:
+        # With -P, a file in the current folder cannot take the place of a module, as a torch.py would.
         command = [sys.executable, "-P", "-m", "polyhead.train", str(folder / CONFIG)]
         if not progress:
             command.append("--quiet")
@@ -73,6 +75,7 @@ def run_workers(count: int, command: list[str], way_on: str) -> int:
     # The address is a number, because the name of this machine may be one that no server resolves.
     common = os.environ | {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common[LAUNCHER] = str(os.getpid())
+    # By default each worker would start a thread for every core, and all would compete for the same cores.
     common.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     with signals_to(hand_on):
         for rank in range(count):
@@ -106,6 +109,7 @@ def _wait(workers: list[subprocess.Popen[bytes]]) -> list[int]:
                 if workers[rank].returncode:
                     failures.append(rank)
                     deadline = min(deadline, time.monotonic() + GRACE)
+        # A worker may hang in a message to the one that failed, so nobody waits for it without end.
         if time.monotonic() > deadline:
             for rank in running:
                 workers[rank].kill()

@@ -32,6 +32,7 @@ class Network:
 
     def __init__(self, config: Run, device: torch.device, world: World) -> None:
         self.config, self.device, self.world = config, device, world
+        # Ranks drop different units for their rows; rank 0 keeps the name that a single process uses.
         self.dropout_stream = "dropout"
         if world.rank:
             self.dropout_stream = f"dropout/{world.rank}"
@@ -75,6 +76,7 @@ class Network:
                 scores.setdefault(name, []).append(values)
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
+        # Clipping compares true gradients with its limit, so the loss scale is taken out before.
         self.scaler.unscale_(self.optimiser)
         norm = None
         if train.clip is not None:

@@ -67,6 +67,7 @@ class StopSignals:
         return self
 
     def _ask(self, number: int, frame: object) -> None:
+        # A second Ctrl-C asks to end without saving.  A preemption never hides an earlier interruption.
         if number in USUAL and self.asked in USUAL:
             raise KeyboardInterrupt
         if number in USUAL or not self.asked:
@@ -111,6 +112,7 @@ def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
 
 
 def _leave(again: bool, number: int, frame: object) -> None:
+    # Another signal must not enter this handler again while it asks Slurm, which may take a minute.
     for other in StopSignals.signals:
         signal.signal(other, signal.SIG_IGN)
     stop = StopSignals()

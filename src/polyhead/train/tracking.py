@@ -54,6 +54,7 @@ class WeightsAndBiases:
             import wandb
         project = os.environ.get("WANDB_PROJECT", "polyhead")
         about = configs.to_dict(dataclasses.replace(config, folder=None))
+        # With the digest as its id, a resumed run goes on in the same record, wherever its folder is now.
         self.run = wandb.init(
             project=project, id=configs.digest(config), name=config.name, dir=str(folder), config=about, resume="allow"
         )
@@ -104,6 +105,7 @@ class Trackers:
 
     def _each(self, action: Callable[[str], None]) -> None:
         for name in list(self.trackers):
+            # Whatever a tracker raises, metrics.jsonl has the rows: a lost network must not end hours of training.
             try:
                 action(name)
             except Exception as error:

@@ -69,6 +69,7 @@ def run(
             result = read_result(folder)
             assert result is not None
             return result
+        # A process on another machine may lack the data that process 0 has read in `begin`.
         if not world.first:
             read_all(config)
         with process(config, world.device) as device, StopSignals() as stop:
@@ -90,6 +91,7 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
     try:
         result = read_result(folder)
     except Damaged as error:
+        # With the last checkpoint, a damaged result costs one evaluation and no training.
         print_notice(f"{error}; it is computed again")
         result, resume = None, True
     if result is not None:
@@ -142,6 +144,7 @@ class Training:
 
         self.metrics: Metrics | None = None
         self.callbacks = callbacks
+        # After the load, because rows past the restored step are dropped: those steps are trained again.
         if world.first:
             delete(folder / ENDED)  # why the last process ended
             self.metrics = Metrics(folder, self.step, config.train.steps)
@@ -172,6 +175,7 @@ class Training:
                 metadata = restore(path, self.digest, self.network.model, self.network.optimiser, self.world)
             except Damaged as error:
                 problem = str(error)
+            # It counts only if every process could read it: otherwise they would go on from different steps.
             if not self.world.sum(torch.tensor([float(metadata is None)])):
                 break
             if self.world.first:
@@ -200,6 +204,7 @@ class Training:
             is_logged = is_last or self.step == 0 or (self.step + 1) % train.log_every == 0
             values = self.network.step(self.step, needs_metrics=is_logged)
             self.step += 1
+            # A score belongs to one step: an older one must not make the next checkpoint the best.
             self.score = None
             self.progress.step()
             if is_logged:
@@ -207,9 +212,11 @@ class Training:
             is_evaluated = is_last or self.step % train.eval_every == 0
             if is_evaluated:
                 self._evaluate()
+            # All processes save at the same step, though a signal may reach only one of them.
             signal_number = self.stop_broadcast.exchange(self.stop.asked)
             if is_last or signal_number or self.step % train.save_every == 0:
                 self._save()
+            # A signal at the last step changes nothing: only the result is missing, and it is written next.
             if signal_number and not is_last:
                 self.stop.asked = signal_number
                 self.world.on_rank_zero(self._interrupt)
@@ -226,6 +233,7 @@ class Training:
         rate = (self.step - self.rate_step) / (time.perf_counter() - self.rate_start)
         row: Row = {"kind": "train", "step": self.step, **values}
         row["lr"] = optimiser.learning_rate(self.step - 1, self.config.train)
+        # An fp16 step may overflow and is then skipped: its norm is infinite, a number that JSON does not have.
         row["grad_norm"] = None
         if math.isfinite(norm):
             row["grad_norm"] = norm
@@ -253,6 +261,7 @@ class Training:
             self.scores[split] = scores
             self._add({"kind": "eval", "step": self.step, "split": split, **scores})
             self.progress.evaluated({"split": split, **scores})
+        # NaN compares as neither better nor worse: once the best, it would stay so for ever.
         score = self.scores.get(selection_split(self.config.train), {}).get(self.config.task.metric)
         if score is not None and math.isfinite(score):
             self.score = score
@@ -261,8 +270,10 @@ class Training:
     def _save(self) -> None:
         """Replace the checkpoint, after all rows are on the disk.  Raises OSError."""
         begin_time = time.perf_counter()
+        # NaNs must not replace the last good checkpoint: a run that resumes from them can only fail.
         if not self.network.is_finite():
             self._diverge(f"parameters of {self.config.name} are not finite")
+        # Rows first: a run that resumes from this step never repeats them, so a power cut must not lose them.
         if self.metrics is not None:
             self.metrics.sync()
         gain = self.config.task.gain

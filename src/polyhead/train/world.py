@@ -138,6 +138,7 @@ class World:
         if self.size == 1:
             return action() or 0
         result = torch.zeros(1, dtype=torch.int64)  # below 0: minus the exit code of the error
+        # An error is broadcast, too: otherwise the other processes would wait as long as `PATIENCE` allows.
         try:
             if self.first:
                 result[0] = action() or 0
@@ -171,6 +172,7 @@ class StopBroadcast:
         if self.world.size == 1:
             return asked
         before = self.last()
+        # The exchange runs during the next step; waiting for it here would cost every step a round trip.
         self.flag = torch.tensor([asked])
         self.work = dist.all_reduce(self.flag, dist.ReduceOp.MAX, async_op=True)
         return before
@@ -229,6 +231,7 @@ def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
     >>> place({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
     (0, 1, 0)
     """
+    # torchrun may itself run in a step of Slurm, whose variables then describe torchrun, not this process.
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     if not environment.get("WORLD_SIZE") and integer(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")
@@ -281,6 +284,7 @@ def meet_processes(rank: int, size: int) -> dist.Store:
     else:
         wait_for(lambda: _unreachable(host, port), f"polyhead: process {rank} of {size} at {host}:{port}")
         store = dist.TCPStore(host, port, size, is_master=False, timeout=PATIENCE, wait_for_workers=False)
+    # torchrun may keep the store when it restarts: dead processes of the last attempt would count as present.
     store = dist.PrefixStore(f"attempt/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     store.set(f"here/{rank}", "1")
 
@@ -335,6 +339,7 @@ def first_host(hosts: str) -> str:
     >>> first_host("gpu[07-09,12]-ib,login1"), first_host("a1,a2")
     ('gpu07-ib', 'a1')
     """
+    # A comma inside brackets separates numbers of one group of hosts, so it does not end the first name.
     first = re.split(r",(?![^\[]*\])", hosts)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
 

@@ -68,6 +68,7 @@ def save_checkpoint(
     data = save(tensors, {"polyhead": json.dumps(with_checksums(metadata, tensors))})
     if is_best:  # before the newest: a run that is killed in between comes to this step again
         write(folder / BEST, data)
+    # The new file is complete before the old one is renamed, so at any moment one of them can be read.
     newest = folder / CHECKPOINT
     partial = write_beside(newest, data)
     if newest.exists() and step_of(newest) < metadata["step"]:
@@ -104,6 +105,7 @@ def save_sharded(
         raise
     checksums = _file_checksums(partial, world, sync=True)
 
+    # The folder gets its final name after its last file, so a folder of that name is always complete.
     def finish() -> None:
         write(partial / ABOUT, json.dumps(with_checksums({**metadata, "files": checksums}, {})).encode())
         delete(path)
@@ -251,6 +253,7 @@ def restore(
         return _restore_sharded(path, digest, model, optimiser, world)
     tensors, metadata = read_checkpoint(path, digest)
     load_weights(model, tensors, path)
+    # AdamW makes its moments at the first update, so a new optimiser has none to copy into.
     _make_state(model, optimiser, tensors)
     for name, value in training_state(model, optimiser):
         if name.startswith("optimiser/"):
@@ -318,6 +321,7 @@ def load_model(
     config = read_config(folder)
     path = _path_of(pathlib.Path(config.folder or folder), which)
     tensors, _ = read_checkpoint(path, configs.digest(config))
+    # Building draws initial weights, which must not advance the caller's random numbers.
     with usual_defaults(), torch.random.fork_rng(devices=[]):
         model = build(config.model)
     load_weights(model, tensors, path)

@@ -31,6 +31,7 @@ def write_beside(path: pathlib.Path, data: bytes) -> pathlib.Path:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
+            # On a full disk the partial file would keep the space that the next attempt needs.
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise
@@ -79,6 +80,7 @@ def check_place(caller: str, path: pathlib.Path, *, renamed: bool = True) -> Non
     check_local(caller, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        # Both trials leave no trace: the file is opened without truncation, and the temporary one vanishes.
         if path.exists():
             open(path, "r+b").close()
         if renamed or not path.exists():

@@ -166,6 +166,7 @@ class Metrics:
 
     def __init__(self, folder: pathlib.Path, step: int, steps: int) -> None:
         self.path = folder / METRICS
+        # Rows after the checkpoint would appear twice, because their steps are trained again.
         rows = []
         for row in read_metrics(folder):
             is_last_evaluation = row["kind"] == "eval" and row["step"] == steps  # which is repeated
@@ -178,6 +179,7 @@ class Metrics:
         """Append a row.  Raises OSError."""
         line = _line(row)
         with named(self.path):
+            # Without a buffer, one call may write only a part of the row.
             while line:
                 line = line[self.file.write(line) :]
 

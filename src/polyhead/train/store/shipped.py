@@ -62,6 +62,7 @@ def at_hand(name: str) -> pathlib.Path | None:
         parents.insert(0, pathlib.Path(os.environ[OWN]))
     with contextlib.suppress(RuntimeError):  # without a home folder there is no cache
         parents.append(cache("models", OWN))
+    # A download that broke off leaves only some of the files, so such a folder does not count.
     for parent in parents:
         if all((parent / name / file).is_file() for file in FILES):
             return parent / name
