@@ -275,6 +275,7 @@ class MultiHeadAttention(nn.Module):
         relative = relative.to(at_least_float32(call.x.dtype))  # bfloat16 cannot hold a distance of 257
         if bias is None:
             return relative
+        # One is by offset (h t+s-1) and the other by pair: their sum needs pairs.
         if bias.ndim != relative.ndim:
             return dense(bias, t, s) + dense(relative, t, s)
         return bias + relative
@@ -454,6 +455,7 @@ class MultiHeadAttention(nn.Module):
         assert cache is not None
         q = self._place(i, rows["q"], call, are_queries=True)
         k = self._place(i, rows["k"], call, are_queries=False)
+        # Which of the new tokens are real (b 1 1 t): padding must add nothing to the state.
         mask = None
         if cache.real is not None:
             mask = cache.real[:, None, None, cache.real.shape[1] - call.t :]

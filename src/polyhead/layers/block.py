@@ -166,6 +166,7 @@ class TransformerBlock(nn.Module):
         """Self-attention of the last `tail` tokens, x before its norm, to all of `source`, as cross-attention."""
         first = source.shape[1] - tail
         positions = torch.arange(first, source.shape[1], device=source.device)[None]
+        # A mask of keys (b 1 1 s) serves every query; one of pairs is cut to the rows of the tail.
         if mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
             mask = mask[..., -tail:, :]
         if keep is not None:

@@ -173,6 +173,7 @@ class LayerCache:
         b, t = like.shape[:2]
         if self.real is not None and self.real.shape[0] != b:
             raise ValueError(f"Cache: {self.real.shape[0]} sequences were wanted but {b} came")
+        # Which of the stored and new tokens (b s) are real: without a mask all of them are.
         num_held = self.length - self.gone
         real = torch.ones(b, num_held + t, dtype=torch.bool, device=like.device)
         if self.real is not None:
@@ -279,6 +280,7 @@ class Cache:
 
 @contextlib.contextmanager
 def _all_or_none(layers: Sequence[LayerCache]) -> Iterator[None]:
+    # Calls replace stored tensors and write into none, so copies of the dictionaries are enough to go back.
     before = [layer.copied() for layer in layers]
     for layer in layers:
         layer._whole = True

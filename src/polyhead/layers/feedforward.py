@@ -135,6 +135,7 @@ class MixtureOfExperts(nn.Module):
         scores = self._scores(flat)
         best, chosen = scores.topk(self.top_k, dim=-1)
         self.balance_loss = self._balance(scores, chosen)
+        # Gate weights (n x): a softmax over the chosen scores, and 0 for all other experts.
         weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.up.dtype)
         hidden = torch.einsum("nm,xfm->xnf", flat, self.up)
         if self.up_bias is not None:
@@ -149,6 +150,7 @@ class MixtureOfExperts(nn.Module):
     def _balance(self, scores: Tensor, chosen: Tensor) -> Tensor:
         if scores.shape[0] == 0:  # the mean over no tokens is NaN
             return scores.sum()
+        # f_i (x,) is counted and has no gradient: the gate learns through P_i (Fedus et al. 2022, eq. 4).
         share = torch.zeros_like(scores).scatter(-1, chosen, 1.0 / self.top_k).mean(0)
         return self.experts * (share * scores.softmax(-1).mean(0)).sum()
 

@@ -136,6 +136,7 @@ class RotaryEmbedding(nn.Module):
         table = self.table(x)
         if at_least_float32(x.dtype) != table.dtype:  # a float64 input of a float32 module still gets float64 angles
             return rope(x, positions, theta=self.theta, layout=self.layout)
+        # A row of the table has the cosines, then the sines, of a position's d/2 angles.
         cos, sin = table[positions.long()].chunk(2, -1)
         return rotate(x, cos, sin, self.layout)
 
@@ -233,6 +234,7 @@ class RelativePositionBias(nn.Module):
         return self._rows(queries[..., :, None] - keys[..., None, :]).movedim(-1, -3)
 
     def _rows(self, distance: Tensor) -> Tensor:
+        # Row 0 is the distance -reach; distances beyond the ends share the buckets of the ends.
         reach = max(self.buckets, self.max_distance)
         bucket = self.bucket(self.table)[distance.long().clamp(-reach, reach) + reach]
         return F.embedding(bucket, self.table.T)
@@ -263,6 +265,7 @@ class AlibiBias(nn.Module):
     def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
         """The bias between the given positions."""
         distance = (queries[..., :, None] - keys[..., None, :]).abs()
+        # (h 1 1) times (b|1 1 t s): a bias for each head and pair.
         return -self.slopes(queries)[:, None, None] * distance[..., None, :, :]
 
     def leave_meta(self, x: Tensor) -> None:
@@ -298,6 +301,7 @@ class LearnedPositions(nn.Module):
 
 def _sinusoidal_table(dim: int, theta: float, length: int) -> Tensor:
     angles = rope_angles(torch.arange(length), dim, theta)
+    # Sine and cosine of an angle are adjacent: (length, dim/2, 2) -> (length, dim).
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 

@@ -58,6 +58,7 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
     tensors = (*layer.parameters(), *layer.buffers())  # quantised maps may hold bytes, or nothing
     device = next((x.device for x in tensors), None)
     dtype = next((x.dtype for x in tensors if x.is_floating_point() and x.itemsize > 1), None)
+    # Unit vectors, then a last row of 0: the bias is the output for 0, and the others minus it are columns.
     units = torch.eye(layer.in_features + 1, layer.in_features, device=device, dtype=dtype)
     y = layer(units[None])[0]
     return (y[:-1] - y[-1]).T, y[-1]
@@ -81,6 +82,7 @@ def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None,
         if senders:
             parts += qkv(context).split(widths, dim=-1)[1:]
     else:
+        # Queries come from x, keys and values from the context: each product needs only its rows of the weight.
         sizes_of_maps = (widths[0], widths[1] + widths[2])
         q_weight, kv_weight = qkv.weight.split(sizes_of_maps)
         q_bias = kv_bias = None
@@ -115,6 +117,7 @@ def value_weights(qkv: nn.Module, sizes: Sequence[Sizes], i: int) -> tuple[Tenso
     size, widths = sizes[i], widths_of(sizes)
     if "v" not in size.takes:
         return None, None
+    # Before these rows are all queries, all keys, and the values of the groups before.
     row = widths[0] + widths[1] + sum(other.widths[2] for other in sizes[:i])
     rows, shape = slice(row, row + size.widths[2]), (size.kv_heads, size.value_dim)
     weight, bias = affine(qkv)
@@ -138,5 +141,6 @@ def distances(t: int, s: int, first: int, device: torch.device) -> Tensor:
 
 def by_offset(table: Tensor, t: int, s: int, first: int) -> Tensor:
     """The rows of a table (2 distance + 1 ...) for clipped offsets, as an op reads them, see `distances`."""
+    # The middle row is that of offset 0; offsets, key minus query, are negative distances.
     distance = table.shape[0] // 2
     return table[distance - distances(t, s, first, table.device).clamp(-distance, distance)]

@@ -127,6 +127,7 @@ class SymbolicAttention(SymbolModule):
         self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
+        # Each head compares its part of the query (b s h d) with its part of all templates (n h d).
         q = self.query(x).unflatten(-1, (self.heads, -1))
         templates = self.templates.unflatten(-1, (self.heads, -1))
         return (torch.einsum("bshd,nhd->bshn", q, templates) * q.shape[-1] ** -0.5).softmax(-1)
@@ -135,6 +136,7 @@ class SymbolicAttention(SymbolModule):
         """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument."""
         if x.shape[-1] != self.dim:
             raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
+        # Each head mixes its part of the library (n h e); the mixtures (b s h e) stand side by side in a symbol.
         library = self.library.unflatten(-1, (self.heads, -1))
         return torch.einsum("bshn,nhe->bshe", self.assignments(x), library).flatten(2)
 
@@ -209,9 +211,11 @@ class RelationalSymbols(SymbolModule):
             return tokens
         if mask is None:
             mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        # Tokens of earlier calls without a mask were real.
         if old is not None and name not in cache:
             cache.put(name, torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
         known = cache.last(name, mask, self.neighbours)
+        # Padding repeats a token of an earlier call, if need be, so the cache stores tokens as they are after this.
         tokens, known = in_place_of_padding(tokens, known, None)
         start = max(0, tokens.shape[1] - self.neighbours)
         cache.put(self.place, tokens[:, start:].clone())
@@ -224,15 +228,18 @@ class RelationalSymbols(SymbolModule):
             raise ValueError(f"RelationalSymbols: first = {arguments.first} needs the tokens before it: give cache=")
         tokens = self._seen(x, arguments)
         x = tokens[:, tokens.shape[1] - x.shape[1] :]
+        # The rows (s n) of each new token's neighbours among `tokens`, clipped to the ends of the sequence.
         indices = torch.arange(tokens.shape[1] - x.shape[1], tokens.shape[1], device=x.device)
         steps = torch.tensor(self.steps, device=x.device)
         neighbours = (indices[:, None] + steps).clamp(0, tokens.shape[1] - 1)
         if arguments.cu_seqlens is not None:
+            # Packed sequences have ends of their own: clip to the first and last row of each.
             starts = starts_in(arguments.cu_seqlens, x.shape[1])
             last = torch.searchsorted(starts, starts, right=True) - 1
             neighbours = torch.minimum(torch.maximum(neighbours, starts[:, None]), last[:, None])
         q = self.q(x).unflatten(-1, (self.relations, -1))
         k = self.k(tokens).unflatten(-1, (self.relations, -1))[:, neighbours]
+        # Each relation r compares its part of the query with the same part of each neighbour n (b s n r).
         related = torch.einsum("bsrd,bsnrd->bsnr", q, k)
         if self.normalise:
             related = (related * q.shape[-1] ** -0.5).softmax(2)
@@ -260,6 +267,7 @@ def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> t
     indices = torch.arange(x.shape[1], device=x.device).expand(real.shape)
     last = torch.where(real, indices, -1).cummax(1).values  # the last real token so far
     following = torch.where(real, indices, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+    # In packed sequences the last real token may belong to an earlier sequence, and then does not count.
     known = last >= 0
     if cu_seqlens is not None:
         known = last >= starts_in(cu_seqlens, x.shape[1])

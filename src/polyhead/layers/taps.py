@@ -76,6 +76,7 @@ class GroupTaps:
         k_rel = share(self.k_rel, self.q_rel.shape[2])
         if self.kind == "relational":
             return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
+        # Each head has its own relations, scaled by p^(-1/2); a softmax over them must not count hidden keys.
         visible = Masks(self.mask, self.causal).visible(self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
         related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, visible)
         return related.to(k_rel.dtype)
@@ -174,6 +175,7 @@ class Taps:
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:
     """Context manager: no dropout and no gradients inside; afterwards every module returns to its earlier mode."""
+    # A part may be in another mode than the model, so the modules in training mode are noted one by one.
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:

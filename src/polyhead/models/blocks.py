@@ -33,6 +33,7 @@ def build_block(
 ) -> TransformerBlock:
     """The block of a layer; `positions` are those of `layer_positions`."""
 
+    # What self- and cross-attention have in common.  The model owns the sources of symbols, so attention builds none.
     attention = functools.partial(
         MultiHeadAttention,
         settings.dim,

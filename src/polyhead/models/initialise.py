@@ -45,6 +45,7 @@ def initialise(model: nn.Module, preset: str) -> None:
     one_of("initialise", "preset", preset, PRESETS)
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # the meta device has nothing to fill, and checking each parameter would take most of the time
+    # Joint projections are filled in parts below, and a user's feed-forward layer fills its own modules.
     initialised = set()  # by the module around them
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
@@ -55,6 +56,7 @@ def initialise(model: nn.Module, preset: str) -> None:
         if id(module) in initialised:
             continue
         if isinstance(module, MultiHeadAttention):
+            # Queries, keys and values each have their own number of rows as fan-out, as separate maps would.
             for rows in module.qkv.weight.split(module.widths):
                 _matrix(rows, module.dim, rows.shape[0], preset)
             _zero(module.qkv.bias)
@@ -83,6 +85,7 @@ def initialise(model: nn.Module, preset: str) -> None:
 
 def _matrix(weight: Tensor, fan_in: int, fan_out: int, preset: str) -> None:
     if preset == "hyla":
+        # A unit normal cut at two has the standard deviation TRUNCATION; the quotient restores the wanted one.
         std = fan_in**-0.5 / TRUNCATION
         nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
     else:
@@ -112,7 +115,9 @@ def initial_logit_factor(inputs: Input, outputs: Output, dim: int, preset: str) 
             preset_std = (2 / (dim + outputs.count)) ** 0.5
             if dim * preset_std**2 / 2 <= math.log(outputs.count) / 16:
                 return 1.0
+        # After its norm the stream has unit variance, so logits have dim times the variance of the map.
         return 0.5 * dim**-0.5 / preset_std
+    # Tied: the wanted deviation of the table, in units of dim^(-1/2), which is the deviation in the hyla preset.
     std = 0.5
     if outputs.scaled:
         std = 1.0

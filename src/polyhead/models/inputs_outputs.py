@@ -114,6 +114,7 @@ class PatchInput(nn.Module):
             raise ValueError(
                 f"Transformer: floating images (b, {expected}) (b c height width) were wanted but {got} came"
             )
+        # Cut both axes, (b rows columns p q c), then join: (b rows*columns p*q*c), one vector of pixels per patch.
         (c, height, width), (p, q) = self.image, self.patch
         cut = images.reshape(images.shape[0], c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
         patches = cut.flatten(3).flatten(1, 2)
@@ -152,6 +153,7 @@ class LazyLogits:
 
     def cross_entropy(self, targets: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
         """The cross entropy of each of `targets`, in nats."""
+        # With gradients each call needs its own graph.  Without, one pass gives losses and classes, for both methods.
         if torch.is_grad_enabled():
             return chunked_cross_entropy(*self._given(targets), factor=self.factor).view(targets.shape)
         if self.known is None or self.known[0] is not targets or self.known[1] != _version(targets):
@@ -161,6 +163,7 @@ class LazyLogits:
     def argmax(self) -> Int[Tensor, "b t"]:
         """The most likely class of each position, or -1 where a logit is NaN."""
         with torch.no_grad():
+            # The most likely classes depend on no targets, so zeros stand in for them.
             if self.known is None:
                 self.known = self._scored(self.x.new_zeros(self.x.shape[:-1], dtype=torch.long))
             return self.known[3]
@@ -262,6 +265,7 @@ class TiedOutput(nn.Module):
         if getattr(self, "_is_replica", False):  # of DataParallel: the table in `source` is on another device
             return self.weight
         table = self.source[0].table
+        # A wrapper may add to the weight in its `forward`, so it is called with all tokens (c,) for the rows (c m).
         if type(table).forward is not nn.Embedding.forward:
             weight: Tensor = getattr(table, "weight", self.weight)  # for its count; a user's wrapper may have none
             return table(torch.arange(len(weight), device=weight.device))
@@ -314,6 +318,7 @@ def first_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None)
     """The first real token of a sequence (`mask` is True); token 0 if there are none."""
     if mask is None:
         return x[:, :1]
+    # Of equal values argmax takes the first: the index of the first True, or 0 if there is none.
     return x.gather(1, mask.int().argmax(1)[:, None, None].expand(-1, 1, x.shape[-1]))
 
 

@@ -71,6 +71,7 @@ def _bounds(settings: Model, target: int, field: str, step: int) -> tuple[int, i
         slope = max(_count(settings, field, 2) - first, 1)
         low = min(1 + (target - first - 1) // slope, LARGEST_WIDTH)
         high = low + 1
+        # Where counts grow faster than on this line, the wanted width is below the guess.
         if low > 1 and _count(settings, field, low) >= target:
             low, high = 1, low
     while _count(settings, field, high * step) < target and high * step < LARGEST_WIDTH:
@@ -89,6 +90,7 @@ def _step(settings: Model, field: str) -> int:
     if not isinstance(settings, TransformerConfig):
         return math.lcm(getattr(settings, "heads", 1), _step_of_symbols(settings))
     steps = [_step_of_symbols(settings.encoder)]
+    # An encoder gets the same width, which its heads must divide, too.
     parts = [settings]
     if isinstance(settings.encoder, TransformerConfig):
         parts.append(settings.encoder)
@@ -128,6 +130,7 @@ def resized(settings: M, field: str, width: int) -> M:
         if not isinstance(kind, (Mlp, Swiglu, Experts)):
             raise ValueError(f"match: {type(kind).__name__} is not of this package, so its width cannot be matched")
         changes = {"feedforward": dataclasses.replace(kind, hidden=width)}
+    # Cross-attention reads the encoder's stream, so both need one model width; hidden widths change together, too.
     if settings.encoder is not None:
         changes["encoder"] = resized(settings.encoder, field, width)
     return dataclasses.replace(settings, **changes)

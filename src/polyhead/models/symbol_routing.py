@@ -46,10 +46,12 @@ class Sources:
         self.cross = cross
         self.shared = nn.ModuleList()
         self.own = [nn.ModuleList() for _ in layers]
+        # `places` and `once` have an entry for each source; `reads` has the source's number by layer and group.
         self.places: list[tuple[nn.ModuleList, int]] = []
         self.tied: list[tuple[int, config.SymbolSource]] = []
         self.once: list[bool] = []
         self.reads: list[list[int | None]] = []
+        # Cross-attention reads symbols of the encoder's tokens: its length counts, and no order hides neighbours.
         length = settings.max_length
         if cross and settings.encoder is not None:
             length = settings.encoder.max_length
@@ -72,6 +74,7 @@ class Sources:
         self, source: config.SymbolSource, layer: int, lender: "Sources | None", build: Callable[..., nn.Module]
     ) -> int:
         """The index of a source of a layer, which is built or borrowed if it is new."""
+        # Groups of a layer with equal settings read one source; if it is shared, those of all layers do.
         key: object = (source, layer)
         home = self.own[layer]
         if source.shared:
@@ -106,6 +109,7 @@ class Sources:
         name = "symbols"
         if self.cross:
             name = "cross_symbols"
+        # A foreign block may have no such list, or another one; then the list that was built here is used.
         registered = getattr(owner, name, None)
         if isinstance(registered, nn.ModuleList) and len(registered) == len(home):
             home = registered
@@ -121,6 +125,7 @@ class Sources:
     def tie(self, model: nn.Module | None = None, blocks: Sequence[nn.Module] = ()) -> None:
         """Share the library of the first of equal sources with the others, if their settings say so."""
         libraries: dict[object, Tensor] = {}
+        # A block may have been replaced by a copy, so modules are looked up in the block that a layer has now.
         block_of_source: dict[int | None, nn.Module] = {}
         for i, block in enumerate(blocks):
             for number in self.reads[self.layer_of(block, i)]:

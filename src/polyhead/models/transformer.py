@@ -81,6 +81,7 @@ class Transformer(nn.Module):
         self.positions = input_positions(settings, device, dtype)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         cross_layers = [settings.layer_cross_heads(i) for i in range(settings.layers)]
+        # With `encoder_symbols`, self-attention uses the encoder's own module for each shared source that both have.
         lender = None  # of shared sources of symbols
         if settings.encoder_symbols and isinstance(self.encoder, Transformer):
             lender = self.encoder._own
@@ -96,6 +97,7 @@ class Transformer(nn.Module):
             if len(self._across.own[i]):
                 block.add_module("cross_symbols", self._across.own[i])
             self.blocks.append(block)
+        # By default only a pre-norm model has a last norm: the blocks of a post-norm model end with one.
         has_final_norm = settings.final_norm
         if has_final_norm is None:
             has_final_norm = settings.norm_order == "pre"
@@ -114,10 +116,12 @@ class Transformer(nn.Module):
         generator."""
         settings = self.config
         initialise(self, settings.init)
+        # The initial loss of a language model should be near ln(tokens).  A tied map scales the token table itself.
         if isinstance(self.outputs, LinearOutput | TiedOutput):
             factor = initial_logit_factor(settings.inputs, settings.outputs, settings.dim, settings.init)
             with torch.no_grad():
                 self.outputs.weight.mul_(factor)
+        # `initialise` has filled the encoder, too, by this model's preset; an encoder with its own is filled again.
         if isinstance(self.encoder, Transformer):
             self.encoder.reset_parameters()
         elif isinstance(self.encoder, AbstractorModel) and settings.init != PRESET:
@@ -216,6 +220,7 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"Transformer: lazy outputs are Logits() but those of this model are {self.config.outputs}"
             )
+        # A subclass's `forward` or a hook may change the logits, so then they are computed in full.
         is_plain = computes(self.outputs, LinearOutput.forward, TiedOutput.forward) and not hooked(self.outputs)
         if is_plain and isinstance(self.outputs, LinearOutput | TiedOutput):
             return self.outputs.lazy(x)
@@ -260,6 +265,7 @@ class Transformer(nn.Module):
             arguments.cache.expect(arguments.mask, x)
         if self.positions is None:
             return x
+        # Positions (b|1 t) are given, or start anew in each packed sequence, or go on after the tokens in the cache.
         positions = arguments.positions
         if positions is None and arguments.cu_seqlens is not None:
             positions = places_in(arguments.cu_seqlens, x.shape[1])
@@ -275,6 +281,7 @@ class Transformer(nn.Module):
         # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
         again = self.config.checkpoint and self.training and taps is None and arguments.cache is None
         embedded, last = x, len(self.blocks) - 1
+        # Symbols by number of their source; those of a source that is called once per model serve later layers, too.
         symbols_made: Made = {}, {}
         mask, context_mask = arguments.key_masks()
         for i, block in enumerate(self.blocks):

@@ -84,6 +84,7 @@ class SymbolGroup(HeadGroup):
         self.hidden: HiddenMaps | None = None
         if hidden:
             self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype)
+        # Relations are mapped from the hidden features, if there are any; symmetric ones use `q_rel` on both sides.
         self.q_rel: nn.Linear | None = None
         self.k_rel: nn.Linear | None = None
         if relation_dim:
@@ -196,8 +197,10 @@ class RelationalHeads(SymbolGroup):
         like = self.q_rel.weight
         x, symbols = (torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (wide, self.symbol_dim))
         f = self.features(x)
+        # With equal attention a head gets the means over keys of relations (1 r t) and of mapped symbols (1 g*e).
         related = relate(self.receive(f)["q_rel"], self.send(f)["k_rel"], relation_act=self.relation_act).mean(-1)
         retrieved = self.value(symbols * self.symbol_std).mean(1)
+        # A weighted sum of r relations has r std^2 times their mean square: equate it to that of the symbols.
         std = (retrieved.square().mean() / (r * related.square().mean()).clamp(min=1e-12)).sqrt()
         nn.init.normal_(self.relation_weight).mul_(std)
 
@@ -256,6 +259,7 @@ class AbstractorHeads(SymbolGroup):
     ) -> None:
         super().__init__(width, sizes, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype)
         self.relation_act = one_of("AbstractorHeads", "act", act, RELATION_ACTS)
+        # A pointwise activation acts on the scores itself, and its code is not normalised.
         if act != "softmax":
             self.normalise = "identity"
         self.begin("abstractor", impl)

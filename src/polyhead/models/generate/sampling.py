@@ -62,6 +62,7 @@ class SamplingOptions:
         if logits.device.type == "mps":  # it has no float64
             dtype = torch.float32
         wide = logits.to(dtype)
+        # The largest logit is subtracted first: a quotient by a small temperature could be infinite.
         p = ((wide - wide.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_k is None and self.top_p is None:
             return p

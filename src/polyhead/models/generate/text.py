@@ -91,6 +91,7 @@ def stream_text(
     if codec.count != model.config.inputs.count:
         expected = model.config.inputs.count
         raise ValueError(f"generate: the tokenizer has {codec.count} tokens but the model was made for {expected}")
+    # The token between documents ends a continuation, and is the prompt of a row that has none.
     document_ends = []
     if codec.end is not None:
         document_ends.append(codec.end)
@@ -155,10 +156,12 @@ class _Row:
 
     def _decoded(self, *, is_last: bool) -> str:
         """The text of the tokens that are not shown; "" if it is incomplete and may still change."""
+        # The new tokens add what the joint text has beyond that of the tokens already shown.
         before = self.codec.decode(self.tokens[: self.shown])
         now = self.codec.decode(self.tokens)
         if not is_last and (now.endswith(HALF) or len(now) <= len(before)):
             return ""
+        # The tokens that were shown just now stay as neighbours of the next; older ones are no longer needed.
         self.tokens = self.tokens[self.shown :]
         self.shown = len(self.tokens)
         return now[len(before) :]

@@ -221,6 +221,7 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     device = next(model.parameters()).device
     if real.all():
         return Padded(tokens.to(device))
+    # Positions count real tokens only; padding is at 0, which is in range, and is masked.
     positions = (real.cumsum(1) - 1).clamp(min=0)
     return Padded(tokens.to(device), real.to(device), positions.to(device))
 
@@ -260,6 +261,7 @@ def _steps(
             )
             new = choose(logits[:, 0], step)
         if stops:
+            # Rows of a batch have one length, so an ended row repeats a stop token, by which it is recognised again.
             new = new.masked_fill(ended, stops[0])
         yield new, ended
         if stops:

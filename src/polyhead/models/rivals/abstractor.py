@@ -76,6 +76,7 @@ class AbstractorModel(nn.Module):
             keys = mask[:, None, None, :]
         for block in self.blocks:
             x = block(x, mask=keys)
+        # The first state of the stream (b s m); symbols of positions (1 s m) are the same for all samples.
         s = self.dropout(self.symbols(x, mask=mask).expand(x.shape[0], -1, -1))
         for layer in self.layers:
             s = layer(s, x, mask=keys, taps=taps)
@@ -114,6 +115,7 @@ class AbstractorLayer(nn.Module):
     ) -> Float[Tensor, "b s m"]:
         if self.self_attention is not None:
             s = self.norm0(s + self.dropout(self.self_attention(s, mask=mask)))
+        # Scores compare the objects x; values come from the symbols s, and so does the residual.
         s = self.norm1(s + self.dropout(self.relational_attention(x, mask=mask, symbols=s, taps=taps)))
         return self.norm2(s + self.dropout(self.feedforward(s)))
 

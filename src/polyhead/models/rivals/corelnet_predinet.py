@@ -99,16 +99,19 @@ class PrediNet(nn.Module):
     ) -> Float[Tensor, "b 1 c"]:
         """Logits (b 1 c).  All objects must be real: `mask` is None."""
         x = _objects("PrediNet", self.inputs(inputs), self.config.objects, mask)
+        # l_i = (x_i, place of i), (b n m+places): queries, keys and retrieved objects are all made from it.
         coordinates = places(self.config, x.device).to(x.dtype).expand(x.shape[0], -1, -1)
         x = torch.cat((x, coordinates), dim=-1)
         first = self._find(self.query1, x)
         second = self._find(self.query2, x)
+        # S u - S u' (b h r) for the two retrieved objects, then the place at the end of each of them.
         compared = self.relations(first) - self.relations(second)
         related = torch.cat((compared, first[..., -self.places :], second[..., -self.places :]), dim=-1)
         return self.outputs(self.hidden(related.flatten(1)).relu())[:, None]
 
     def _find(self, query: nn.Linear, x: Tensor) -> Tensor:
         """The object (b h m) that each head retrieves by its query."""
+        # Queries (b h d) and keys (b n d), which the heads share.  Scores have no scale, as in the equation above.
         q = query(x.flatten(1)).unflatten(-1, (self.config.heads, -1))
         return torch.einsum("bhd,btd->bht", q, self.key(x)).softmax(dim=-1) @ x
 
@@ -122,6 +125,7 @@ def places(settings: PrediNetConfig, device: torch.device) -> Float[Tensor, "t _
     if not isinstance(settings.inputs, Patches):
         return _line(settings.objects, device)[:, None]
     (_, height, width), (p, q) = settings.inputs.image, settings.inputs.patch
+    # Row by row, as `PatchInput` orders the patches: (rows*columns, 2).
     return torch.cartesian_prod(_line(height // p, device), _line(width // q, device))
 
 
