@@ -27,24 +27,27 @@ VAGUE = frozenset(
 COUNTED = ("comprehensions", "conditionals", "walruses", "vague names")
 LIMITS = {
     "analysis": (15.4, 11.9, 0.1, 0.1),
-    "cli": (21.0, 4.4, 0.1, 0.6),
-    "compat": (16.7, 12.0, 0.1, 0.1),
+    "cli": (20.8, 4.4, 0.1, 0.6),
+    "compat": (16.5, 11.9, 0.1, 0.1),
     "config": (15.3, 7.7, 0.1, 0.6),
-    "jaxside": (5.3, 8.0, 0.1, 0.1),
-    "layers": (13.7, 7.0, 0.1, 0.9),
-    "models": (12.7, 3.7, 0.1, 0.1),
-    "ops": (10.7, 11.4, 0.1, 0.3),
+    "jaxside": (5.3, 7.5, 0.1, 0.1),
+    "layers": (13.6, 7.0, 0.1, 0.9),
+    "models": (12.3, 3.6, 0.1, 0.1),
+    "ops": (10.4, 10.8, 0.1, 0.3),
     "pages": (15.9, 4.7, 0.1, 0.1),
-    "papers": (18.0, 9.7, 0.1, 0.1),
-    "scale": (21.0, 0.8, 0.1, 0.1),
-    "spec": (13.9, 0.1, 0.1, 0.1),
-    "tasks": (14.0, 4.7, 0.1, 0.5),
-    "train": (12.6, 11.1, 0.4, 0.7),
+    "papers": (17.8, 9.7, 0.1, 0.1),
+    "scale": (20.8, 0.7, 0.1, 0.1),
+    "spec": (13.5, 0.1, 0.1, 0.1),
+    "tasks": (14.0, 4.5, 0.1, 0.5),
+    "train": (12.4, 10.9, 0.1, 0.7),
 }
 """Room -> counts for each thousand lines, in the order of COUNTED.  They may only go down; wanted: 18, 12, 0.2, 1."""
 
 MAX_FUNCTION, MAX_FILE = 80, 800
 """Lines."""
+
+MIN_COMMENTS = 32
+"""Of the package, for each thousand lines."""
 
 
 def functions(tree):
@@ -92,6 +95,11 @@ def test_a_room_is_no_denser_than_its_limits(room):
     limits = dict(zip(COUNTED, LIMITS[room], strict=True))
     above = {name: round(measured[name], 1) for name, limit in limits.items() if measured[name] > limit}
     assert not above
+
+
+def test_the_package_has_comments():
+    total = counts(sorted(PACKAGE.rglob("*.py")))
+    assert 1000 * total["comments"] / total["lines"] >= MIN_COMMENTS
 
 
 def test_a_planted_dense_function_is_counted(tmp_path):
