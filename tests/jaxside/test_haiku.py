@@ -21,7 +21,7 @@ ours = hk.without_apply_rng(hk.transform(lambda *inputs: MultiHeadAttention(WIDT
 
 def test_the_cell_of_the_tutorial_runs():
     """The cell "Test MultiheadAttention implementation", with our module under the tutorial's name."""
-    MultiheadAttention = MultiHeadAttention
+    MultiheadAttention = MultiHeadAttention  # noqa: N806
     rng = jax.random.key(0)
     rng_iter = iter(hk.PRNGSequence(1))
 
