@@ -526,7 +526,7 @@ def code_maps(
 
 
 def _draw_classes(axes: "Axes", points: Array, values: Array, names: Mapping[int, str]) -> None:
-    """Draw classes with six colours times seven markers, so that no class depends on colour alone."""
+    """Draw classes with six colours times seven markers, each group of six classes has a marker of its own."""
     colours = (*COLOURS.values(), *SPARE_COLOURS[:3])
     for value in np.unique(values).tolist():
         x, y = points[values == value].T

@@ -1,8 +1,8 @@
 """The configuration of a transformer, of training and of a run, as frozen dataclasses.
 
-A run is a value: two runs with the same `digest` compute the same numbers.  Fields that cannot change a result (device,
-folders, logging) are marked non-semantic and stay out of the digest.  The dataclasses are written as JSON and read from
-JSON or YAML; only `polyhead.cli` imports a command-line library.  PyTorch and JAX share this file, so it imports
+A run is a value: two runs with the same `digest` compute the same numbers, up to rounding on another machine.  Fields
+that cannot change a result (device, folders, logging) are marked non-semantic and stay out of the digest.
+The dataclasses are written as JSON and read from JSON or YAML; only `polyhead.cli` imports a command-line library.  PyTorch and JAX share this file, so it imports
 neither.
 """
 
@@ -109,7 +109,7 @@ class TransformerConfig(Checked):
     dropout: Rate = 0.0
     """Dropout rate on the latent code."""
     dropout_shared: bool = False
-    """One dropout mask per layer, shared by batch and heads, instead of one per element."""
+    """One dropout mask per layer, shared by batch and heads, instead of one per sample and head."""
     residual_dropout: Rate = 0.0
     init: Annotated[str, choice(PRESETS)] = "cs336"
     final_norm: bool | None = omitted_at_default(None)

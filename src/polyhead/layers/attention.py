@@ -214,8 +214,8 @@ class MultiHeadAttention(nn.Module):
         (default: the last query is the last key if causal, else query 0 is key 0).
         `cu_seqlens` (int32, n + 1): x (1 t m) is n packed sequences, masked from one another; sequence i has the rows
         cu_seqlens[i] to cu_seqlens[i + 1], and its positions start at 0.  With a `cache`, x follows the tokens in the
-        cache, and s counts both; with a `window`, s counts only the tokens that the cache still holds.  Raises
-        ValueError for shapes, dtypes or combinations of arguments that do not match.
+        cache, and s counts both; with a `window`, the returned code has only those that the cache still holds.
+        Raises ValueError for shapes, dtypes or combinations of arguments that do not match.
         """
         if self.reads_all_queries and cache is not None:
             raise ValueError("MultiHeadAttention: network='sequence' reads all queries at once, so it takes no cache")

@@ -78,7 +78,7 @@ class SymbolModule(nn.Module):
 
     def symbols(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
         """The symbols, as `forward` returns them: what a source defines."""
-        raise NotImplementedError(f"{type(self).__name__} defines no symbols(x, given)")
+        raise NotImplementedError(f"{type(self).__name__} defines no symbols(x, arguments)")
 
 
 class SymbolicAttention(SymbolModule):
@@ -355,7 +355,7 @@ class RelativeSymbols(SymbolModule):
 
 
 def _check_length(kind: str, x: Tensor, arguments: SymbolArguments, longest: int, advice: str = "") -> None:
-    """Raise ValueError if a position that is counted reaches `most`."""
+    """Raise ValueError if a position that is counted exceeds `longest`."""
     last = arguments.first + x.shape[1]
     if last <= longest:  # then those of packed sequences are smaller, too
         return

@@ -287,9 +287,10 @@ class Transformer(nn.Module):
         for i, block in enumerate(self.blocks):
             if arguments.stream is not None:
                 arguments.stream.append(x)
-            layer = self._own.layer_of(block, i)
+            # A model may have lost blocks: symbols go by the number of the layer, caches by the place of the block.
+            layer, cache = self._own.layer_of(block, i), arguments.cache_of(i)
             symbols, context_symbols = self._symbols(
-                layer, (self, block), x, embedded, symbols_made, arguments, again=again
+                layer, (self, block), x, embedded, symbols_made, arguments, cache=cache, again=again
             )
             entering = x
             layer_taps: list[Taps] | None = None if taps is None else []
@@ -304,7 +305,7 @@ class Transformer(nn.Module):
                 symbols=symbols,
                 context_symbols=context_symbols,
                 cu_seqlens=arguments.cu_seqlens,
-                cache=arguments.cache_of(i),
+                cache=cache,
                 taps=layer_taps,
             )
             if taps is not None and layer_taps is not None:
@@ -320,10 +321,10 @@ class Transformer(nn.Module):
         symbols_made: Made,
         arguments: "_BlockArguments",
         *,
+        cache: LayerCache | None,
         again: bool,
     ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
         """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
-        cache = arguments.cache_of(i)
         of_self = self._own.read(
             i, x, embedded, symbols_made[0], owners, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
             positions=arguments.positions, cache=cache, again=again,

@@ -1,7 +1,7 @@
-"""Scores, the latent code and relations: what all mechanisms compute before they read a value.
+"""Scores, the latent code and relations: what mechanisms compute before they mix values.
 
     s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
-    a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
+    a_hij   = softmax over keys j, or rms over heads h, or one after the other, or softmax over heads h, or s itself
                                                                       the code of the pair (i, j): one number per head
     rel_rij = act(q_rel_ir . k_rel_jr / sqrt(p))                      the relations of the pair: r numbers
 
@@ -235,7 +235,7 @@ def normalised(scores: Tensor, normalise: str, visible: Tensor | None) -> Tensor
 
 
 def code(call: AttentionCall) -> Tensor:
-    """The code (b h t s) of a call: its scores, normalised by `call.normalise`."""
+    """The code (b h t s) of a call: its scores, capped and biased, normalised by `call.normalise` beside any sinks."""
     scores = products(call)
     if call.softcap is not None:
         scores = torch.tanh(scores / call.softcap) * call.softcap
@@ -336,7 +336,7 @@ def latent_code(
     normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
     keys, then over heads), or "softmax_heads" (the codes of the heads of this call add up to 1 for each pair, so a
     single head has the code 1).  A masked pair has the code 0.  Normalisation runs in at least float32; the result has
-    the dtype of the scores.
+    the dtype of q.
 
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
     """

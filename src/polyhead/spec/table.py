@@ -46,7 +46,7 @@ __all__ = [
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a
 group.  identity: no normalisation.  softmax_rms_heads: softmax over keys, then rms over heads.  softmax_heads: softmax
-over the heads of a group (ours, in no paper)."""
+over the heads of a group (ours, in no paper).  C++ counts them in this order (ops/native/pairs.h)."""
 
 SOFTMAX_AXIS = {"softmax": "s", "softmax_rms_heads": "s", "softmax_heads": "h"}
 """The axis of the softmax, for the values of `normalise` that have one."""
@@ -55,7 +55,8 @@ ACTS = ("identity", "relu", "gelu", "gelu_tanh", "silu")
 """Names of pointwise activations: for values of linear attention, value networks of HYLA, feed-forward layers."""
 
 RELATION_ACTS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "softmax")
-"""Activations of relations and of the Abstractor's scores: pointwise, or softmax over the visible keys."""
+"""Activations of relations and of the Abstractor's scores: pointwise, or softmax over the visible keys.
+C++ counts them in this order (ops/native/acts.h)."""
 
 POOLS = ("max", "mean", "sum")
 """How pooled heads bring the visible keys of a query together."""

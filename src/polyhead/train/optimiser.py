@@ -4,8 +4,8 @@
     lr(t) = lr (final + (1 - final) (1 + cos(pi (t - warmup) / (end - warmup))) / 2)    warmup <= t < end
     lr(t) = lr final                                                                    t >= end
 
-t counts updates from 0, so the first update has lr 0.  `end` is the last update, steps - 1; with `early_floor` it is
-steps - warmup: the original HYLA code counted warm-up twice.
+t counts updates from 0, so with a warm-up the first update has lr 0.  `end` is the last update, steps - 1; with
+`early_floor` it is steps - warmup: the original HYLA code counted warm-up twice.
 Whether a parameter decays depends on the type of its module, never on the parameter's name.
 """
 

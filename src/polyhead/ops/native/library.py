@@ -8,11 +8,11 @@ digest of sources, flags, versions and processor.  Before its first use small ca
 code; then other implementations compute the op.
 
     load_error(source, dtype)           memory: _LIBRARIES
-      _load_and_check                   verdict of the check, in a file beside the library
+      _load_and_check                   verdict of the check, in a file beside the library or in the cache
         _load_or_build                  the wheel, else cache folder, lock, compiler
           _build, _open
 
-POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder; POLYHEAD_NATIVE_FLAGS sets the flags.
+POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder, POLYHEAD_NATIVE_FLAGS the flags.
 """
 
 import contextlib
@@ -184,7 +184,7 @@ def library_path(source: str, dtype: torch.dtype = torch.float32) -> Path:
     """The path of the library, whether or not it is built."""
     machine = platform.platform(terse=True), platform.machine(), _processor()
     digest = hashlib.sha256("\n".join((*compiler_flags(dtype), torch.__version__, *machine)).encode())
-    # A change of a source, of the compiler flags or of the processor gives another file name, so nothing is ever stale.
+    # A change of a source, of the compiler flags or of the processor gives another file name. A new compiler does not.
     for path in (SOURCES / f"{source}.cpp", *sorted(SOURCES.glob("*.h"))):
         digest.update(path.read_bytes())
     return cache_folder() / f"{source}-{digest.hexdigest()[:20]}.so"
@@ -319,7 +319,8 @@ def _first_error(compilation: subprocess.CompletedProcess[str]) -> str:
     return f"exit code {compilation.returncode}"
 
 
-# The record of a library is a text file beside it: its digest, and the verdict of its check ("" before the check).
+# The record of a library is a text file beside it, or in the cache for that of a wheel.
+# It has the library's digest and the verdict of its check ("" before the check).
 def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -336,7 +337,7 @@ def _read_record(path: Path) -> tuple[str, str]:
 
 
 def _record_of(source: str, dtype: torch.dtype) -> tuple[Path | None, str, str]:
-    """Path of the record, digest and verdict of the library that is used; "" before its check on this processor.
+    """Path of the library, beside which its record lies, digest and verdict; "" before its check on this processor.
 
     The record of the wheel's library is in the cache, for its own folder may not be writable.  Without a home folder
     there is no record, and each process checks.
