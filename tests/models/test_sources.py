@@ -109,6 +109,16 @@ def test_blocks_that_are_dropped_or_used_twice_read_their_own_sources(order):
     assert_close(taps[1].groups[0].assignments, model.blocks[1].symbols[0].assignments(stream[1]))
 
 
+@torch.no_grad()
+def test_a_model_without_its_first_block_has_a_cache_for_the_others():
+    own = ph.Relational(2, symbols=ph.SymbolicAttention(count=5, shared=False))
+    model = ph.Transformer(replace(BASE, layers=3, causal=True, heads=own), dtype=F64).eval()
+    model.blocks = torch.nn.ModuleList(model.blocks[i] for i in (1, 2))
+    x, cache = torch.randint(9, (2, 5)), ph.Cache(2)
+    cached = torch.cat([model(x[:, :3], cache=cache), model(x[:, 3:], cache=cache)], dim=1)
+    assert_close(cached, model(x), atol=1e-12, rtol=1e-12)
+
+
 # ---------------------------------------------------------------------------------------------------- shared and tied
 LIBRARY = ph.SymbolicAttention(count=5, shared=False)
 PLAIN = ph.TransformerConfig(

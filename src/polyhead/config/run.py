@@ -2,8 +2,8 @@
 
 A run is a value: two runs with the same `digest` compute the same numbers, up to rounding on another machine.  Fields
 that cannot change a result (device, folders, logging) are marked non-semantic and stay out of the digest.
-The dataclasses are written as JSON and read from JSON or YAML; only `polyhead.cli` imports a command-line library.  PyTorch and JAX share this file, so it imports
-neither.
+The dataclasses are written as JSON and read from JSON or YAML; only `polyhead.cli` imports a command-line library.
+PyTorch and JAX share this file, so it imports neither.
 """
 
 import hashlib
