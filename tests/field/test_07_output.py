@@ -25,6 +25,25 @@ ph.tasks.FuzzyLogic.batch = lambda *arguments, **more: os.kill(os.getpid(), sign
 sys.exit(main(["train", sys.argv[1], "--folder", sys.argv[2]]))
 """
 
+DURING_A_WRITE = """
+import signal, sys
+from polyhead.train.stop import leaving
+
+class Busy:  # as streams of Python: a write inside of a write raises
+    is_writing = False
+    def write(self, text):
+        if self.is_writing:
+            raise RuntimeError("reentrant call")
+        self.is_writing = True
+        signal.raise_signal(signal.SIGINT)
+    def flush(self):
+        pass
+
+sys.stderr = Busy()
+with leaving():
+    print("a line", file=sys.stderr)
+"""
+
 SWEEP = """
 import sys
 import polyhead as ph
@@ -101,3 +120,9 @@ def test_a_signal_before_the_first_step_is_one_line(recipe, tmp_path):
     assert code == 130
     assert text == "polyhead: stopped at once; what was saved before is kept\n"
     assert "checkpoint.safetensors" not in names(tmp_path / "run")
+
+
+def test_a_signal_during_a_write_ends_the_process_with_its_code():
+    code, text = forked.run(DURING_A_WRITE)
+    assert code == 130
+    assert text == "polyhead: stopped at once; what was saved before is kept\n"

@@ -40,10 +40,11 @@ def test_the_c_library_is_asked_to_keep_freed_memory(asked, monkeypatch):
 
 def test_other_libraries_are_left_alone(asked, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    device.keep_memory()
+    device.keep_memory()  # a C library without mallopt
     monkeypatch.setattr("os.name", "nt")
     monkeypatch.setattr(ctypes, "CDLL", None)
-    device.keep_memory()
+    device.keep_memory()  # no C library at all
+    assert asked == []
 
 
 def test_processes_of_our_own_do_so_and_no_others(asked, monkeypatch, tmp_path):
