@@ -10,6 +10,7 @@ architectures", section 2.2; the relational source is from their code.  A source
 (b s m) and returns symbols by key, (b|1 s dim), or a table by offset, (2 distance + 1, dim).
 """
 
+import abc
 import itertools
 import math
 from collections.abc import Hashable
@@ -28,6 +29,7 @@ from polyhead.ops.rope import check_range
 from polyhead.spec.numbers import SYMBOL_HEADS
 from polyhead.spec.shapes import shaped
 
+# A source outside of a model has no place in it, and so a key of its own in a cache.
 _ALONE = (f"alone {n}" for n in itertools.count())
 
 
@@ -49,7 +51,7 @@ class SymbolArguments(NamedTuple):
     mask: Tensor | None = None
 
 
-class SymbolModule(nn.Module):
+class SymbolModule(nn.Module, abc.ABC):
     """The base of all sources of symbols; `symbol_dim` is the width of a symbol."""
 
     symbol_dim: int
@@ -76,9 +78,9 @@ class SymbolModule(nn.Module):
             raise ValueError(f"{type(self).__name__}: x must be (b s m) but has shape {tuple(x.shape)}")
         return self.symbols(x, SymbolArguments(first, cache, cu_seqlens, positions, mask))
 
+    @abc.abstractmethod
     def symbols(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
         """The symbols, as `forward` returns them: what a source defines."""
-        raise NotImplementedError(f"{type(self).__name__} defines no symbols(x, arguments)")
 
 
 class SymbolicAttention(SymbolModule):
