@@ -11,7 +11,7 @@ and standard errors.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,7 +58,7 @@ MAX_POINTS_AS_MARKS = 12
 
 
 # -------------------------------------------------------------------------------------------------------------- styles
-def style_by_label(labels: Iterable[str]) -> dict[str, Style]:
+def style_by_label(labels: Collection[str]) -> dict[str, Style]:
     """The colour and marker of each label of a figure.
 
     A mechanism's own style goes to the label that is its name alone, else to the first label that begins with its
@@ -229,7 +229,7 @@ def lines(
 def _check_series(panels: Sequence[tuple[str, Series, Levels]]) -> None:
     """Raise ValueError for a panel without series, a series without points, and a point without scores."""
     if not panels:
-        raise ValueError("lines: every panel needs at least one series with at least one measured point")
+        raise ValueError("lines: the list of panels is empty")
     for _, series, _ in panels:
         if not series or not all(series.values()):
             raise ValueError("lines: every panel needs at least one series with at least one measured point")
@@ -277,7 +277,8 @@ def _draw_level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, das
         axes.axhline(level, **style)
         return
     if len(xs) == 1:
-        axes.axhline(level[xs[0]], **style)
+        if xs[0] in level:
+            axes.axhline(level[xs[0]], **style)
         return
     centres = np.asarray(xs, float)
     if log_x:

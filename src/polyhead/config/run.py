@@ -172,7 +172,10 @@ class TransformerConfig(Checked):
                 )
 
     def _check_lender(self) -> None:
-        """Raise ValueError unless the encoder has every source that the layers read, with its own `causal` set."""
+        """Raise ValueError unless the encoder has every source that the layers read.
+
+        Sources that look at neighbours must say `causal` themselves where encoder and decoder differ in it.
+        """
         if not isinstance(self.encoder, TransformerConfig):
             raise ValueError("TransformerConfig: encoder_symbols are those of an encoder that is a transformer")
         lent = self.encoder._shared_sources()
@@ -381,7 +384,7 @@ class Run(Checked):
 
 
 def check_run(caller: str, run: object) -> None:
-    """Raise ValueError unless this is a Run; the name of a recipe is none."""
+    """Raise ValueError unless this is a Run; the name of a recipe is not."""
     if not isinstance(run, Run):
         raise ValueError(f"{caller}: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but {run!r:.60} came")
 

@@ -87,7 +87,8 @@ class MultiHeadAttention(nn.Module):
         self.window = check_window("MultiHeadAttention", window)
         self.dropout, self.dropout_shared = dropout, dropout_shared
 
-        # The groups of heads.  `sizes`, `shared`, `heads_of`, `symbol_dims` and `source_of` have an entry for each.
+        # The groups of heads.  `sizes`, `shared`, `heads_of` and `symbol_dims` have an entry for each, and so has
+        # `source_of` if the layer has symbols of its own.
         self.total_heads = sum(mechanism.heads for mechanism in heads)
         groups: list[HeadGroup] = []
         self.heads_of: list[tuple[int, int]] = []  # the first head of each group, and the first of the next group
@@ -427,7 +428,8 @@ class MultiHeadAttention(nn.Module):
     def _keeps_state(self, i: int, call: LayerCall, needs_pairs: bool) -> bool:
         """Whether group `i` caches the sum over all keys and values instead of each of them.
 
-        The first call with a cache decides.  `needs_pairs`: the call has a bias, mask, keep, return_code or taps.
+        The first call with a cache decides.  `needs_pairs`: the call has a bias, mask, keep, return_code or taps,
+        or the layer adds a bias of positions or drops out.
         """
         group, cache = compiled(self.groups[i]), call.cache
         if cache is None or call.context is not None:

@@ -120,7 +120,7 @@ class SymbolicAttention(SymbolModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Templates and library N(0, 1); the query map as any other linear map."""
+        """Templates and library N(0, 1); the query map keeps the start of nn.Linear."""
         self.templates.normal_()
         self.library.normal_()
 
@@ -156,7 +156,7 @@ class RelationalSymbols(SymbolModule):
     gives `relations` inner products.  With `normalise` each relation is a softmax over the neighbours, at scale
     (dim / relations) ** -0.5.  A linear map leads from them to `symbolic`.
 
-    Neighbours are those of the sequence: a window or a mask of pairs, such as a layer on its own is given, hides none.
+    Windows and masks of pairs hide no neighbours.
     `place`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
     """
 

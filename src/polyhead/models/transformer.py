@@ -186,8 +186,8 @@ class Transformer(nn.Module):
         the rows cu_seqlens[i] to cu_seqlens[i + 1].  `cache` holds the tokens before `inputs`, which are added to it;
         `mask` is then that of the new tokens, and padding stays masked later.
 
-        `taps` collects one Taps per layer: first those of an encoder, then self- and cross-attention of each layer, by
-        name.  `stream` collects the input of each block, and last that of the outputs.  `lazy`: return `LazyLogits`,
+        `taps` collects one Taps per layer: with an encoder first its own, then self- and cross-attention of each layer,
+        by name.  `stream` collects the input of each block, and last that of the outputs.  `lazy`: return `LazyLogits`,
         which are never stored as a whole and compute their cross entropy and argmax.  Raises ValueError for shapes or
         combinations of arguments that do not match.
         """
@@ -376,7 +376,7 @@ class Transformer(nn.Module):
 
 
 class _BlockArguments(NamedTuple):
-    """The arguments of `forward` that all blocks share."""
+    """The arguments of `forward` that blocks read; `keep` and `cache` have an entry for each block."""
 
     mask: Tensor | None
     positions: Tensor | None
@@ -403,7 +403,7 @@ class _BlockArguments(NamedTuple):
         return self.keep[block]
 
     def cache_of(self, block: int) -> LayerCache | None:
-        """The cache of a block."""
+        """The entry of the cache that the block at this place fills, whatever its layer's number."""
         if self.cache is None:
             return None
         return self.cache[block]
