@@ -259,3 +259,38 @@ MISTAKES = {
 def test_mistakes_are_one_clear_line(line):
     with refusing(line):
         MISTAKES[line]()
+
+
+@pytest.mark.parametrize("layers", [5, [0, 7], -3])
+def test_layers_that_a_model_does_not_have_are_refused(layers):
+    with refusing("swap_heads: layers must be below 2 but are "):
+        hf.swap_heads(llama(num_hidden_layers=2), layers, ph.Hyla(4))
+
+
+def test_a_configuration_with_heads_of_another_number_of_layers_is_refused():
+    config = hf.with_heads(llama(num_hidden_layers=2).config, ph.Hyla(4))
+    config.num_hidden_layers = 3
+    with refusing("polyhead_heads: heads of 3 layers must be there but are of 2"):
+        transformers.AutoModelForCausalLM.from_config(config)
+
+
+def test_attentions_are_not_returned_without_a_word():
+    model = hf.swap_heads(llama(num_hidden_layers=1), None, ph.Hyla(4))
+    with refusing("polyhead: LlamaAttention returns no attentions, so output_attentions must be False"):
+        model(tokens(1, 4), output_attentions=True)
+
+
+def test_a_name_behind_the_back_of_a_model_that_computes_attention_itself_is_refused():
+    hf.register()
+    config = transformers.GPTNeoConfig(
+        hidden_size=16, num_layers=1, num_heads=2, vocab_size=500, attention_types=[[["global"], 1]]
+    )
+    model = transformers.GPTNeoForCausalLM(config)
+    model.config._attn_implementation = "polyhead_hyla"
+    with pytest.raises(ValueError, match=r"^[^\n]*polyhead_hyla[^\n]*$"):
+        model(tokens(1, 4))
+
+
+def test_what_is_no_causal_language_model_is_refused():
+    with refusing("polyhead: the configuration must be that of a causal language model but NoneType has no "):
+        hf.swap_heads(torch.nn.Linear(3, 3), [0], ph.Hyla(4))

@@ -135,6 +135,13 @@ def test_sizes_are_those_of_the_transformer():
     assert json.loads(config.to_json_string())["transformer"] == configs.to_dict(config.settings)
 
 
+def test_a_size_of_a_configuration_cannot_be_changed_to_one_that_would_be_ignored():
+    config = ours(layers=1).config
+    with refusing("PolyheadConfig: vocab_size must be "):
+        config.vocab_size = 3
+    assert config.vocab_size == config.settings.inputs.count
+
+
 def test_inputs_that_are_refused():
     model, ids = make(), tokens(1, 3)
     for given, line in (

@@ -91,3 +91,14 @@ def test_codes_are_their_attention_weights(kind):
 def test_a_layer_without_projections_gets_no_heads():
     with refusing("polyhead: Qwen3NextForCausalLM must have q_proj, k_proj, v_proj and o_proj in each layer that gets"):
         hf.swap_heads(made("qwen3_next"), [0], ph.Hyla(4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads"), [("gemma2", ph.Softmax(4, softcap=50.0)), ("gpt_oss", ph.Softmax(4, sinks=True))]
+)
+def test_heads_with_what_the_model_has_already_are_refused(kind, heads):
+    model = hf.swap_heads(made(kind), [1], heads)
+    with pytest.raises(
+        ValueError, match=r"^Softmax: the model has (softcap|sinks) of its own, so its heads must have none$"
+    ):
+        model(tokens(1, 4))

@@ -113,6 +113,8 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         self, enable: bool = True, gradient_checkpointing_func: object = None, every_n_layers: int = 1
     ) -> None:
         """Set `checkpoint` of our configuration: activation checkpointing of all blocks."""
+        if every_n_layers != 1:
+            raise ValueError(f"{type(self).__name__}: every_n_layers must be 1 but is {every_n_layers}")
         self.gradient_checkpointing = enable
         self.model.config = dataclasses.replace(self.model.config, checkpoint=enable)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import sdpa_mask
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from polyhead.compat.huggingface.taps import EAGER, inputs_by_name, is_polyhead
 from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
@@ -98,6 +99,13 @@ def guard() -> None:
 
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
     """The mask of SDPA, for architectures that pass it to our function."""
+    # A configuration may get a name of ours behind the model's back: the class is asked here, too.
+    if config is not None and not torch.compiler.is_compiling() and type(config) in MODEL_MAPPING:
+        kinds: Any = MODEL_MAPPING[type(config)]
+        if not isinstance(kinds, (tuple, list)):
+            kinds = (kinds,)
+        for kind in kinds:
+            check_model(kind, str(config._attn_implementation))
     padding = options.get("attention_mask")
     # Recorded code has no numbers of the padding yet, so the mask must be made whatever they are.
     is_recorded = padding is not None and not torch.compiler.is_compiling() and not is_readable(padding)

@@ -29,15 +29,7 @@ class PolyheadConfig(transformers.PretrainedConfig):
             raise ValueError("PolyheadConfig: `transformer` must be the JSON of a TransformerConfig, got none")
         settings = _settings(transformer)
         self.transformer = configs.to_dict(settings)
-        outputs = settings.outputs
-        sizes: dict[str, Any] = {
-            "vocab_size": settings.inputs.count if isinstance(settings.inputs, Tokens) else 0,
-            "hidden_size": settings.dim,
-            "num_hidden_layers": settings.layers,
-            "num_attention_heads": sum(group.heads for group in settings.layer_heads(0)),
-            "max_position_embeddings": settings.max_length,
-            "tie_word_embeddings": isinstance(outputs, Logits) and outputs.tied,
-        }
+        outputs, sizes = settings.outputs, _sizes(settings)
         # A file repeats the sizes.  Another value would be ignored without a word.
         for name, expected in sizes.items():
             size = others.pop(name, expected)
@@ -52,6 +44,14 @@ class PolyheadConfig(transformers.PretrainedConfig):
         if isinstance(outputs, Classes) and self.num_labels != outputs.count:
             raise ValueError(f"PolyheadConfig: num_labels must be {outputs.count}, got {self.num_labels}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse another size than that of `transformer`, which would be ignored and saved."""
+        if name in SIZES and "transformer" in vars(self):
+            expected = _sizes(self.settings)[name]
+            if value != expected:
+                raise ValueError(f"PolyheadConfig: {name} must be {expected!r} as in its `transformer`, got {value!r}")
+        super().__setattr__(name, value)
+
     @property
     def settings(self) -> TransformerConfig:
         """The transformer's configuration."""
@@ -64,6 +64,24 @@ class PolyheadConfig(transformers.PretrainedConfig):
         if isinstance(outputs, Logits) and outputs.tied and outputs.scaled:
             return float(self.hidden_size) ** -0.5
         return None
+
+
+SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    "tie_word_embeddings",
+)
+"""What transformers reads from a configuration, and `transformer` decides."""
+
+
+def _sizes(settings: TransformerConfig) -> dict[str, Any]:
+    outputs = settings.outputs
+    num_tokens = 0
+    if isinstance(settings.inputs, Tokens):
+        num_tokens = settings.inputs.count
+    num_heads = sum(group.heads for group in settings.layer_heads(0))
+    is_tied = isinstance(outputs, Logits) and outputs.tied
+    values = (num_tokens, settings.dim, settings.layers, num_heads, settings.max_length, is_tied)
+    return dict(zip(SIZES, values, strict=True))
 
 
 def _settings(transformer: Any) -> TransformerConfig:

@@ -129,7 +129,7 @@ def swap_heads(
     The model is then unchanged.
     """
     register()
-    config: Any = model.config
+    config: Any = getattr(model, "config", None)
     groups = head_list("swap_heads", heads)
     fitted("swap_heads", groups, layer_sizes(config))
     num_layers = config.num_hidden_layers
@@ -137,13 +137,21 @@ def swap_heads(
     if isinstance(layers, int):
         layers = [layers]
     if layers is not None:
-        chosen = [range(num_layers)[layer] for layer in layers]
+        chosen = [layer + num_layers if layer < 0 else layer for layer in layers]
+        for layer in chosen:
+            if layer not in range(num_layers):
+                raise ValueError(f"swap_heads: layers must be below {num_layers} but are {list(layers)}")
     # The class of the model must be the one that the new class extends: its code then runs on unchanged.
     holder, network = _classes(_base_type(config))
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
     # All new heads are built before the first change, so that an error leaves the model as it was.
     attentions = _attentions(model, chosen)
+    for layer in chosen:
+        if any(parameter.is_meta for parameter in attentions[layer].v_proj.parameters()):
+            raise ValueError(
+                f"swap_heads: the weights of layer {layer} must be in memory but accelerate has offloaded them"
+            )
     new_heads = {layer: _new_heads(attentions[layer], groups, config) for layer in chosen}
 
     by_layer: Layers = [None] * num_layers
@@ -161,9 +169,12 @@ def swap_heads(
 
 
 def layer_heads(config: Any) -> Layers:
-    """The heads of each layer of a configuration, read from its JSON values."""
+    """The heads of each layer of a configuration, from its JSON values.  Raises ValueError unless all have an entry."""
+    stored, num_layers = config.polyhead_heads or [], config.num_hidden_layers
+    if len(stored) != num_layers:
+        raise ValueError(f"polyhead_heads: heads of {num_layers} layers must be there but are of {len(stored)}")
     layers: Layers = []
-    for groups in config.polyhead_heads:
+    for groups in stored:
         if groups is None:
             layers.append(None)
         else:
@@ -286,6 +297,12 @@ def _with_layers(config: Any, layers: Layers) -> Any:
 
 def layer_sizes(config: Any, bias: bool = False) -> LayerSizes:
     """The sizes of the layers of the configuration of a causal language model in transformers."""
+    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
+        if not hasattr(config, name):
+            kind = type(config).__name__
+            raise ValueError(
+                f"polyhead: the configuration must be that of a causal language model but {kind} has no {name}"
+            )
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads

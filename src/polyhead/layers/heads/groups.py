@@ -108,6 +108,9 @@ class SoftmaxHeads(TokenHeads):
     def options(self, call: AttentionCall) -> dict[str, Any]:
         """A soft cap and sinks of the call, which belong to a model of transformers, or its own."""
         options = self.extras
+        for name in ("softcap", "sinks"):
+            if name in options and getattr(call, name) is not None:
+                raise ValueError(f"Softmax: the model has {name} of its own, so its heads must have none")
         if call.softcap is not None:
             options["softcap"] = call.softcap
         if call.sinks is not None:
