@@ -117,6 +117,7 @@ def test_a_task_needs_the_classes_of_tasks():
         ("nowhere.json", None, r"cannot be read \(No such file"),
         ("run.json", "{", "not valid JSON"),
         ("run.yaml", "a: [1,\n- b: }", "not valid YAML"),
+        ("run.yaml", "[1, 2]: 3", "not valid YAML .*unhashable key"),
         # The first of two would have no effect.
         ("run.yaml", "train: {lr: 0.5}\nseed: 1\ntrain: {steps: 7}\n", r"not valid YAML \('train' is given twice\)$"),
         ("run.json", '{"train": {"lr": 0.5}, "train": {"steps": 7}}', r"not valid JSON \('train' is given twice\)$"),
@@ -179,6 +180,17 @@ def test_a_list_of_a_program_is_that_of_a_file():
     assert hash(train) == hash(Train(evaluate=("iid",), betas=(0.5, 0.9)))
     with refusing("Train: evaluate must be list but is 'iid'"):
         Train(evaluate="iid")
+
+
+@pytest.mark.parametrize("name", ["1e5", "12e4", ".5e3", "None", "no", "07", "plain"])
+def test_yaml_that_we_write_is_read_back(name, tmp_path):
+    (tmp_path / "t.yaml").write_text(config.serial.to_yaml({"name": name, "lr": 3e-4, "clip": None}))
+    assert config.serial.read(tmp_path / "t.yaml") == {"name": name, "lr": 3e-4, "clip": None}
+
+
+def test_a_set_is_refused_because_its_order_changes_between_processes():
+    with refusing("Train: evaluate must be a list but is a set"):
+        Train(evaluate={"iid", "novel"})
 
 
 FREE = {"seed", "split_seed", "held_out", "unknown"}

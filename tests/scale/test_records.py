@@ -48,6 +48,8 @@ def test_runs_are_named_by_what_differs(tiny):
     assert labels([*runs, tiny(None, name="other")])[4] == "other"
     far = [tiny(None), tiny(None, seed=1, lr=0.5, dim=32, dropout=0.5, bias=False, batch_size=3)]
     assert labels(far) == [f"tiny-{digest(run)}" for run in far]
+    plain, accumulating = tiny(None), tiny(None, accumulate=2)  # omitted at its default
+    assert labels([plain, accumulating]) == [f"tiny-{digest(plain)}", "accumulate=2"]
 
 
 def test_runs_are_named_by_their_heads(tiny):

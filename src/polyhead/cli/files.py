@@ -120,8 +120,7 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
 
 def print_run(run: "Run") -> None:
     """Print a run as a file for `polyhead train`, with every field that may be changed."""
-    import yaml
-
     from polyhead.config import to_dict
+    from polyhead.config.serial import to_yaml
 
-    yaml.safe_dump(to_dict(run), sys.stdout, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    sys.stdout.write(to_yaml(to_dict(run)))

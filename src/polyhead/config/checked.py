@@ -71,8 +71,12 @@ def _check(field: str, value: Any, hint: Any) -> Any:
     if classes:
         _check_part(field, value, hint, classes)
         return value
+    if isinstance(value, (set, frozenset)):  # msgspec would take its members in an order that changes between processes
+        raise ValueError(f"{field} must be a list but is a set")
     try:
-        value = msgspec.convert(value, hint)
+        value = plain(msgspec.convert(value, hint))
+    except TypeError:  # an annotation of a user's class that msgspec cannot read is not checked
+        return value
     except msgspec.ValidationError as error:
         text = str(error).removeprefix("Expected ").replace("`", "")
         text = re.sub(r", got [^ ]*", "", text)  # the value is shown instead

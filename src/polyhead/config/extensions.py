@@ -166,7 +166,7 @@ def handed_on(config: object, caller: str) -> Iterator[None]:
     before = dict(os.environ)
     if names:
         os.environ[IMPORTS] = ",".join(filter(None, [before.get(IMPORTS), *names]))
-        os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, sys.path))
     try:
         yield
     finally:

@@ -90,6 +90,13 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+RESOLVERS: tuple[tuple[str, re.Pattern[str], list[str] | None], ...] = (
+    ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"), None),
+    ("tag:yaml.org,2002:null", re.compile("None$"), ["N"]),
+)
+"""What YAML 1.1 takes for strings and people write as numbers and as nothing: tag, expression, first letters."""
+
+
 @functools.cache
 def _yaml_loader() -> Any:
     """YAML in which 3e-4 is a number and None is null, as people write them, and no field is given twice."""
@@ -107,12 +114,25 @@ def _yaml_loader() -> Any:
 
         def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
-            _unique((key.value, None) for key, _ in node.value)
+            scalars = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            _unique((key, None) for key in scalars)
             return node
 
-    Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), None)
-    Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("None$"), ["N"])
+    for resolver in RESOLVERS:
+        Loader.add_implicit_resolver(*resolver)
     return Loader
+
+
+def to_yaml(data: Any) -> str:
+    """`data` as YAML that `_yaml_loader` reads back: a name such as 1e5 is quoted."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    for resolver in RESOLVERS:
+        Dumper.add_implicit_resolver(*resolver)
+    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True))
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -148,9 +168,9 @@ def _class_of(
     kind: object, default: type | None, known: Mapping[str, type], path: str, allowed: tuple[type, ...]
 ) -> Any:
     """The dataclass that "kind" names.  Raises UnknownKind, which lists the allowed classes."""
+    names = [name for name, cls in known.items() if not allowed or issubclass(cls, allowed)]
     if kind is None:
         if default is None:
-            names = [cls.__name__ for cls in allowed or known.values()]
             raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(names)})')
         return default
     if not isinstance(kind, str):
@@ -159,7 +179,6 @@ def _class_of(
         return find(kind, path)
     if kind in known:
         return known[kind]
-    names = [name for name, cls in known.items() if not allowed or issubclass(cls, allowed)]
     if not names:
         raise UnknownKind(f"{path}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
     try:

@@ -101,6 +101,8 @@ class Records:
 
     def _repr_html_(self) -> str:
         """The table for notebooks."""
+        if not self._records:
+            return "<table><caption>Runs</caption></table>"
         rows = [list(row.values()) for row in self.cells()]
         lines = []
         for row in (list(next(iter(self.cells()), {})), *rows):

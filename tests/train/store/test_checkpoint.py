@@ -8,6 +8,7 @@ import zlib
 import pytest
 import tiny_runs
 import torch
+from refusals import refusing
 from run_folders import copied, damage, flip, full_disk, names, rows, same, steps
 from safetensors.torch import load, save
 from tiny_runs import interrupted
@@ -212,3 +213,17 @@ def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_p
         flip(copy / file.name, -9)
         with pytest.raises(Damaged, match=r"is damaged"):
             restore(copy, ph.digest(config), *arguments)
+
+
+def test_a_newest_checkpoint_in_parts_is_not_passed_over(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-00000099.sharded").mkdir()
+    with refusing("checkpoint-00000099.sharded is in parts: `polyhead resume "):
+        load_model(tmp_path / "run")
+
+
+def test_a_trained_run_without_a_best_checkpoint_says_what_it_has(tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / "best.safetensors").unlink(missing_ok=True)
+    with refusing("has none of 'best' (choose from newest, "):
+        load_model(tmp_path / "run", which="best")

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from refusals import refusing
@@ -114,3 +115,10 @@ def test_a_lock_holds_as_long_as_its_process(tmp_path):
         os._exit(0)
     os.wait()
     assert not is_claimed(tmp_path)
+
+
+def test_those_who_look_at_a_folder_do_not_see_one_another(tmp_path):
+    (tmp_path / ".lock").touch()
+    with ThreadPoolExecutor(2) as pool:
+        looks = list(pool.map(lambda _: is_claimed(tmp_path), range(2000)))
+    assert not any(looks)

@@ -95,11 +95,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
         if len(indices) == 1:
             continue
         for index, fields in zip(indices, differing([runs[index] for index in indices]), strict=True):
-            unique[index] = words(fields)
-            if not fields or len(fields) > MAX_FIELDS:
+            text = words(fields)  # empty if the run has the defaults of all fields that differ
+            if not text or len(fields) > MAX_FIELDS:
                 unique[index] = f"{name}-{digest(runs[index])}"
             elif len(indices) < len(runs):
-                unique[index] = f"{name} {unique[index]}"
+                unique[index] = f"{name} {text}"
+            else:
+                unique[index] = text
     return unique
 
 

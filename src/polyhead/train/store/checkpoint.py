@@ -329,14 +329,18 @@ def load_model(
 
 
 def _path_of(folder: pathlib.Path, name: str | int) -> pathlib.Path:
-    """The checkpoint that `load_model` calls by `name`."""
-    if name == "best":
-        return folder / BEST
-    paths = checkpoints(folder)
-    for path in paths:
-        if path.is_file() and (name == "newest" or str(step_of(path)) == str(name)):
-            return path
-    if name == "newest":
+    """The checkpoint that `load_model` calls by `name`.  Raises ValueError for one that is not there, or in parts."""
+    paths = checkpoints(folder)  # the newest first
+    if not paths:
         return folder / CHECKPOINT  # whose absence its reader reports
-    steps = ", ".join(str(step_of(path)) for path in paths)
-    raise ValueError(f"checkpoint: {folder} has none of {name!r} (choose from newest, best, {steps})")
+    path_by_name = {"newest": paths[0]}
+    if (folder / BEST).exists():
+        path_by_name["best"] = folder / BEST
+    for path in paths:
+        path_by_name.setdefault(str(step_of(path)), path)
+    if str(name) not in path_by_name:
+        raise ValueError(f"checkpoint: {folder} has none of {name!r} (choose from {', '.join(path_by_name)})")
+    path = path_by_name[str(name)]
+    if path.is_dir():
+        raise ValueError(f"checkpoint: {path} is in parts: `polyhead resume {folder}` until the run is done")
+    return path

@@ -17,6 +17,8 @@ from polyhead.train.store.files import check_local, delete, write
 from polyhead.train.store.folder import CONFIG, DIGEST, RESULT, checkpoint_files, data_files, read_config
 
 LOCK = ".lock"
+PATIENCE = 0.5
+"""Seconds to wait for the lock, which a process that only looks holds for an instant."""
 
 
 class FolderInUse(ValueError):
@@ -82,7 +84,7 @@ def _check_owner(config: Run, folder: pathlib.Path, digest: str) -> None:
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
     """Hold the folder's lock, which the system releases when the process dies."""
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=PATIENCE)
     try:
         lock.acquire()
     except Timeout:
@@ -98,6 +100,22 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 
 def is_claimed(folder: pathlib.Path) -> bool:
     """Is a process training in `folder` now?"""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return _is_locked(folder)
+    try:
+        with open(folder / LOCK, "rb") as file:
+            # A shared lock: those who only look do not see one another.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no lock file, or a folder of another user, which nobody trains in here
+        return False
+    return False
+
+
+def _is_locked(folder: pathlib.Path) -> bool:
     if not (folder / LOCK).exists():
         return False
     try:
@@ -105,5 +123,5 @@ def is_claimed(folder: pathlib.Path) -> bool:
             return False
     except Timeout:
         return True
-    except OSError:  # a folder of another user, which nobody trains in here
+    except OSError:
         return False

@@ -82,7 +82,7 @@ def check_place(caller: str, path: pathlib.Path, *, renamed: bool = True) -> Non
         path.parent.mkdir(parents=True, exist_ok=True)
         # Both trials leave no trace: the file is opened without truncation, and the temporary one vanishes.
         if path.exists():
-            open(path, "r+b").close()
+            os.close(os.open(path, os.O_WRONLY))  # a pipe, too, has no place to seek
         if renamed or not path.exists():
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
