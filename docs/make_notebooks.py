@@ -40,6 +40,9 @@ def make(script: Path) -> Path:
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(DOCS.parent)}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # the times of this machine
+        if any(output.output_type == "display_data" for output in cell.get("outputs", [])):
+            # Beside a picture, what the last call to matplotlib returned is of no use.
+            cell.outputs = [output for output in cell.outputs if output.output_type != "execute_result"]
     path = DOCS / "notebooks" / f"{script.stem}.ipynb"
     nbformat.write(notebook, path)
     return path
