@@ -13,7 +13,6 @@ from polyhead.papers import recipes
 from polyhead.papers.recipes import STUDIES
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Resources
-from polyhead.train.stop import Preempted
 
 
 @pytest.fixture
@@ -70,13 +69,13 @@ def test_where_and_how(monkeypatch, asked):
     calls = []
     monkeypatch.setattr(cli_sweep, "train_side_by_side", train_side_by_side)
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
-    assert sweep("small --seed 0,1 --retries 5") == 0
+    assert sweep("small --seed 0,1") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
     assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0
     here, ray, slurm = calls
-    assert here == {"engine": None, "workers": None, "again": False, "retries": 5}
+    assert here == {"engine": None, "workers": None, "again": False}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
-    assert (ray["workers"], ray["retries"]) == (3, 2)
+    assert ray["workers"] == 3
     engine = slurm["engine"]
     assert (engine.partition, engine.account, engine.minutes) == ("gpu,long", "us", 7)
     assert engine.resources == Resources(memory=4.0)
@@ -88,14 +87,3 @@ def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
     monkeypatch.setattr(cli_sweep, "train_side_by_side", lambda *_: [failure])
     assert sweep("small --seed 0,1") == 1
     assert "small failed: it broke" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("words", "queued"), [("small --seed 0,1", True), ("small --seed 0,1 --again", False)])
-def test_a_preempted_sweep_is_queued_again(monkeypatch, asked, capsys, words, queued):
-    def stopped(*_):
-        raise Preempted("stopped and saved")
-
-    monkeypatch.setattr(cli_sweep, "train_side_by_side", stopped)
-    monkeypatch.setattr(cli, "requeue", lambda: "job 7 is queued again")
-    assert sweep(words) == 75
-    assert capsys.readouterr().err == "polyhead: stopped and saved\n" + "polyhead: job 7 is queued again\n" * queued

@@ -24,14 +24,10 @@ from polyhead.tasks import KINDS
 from polyhead.train import Interrupted
 
 
-class StopAtFirstRow(SweepScreen):
-    has_stopped = False
-
-    def update(self):
-        super().update()
-        if self.jobs[0].has_rows and not self.has_stopped:
-            self.has_stopped = True
-            raise KeyboardInterrupt
+def stop_at_first_row(screen):
+    if screen.jobs[0].has_rows:
+        screen.jobs[0].has_rows = False  # once
+        raise KeyboardInterrupt
 
 
 def engine_of(name):
@@ -57,9 +53,10 @@ def described(outcome):
 def main():
     folder, engine, *paths = sys.argv[1:]
     runs = [config.load(path, KINDS) for path in paths]
-    options = {"screen": StopAtFirstRow} if os.environ.get("STOP") else {}
+    if os.environ.get("STOP"):
+        SweepScreen.update = stop_at_first_row
     try:
-        outcomes = sweep(runs, folder, workers=2, threads=1, engine=engine_of(engine), progress=not options, **options)
+        outcomes = sweep(runs, folder, workers=2, engine=engine_of(engine))
         print(json.dumps([described(outcome) for outcome in outcomes]))
     except (ValueError, Interrupted) as error:
         print(json.dumps(str(error)))

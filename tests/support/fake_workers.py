@@ -24,17 +24,17 @@ class FakeWorker:
 
 
 class Fake:
-    """`script`: by seed, the exit code of each start (by default one start, with a result).  Code 0 leaves a result."""
+    """`script`: exit codes by seed, by default 0, which leaves a result."""
 
     poll_seconds = 0.0
 
     def __init__(self, script=None):
-        self.script = dict(script or {})
+        self.script = script or {}
         self.started = []
         self.is_closed = False
         self.num_working = self.max_working = 0
 
-    def open(self, runs, folder, workers, threads):
+    def open(self, runs, folder, workers):
         return workers or 1
 
     def start(self, folders):
@@ -44,7 +44,7 @@ class Fake:
             self.started.append(seed)
             self.num_working += 1
             self.max_working = max(self.max_working, self.num_working)
-            code = self.script.setdefault(seed, [0]).pop(0)
+            code = self.script.get(seed, 0)
             (folder / "worker.log").write_text(f"polyhead: it said {code}\n")
             workers.append(FakeWorker(self, folder, code))
         return workers

@@ -1,62 +1,14 @@
-"""Processes of our own keep the memory that they free; those of a caller, all of their settings."""
+"""A run has settings of its own, and the caller's come back after it."""
 
 import contextlib
-import ctypes
 import threading
-import types
 
 import pytest
 import torch
 from run_folders import same
 
-import polyhead.cli.train
 import polyhead.train
-from polyhead.papers.recipes import RECIPES
 from polyhead.train import device, trainer
-from polyhead.train.__main__ import main
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The calls of the C library's `mallopt`."""
-    for name in device.MALLOPT:
-        monkeypatch.delenv(name, raising=False)
-    calls = []
-    library = types.SimpleNamespace(mallopt=lambda *given: calls.append(given) or 1)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    return calls
-
-
-def test_the_c_library_is_asked_to_keep_freed_memory(asked, monkeypatch):
-    """Unless the user set a variable.  The numbers are those of malloc.h; glibc ignores a threshold above 32 MB."""
-    device.keep_memory()
-    assert dict(asked) == {-3: 2**25, -1: 2**31 - 1, -2: 2**26}
-    for name in device.MALLOPT:
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "65536")
-            device.keep_memory()
-    assert len(asked) == 3
-
-
-def test_other_libraries_are_left_alone(asked, monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
-    device.keep_memory()  # a C library without mallopt
-    monkeypatch.setattr("os.name", "nt")
-    monkeypatch.setattr(ctypes, "CDLL", None)
-    device.keep_memory()  # no C library at all
-    assert asked == []
-
-
-def test_processes_of_our_own_do_so_and_no_others(asked, monkeypatch, tmp_path):
-    monkeypatch.setattr(trainer, "run", lambda *args, **options: None)
-    monkeypatch.setattr(polyhead.train, "run", lambda *args, **options: None)
-    monkeypatch.setattr("polyhead.train.store.folder.read_config", lambda path: RECIPES["fuzzy-softmax"]())
-    assert main([str(tmp_path), "--quiet"]) == 0
-    assert len(asked) == 3
-    polyhead.cli.train.train_runs([RECIPES["fuzzy-softmax"]()])
-    assert len(asked) == 6
-    with device.process(RECIPES["fuzzy-softmax"]()):
-        assert len(asked) == 6
 
 
 def test_the_caller_keeps_threads_dtype_determinism_and_random_state(tiny, tmp_path, at_step):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Union
 from polyhead.cli import demo, generate, listing, reproduce, runs, sweep, train
 from polyhead.cli.output import discard_output, printing, write_error
 from polyhead.train.messages import describe_os_error, safe_error_stream
-from polyhead.train.stop import INTERRUPTED, Interrupted, Preempted, leaving, requeue
+from polyhead.train.stop import INTERRUPTED, Interrupted, leaving
 
 VERBS: dict[str, Callable[..., int]] = {
     "demo": demo.demo,
@@ -44,8 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     trains = bool(arguments) and arguments[0] in ("train", "resume", "sweep")
-    resumes = trains and arguments[0] != "train" and "--again" not in arguments  # the same command goes on
-    with safe_error_stream(), leaving(again=resumes) if trains else contextlib.nullcontext():
+    with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
         return _main_with_errors(arguments)
 
 
@@ -57,13 +56,7 @@ def _main_with_errors(arguments: list[str]) -> int:
         sys.stdout.flush()
         return code
     except Interrupted as stop:
-        code = write_error(str(stop), stop.code)
-        # The same command resumes a run or a sweep, so a preempted batch job may be queued again.
-        if isinstance(stop, Preempted) and arguments[0] in ("resume", "sweep") and "--again" not in arguments:
-            answer = requeue()
-            if answer:
-                write_error(answer, code)
-        return code
+        return write_error(str(stop), stop.code)
     except KeyboardInterrupt:
         return write_error("interrupted", INTERRUPTED)
     except ValueError as error:

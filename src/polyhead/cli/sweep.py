@@ -24,7 +24,7 @@ def sweep(recipe: RecipeName, *, scale: str | None = None, status: bool = False)
     """Train many runs in parallel, on this machine or a cluster; show which are done, running, failed and waiting.
 
     A field with several values, separated by commas, makes a grid; in a sweep a Boolean field takes True or False.
-    After an interruption, run the same command again.  Several machines with the same folder share the work.
+    After an interruption, run the same command again.
 
     examples:
       polyhead sweep fuzzy-hyla --seed 0,1,2 --train.lr 1e-3,3e-3 --workers 2
@@ -120,7 +120,6 @@ def sweep_options() -> Any:
     @dataclass(frozen=True)
     class SweepOptions(base):
         run: Annotated[Run, tyro.conf.FlagConversionOff, tyro.conf.arg(name="")]
-        retries: Annotated[int, tyro.conf.arg(help="most restarts of a worker that dies")] = 2
         cluster: Annotated[Cluster, tyro.conf.arg(name="")] = Cluster()
 
     return SweepOptions
@@ -130,8 +129,7 @@ def train_side_by_side(runs: Sequence["Run"], folder: str, options: Any) -> "Seq
     """Train in worker processes, here or on a cluster."""
     from polyhead.scale.sweep.jobs import sweep
 
-    engine, retries = options.cluster.engine(), options.retries
-    return sweep(runs, folder, engine=engine, workers=options.workers, again=options.again, retries=retries)
+    return sweep(runs, folder, engine=options.cluster.engine(), workers=options.workers, again=options.again)
 
 
 # ---------------------------------------------------------------------------------------------------------------- grids

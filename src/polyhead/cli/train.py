@@ -206,7 +206,6 @@ def train_runs(
     from polyhead.scale.sweep.jobs import sweep
     from polyhead.scale.sweep.naming import labels
     from polyhead.train import Result, run
-    from polyhead.train.device import keep_memory
 
     if len(runs) > 1 and devices != 1:
         raise ValueError(f"polyhead train: --devices is for one run but there are {len(runs)}")
@@ -218,8 +217,6 @@ def train_runs(
     elif len(runs) > 1:
         outcomes = sweep(runs, runs[0].folder or "runs", workers=workers, again=again)
     else:
-        # The allocator is told before the first large tensor.
-        keep_memory()
         outcomes = [run(runs[0], resume=resume, again=again)]
     results: dict[str, Result] = {}
     config_by_name: dict[str, Run] = {}

@@ -5,7 +5,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polyhead.config import Run, digest, to_dict
@@ -81,11 +81,10 @@ class Records:
                 label = str(folder)
             state, step, detail = state_of(run, folder)
             result = finished(folder, digest(run))
+            record = Record(label, run, folder, state, step, detail, settings, {})
             if state is State.DONE and result is not None:
-                size = (result.parameters, result.seconds)
-                self._records.append(Record(label, run, folder, state, step, "", settings, result.scores, *size))
-            else:
-                self._records.append(Record(label, run, folder, state, step, detail, settings, {}))
+                record = replace(record, scores=result.scores, parameters=result.parameters, seconds=result.seconds)
+            self._records.append(record)
 
     def __getitem__(self, index: int) -> Record:
         return self._records[index]
@@ -101,13 +100,11 @@ class Records:
 
     def _repr_html_(self) -> str:
         """The table for notebooks."""
-        if not self._records:
-            return "<table><caption>Runs</caption></table>"
-        rows = [list(row.values()) for row in self.cells()]
+        cells = self.cells()
         lines = []
-        for row in (list(next(iter(self.cells()), {})), *rows):
-            cells = "</td><td>".join(html.escape(text) for text in row[1:])
-            lines.append(f"<tr><th>{html.escape(row[0])}</th><td>{cells}</td></tr>")
+        for texts in (list(cells[0]), *(row.values() for row in cells)):
+            first, *others = map(html.escape, texts)
+            lines.append(f"<tr><th>{first}</th><td>{'</td><td>'.join(others)}</td></tr>")
         return f"<table><caption>Runs</caption>{''.join(lines)}</table>"
 
     def rows(self) -> list[dict[str, object]]:

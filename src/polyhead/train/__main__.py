@@ -1,8 +1,7 @@
 """The worker: `python -m polyhead.train RUN/config.json` trains that run in its folder, or resumes it.
 
 Exit codes (stop.py): 0 done; 1 the disk failed; 2 invalid input, or the run diverged; 3 another process of this run
-ended (runs on several devices); 73 another process trains the run; 75 preempted and saved (a Slurm batch job is queued
-again); 130 interrupted and saved.
+ended (runs on several devices); 73 another process trains the run; 75 preempted and saved; 130 interrupted and saved.
 """
 
 import argparse
@@ -12,17 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyhead.train.messages import describe_os_error, print_notice, safe_error_stream
-from polyhead.train.stop import (
-    DISK,
-    DONE,
-    INTERRUPTED,
-    MISTAKE,
-    PREEMPTED,
-    Interrupted,
-    end_with_launcher,
-    leaving,
-    requeue,
-)
+from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, end_with_launcher, leaving
 
 if TYPE_CHECKING:
     from polyhead.train.store.state import State
@@ -41,18 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(path: pathlib.Path, *, progress: bool) -> int:
-    with leaving(again=True):  # importing these takes seconds
-        from polyhead.train.device import keep_memory
+    with leaving():  # importing these takes seconds
         from polyhead.train.store.claims import FolderInUse
         from polyhead.train.store.folder import read_config
         from polyhead.train.store.state import State
         from polyhead.train.trainer import run
         from polyhead.train.world import PeerProcessEnded, leave
-    keep_memory()
     folder = path if path.is_dir() else path.parent
     state: State | None = State.STOPPED
     try:
-        with leaving(again=True):
+        with leaving():
             run(read_config(path), progress=progress, resume=True)
         return DONE
     except PeerProcessEnded as error:  # the process where the error happened reports it
@@ -68,10 +55,6 @@ def _train(path: pathlib.Path, *, progress: bool) -> int:
     except OSError as error:
         text, code, state = describe_os_error(error), DISK, State.FAILED
     _report(folder, state, text)
-    if code == PREEMPTED:
-        message = requeue()  # which may end this process
-        if message:
-            print_notice(f"polyhead: {message}")
     return leave(code)
 
 

@@ -1,7 +1,6 @@
 """The device of a process, its threads, determinism and random state."""
 
 import contextlib
-import ctypes
 import datetime
 import os
 import pathlib
@@ -46,26 +45,6 @@ def seed(device: torch.device, number: int) -> None:
         torch.default_generator.manual_seed(number)
     else:
         torch.manual_seed(number)
-
-
-MALLOPT = {
-    "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 25),
-    "MALLOC_TRIM_THRESHOLD_": (-1, (1 << 31) - 1),
-    "MALLOC_TOP_PAD_": (-2, 1 << 26),
-}
-"""By environment variable: an option of glibc's `mallopt`, and its number of bytes."""
-
-
-def keep_memory() -> None:
-    """From now on this process keeps the memory that it frees, as the next step needs as much again.
-
-    glibc returns it to the system otherwise: up to 1,000 page faults a step, 4 % of the time of a small model's.  For
-    processes of our own.  Other libraries are left as they are, and so is glibc if one of its variables is set.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None and not MALLOPT.keys() & os.environ.keys():
-        for option in MALLOPT.values():
-            mallopt(*option)
 
 
 DTYPE = torch.float32

@@ -1,17 +1,13 @@
 """Signals that ask a run to save and stop, and the exit codes of its process.
 
 SIGINT, SIGTERM and SIGHUP (a closed terminal) interrupt.
-SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`).
-Under Slurm, SIGTERM also preempts.  A preempted run inside a Slurm batch job asks Slurm to queue the job again, unless
-its environment has POLYHEAD_REQUEUE=0: then its sweep restarts it.
+SIGUSR1 preempts: Slurm sends it some time before a job ends (`--signal=USR1@120`), and the exit code says so.
 """
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -30,24 +26,13 @@ USUAL = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") 
 LAUNCHER = "POLYHEAD_LAUNCHER"
 """The process that started this one as one of several workers of a run (launch.py)."""
 
-REQUEUE = "POLYHEAD_REQUEUE"
-"""A sweep, which restarts its workers itself, sets this variable to "0" for them."""
-
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run was saved, unless `saved` is False, for example because the disk fails.
+    """A signal asked the run to stop, and it was saved.  The text says how to resume; `code` is the exit code."""
 
-    The text says how to resume; `code` is the process's exit code.
-    """
-
-    code = INTERRUPTED
-    saved = True
-
-
-class Preempted(Interrupted):
-    """SIGUSR1, or under Slurm SIGTERM: the run was saved, to be resumed elsewhere or later."""
-
-    code = PREEMPTED
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class StopSignals:
@@ -76,21 +61,18 @@ class StopSignals:
     def __exit__(self, *error: object) -> None:
         self.handled.close()
 
-    def interrupted(self, text: str, *, saved: bool = True) -> Interrupted:
-        """The error that the loop raises after it saved, or failed to save."""
-        usual = [number for number in USUAL if number != signal.SIGTERM or not slurm_job()]
-        error = Interrupted(text) if self.asked in usual else Preempted(text)
-        error.saved = saved
-        return error
+    def interrupted(self, text: str) -> Interrupted:
+        """The error that the loop raises after it saved."""
+        return Interrupted(text, code_of(self.asked))
 
 
-def leaving(*, again: bool = False) -> contextlib.AbstractContextManager[None]:
+def leaving() -> contextlib.AbstractContextManager[None]:
     """A context in which a signal ends the process at once with its exit code, unless a `StopSignals` handles it.
 
-    Files on disk are complete at any time.  `again`: the same command resumes the run, so a preempted batch job asks to
-    be queued again.  It raises no exception, because a library that is being imported may catch it.
+    Files on disk are complete at any time.  It raises no exception, because a library that is being imported may catch
+    it.
     """
-    return signals_to(functools.partial(_leave, again))
+    return signals_to(_leave)
 
 
 @contextlib.contextmanager
@@ -111,19 +93,15 @@ def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
             signal.signal(number, earlier)
 
 
-def _leave(again: bool, number: int, frame: object) -> None:
-    # Another signal must not enter this handler again while it asks Slurm, which may take a minute.
-    for other in StopSignals.signals:
-        signal.signal(other, signal.SIG_IGN)
-    stop = StopSignals()
-    stop.asked = number
-    code = stop.interrupted("").code
+def _leave(number: int, frame: object) -> None:
     if is_local_first():
         write_notice("polyhead: stopped at once; what was saved before is kept")
-        message = requeue() if again and code == PREEMPTED else ""
-        if message:
-            write_notice(f"polyhead: {message}")
-    os._exit(code)
+    os._exit(code_of(number))
+
+
+def code_of(number: int) -> int:
+    """The exit code after this signal."""
+    return INTERRUPTED if number in USUAL else PREEMPTED
 
 
 def end_with_launcher() -> None:
@@ -135,35 +113,3 @@ def end_with_launcher() -> None:
 def is_local_first() -> bool:
     """Whether this process has local rank 0, or was started without torchrun and srun."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
-
-
-def slurm_job() -> str | None:
-    """The Slurm job of this process, unless a sweep restarts it."""
-    if os.environ.get(REQUEUE) == "0" or "SUBMITIT_EXECUTOR" in os.environ:
-        return None
-    return os.environ.get("SLURM_JOB_ID")
-
-
-def requeue() -> str:
-    """Ask Slurm to queue this batch job again; returns a message, or "" outside a batch job.
-
-    Slurm then ends the job at once, so print all messages before.
-
-    Only a running job asks: a cancelled job stays cancelled, and Slurm itself requeues a job that it preempts.
-    """
-    job = slurm_job()
-    if job is None or os.environ.get("SLURM_PROCID", "0") != "0":  # one process asks for the whole job
-        return ""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        state = _ask_slurm("squeue", "--noheader", "--jobs", job, "--format", "%T")
-        if state != "RUNNING":
-            return f"job {job} is {state.lower() or 'gone'}, so it is not queued again"
-        _ask_slurm("scontrol", "requeue", job)
-        return f"job {job} is queued again"
-    return f"job {job} could not be queued again"
-
-
-def _ask_slurm(*command: str) -> str:
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=60, encoding="utf-8"
-    ).stdout.strip()

@@ -15,10 +15,10 @@ import pytest
 import polyhead as ph
 from polyhead import config
 from polyhead.scale.sweep.engines import Resources, command, worker_environment
+from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.ray import Ray
-from polyhead.scale.sweep.engines.slurm import Slurm
-from polyhead.scale.sweep.engines.slurm_task import WorkerTask
+from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics
@@ -48,19 +48,22 @@ def sweep_apart(folder, engine, *runs, stop=False):
 
 
 @pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
-def test_a_killed_worker_resumes_and_a_diverged_run_fails_alone(tiny, tmp_path, engine):
+def test_a_killed_worker_and_a_diverged_run_fail_alone_and_the_same_call_resumes(tiny, tmp_path, engine):
     task = dies_once.DiesOnce(length=8, marker=str(tmp_path / "died"))
     run = tiny("unused", task=task)
     diverging = tiny("unused", name="bad", lr=1e38, warmup=0)
-    (failure, result), output = sweep_apart(tmp_path / "sweep", engine, diverging, run)
-    # The killed run continued from its last checkpoint: each step once, with the numbers of an undisturbed run.
+    fine = tiny("unused", name="fine")
+    (diverged, killed, result), output = sweep_apart(tmp_path / "sweep", engine, diverging, run, fine)
+    assert (diverged["name"], diverged["code"]) == ("bad", 2)
+    assert diverged["error"].startswith("train: the loss of bad is nan at step 2")
+    assert (killed["name"], killed["code"], killed["error"]) == ("tiny", -9, "killed by signal 9")
+    assert result["name"] == "fine"
+    assert output.count(": started") == 3
+    # Resumed from its last checkpoint, the killed run has each step once, with the numbers of an undisturbed run.
+    (resumed,) = sweep([run], tmp_path / "sweep" / "runs", engine=Here(), progress=False)
     alone = ph.train.run(dataclasses.replace(run, folder=str(tmp_path / "alone")), progress=False)
-    assert result["scores"] == alone.scores
-    assert [row["step"] for row in read_metrics(result["folder"]) if row["kind"] == "train"] == list(range(1, 13))
-    assert (failure["name"], failure["code"]) == ("bad", 2)
-    assert failure["error"].startswith("train: the loss of bad is nan at step 2")
-    assert "tiny: killed by signal 9; will be started again" in output
-    assert output.count("bad: started") == 1
+    assert resumed.scores == alone.scores
+    assert [row["step"] for row in read_metrics(resumed.folder) if row["kind"] == "train"] == list(range(1, 13))
 
 
 @pytest.mark.parametrize("engine", ["local", "ray"])
@@ -128,18 +131,15 @@ def test_a_job_preempted_before_its_worker_started_signals_no_process(monkeypatc
     assert WorkerTask(3).checkpoint("folder").args == ("folder",)
 
 
-@pytest.mark.parametrize(
-    ("runs", "workers", "threads", "expected"),
-    [(3, None, None, (3, 2)), (9, None, None, (8, 1)), (3, 2, None, (2, 4)), (3, 2, 5, (2, 5))],
-)
-def test_workers_of_this_machine_share_its_cores(tiny, tmp_path, monkeypatch, runs, workers, threads, expected):
+@pytest.mark.parametrize(("runs", "workers", "expected"), [(3, None, (3, 2)), (9, None, (8, 1)), (3, 2, (2, 4))])
+def test_workers_of_this_machine_share_its_cores(tiny, tmp_path, monkeypatch, runs, workers, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     engine = Local()
-    assert (engine.open([tiny("unused")] * runs, tmp_path, workers, threads), engine.threads) == expected
+    assert (engine.open([tiny("unused")] * runs, tmp_path, workers), engine.threads) == expected
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    engine.open([tiny("unused")] * runs, tmp_path, workers, threads)
-    assert engine.threads == (threads or 1)
+    engine.open([tiny("unused")] * runs, tmp_path, workers)
+    assert engine.threads == 1
 
 
 def test_a_worker_imports_nothing_from_the_current_folder(tiny, tmp_path):
@@ -157,4 +157,3 @@ def test_the_environment_of_a_worker():
     environment = worker_environment(3, {"OMP_NUM_THREADS": "9", "PYTHONPATH": "user", "HOME": "home"})
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"], environment["HOME"]) == ("3", "3", "home")
     assert environment["PYTHONPATH"] == f"{pathlib.Path(ph.__file__).parents[1]}{os.pathsep}user"
-    assert environment["POLYHEAD_REQUEUE"] == "0"

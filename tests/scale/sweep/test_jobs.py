@@ -1,12 +1,11 @@
-"""The queue of a sweep, with fake workers: a death affects one run, finished runs are kept, machines share the work."""
+"""The queue of a sweep, with fake workers: a death affects one run, and finished runs are kept."""
 
 import json
 import os
 import signal
-from collections import Counter
 
 import pytest
-from fake_workers import Fake, leave_result
+from fake_workers import Fake
 
 import polyhead as ph
 from polyhead.scale.sweep import Failure, screen
@@ -17,6 +16,7 @@ from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted, Result
 from polyhead.train.stop import HELD
 from polyhead.train.store.claims import claim
+from polyhead.train.store.state import State, read_end
 
 
 @pytest.fixture
@@ -25,36 +25,32 @@ def runs(tiny):
 
 
 @pytest.mark.parametrize(
-    ("codes", "retries", "error"),
+    ("code", "error"),
     [
-        ([-9, 0], 2, None),
-        ([-9, LOST, 0], 2, None),
-        ([77, 77, 1, 0], 2, "it said 1 (3 times)"),
-        ([-11, -11], 1, "killed by signal 11 (2 times)"),
-        ([LOST], 0, "lost: its machine, or its job, is gone"),
-        ([75, 75, -9, 75, 0], 1, None),  # preempted and saved: no death
-        ([2], 2, "it said 2"),  # invalid input, or divergence: it would happen again
-        ([130], 2, "it said 130"),  # stopped by hand
+        (-11, "killed by signal 11"),
+        (LOST, "lost: its machine, or its job, is gone"),
+        (HELD, "it said 73"),
+        *((code, f"it said {code}") for code in (1, 2, 3, 75, 77, 130)),
     ],
 )
-def test_a_worker_that_dies_is_started_again_up_to_a_limit(runs, tmp_path, codes, retries, error):
-    engine = Fake({1: list(codes)})
-    outcomes = sweep(runs, tmp_path, engine=engine, retries=retries, progress=False)
-    assert [isinstance(outcome, Result) for outcome in outcomes] == [True, error is None, True]
-    num_starts = len(codes) - len(engine.script[1])
-    assert Counter(engine.started) == {0: 1, 1: num_starts, 2: 1}
-    assert engine.started[:3] == [0, 1, 2]  # the others come first
+def test_a_worker_that_ends_without_a_result_fails_alone(runs, tmp_path, code, error):
+    engine = Fake({1: code})
+    outcomes = sweep(runs, tmp_path, engine=engine, progress=False)
+    assert [isinstance(outcome, Result) for outcome in outcomes] == [True, False, True]
+    folder = tmp_path / f"tiny-{ph.digest(runs[1])}"
+    assert outcomes[1] == Failure("tiny", folder, code, error)
+    assert engine.started == [0, 1, 2]
     assert engine.is_closed
-    if error is not None:
-        assert outcomes[1] == Failure("tiny", tmp_path / f"tiny-{ph.digest(runs[1])}", codes[num_starts - 1], error)
+    noted = code not in (2, 75, 130, HELD)  # after these the worker, or the other process, notes its end
+    assert read_end(folder) == ((State.FAILED, error) if noted else None)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_at_most_so_many_workers_train_at_a_time(tiny, tmp_path, workers):
-    engine = Fake({seed: [-9, 0] for seed in range(5)})
+    engine = Fake({3: -9})
     runs = [tiny("unused", seed=seed) for seed in range(5)]
     outcomes = sweep(runs, tmp_path, engine=engine, workers=workers, progress=False)
-    assert all(isinstance(outcome, Result) for outcome in outcomes)
+    assert len(outcomes) == 5
     assert engine.max_working == workers
 
 
@@ -68,61 +64,34 @@ def test_finished_runs_are_not_trained_again(runs, tmp_path, capfd):
     assert engine.started == [0, 1, 2]
 
 
-def test_a_run_that_another_process_trains_is_left_to_it(runs, tmp_path, monkeypatch):
-    """Run 0 gets its result there; run 1 is left without one; run 2 is claimed there just before our worker."""
-    monkeypatch.setattr("polyhead.scale.sweep.jobs.HOLDER_SECONDS", 0.0)
-    folders = [tmp_path / f"tiny-{ph.digest(run)}" for run in runs]
-    claims = [claim(run, folder) for run, folder in zip(runs, folders, strict=True)]
-    claims[0].__enter__()
-    claims[1].__enter__()
-
-    class OtherProcess(SweepScreen):
-        def update(self):
-            states = [job.state for job in self.jobs]
-            if states == ["elsewhere"] * 3:
-                leave_result(runs[0], folders[0])
-                for held in claims:
-                    held.__exit__(None, None, None)
-
-    class Late(Fake):
-        def start(self, folders_):
-            if not self.started:
-                claims[2].__enter__()
-            return super().start(folders_)
-
-    engine = Late({0: [], 1: [0], 2: [HELD, 0]})
-    outcomes = sweep(runs, tmp_path, engine=engine, retries=0, screen=OtherProcess, progress=False)
-    assert all(isinstance(outcome, Result) for outcome in outcomes)
-    assert sorted(engine.started) == [1, 2, 2]
+def test_a_run_that_another_process_trains_is_left_to_it(runs, tmp_path):
+    folder = tmp_path / f"tiny-{ph.digest(runs[1])}"
+    engine = Fake()
+    with claim(runs[1], folder):
+        outcomes = sweep(runs, tmp_path, engine=engine, progress=False)
+    assert outcomes[1] == Failure("tiny", folder, HELD, f"run folder: another process is training in {folder}")
+    assert engine.started == [0, 2]
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 130), ("SIGUSR1", 75)])
 def test_a_signal_stops_the_workers_and_says_how_to_resume(runs, tmp_path, monkeypatch, name, code):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    def tell(self, job, text):
+        if job.run.seed == 1:
+            signal.raise_signal(getattr(signal, name))
 
-    class Signalled(SweepScreen):
-        def tell(self, job, text):
-            if job.run.seed == 1:
-                if name == "SIGINT":  # in the background it is ignored
-                    raise KeyboardInterrupt
-                signal.raise_signal(getattr(signal, name))
-
+    monkeypatch.setattr(SweepScreen, "tell", tell)
     engine = Fake()
     with pytest.raises(Interrupted, match=r"^stopped 0; 1 of 3 runs are done, the same command resumes$") as stop:
-        sweep(runs, tmp_path, engine=engine, progress=False, screen=Signalled)
+        sweep(runs, tmp_path, engine=engine, progress=False)
     assert stop.value.code == code
     assert engine.is_closed
 
 
-def test_nohup_is_heeded(runs, tmp_path):
+def test_nohup_is_heeded(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(SweepScreen, "update", lambda screen: signal.raise_signal(signal.SIGHUP))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-
-        class HungUp(SweepScreen):
-            def update(self):
-                signal.raise_signal(signal.SIGHUP)
-
-        outcomes = sweep(runs, tmp_path, engine=Fake(), progress=False, screen=HungUp)
+        outcomes = sweep(runs, tmp_path, engine=Fake(), progress=False)
     finally:
         signal.signal(signal.SIGHUP, before)
     assert all(isinstance(outcome, Result) for outcome in outcomes)
@@ -142,10 +111,9 @@ def test_the_time_that_is_left(tiny, tmp_path):
 
 def test_without_a_terminal_a_line_at_intervals(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(screen, "QUIET_SECONDS", -1.0)
-    sweep(runs[:2], tmp_path, engine=Fake({0: [-9, 0], 1: [2]}))
+    sweep(runs[:2], tmp_path, engine=Fake({1: 2}))
     output = capfd.readouterr().err
     assert "all: 2 waiting\n" in output
-    assert "seed=0: killed by signal 9; will be started again\n" in output
     assert "seed=1: failed: it said 2\n" in output
     assert output.endswith("all: 1 done, 1 failed\n")
 
@@ -170,9 +138,8 @@ def test_damaged_rows_are_left_out(tiny, tmp_path):
 def test_bad_arguments_are_one_line_and_leave_no_files(runs, tmp_path):
     with pytest.raises(ValueError, match="sweep: the run 'tiny' occurs twice"):
         sweep([runs[0], runs[0]], tmp_path)
-    for name, minimum in (("workers", 1), ("threads", 1), ("retries", 0)):
-        with pytest.raises(ValueError, match=f"sweep: {name} must be at least {minimum}"):
-            sweep(runs, tmp_path, **{name: minimum - 1})
+    with pytest.raises(ValueError, match="sweep: workers must be at least 1"):
+        sweep(runs, tmp_path, workers=0)
     for name, value in (("cpus", 0), ("gpus", -1.0), ("memory", 0.0)):
         with pytest.raises(ValueError, match=f"sweep: {name} must be at least"):
             Resources(**{name: value})

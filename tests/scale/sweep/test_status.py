@@ -5,11 +5,10 @@ import os
 import signal
 from dataclasses import replace
 
-from fake_workers import leave_result
-
 from polyhead import train
+from polyhead.scale.records import of_sweep
 from polyhead.scale.sweep.engines import LOG
-from polyhead.scale.sweep.status import place_of, status
+from polyhead.scale.sweep.status import place_of
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
 from polyhead.train.store.claims import claim
@@ -18,42 +17,29 @@ from polyhead.train.store.state import ENDED, State, write_end
 
 
 def test_all_states(tiny, tmp_path):
-    """With the fields in which the runs differ."""
-    runs = [tiny(None, name="r", seed=seed, evaluate=("compositional", "iid")) for seed in range(10)]
+    runs = [tiny(None, name="r", seed=seed) for seed in range(9)]
     places = [place_of(run, tmp_path) for run in runs]
-    done, running, broken, stopped, waiting, elsewhere, retrying, late, empty, damaged = places
+    done, running, broken, stopped, waiting, elsewhere, late, empty, damaged = places
     train.run(replace(runs[0], folder=str(done)), progress=False)
-    for place in (running, broken, stopped, elsewhere, retrying, late, empty, damaged):
+    for place in (running, broken, stopped, elsewhere, late, empty, damaged):
         place.mkdir()
     for place in (running, broken, stopped):
         (place / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
     write_end(broken, State.FAILED, "train: the loss of r is nan at step 6")
     write_end(stopped, State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
-    write_end(retrying, State.RETRYING, "(1 of 2): killed by signal 9")
     (late / LOG).write_text("polyhead: run folder: another process is training in it\n")
     (damaged / ENDED).write_bytes(b"{")
     with claim(runs[1], running), claim(runs[5], elsewhere):
-        rows = status(runs, tmp_path)
-    assert [row["state"] for row in rows] == [
+        records = of_sweep(runs, tmp_path)
+    assert [record.state for record in records] == [
         *("done", "running", "failed", "stopped", "waiting"),
-        *("running", "retrying", "stopped", "waiting", "waiting"),
+        *("running", "stopped", "waiting", "waiting"),
     ]
-    assert [row["step"] for row in rows] == ["12/12", "5/12", "5/12", "5/12", *["0/12"] * 6]
-    assert [row["seed"] for row in rows] == [*range(10)]
-    assert rows[0].keys() == {"run", "seed", "state", "step", ""}
-    score, *details = (row[""] for row in rows)
-    assert score.startswith("compositional r2 ")
-    nan, killed = "train: the loss of r is nan at step 6", "(1 of 2): killed by signal 9"
-    assert details == ["", nan, "", "", "", killed, "", "", ""]
-    assert status(runs, tmp_path)[1]["state"] == "stopped"  # its claim has ended
+    assert [record.step for record in records] == [12, 5, 5, 5, *[0] * 5]
+    nan = "train: the loss of r is nan at step 6"
+    assert [record.detail for record in records] == ["", "", nan, *[""] * 6]
+    assert of_sweep(runs, tmp_path)[1].state == "stopped"  # its claim has ended
     assert not waiting.exists()  # looking leaves no folder behind
-
-
-def test_a_run_without_evaluations_is_done_without_a_score(tiny, tmp_path):
-    run = tiny(None, evaluate=())
-    place_of(run, tmp_path).mkdir()
-    leave_result(run, place_of(run, tmp_path))
-    assert status([run], tmp_path) == [{"run": "tiny", "state": "done", "step": "12/12", "": ""}]
 
 
 def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
@@ -67,9 +53,9 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
         assert main([str(place_of(runs[1], tmp_path))]) == HELD
     assert not (place_of(runs[1], tmp_path) / ENDED).exists()
     assert [main([str(place_of(run, tmp_path) / "config.json")]) for run in runs] == [MISTAKE, INTERRUPTED]
-    failed, stopped = status(runs, tmp_path)
-    assert (failed["state"], stopped["state"], stopped["step"], stopped[""]) == ("failed", "stopped", "8/12", "")
-    assert failed[""].startswith("train: the loss of bad is nan at step 2; ")
+    failed, stopped = of_sweep(runs, tmp_path)
+    assert (failed.state, stopped.state, stopped.step, stopped.detail) == ("failed", "stopped", 8, "")
+    assert failed.detail.startswith("train: the loss of bad is nan at step 2; ")
     assert main([str(place_of(runs[1], tmp_path))]) == 0
     assert not (place_of(runs[1], tmp_path) / ENDED).exists()
     assert capsys.readouterr().err.count("polyhead: ") == 3

@@ -3,7 +3,6 @@ runs), status.py (states), screen.py (progress on a terminal)."""
 
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import sweep
-from polyhead.scale.sweep.status import status
 from polyhead.train.store.state import State
 
-__all__ = ["Failure", "State", "status", "sweep"]
+__all__ = ["Failure", "State", "sweep"]

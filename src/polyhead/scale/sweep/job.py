@@ -11,7 +11,7 @@ from polyhead.config import Run, digest
 from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, open_log
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
-from polyhead.train.store.claims import FolderInUse, claim, is_claimed
+from polyhead.train.store.claims import FolderInUse, claim
 from polyhead.train.store.folder import METRICS, Result, finished
 from polyhead.train.store.state import State, write_end
 
@@ -27,22 +27,17 @@ class Failure:
 
 
 class Job:
-    """One run of a sweep.  `retries`: how often a worker that dies is started again."""
+    """One run of a sweep, which waits, is trained by a worker, and then has an outcome."""
 
-    def __init__(self, run: Run, folder: pathlib.Path, label: str = "", retries: int = 0) -> None:
+    def __init__(self, run: Run, folder: pathlib.Path, label: str = "") -> None:
         self.run = run
         self.folder = folder
         self.digest = digest(run)
         self.label = label or run.name
-        self.retries = retries
-        self.deaths = 0
         self.worker: ExitCode | None = None
-        self.is_held = False
-        """Whether another process trains the run."""
         self.outcome: Result | Failure | None = finished(folder, self.digest)
-        self.last_words = ""
         self.has_rows = False
-        """Whether the current worker has written rows, so that it is past its start."""
+        """Whether the worker has written rows, so that it is past its start."""
         self.step = 0
         self.steps_per_second = 0.0
         self.scores: dict[str, str] = {}
@@ -56,86 +51,48 @@ class Job:
             return State.DONE
         if self.outcome is not None:
             return State.FAILED
-        if self.is_held:
-            return State.ELSEWHERE
-        if self.worker is not None and self.has_rows:
+        if self.has_rows:
             return State.RUNNING
-        if self.deaths:
-            return State.RETRYING
         return State.WAITING
 
-    # --------------------------------------------------------------------------------------------------------- starting
+    # ------------------------------------------------------------------------------------------- from start to outcome
     def prepare(self) -> bool:
         """Write the configuration into the folder.  Return False if there is nothing to train here."""
-        self.is_held = False
-        self.outcome = finished(self.folder, self.digest)
-        self.read_rows()
+        self.outcome = finished(self.folder, self.digest)  # perhaps of another sweep, since this one began
         if self.outcome is not None:
             return False
         try:
             with claim(self.run, self.folder):
                 open_log(self.folder).close()
-        except FolderInUse:
-            self.is_held = True
+        except FolderInUse as error:
+            self._fail(HELD, str(error))
         except ValueError as error:
-            self.outcome = Failure(self.run.name, self.folder, MISTAKE, str(error))
+            self._fail(MISTAKE, str(error))
         except OSError as error:
             path = error.filename or self.folder / LOG
-            text = f"{path}: cannot be written ({error.strerror})"
-            self.outcome = Failure(self.run.name, self.folder, DISK, text)
-        return self.outcome is None and not self.is_held
+            self._fail(DISK, f"{path}: cannot be written ({error.strerror})")
+        return self.outcome is None
 
-    def start(self, worker: ExitCode) -> None:
-        self.worker = worker
-        self.has_rows = False
-
-    # ----------------------------------------------------------------------------------------------------------- ending
     def poll(self) -> bool:
-        """Read new rows.  Return whether the worker has just ended: with an outcome, a holder, or for a restart."""
-        if self.read_rows():
-            self.has_rows = True
+        """Read new rows.  Return whether the worker has just ended, with a result or a failure."""
+        self.has_rows = self.read_rows() or self.has_rows
         if self.worker is None:
             return False
         code = self.worker()
         if code is None:
             return False
         self.read_rows()
-        self.worker = None
         self.outcome = finished(self.folder, self.digest)
-        if self.outcome is not None:
-            return True
-        self.last_words = last_words(self.folder / LOG, code)
-        # Which ends are final, which are tried again, and which are somebody else's.
-        if code == HELD:
-            self.is_held = True
-        elif code in (MISTAKE, INTERRUPTED):  # the worker has written its end itself
-            self._fail(code)
-        elif code != PREEMPTED and self.deaths < self.retries:
-            self.deaths += 1
-            self._note(State.RETRYING, f"({self.deaths} of {self.retries}): {self.last_words}")
-        elif code != PREEMPTED:
-            self._fail(code)
-            self._note(State.FAILED, self.outcome_text())
+        if self.outcome is None:
+            text = last_words(self.folder / LOG, code)
+            self._fail(code, text)
+            # After these codes the worker has noted its end itself, or another process trains in the folder.
+            if code not in (MISTAKE, INTERRUPTED, PREEMPTED, HELD):
+                write_end(self.folder, State.FAILED, text)
         return True
 
-    def poll_holder(self) -> bool:
-        """Return whether the other process has stopped training the run, with or without a result."""
-        self.read_rows()
-        self.outcome = finished(self.folder, self.digest)
-        self.is_held = self.outcome is None and is_claimed(self.folder)
-        return not self.is_held
-
-    def _fail(self, code: int) -> None:
-        text = self.last_words
-        if self.deaths:
-            text += f" ({self.deaths + 1} times)"
+    def _fail(self, code: int, text: str) -> None:
         self.outcome = Failure(self.run.name, self.folder, code, text)
-
-    def _note(self, state: State, text: str) -> None:
-        """Write into the folder how the worker ended: a killed worker could not."""
-        write_end(self.folder, state, text)
-        with contextlib.suppress(OSError), open_log(self.folder) as log:
-            log.write(f"polyhead: {state} {text}\n".encode())
 
     # --------------------------------------------------------------------------------------------------------- progress
     def read_rows(self) -> bool:
@@ -172,11 +129,6 @@ class Job:
             return None
         return 1 / self.steps_per_second
 
-    def outcome_text(self) -> str:
-        if isinstance(self.outcome, Failure):
-            return self.outcome.error
-        return ""
-
     def text(self) -> str:
         """Return the scores and the progress in words."""
         parts = [f"{name} {score}" for name, score in self.scores.items()]
@@ -184,16 +136,12 @@ class Job:
             return f"failed: {self.outcome.error}"
         if self.outcome is not None:
             parts.append(f"done in {duration(self.outcome.seconds)}")
-        elif self.is_held:
-            parts.append("trained by another process")
-        elif self.worker is not None and self.has_rows:
+        elif self.has_rows:
             parts.append(f"{self.steps_per_second:.1f} steps/s")
         elif self.worker is not None:
-            parts = ["starting"]
+            return "starting"
         else:
-            parts = []
-        if self.deaths and self.outcome is None:
-            parts.append(f"retry {self.deaths} of {self.retries}")
+            return ""
         return "  ".join(parts)
 
 

@@ -5,6 +5,7 @@ Output never decides a sweep: whatever cannot be written is left out.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -17,10 +18,8 @@ from polyhead.train.store.state import State
 
 MAX_ROWS = 20
 """With more runs, a terminal shows only the active ones."""
-ORDER = (State.DONE, State.RUNNING, State.RETRYING, State.ELSEWHERE, State.WAITING, State.FAILED)
 
 
-# ----------------------------------------------------------------------------------------------------------------- time
 def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
     """Return the estimated seconds until all runs are done; None if the speed of no run is known.
 
@@ -37,7 +36,6 @@ def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
     return max(*seconds, sum(seconds) / at_a_time)
 
 
-# ---------------------------------------------------------------------------------------------------------- the display
 class SweepScreen:
     """A progress bar per run, and one for all runs."""
 
@@ -45,28 +43,28 @@ class SweepScreen:
         self.jobs = jobs
         self.at_a_time = at_a_time
         self.enabled = wanted(enabled)
-        self.console = Console(stderr=True)
-        self.live = self.enabled and self.console.is_terminal
+        console = Console(stderr=True)
+        self.live = self.enabled and console.is_terminal
         self.bars = Progress(
             TextColumn("{task.description}"),
             TextColumn("{task.fields[state]}"),
             BarColumn(24),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[text]}"),
-            console=self.console,
+            console=console,
             disable=not self.live,
         )
         self.ids: list[TaskID] = []
         self.last_lines = time.monotonic()
 
     def __enter__(self) -> "SweepScreen":
-        total = sum(job.run.train.steps for job in self.jobs)
         with contextlib.suppress(OSError):
             self.bars.start()
         for job in self.jobs:
             self.ids.append(self.bars.add_task(job.label, total=job.run.train.steps, state="", text=""))
             if job.state == State.DONE:
-                self.line(f"{job.label}: already done")
+                self.tell(job, "already done")
+        total = sum(job.run.train.steps for job in self.jobs)
         self.ids.append(self.bars.add_task("all", total=total, state="", text=""))
         self.update()
         return self
@@ -77,43 +75,33 @@ class SweepScreen:
             self.bars.stop()
 
     def update(self) -> None:
+        """Draw the bars, or print the active runs from time to time."""
         if self.live:
             with contextlib.suppress(OSError):
                 self.draw()
-        elif time.monotonic() - self.last_lines > QUIET_SECONDS:
+        elif self.enabled and time.monotonic() - self.last_lines > QUIET_SECONDS:
             self.last_lines = time.monotonic()
             for job in self.jobs:
                 if job.state == State.RUNNING:
-                    self.line(f"{job.label}: step {job.step}/{job.run.train.steps}  {self.job_text(job)}")
-            self.line(f"all: {self.summary()}")
+                    self.tell(job, f"step {job.step}/{job.run.train.steps}  {job.text()}")
+            print_notice(f"all: {self.summary()}")
 
     def draw(self) -> None:
-        """Update the bars."""
         for job, bar in zip(self.jobs, self.ids, strict=False):
             is_visible = len(self.jobs) <= MAX_ROWS or job.state not in (State.DONE, State.WAITING)
             self.bars.update(bar, completed=job.step, state=job.state, text=job.text(), visible=is_visible)
         self.bars.update(self.ids[-1], completed=sum(job.step for job in self.jobs), text=self.summary())
 
-    def job_text(self, job: Job) -> str:
-        """Return the state of a run as text."""
-        return job.text()
-
     def summary(self) -> str:
         """Return the number of runs by state, and the time left."""
-        states = [job.state for job in self.jobs]
-        parts = []
-        for state in ORDER:
-            if state in states:
-                parts.append(f"{states.count(state)} {state}")
+        counts = Counter(job.state for job in self.jobs)
+        parts = [f"{counts[state]} {state}" for state in State if counts[state]]
         seconds = seconds_left(self.jobs, self.at_a_time)
         if seconds:
             parts.append(f"{duration(seconds)} left")
         return ", ".join(parts)
 
     def tell(self, job: Job, text: str) -> None:
-        """Print an event of a run as one line."""
-        self.line(f"{job.label}: {text}")
-
-    def line(self, text: str) -> None:
+        """Print an event of a run as one line, where no bar shows it."""
         if self.enabled and not self.live:
-            print_notice(text)
+            print_notice(f"{job.label}: {text}")

@@ -11,13 +11,11 @@ ENDED = "ended.json"
 
 
 class State(StrEnum):
-    """The state of a run in a sweep.  stopped: no process trains it, no sweep will start it, and it did not fail."""
+    """The state of a run.  stopped: no process trains it, and it did not fail."""
 
     DONE = "done"
     RUNNING = "running"
     WAITING = "waiting"
-    RETRYING = "retrying"
-    ELSEWHERE = "elsewhere"
     FAILED = "failed"
     STOPPED = "stopped"
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from polyhead.spec.shapes import check_number
-from polyhead.train.stop import REQUEUE
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 LOG = "worker.log"
 LOST = 256
 """Stands for the exit code of a worker that was lost with its machine or its job."""
-
 
 ExitCode = Callable[[], int | None]
 """A worker: None until it ends; then its exit code, minus the number of a signal, or `LOST`."""
@@ -35,7 +33,7 @@ class Engine(Protocol):
     poll_seconds: float
     """Seconds between two polls of the workers."""
 
-    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
+    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None) -> int:
         """Prepare to train `runs` in `folder`; return how many workers to start at a time.
 
         Raises ValueError if the engine cannot be used here.
@@ -76,16 +74,12 @@ def command(folder: pathlib.Path) -> list[str]:
 
 
 def worker_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a worker, from that of its engine: our source, the threads, no requeueing."""
+    """Return the environment of a worker, from that of its engine: our source, and the threads."""
     source = str(pathlib.Path(__file__).parents[4])
     paths = [source, environment.get("PYTHONPATH", "")]
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-        REQUEUE: "0",  # the sweep restarts a preempted worker
-    }
+    number = str(threads)
+    python_path = os.pathsep.join(filter(None, paths))
+    return {**environment, "PYTHONPATH": python_path, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
 
 
 def open_log(folder: pathlib.Path) -> IO[bytes]:
@@ -95,12 +89,8 @@ def open_log(folder: pathlib.Path) -> IO[bytes]:
 
 def start_process(folder: pathlib.Path, threads: int, **options: Any) -> "subprocess.Popen[bytes]":
     """Start a worker on this machine; its output goes to its log."""
+    environment = worker_environment(threads, os.environ)
     with open_log(folder) as log:
         return subprocess.Popen(
-            command(folder),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=worker_environment(threads, os.environ),
-            **options,
+            command(folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, **options
         )

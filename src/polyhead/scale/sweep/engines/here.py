@@ -18,9 +18,9 @@ class Here:
 
     poll_seconds = 0.0
 
-    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
-        if (workers or 1) != 1 or threads is not None:
-            raise ValueError("sweep: in this process, runs train one at a time with their own threads; use Local")
+    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None) -> int:
+        if (workers or 1) != 1:
+            raise ValueError("sweep: in this process, runs train one at a time; use Local")
         return 1
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:

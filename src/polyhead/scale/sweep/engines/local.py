@@ -25,7 +25,7 @@ class Local:
         self.threads = 1
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None, threads: int | None) -> int:
+    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None) -> int:
         from polyhead.train.device import pick_device
 
         cores = os.cpu_count() or 1
@@ -39,17 +39,14 @@ class Local:
         max_threads = cores
         if os.environ.get("OMP_NUM_THREADS", "").isdecimal():
             max_threads = int(os.environ["OMP_NUM_THREADS"])
-        self.threads = threads or max(1, min(max_threads, cores // workers))
+        self.threads = max(1, min(max_threads, cores // workers))
         return workers
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         # In sessions of their own: Ctrl-C reaches only the sweep, which asks each worker to save.
-        workers: list[ExitCode] = []
-        for folder in folders:
-            process = start_process(folder, self.threads, start_new_session=True)
-            self.processes.append(process)
-            workers.append(process.poll)
-        return workers
+        started = [start_process(folder, self.threads, start_new_session=True) for folder in folders]
+        self.processes += started
+        return [process.poll for process in started]
 
     def stop(self) -> str:
         for process in self.processes:
