@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-import torch
 
 import polyhead as ph
 from polyhead.config import save
-from polyhead.models.build import build
 from polyhead.pages.report import codes, writer
 from polyhead.tasks import FuzzyLogic
-from polyhead.train.store.checkpoint import save_checkpoint
 
 TASK = FuzzyLogic(variables=3, terms=2, length=8)
 HEADS = {"softmax": ph.Softmax(4), "hyla": ph.Hyla(4), "linear": ph.Linear(4)}
@@ -39,7 +36,6 @@ def fabricate(
     run: ph.Run,
     scores: dict[str, tuple[float, float]] | None,
     rows: list[dict[str, Any]] | None = None,
-    checkpoint: bool = False,
 ) -> pathlib.Path:
     """A run folder as the trainer writes it.  `scores`: mean and error by split; None leaves it unfinished."""
     folder, metric = root / f"{run.name}-{run.seed}", run.task.metric
@@ -60,21 +56,16 @@ def fabricate(
             "scores": {s: {"loss": 0.1, metric: mean, f"{metric}_se": error} for s, (mean, error) in scores.items()},
         }
         (folder / "result.json").write_text(json.dumps(result))
-    if checkpoint:
-        torch.manual_seed(run.seed)
-        model = build(run.model)
-        about = {"digest": ph.digest(run), "step": 100, "seconds": 1.0, "scale": None}
-        save_checkpoint(folder, model, torch.optim.AdamW(model.parameters()), about)
     return folder
 
 
-def folders(root: pathlib.Path, scores: dict[str, list[float]], checkpoint: bool = False) -> list[pathlib.Path]:
+def folders(root: pathlib.Path, scores: dict[str, list[float]]) -> list[pathlib.Path]:
     """Finished runs with these scores on unseen combinations, by mechanism and seed."""
     made = []
     for name, values in scores.items():
         for seed, r2 in enumerate(values):
             by_split = {"iid": (0.9, 0.011), "compositional": (r2, 0.022)}
-            made.append(fabricate(root, run_of(name, seed), by_split, checkpoint=checkpoint))
+            made.append(fabricate(root, run_of(name, seed), by_split))
     return made
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from polyhead.train import progress
-from polyhead.train.progress import Progress, _Bar
+from polyhead.train.progress import Progress
 
 ROW = {"loss": 0.25, "accuracy": 0.5, "steps_per_second": 2.0, "tokens_per_second": 12345.6}
 
@@ -41,14 +41,15 @@ def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, c
 
 
 @pytest.mark.parametrize(("width", "bar"), [(30, False), (60, False), (120, True)])
-def test_the_bar_is_one_line_however_narrow(width, bar):
-    shown = _Bar(12000, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
-    shown.show(600, "12:34", "loss 0.1234, accuracy 0.987, tokens/s 12,345")
+def test_the_bar_is_one_line_however_narrow(width, bar, tmp_path):
+    shown = Progress("mine", "accuracy", start=600, steps=12000)
+    shown.begin(tmp_path, 5, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
+    shown.trained({**ROW, "step": 600})
     page = Console(file=io.StringIO(), width=width)
-    page.print(shown.rich.get_renderable())
+    page.print(shown.bar.get_renderable())
     shown.close()
     line = page.file.getvalue().rstrip()
     assert "\n" not in line
-    assert "600/12000 12:34 left loss" in line
+    assert "600/12000 ? left loss" in line
     assert ("━" in line) == bar
-    assert ("12,345" in line) == bar == ("…" not in line)
+    assert ("12,346" in line) == (width >= 60) == ("…" not in line)

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,8 @@ from polyhead.train.messages import print_notice
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress as Bar
+    from rich.text import Text
 
 QUIET_SECONDS = 30.0
 """Seconds between two lines if the output is not a terminal."""
@@ -43,42 +44,43 @@ class Progress:
 
     def __init__(self, name: str, metric: str, *, start: int, steps: int, enabled: bool = True) -> None:
         self.name, self.metric, self.steps, self.enabled = name, metric, steps, wanted(enabled)
-        self.values: dict[str, str] = {}
+        self.text = ""
         self.scores: dict[str, str] = {}
         self.current_step = self.first_step = start
         self.start_time = self.line_time = time.monotonic()
-        self.bar: _Bar | None = None
+        self.bar: Bar | None = None
 
-    def begin(self, folder: pathlib.Path, num_parameters: int) -> None:
-        """Print the first line, and show the bar."""
+    def begin(self, folder: pathlib.Path, num_parameters: int, console: "Console | None" = None) -> None:
+        """Print the first line, and show the bar on a terminal."""
         if not self.enabled:
             return
+        from rich.console import Console
+
         begin = f" from step {self.first_step:,}" if self.first_step else ""
         self.line(f"{self.name}: {num_parameters:,} parameters, {self.steps:,} steps{begin}, {folder}")
-        if sys.stderr.isatty():
-            self.bar = _Bar(self.steps)
-            self.bar.show(self.current_step, self._time_left())
+        console = console or Console(stderr=True)
+        if console.is_terminal:
+            self.bar, self.bar_text = make_bar(console, self.steps)
+            self.bar.start()
+            self._show()
         self.start_time = time.monotonic()
 
     def step(self) -> None:
         self._print_scores()
         self.current_step += 1
-        if self.bar is not None:
-            self.bar.show(self.current_step, self._time_left())
+        self._show()
 
     def trained(self, row: dict[str, Any]) -> None:
         """Show a training row."""
-        self.values["loss"] = f"{row['loss']:.4f}"
-        self.values[self.metric] = f"{row[self.metric]:.3f}"
+        self.text = f"loss {row['loss']:.4f}, {self.metric} {row[self.metric]:.3f}"
         if "tokens_per_second" in row:
-            self.values["tokens/s"] = f"{row['tokens_per_second']:,.0f}"
-        if self.bar is not None:
-            self.bar.show(self.current_step, self._time_left(), _text(self.values))
-        elif self.enabled and time.monotonic() - self.line_time > QUIET_SECONDS:
+            self.text += f", tokens/s {row['tokens_per_second']:,.0f}"
+        self._show()
+        if self.bar is None and time.monotonic() - self.line_time > QUIET_SECONDS:
             self.line_time = time.monotonic()
             rate = f"{row['steps_per_second']:.1f} steps/s"
             step = f"step {row['step']}/{self.steps}"
-            self.line(f"{self.name}: {step}, {_text(self.values)}, {rate}, {self._time_left()} left")
+            self.line(f"{self.name}: {step}, {self.text}, {rate}, {self._time_left()} left")
 
     def evaluated(self, row: dict[str, Any]) -> None:
         """Show an evaluation row, together with those of the other splits."""
@@ -91,9 +93,15 @@ class Progress:
             return "?"
         return duration((time.monotonic() - self.start_time) / num_steps * (self.steps - self.current_step))
 
+    def _show(self) -> None:
+        if self.bar is not None:
+            self.bar_text.plain = f"{self._time_left()} left {self.text}"
+            self.bar.update(self.bar.task_ids[0], completed=self.current_step)
+
     def _print_scores(self) -> None:
         if self.scores:
-            self.line(f"{self.name}: step {self.current_step}: {self.metric} {_text(self.scores)}")
+            scores = ", ".join(f"{split} {score}" for split, score in self.scores.items())
+            self.line(f"{self.name}: step {self.current_step}: {self.metric} {scores}")
             self.scores = {}
 
     def line(self, text: str) -> None:
@@ -104,39 +112,19 @@ class Progress:
     def close(self) -> None:
         self._print_scores()
         if self.bar is not None:
-            self.bar.close()
+            self.bar.stop()
 
 
-def _text(values: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def make_bar(console: "Console", steps: int) -> "tuple[Bar, Text]":
+    """A line drawn by rich, and its text, which is cut to the terminal's width; printed lines appear above it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, RenderableColumn
+    from rich.table import Column
+    from rich.text import Text
 
-
-class _Bar:
-    """A line on standard error drawn by rich, cut to the terminal's width; printed lines appear above it."""
-
-    def __init__(self, steps: int, console: "Console | None" = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, RenderableColumn, TextColumn
-        from rich.table import Column
-        from rich.text import Text
-
-        self.text = Text(no_wrap=True, overflow="ellipsis")
-        if console is None:
-            console = Console(stderr=True)
-        columns: list[Any] = []
-        if console.width >= WIDE:
-            columns.append(BarColumn(24))
-        columns.append(MofNCompleteColumn(table_column=Column(no_wrap=True)))
-        columns.append(TextColumn("{task.fields[left]} left", markup=False))
-        columns.append(RenderableColumn(self.text))
-        self.rich = Progress(*columns, console=console, refresh_per_second=4, redirect_stdout=False)
-        self.task = self.rich.add_task("", total=steps, left="?")
-        self.rich.start()
-
-    def show(self, step: int, left: str, text: str | None = None) -> None:
-        if text is not None:
-            self.text.plain = text
-        self.rich.update(self.task, completed=step, left=left)
-
-    def close(self) -> None:
-        self.rich.stop()
+    text = Text(no_wrap=True, overflow="ellipsis")
+    columns: list[Any] = [MofNCompleteColumn(table_column=Column(no_wrap=True)), RenderableColumn(text)]
+    if console.width >= WIDE:
+        columns.insert(0, BarColumn(24))
+    bar = Progress(*columns, console=console, refresh_per_second=4, redirect_stdout=False)
+    bar.add_task("", total=steps)
+    return bar, text
