@@ -7,36 +7,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polyhead.train.evaluation import evaluate
-    from polyhead.train.products import fast_products
-    from polyhead.train.stop import Interrupted
-    from polyhead.train.store.checkpoint import load_model
-    from polyhead.train.store.files import Damaged
-    from polyhead.train.store.folder import Result, read_config, read_result
-    from polyhead.train.trainer import run
+    from polyhead.train.evaluation import evaluate as evaluate
+    from polyhead.train.products import fast_products as fast_products
+    from polyhead.train.stop import Interrupted as Interrupted
+    from polyhead.train.store.checkpoint import load_model as load_model
+    from polyhead.train.store.files import Damaged as Damaged
+    from polyhead.train.store.folder import Result as Result, read_config as read_config, read_result as read_result
+    from polyhead.train.trainer import run as run
 
 _MODULES = {
-    "Damaged": "polyhead.train.store.files",
-    "Interrupted": "polyhead.train.stop",
-    "Result": "polyhead.train.store.folder",
-    "evaluate": "polyhead.train.evaluation",
-    "fast_products": "polyhead.train.products",
-    "load_model": "polyhead.train.store.checkpoint",
-    "read_config": "polyhead.train.store.folder",
-    "read_result": "polyhead.train.store.folder",
-    "run": "polyhead.train.trainer",
+    "Damaged": "store.files",
+    "Interrupted": "stop",
+    "Result": "store.folder",
+    "evaluate": "evaluation",
+    "fast_products": "products",
+    "load_model": "store.checkpoint",
+    "read_config": "store.folder",
+    "read_result": "store.folder",
+    "run": "trainer",
 }
-__all__ = [
-    "Damaged",
-    "Interrupted",
-    "Result",
-    "evaluate",
-    "fast_products",
-    "load_model",
-    "read_config",
-    "read_result",
-    "run",
-]
+__all__ = [*_MODULES]
 
 
 if not TYPE_CHECKING:  # for a type checker, a package with `__getattr__` has every name
@@ -44,4 +34,4 @@ if not TYPE_CHECKING:  # for a type checker, a package with `__getattr__` has ev
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

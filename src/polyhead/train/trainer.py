@@ -172,7 +172,7 @@ class Training:
                 break
             metadata, problem = None, "it is damaged for another process"
             try:
-                metadata = restore(path, self.digest, self.network.model, self.network.optimiser, self.world)
+                metadata = restore(path, self.digest, self.network)
             except Damaged as error:
                 problem = str(error)
             # It counts only if every process could read it: otherwise they would go on from different steps.
@@ -280,15 +280,8 @@ class Training:
         is_best = self.score is not None
         if self.score is not None and self.best_score is not None:
             is_best = gain(self.score) > gain(self.best_score)
-        model, adamw = self.network.model, self.network.optimiser
-        about = self._metadata()
-        num_kept = self.config.train.keep
-        if not self.network.is_sharded:
-            save_checkpoint(self.folder, model, adamw, about, self.world, num_kept=num_kept, is_best=is_best)
-        else:
-            if is_best:
-                save_checkpoint(self.folder, model, adamw, about, self.world, num_kept=num_kept, is_best=True)
-            save_sharded(self.folder, model, adamw, about, self.world, num_kept=num_kept)
+        save = save_sharded if self.network.is_sharded else save_checkpoint
+        save(self.folder, self.network, self._metadata(), self.config.train.keep, is_best=is_best)
         if is_best:
             self.best_score = self.score
         self.saved_step = self.step
@@ -339,9 +332,7 @@ class Training:
             folder=self.folder,
         )
         if self.network.is_sharded:
-            model, adamw = self.network.model, self.network.optimiser
-            num_kept = self.config.train.keep
-            save_checkpoint(self.folder, model, adamw, self._metadata(), self.world, num_kept=num_kept)
+            save_checkpoint(self.folder, self.network, self._metadata(), self.config.train.keep)
         if self.metrics is not None:
             self.metrics.sync()
             self.trackers.finish(result)

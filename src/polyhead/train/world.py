@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, distributed as dist
@@ -73,11 +74,7 @@ class World:
         return self.rank == 0
 
     def rows(self, count: int) -> slice:
-        """The rows of this process out of `count`: consecutive blocks of nearly equal size.
-
-        >>> [World(rank, 3, 0, torch.device("cpu")).rows(7) for rank in range(3)]
-        [slice(0, 2, None), slice(2, 4, None), slice(4, 7, None)]
-        """
+        """The rows of this process out of `count`: consecutive blocks of nearly equal size."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     @contextlib.contextmanager
@@ -90,20 +87,11 @@ class World:
             _stores.append(meet_processes(self.rank, self.size))
         # Groups may follow one another: each has its own prefix in the one store.
         _stores.append(dist.PrefixStore(f"polyhead/{len(_stores)}", _stores[0]))
-        backend = "gloo"
-        device = None
-        if self.device.type != "cpu":
-            backend = f"cpu:gloo,{self.device.type}:nccl"
-        if self.device.type == "cuda":
-            device = self.device
-        dist.init_process_group(
-            backend,
-            store=_stores[-1],
-            rank=self.rank,
-            world_size=self.size,
-            timeout=PATIENCE,
-            device_id=device,
-        )
+        members: dict[str, Any] = {"store": _stores[-1], "rank": self.rank, "world_size": self.size}
+        if self.device.type == "cpu":
+            dist.init_process_group("gloo", timeout=PATIENCE, **members)
+        else:
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=PATIENCE, device_id=self.device, **members)
         try:
             yield
         except RuntimeError as error:
@@ -223,13 +211,6 @@ def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """Rank, size and local rank from torchrun or srun; 0, 1, 0 for a process that was started alone.
 
     A Slurm batch script also has a rank, but it is not a job step: it runs alone, even if its job has several tasks.
-
-    >>> place({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"})
-    (5, 8, 1)
-    >>> place({"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"})
-    (2, 4, 0)
-    >>> place({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"})
-    (0, 1, 0)
     """
     # torchrun may itself run in a step of Slurm, whose variables then describe torchrun, not this process.
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -244,11 +225,7 @@ def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def integer(environment: Mapping[str, str], name: str, default: int) -> int:
-    """The number in an environment variable; an empty variable is an absent one.
-
-    >>> integer({"RANK": ""}, "RANK", 0)
-    0
-    """
+    """The number in an environment variable; an empty variable is an absent one."""
     text = environment.get(name) or str(default)
     try:
         return int(text)
@@ -334,11 +311,7 @@ def _open_store(host: str, port: int, size: int) -> dist.Store:
 
 
 def first_host(hosts: str) -> str:
-    """The first host in Slurm's list of hosts.
-
-    >>> first_host("gpu[07-09,12]-ib,login1"), first_host("a1,a2")
-    ('gpu07-ib', 'a1')
-    """
+    """The first host in Slurm's list of hosts: gpu07-ib in gpu[07-09,12]-ib,login1."""
     # A comma inside brackets separates numbers of one group of hosts, so it does not end the first name.
     first = re.split(r",(?![^\[]*\])", hosts)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)

@@ -183,7 +183,7 @@ def sharded(tiny, tmp_path):
         network.step(0, needs_metrics=False)
         about = {"digest": ph.digest(config), "step": 1, "seconds": 1.0, "score": None, "scaler": {}}
         (tmp_path / "run").mkdir()
-        save_sharded(tmp_path / "run", network.model, network.optimiser, about, World.alone(), num_kept=2)
+        save_sharded(tmp_path / "run", network, about, num_kept=2)
     finally:
         torch.distributed.destroy_process_group()
     return config, network, tmp_path / "run" / "checkpoint-00000001.sharded"
@@ -192,7 +192,7 @@ def sharded(tiny, tmp_path):
 def test_a_sharded_checkpoint_restores_all_tensors(sharded):
     config, network, path = sharded
     other = Network(config, torch.device("cpu"), World.alone())
-    assert restore(path, ph.digest(config), other.model, other.optimiser, World.alone())["step"] == 1
+    assert restore(path, ph.digest(config), other)["step"] == 1
     for one, two in zip(network.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(one, two)
         for key, value in network.optimiser.state[one].items():
@@ -202,17 +202,16 @@ def test_a_sharded_checkpoint_restores_all_tensors(sharded):
 def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_path):
     config, _, path = sharded
     network = Network(config, torch.device("cpu"), World.alone())
-    arguments = network.model, network.optimiser, World.alone()
     with pytest.raises(ValueError, match="belongs to run"):
-        restore(path, "other", *arguments)
+        restore(path, "other", network)
     deep = Network(tiny(tmp_path, layers=3), torch.device("cpu"), World.alone())
     with pytest.raises(ValueError, match="does not fit the model"):
-        restore(path, ph.digest(config), deep.model, deep.optimiser, World.alone())
+        restore(path, ph.digest(config), deep)
     for file in sorted(path.iterdir()):
         copy = shutil.copytree(path, tmp_path / f"copy-{file.name}")
         flip(copy / file.name, -9)
         with pytest.raises(Damaged, match=r"is damaged"):
-            restore(copy, ph.digest(config), *arguments)
+            restore(copy, ph.digest(config), network)
 
 
 def test_a_newest_checkpoint_in_parts_is_not_passed_over(tmp_path, whole):

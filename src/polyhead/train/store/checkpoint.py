@@ -17,7 +17,7 @@ import pathlib
 import warnings
 import zlib
 from collections.abc import Container, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
@@ -33,6 +33,9 @@ from polyhead.train.store.files import Damaged, delete, one_line, sync_folder, w
 from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, checkpoint_files, read_config
 from polyhead.train.world import World
 
+if TYPE_CHECKING:
+    from polyhead.train.network import Network
+
 FORMAT = 1
 MOMENTS = ("exp_avg", "exp_avg_sq")
 ABOUT = "about.json"
@@ -44,28 +47,15 @@ UNKNOWN = 1 << 62
 
 # -------------------------------------------------------------------------------------------------------------- saving
 def save_checkpoint(
-    folder: pathlib.Path,
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    metadata: dict[str, Any],
-    world: World,
-    *,
-    num_kept: int,
-    is_best: bool = False,
+    folder: pathlib.Path, network: "Network", metadata: dict[str, Any], num_kept: int, *, is_best: bool = False
 ) -> None:
     """Write a new checkpoint and delete all but the last `num_kept`; all processes call it.  Raises OSError.
 
     `is_best`: write it also as the best checkpoint.
     """
-    # Every process takes part in putting the tensors of a sharded model together; process 0 writes.
-    tensors = {}
-    for name, value in training_state(model, optimiser):
-        tensor = whole(value)
-        if world.first:
-            tensors[name] = tensor.to("cpu", copy=True).contiguous()
-    if not world.first:
+    data = _whole_file(network, metadata)
+    if not network.world.first:
         return
-    data = save(tensors, {"polyhead": json.dumps(with_checksums(metadata, tensors))})
     if is_best:  # before the newest: a run that is killed in between comes to this step again
         write(folder / BEST, data)
     # The new file is complete before the old one is renamed, so at any moment one of them can be read.
@@ -79,25 +69,23 @@ def save_checkpoint(
 
 
 def save_sharded(
-    folder: pathlib.Path,
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    metadata: dict[str, Any],
-    world: World,
-    *,
-    num_kept: int,
+    folder: pathlib.Path, network: "Network", metadata: dict[str, Any], num_kept: int, *, is_best: bool = False
 ) -> None:
-    """`save_checkpoint` for a sharded model: each process writes its part.  Raises OSError."""
+    """`save_checkpoint` for a sharded model: each process writes its part; the best checkpoint is one file."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
+    world = network.world
+    if is_best:
+        data = _whole_file(network, metadata)
+        if world.first:
+            write(folder / BEST, data)
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     partial = path.with_name(path.name + ".partial")
     world.on_rank_zero(lambda: delete(partial))
     try:
-        writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-        dcp.save(_untied_state(model, optimiser), storage_writer=writer)
+        dcp.save(_untied_state(network), storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
     except CheckpointException as error:
         cause = _first_failure(error)
         if isinstance(cause, OSError):
@@ -114,6 +102,18 @@ def save_sharded(
         delete_old_checkpoints(folder, num_kept)
 
     world.on_rank_zero(finish)
+
+
+def _whole_file(network: "Network", metadata: dict[str, Any]) -> bytes:
+    """The bytes of a checkpoint in process 0; every process takes part in putting a sharded model together."""
+    tensors = {}
+    for name, value in training_state(network):
+        tensor = whole(value)
+        if network.world.first:
+            tensors[name] = tensor.to("cpu", copy=True).contiguous()
+    if not network.world.first:
+        return b""
+    return save(tensors, {"polyhead": json.dumps(with_checksums(metadata, tensors))})
 
 
 def _first_failure(error: Any) -> BaseException:
@@ -136,22 +136,23 @@ def _file_checksums(folder: pathlib.Path, world: World, *, sync: bool = False) -
     return dict(zip(names, world.sum(checksums).tolist(), strict=True))
 
 
-def training_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+def training_state(network: "Network") -> Iterator[tuple[str, Tensor]]:
     """The tensors of a checkpoint by name."""
-    for name, value in model.state_dict().items():
+    for name, value in network.model.state_dict().items():
         yield f"model/{name}", value.detach()
-    for name, parameter in model.named_parameters():
-        state = optimiser.state.get(parameter, {})
+    for name, parameter in network.model.named_parameters():
+        state = network.optimiser.state.get(parameter, {})
         for key in (*MOMENTS, "step"):
             if key in state:
                 yield f"optimiser/{name}/{key}", state[key]
 
 
-def _untied_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _untied_state(network: "Network") -> dict[str, Tensor]:
     """The tensors of a sharded checkpoint: of tied parameters only the first, because their memory is shared."""
-    untied = {name for name, _ in model.named_parameters()}
-    tied = {f"model/{name}" for name, _ in model.named_parameters(remove_duplicate=False) if name not in untied}
-    return {name: value for name, value in training_state(model, optimiser) if name not in tied}
+    untied = {name for name, _ in network.model.named_parameters()}
+    every = {name for name, _ in network.model.named_parameters(remove_duplicate=False)}
+    tied = {f"model/{name}" for name in every - untied}
+    return {name: value for name, value in training_state(network) if name not in tied}
 
 
 def checksum_of(tensors: dict[str, Tensor]) -> int:
@@ -242,56 +243,52 @@ def check_digest(path: pathlib.Path, metadata: dict[str, Any], digest: str) -> N
         )
 
 
-def restore(
-    path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer, world: World
-) -> dict[str, Any]:
-    """Load a checkpoint into model and optimiser; all processes call it.  Returns its metadata.
+def restore(path: pathlib.Path, digest: str, network: "Network") -> dict[str, Any]:
+    """Load a checkpoint into a network; all processes call it.  Returns its metadata.
 
     Raises as read_checkpoint, and ValueError for a checkpoint of another model.
     """
     if path.is_dir():
-        return _restore_sharded(path, digest, model, optimiser, world)
+        return _restore_sharded(path, digest, network)
     tensors, metadata = read_checkpoint(path, digest)
-    load_weights(model, tensors, path)
+    load_weights(network.model, tensors, path)
     # AdamW makes its moments at the first update, so a new optimiser has none to copy into.
-    _make_state(model, optimiser, tensors)
-    for name, value in training_state(model, optimiser):
+    _make_state(network, tensors)
+    for name, value in training_state(network):
         if name.startswith("optimiser/"):
             value.copy_(like(tensors[name], value))
     return metadata
 
 
-def _restore_sharded(
-    path: pathlib.Path, digest: str, model: nn.Module, optimiser: torch.optim.Optimizer, world: World
-) -> dict[str, Any]:
+def _restore_sharded(path: pathlib.Path, digest: str, network: "Network") -> dict[str, Any]:
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     metadata = read_metadata(path)
     check_digest(path, metadata, digest)
-    if metadata["files"] != _file_checksums(path, world):
+    if metadata["files"] != _file_checksums(path, network.world):
         raise Damaged(f"checkpoint: {path} is damaged (its files do not match their checksums)")
     reader = HuggingFaceStorageReader(str(path))
-    _make_state(model, optimiser, reader.read_metadata().state_dict_metadata)
+    _make_state(network, reader.read_metadata().state_dict_metadata)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # intended for a single process
-            dcp.load(_untied_state(model, optimiser), storage_reader=reader, no_dist=world.size == 1)
+            dcp.load(_untied_state(network), storage_reader=reader, no_dist=network.world.size == 1)
     except (CheckpointException, RuntimeError, ValueError) as error:
         cause = _first_failure(error) if isinstance(error, CheckpointException) else error
         raise ValueError(f"checkpoint: {path} does not fit the model of this run ({one_line(cause)})") from None
     return metadata
 
 
-def _make_state(model: nn.Module, optimiser: torch.optim.Optimizer, stored: Container[str]) -> None:
+def _make_state(network: "Network", stored: Container[str]) -> None:
     """Give the optimiser the tensors that a checkpoint has; a parameter without a gradient so far has none."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in network.model.named_parameters():
         if f"optimiser/{name}/step" in stored:
             # The device on which AdamW counts the updates of a parameter.
-            device = parameter.device if optimiser.defaults["fused"] else torch.device("cpu")
+            device = parameter.device if network.optimiser.defaults["fused"] else torch.device("cpu")
             moments = {key: torch.zeros_like(parameter.detach()) for key in MOMENTS}
-            optimiser.state[parameter] = {**moments, "step": torch.zeros((), device=device)}
+            network.optimiser.state[parameter] = {**moments, "step": torch.zeros((), device=device)}
 
 
 def load_weights(model: nn.Module, tensors: dict[str, Tensor], path: object) -> None:

@@ -46,7 +46,7 @@ class Ray:
             import ray
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            options = {"include_dashboard": False} if self.address == "local" else {}
+            options: dict[str, Any] = {"include_dashboard": False} if self.address == "local" else {}
             try:
                 ray.init(self.address, logging_level=logging.ERROR, log_to_driver=False, **options)
             except (ConnectionError, RuntimeError, ValueError) as error:
