@@ -1,7 +1,7 @@
-"""The demo: what the terminal draws, what an interrupted demo keeps, and the page."""
+"""The demo: what the terminal draws, and the page."""
 
 import io
-import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
@@ -36,17 +36,24 @@ def test_the_mean_of_the_board_is_over_the_networks_that_have_begun():
     assert "0.60" in printed(cli_demo.race_board(curves))
 
 
-def test_finished_networks_are_kept_and_not_trained_again(tmp_path, monkeypatch):
-    finished = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
-    (tmp_path / "race.json").write_text(json.dumps(finished))
-    monkeypatch.setattr(cli_demo, "_seconds_per_network", lambda: 1.0)
-    curves = cli_demo.run_race(tmp_path / "race.json", num_seeds=1, num_workers=1)
-    assert [curve["0"][-1][1] for curve in curves.values()] == [0.9] * len(demo.RACERS)
+def test_the_race_gathers_what_its_workers_send(monkeypatch, capsys):
+    monkeypatch.setattr(cli_demo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(demo, "race", lambda racer, seed: [(0, 0.5), (25, 0.75)])
+    curves = cli_demo.run_race(num_seeds=2, num_workers=1)
+    assert curves == {racer: {"0": [(0, 0.5), (25, 0.75)], "1": [(0, 0.5), (25, 0.75)]} for racer in demo.RACERS}
+    assert "0.75 to 0.75" in capsys.readouterr().err
+    cli_demo.print_scores(curves, SCORES)
+    assert capsys.readouterr().out.count("0.850") == len(SCORES)
 
 
-def test_a_race_file_that_is_no_json_counts_as_none(tmp_path):
-    (tmp_path / "race.json").write_text("{")
-    assert cli_demo._read_race(tmp_path / "race.json") == {}
+def test_what_ends_a_worker_ends_the_race(monkeypatch):
+    def broken(racer, seed):
+        raise ArithmeticError("broken")
+
+    monkeypatch.setattr(cli_demo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
+    monkeypatch.setattr(demo, "race", broken)
+    with pytest.raises(ArithmeticError):
+        cli_demo.run_race(num_seeds=1, num_workers=1)
 
 
 def test_a_racer_is_scored_before_its_first_step_and_every_25_steps():

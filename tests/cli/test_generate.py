@@ -61,12 +61,10 @@ def test_as_json(folder, capfdbinary):
     assert json.loads(out) == {"run": str(folder), "prompt": "def ", "texts": texts}
 
 
-def test_prompts_from_files_and_standard_input(folder, capfdbinary, monkeypatch, tmp_path):
-    (tmp_path / "begun.py").write_text("né\n")
+def test_a_prompt_from_standard_input(folder, capfdbinary, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né\n".encode())))
     wanted = ask(capfdbinary, folder, "--prompt", "né\n", "--steps", 5)
     assert wanted[0] == 0
-    assert ask(capfdbinary, folder, "--prompt-file", tmp_path / "begun.py", "--steps", 5) == wanted
     assert ask(capfdbinary, folder, "--prompt", "-", "--steps", 5) == wanted
 
 
@@ -79,18 +77,15 @@ def test_samples_differ_and_stop_where_told(folder, capfdbinary):
 
 
 def test_text_appears_as_it_comes(capsys):
-    """Of the first sample at once, of the next as soon as it is its turn, and of each only once."""
     seen = []
 
     def pieces():
-        for piece in (["a", "x"], ["b", "y"], [None, "z"], [None, "w"], [None, None]):
-            yield piece
+        for piece in ("a", "b", None):
+            yield [piece]
             seen.append(capsys.readouterr().out)
 
-    print_pieces(pieces(), "p:", 2)
-    rest = capsys.readouterr().out
-    assert seen == ["--- sample 1\np:a", "b", "\n--- sample 2\np:xyz", "w", ""]
-    assert rest == "\n"
+    print_pieces(pieces(), "p:", 1)
+    assert [*seen, capsys.readouterr().out] == ["p:a", "b", "", "\n"]
     print_pieces(iter([["a", "x"], ["b", None]]), "", 2)
     assert capsys.readouterr().out == "--- sample 1\nab\n--- sample 2\nx\n"
 
@@ -112,7 +107,7 @@ def test_ctrl_c_ends_it_quietly(folder, capfdbinary, monkeypatch):
     assert ask(capfdbinary, folder, "--prompt", "x") == (130, "xa\n", "")
 
 
-def test_mistakes_are_one_line(folder, capfdbinary, tmp_path):
+def test_mistakes_are_one_line(folder, capfdbinary, monkeypatch, tmp_path):
     fuzzy = ph.tasks.FuzzyLogic(length=6)
     run = replace(read_config(folder), folder=None)
     settings = ph.TransformerConfig(*fuzzy.ends, dim=8, layers=1, heads=ph.Hyla(2))
@@ -123,12 +118,10 @@ def test_mistakes_are_one_line(folder, capfdbinary, tmp_path):
     ):
         (tmp_path / name).mkdir()
         ph.config.save(other, tmp_path / name / "config.json")
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
     for arguments, text in (
-        ((folder,), "generate: give either --prompt or --prompt-file"),
-        ((folder, "--prompt", "a", "--prompt-file", "b"), "generate: give either --prompt or --prompt-file"),
-        ((folder, "--prompt-file", tmp_path / "none"), "none: No such file or directory"),
-        ((folder, "--prompt-file", tmp_path / "latin.txt"), "latin.txt must be UTF-8 (byte 3 is not)"),
+        ((folder, "--prompt", "-"), "the prompt must be UTF-8 (position 3 is not)"),
+        ((folder, "--prompt", "caf\udce9"), "the prompt must be UTF-8 (position 3 is not)"),
         ((folder, "--prompt", "a", "--samples", 0), "generate: samples must be at least 1 but is 0"),
         ((tmp_path / "fuzzy", "--prompt", "a"), "the run must train on text, but tiny learns fuzzy"),
         ((tmp_path / "both", "--prompt", "a"), "the model must not see later tokens, but tiny has causal"),

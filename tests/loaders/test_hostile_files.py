@@ -83,7 +83,6 @@ READERS = [
     (PICTURE, "pictures", lambda root: images_data._decode(root / PICTURE, 8)),
     (QUESTIONS, "questions", lambda root: list(maths_text._file(root / QUESTIONS, (160, 30)))),
     ("results.json", "reproduce", lambda root: reproduce_module.check(root / "results.json")),
-    ("prompt.txt", "generate", verb("generate", "F/run", "--prompt-file", "F/prompt.txt", "--device", "cpu")),
 ]
 
 

@@ -97,22 +97,17 @@ def _call(words: list[str]) -> int:
 
         print(__version__)
         return 0
-    name = words[0] if words else ""
+    name = next(iter(words), "")
     # The options depend on the recipe, so it is read before tyro parses the other words.
     if name in OF_RECIPES and len(words) > 1 and not words[1].startswith("-"):
         return OF_RECIPES[name](words[1], words[2:])
     if name in VERBS:
-        return tyro.cli(VERBS[name], args=words[1:], prog=f"polyhead {name}", description=description(VERBS[name]))
+        return tyro.cli(VERBS[name], args=words[1:], prog=f"polyhead {name}")
     # Nothing, --help, an unknown command, or a script that completes commands in a shell.
     commands = []
     for name, verb in VERBS.items():
-        summary = description(verb).partition("\n")[0]
+        summary = (inspect.getdoc(verb) or "").partition("\n")[0]  # empty if Python was started with -OO
         commands.append(Annotated[Any, tyro.conf.subcommand(name, constructor=verb, description=summary)])
     any_command: Any = Union[tuple(commands)]  # noqa: UP007 (there is no other spelling for a list of types)
     tyro.cli(any_command, prog="polyhead", description=DESCRIPTION, args=words)
     return 2
-
-
-def description(verb: Callable[..., object]) -> str:
-    """The docstring of a verb without its list of arguments; empty if Python was started with -OO."""
-    return inspect.cleandoc(verb.__doc__ or "").partition("\nArgs:")[0].strip()

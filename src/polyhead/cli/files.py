@@ -1,7 +1,6 @@
 """Configuration files: a run, or changes to a recipe; and groups of heads written as one word."""
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
-    from polyhead.config import Mechanism, Run, Task
+    from polyhead.config import Mechanism, Run
 
 # ----------------------------------------------------------------------------------------------------------------- runs
 SUFFIXES = (".json", ".yaml", ".yml")
@@ -56,32 +55,24 @@ def _merge(base: object, changes: object) -> object:
 # ------------------------------------------------------------------------------------------- a model that fits its task
 def fit_model(run: "Run", default: "Run") -> "Run":
     """Fit inputs, outputs and lengths of the model to a changed task, unless the recipe or the user chose them."""
-    from polyhead.config import AbstractorConfig, TransformerConfig
-
-    model: Any = run.model
-    default_model: Any = default.model
-    # What equals the old task's value counts as chosen by nobody, so it follows the new task.
-    ends = default.task.ends
-    if (default_model.inputs, default_model.outputs) == ends == (model.inputs, model.outputs):
-        model = replace(model, inputs=run.task.ends[0], outputs=run.task.ends[1])
-    if isinstance(model, TransformerConfig) and isinstance(default_model, TransformerConfig):
-        if default_model.max_length == default.task.length == model.max_length:
-            model = replace(model, max_length=run.task.length)
-        encoders = TransformerConfig | AbstractorConfig
-        has_encoders = isinstance(model.encoder, encoders) and isinstance(default_model.encoder, encoders)
-        if run.task.source is not None and has_encoders:
-            encoder = _fit_encoder(model.encoder, default_model.encoder, run.task, default.task)
-            model = replace(model, encoder=encoder)
+    old, new = default.task, run.task
+    ends = {"inputs": (old.ends[0], new.ends[0]), "outputs": (old.ends[1], new.ends[1])}
+    model = _follow(run.model, default.model, {**ends, "max_length": (old.length, new.length)})
+    # An encoder reads the task's source.
+    encoder, default_encoder = getattr(model, "encoder", None), getattr(default.model, "encoder", None)
+    if new.source is not None and encoder is not None and default_encoder is not None:
+        values = {"inputs": (old.source, new.source), "max_length": (old.source_length, new.source_length)}
+        model = replace(model, encoder=_follow(encoder, default_encoder, values))
     return replace(run, model=model)
 
 
-def _fit_encoder(encoder: Any, default_encoder: Any, task: "Task", default_task: "Task") -> Any:
-    """The same for an encoder, which reads the task's source."""
-    if default_encoder.inputs == default_task.source == encoder.inputs:
-        encoder = replace(encoder, inputs=task.source)
-    if default_encoder.max_length == default_task.source_length == encoder.max_length:
-        encoder = replace(encoder, max_length=task.source_length)
-    return encoder
+def _follow(model: Any, default: Any, values: dict[str, tuple[Any, Any]]) -> Any:
+    """The model with the new value of each field that has the old one: nobody chose it.  `values`: (old, new)."""
+    changes = {}
+    for name, (old, new) in values.items():
+        if hasattr(model, name) and getattr(model, name) == getattr(default, name, None) == old:
+            changes[name] = new
+    return replace(model, **changes)
 
 
 # ---------------------------------------------------------------------------------------------------- heads as one word
@@ -96,12 +87,10 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     from polyhead.config.extensions import added, kind_of
     from polyhead.config.mechanisms import MECHANISMS
 
-    built_in: dict[str, type[Mechanism]] = {}
-    for mechanism in MECHANISMS:
-        built_in[mechanism.__name__.lower()] = mechanism
+    built_in: dict[str, type[Mechanism]] = {kind.__name__.lower(): kind for kind in MECHANISMS}
     registered: dict[str, type[Mechanism]] = {}
-    for registered_name, definition in added("mechanisms").items():
-        registered[registered_name.lower()] = cast("type[Mechanism]", definition)
+    for kind_name, definition in added("mechanisms").items():
+        registered[kind_name.lower()] = cast("type[Mechanism]", definition)
     kinds = registered | built_in
     groups = []
     for word in text.replace("+", ",").split(","):
@@ -116,11 +105,3 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
         else:
             groups.append(kind())
     return tuple(groups)
-
-
-def print_run(run: "Run") -> None:
-    """Print a run as a file for `polyhead train`, with every field that may be changed."""
-    from polyhead.config import to_dict
-    from polyhead.config.serial import to_yaml
-
-    sys.stdout.write(to_yaml(to_dict(run)))

@@ -1,9 +1,7 @@
 """The command generate: a language model continues a text, printed token by token."""
 
-import itertools
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyhead.cli.output import emit, escape
@@ -19,8 +17,7 @@ Pieces = Iterator[list[str | None]]
 
 def generate(
     run: RunFolder,
-    prompt: str | None = None,
-    prompt_file: Path | None = None,
+    prompt: str,
     steps: int = 200,
     temperature: float = 0.8,
     top_k: int | None = None,
@@ -33,15 +30,14 @@ def generate(
 ) -> int:
     """Continue a text with a trained language model; new text appears token by token after the prompt.
 
-    With an empty prompt it starts a new document.  Ctrl-C stops it.
+    With an empty prompt it starts a new document.  Several samples appear when all have ended.  Ctrl-C stops it.
 
     examples:
       polyhead generate lm-bytes-softmax --prompt "def main("
-      polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt-file begun.py --samples 3 --temperature 0.5
+      polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt - --samples 3 --temperature 0.5 < begun.py
 
     Args:
         prompt: The text to continue; - reads standard input.
-        prompt_file: A file with the prompt, in source of --prompt.
         steps: The largest number of new tokens.
         temperature: Divides the logits before sampling; 0 takes the most likely token.
         top_k: Sample only from this many of the most likely tokens.
@@ -59,7 +55,7 @@ def generate(
     from polyhead.train.device import pick_device
 
     check_number("generate", "samples", samples, 1)
-    text = read_prompt(prompt, prompt_file)
+    text = read_prompt(prompt)
     # The configuration alone shows whether the run fits; a wrong one is refused before its weights are read.
     config = read_config(run)
     check_run(config)
@@ -81,24 +77,15 @@ def generate(
     return 0
 
 
-def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """Return the prompt.  Raises ValueError unless exactly one source is given and its text is UTF-8."""
-    if (prompt is None) == (prompt_file is None):
-        raise ValueError("generate: give either --prompt or --prompt-file")
-    if prompt is not None and prompt != "-":
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:  # the terminal sent bytes of another encoding
-            raise ValueError(f"generate: the prompt must be UTF-8 (character {error.start} is not)") from None
-        return prompt
-    source = str(prompt_file or "standard input")
+def read_prompt(prompt: str) -> str:
+    """The prompt, from standard input for "-".  Raises ValueError unless it is UTF-8."""
     try:
-        content = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"generate: the prompt in {source} must be UTF-8 (byte {error.start} is not)") from None
-    except OSError as error:
-        raise ValueError(f"generate: {source}: {error.strerror}") from None
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode()
+        prompt.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:  # the terminal sent bytes of another encoding
+        raise ValueError(f"generate: the prompt must be UTF-8 (position {error.start} is not)") from None
+    return prompt
 
 
 def check_run(run: "Run") -> None:
@@ -113,32 +100,21 @@ def join_pieces(pieces: Pieces, samples: int) -> list[str]:
     """Return the new text of each sample."""
     texts = [""] * samples
     for step in pieces:
-        texts = [text + (piece or "") for text, piece in zip(texts, step, strict=True)]
+        for i, piece in enumerate(step):
+            texts[i] += piece or ""
     return texts
 
 
 def print_pieces(pieces: Pieces, prompt: str, samples: int) -> None:
-    """Print each sample's text after `prompt`, one sample after another; the current sample appears token by token."""
-    # All samples grow together, so the text of later ones waits until the current one has ended.
-    waiting = [""] * samples
-    current = 0
-    # After the last piece every sample counts as ended, also one that reached the largest number of tokens.
-    end: list[str | None] = [None] * samples
-    _print_at_once(_heading(current, samples) + prompt)
-    for step in itertools.chain(pieces, [end]):
-        waiting = [text + (piece or "") for text, piece in zip(waiting, step, strict=True)]
-        _print_at_once(waiting[current])
-        while step[current] is None and current + 1 < samples:
-            current += 1
-            _print_at_once(f"\n{_heading(current, samples)}{prompt}{waiting[current]}")
-        waiting[current] = ""
+    """Print the text after `prompt`: token by token, or several samples one after another when all have ended."""
+    if samples > 1:
+        for i, text in enumerate(join_pieces(pieces, samples)):
+            _print_at_once(f"--- sample {i + 1}\n{prompt}{text}\n")
+        return
+    _print_at_once(prompt)
+    for (piece,) in pieces:
+        _print_at_once(piece or "")
     _print_at_once("\n")
-
-
-def _heading(sample: int, samples: int) -> str:
-    if samples == 1:
-        return ""
-    return f"--- sample {sample + 1}\n"
 
 
 def _print_at_once(text: str) -> None:

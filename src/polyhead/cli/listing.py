@@ -69,12 +69,7 @@ def list_all(
         make_rows, legend = LISTS[what]
         rows = make_rows()
 
-    def show() -> None:
-        write_table(what.capitalize(), rows)
-        if legend:
-            write(legend)
-
-    emit(lambda: rows, show)
+    emit(lambda: rows, lambda: write_table(what.capitalize(), rows, legend))
     return 0
 
 
@@ -152,10 +147,7 @@ def recipes() -> list[Row]:
     rows: list[Row] = []
     for name, recipe in every().items():
         if name not in STUDIES:
-            minutes = ""
-            if name in MINUTES:
-                minutes = f"{MINUTES[name]:.3g}"
-            rows.append({"recipe": name, "core minutes": minutes, "summary": _summary(recipe)})
+            rows.append({"recipe": name, "core minutes": _minutes(MINUTES.get(name)), "summary": _summary(recipe)})
     return rows
 
 
@@ -165,17 +157,20 @@ def figures() -> list[Row]:
 
     rows: list[Row] = []
     for name, figure in FIGURES.items():
-        minutes = ""
-        if figure.minutes is not None:
-            minutes = f"{figure.minutes:.3g}"
         scales = "small, paper"
         if figure.short:
             scales = "small, short, paper"
         if not figure.runs:
             scales = ""
         row = {"figure": name, "title": figure.title, "scales": scales}
-        rows.append({**row, "core minutes": minutes, "GPU minutes": figure.gpu})
+        rows.append({**row, "core minutes": _minutes(figure.minutes), "GPU minutes": figure.gpu})
     return rows
+
+
+def _minutes(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}"
 
 
 def _summary(definition: object) -> str:
@@ -266,35 +261,30 @@ def implementations() -> list[Row]:
 
 
 def models() -> list[Row]:
-    """The trained models, with the scores of those whose files are on this machine."""
+    """The trained models, with the scores of those whose files are on this machine: a list downloads nothing."""
     from polyhead.train import read_config, read_result
     from polyhead.train.store import shipped
 
     rows: list[Row] = []
     for name in shipped.models():
-        # A model that is not here has a row of dashes: a list should download nothing.
-        row = dict.fromkeys(("model", "task", "known", "unseen", "steps", "parameters"), "–")
-        row["model"] = name
-        folder = shipped.at_hand(name)
-        result = None
-        if folder is not None:
-            result = read_result(folder)
-        if folder is not None and result is not None:
-            task = read_config(folder).task
-            scores = {}
-            for split, numbers in result.scores.items():
-                scores[split] = f"{task.metric} {numbers[task.metric]:.3f} ± {numbers[f'{task.metric}_se']:.3f}"
-            unseen = [split for split in scores if split.startswith(UNSEEN_SPLITS)]
-            row["task"] = task.name
-            row["known"] = scores["iid"]
-            if unseen:
-                row["unseen"] = scores[unseen[0]]
-            row["steps"] = f"{result.steps:,}"
-            row["parameters"] = f"{result.parameters:,}"
-        row["here"] = "yes"
-        if folder is None:
-            row["here"] = "no"
+        row = {"model": name, **dict.fromkeys(("task", "known", "unseen", "steps", "parameters"), "–"), "here": "no"}
         rows.append(row)
+        folder = shipped.at_hand(name)
+        if folder is None:
+            continue
+        row["here"] = "yes"
+        result = read_result(folder)
+        if result is None:
+            continue
+        task = read_config(folder).task
+        row |= {"task": task.name, "steps": f"{result.steps:,}", "parameters": f"{result.parameters:,}"}
+        for split in result.scores:
+            numbers = result.scores[split]
+            text = f"{task.metric} {numbers[task.metric]:.3f} ± {numbers[f'{task.metric}_se']:.3f}"
+            if split == "iid":
+                row["known"] = text
+            elif split.startswith(UNSEEN_SPLITS) and row["unseen"] == "–":
+                row["unseen"] = text
     return rows
 
 

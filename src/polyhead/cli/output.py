@@ -122,8 +122,8 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def write_table(title: str, rows: Sequence[Row]) -> None:
-    """Print `rows` as a table; their keys are the columns."""
+def write_table(title: str, rows: Sequence[Row], note: str = "") -> None:
+    """Print `rows` as a table with a note below it; their keys are the columns."""
     from rich.console import Console
     from rich.table import Table
 
@@ -138,10 +138,10 @@ def write_table(title: str, rows: Sequence[Row]) -> None:
         table.add_column(escape(str(name)), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    width = None
-    if not sys.stdout.isatty():
-        width = WIDTH
+    width = None if sys.stdout.isatty() else WIDTH
     Terminal(width=width, markup=False, highlight=False, emoji=False).print(table)
+    if note:
+        write(note)
 
 
 def _cell(value: object) -> str:

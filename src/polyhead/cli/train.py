@@ -47,13 +47,15 @@ def train(recipe: RecipeName, *, scale: str | None = None, print: bool = False) 
 def main(recipe: str, words: list[str]) -> int:
     """`polyhead train RECIPE ...`."""
     from polyhead.config import to_dict
+    from polyhead.config.serial import to_yaml
 
     options, words = split_options("train", words, "scale", "heads", flags=("print",))
     runs, training = configure("train", recipe, [words], options.scale, [options.heads])
     if options.print:
         if len(runs) != 1:
             raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
-        emit(lambda: to_dict(runs[0]), lambda: files.print_run(runs[0]))
+        settings = to_dict(runs[0])
+        emit(lambda: settings, lambda: write(to_yaml(settings).rstrip("\n")))
         return 0
     return train_runs(runs, again=training.again, workers=training.workers, devices=training.devices)
 
@@ -279,6 +281,4 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
                     row[split] += f" ± {score.standard_error:.3f}"
             rows.append(row)
     low = "; lower is better" * (run.task.better == "lower")
-    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows)
-    if missing:
-        write(missing)
+    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, missing)

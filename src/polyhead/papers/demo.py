@@ -4,6 +4,7 @@ The race is the first example of the README with 600 steps: the game *between*, 
 trained models are those of the main test of docs/results/protocol.md: five splits, three kinds of heads.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -12,20 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from polyhead.config import (
-    Disentangled,
-    Hyla,
-    Relational,
-    Rotary,
-    Run,
-    Softmax,
-    Train,
-    TransformerConfig,
-)
+from polyhead.config import Disentangled, Relational, Rotary, Softmax, TransformerConfig
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import figure_as_svg, render
-from polyhead.papers.hyla.singles import fuzzy_model
-from polyhead.papers.hyla.sizes import fuzzy_task
 from polyhead.tasks import RelationalGames
 from polyhead.train.evaluation import evaluate
 from polyhead.train.store import shipped
@@ -135,26 +125,8 @@ def fuzzy_scores(report: Callable[[str, int], None], batches: int = 8) -> list[S
 
 def trained_models_are_here() -> bool:
     """Whether the trained models of fuzzy logic are on this machine."""
-    return all(shipped.at_hand(f"fuzzy-{kind}-{seed}") for kind in KINDS for seed in SPLIT_SEEDS)
-
-
-def long_runs(steps: int = 12_500) -> tuple[Run, ...]:
-    """HYLA and softmax heads on fuzzy logic with the paper's network, batch and one of its rates; 70 % held out."""
-    task = fuzzy_task("paper", 1)
-    train = Train(
-        steps=steps,
-        lr=3e-3,
-        evaluate=("iid", "compositional"),
-        eval_batches=16,
-        eval_every=500,
-        log_every=50,
-        save_every=1000,
-    )
-    runs = []
-    for name, heads in (("hyla", Hyla(8, dim=2, value_dim=2)), ("softmax", Softmax(8, dim=2, value_dim=2))):
-        model = fuzzy_model(task, heads, dim=128, hidden=256)
-        runs.append(Run(name=f"{name}-1", task=task, model=model, train=train, seed=1, threads=1))
-    return tuple(runs)
+    names = itertools.starmap("fuzzy-{}-{}".format, itertools.product(KINDS, SPLIT_SEEDS))
+    return all(map(shipped.at_hand, names))
 
 
 def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
