@@ -1,14 +1,12 @@
 """A page: one HTML file with its style, scripts and data, which makes no requests.
 
-So it also works offline.  Templates are Jinja2's and escape every string; data of runs and texts are JSON without any
-`<`, which scripts show as text, never as HTML.
+So it also works offline.  Templates are Jinja2's and escape every string; data for scripts are JSON by its `tojson`, which
+no `<` leaves, and scripts show them as text, never as HTML.
 """
 
-import html
 import importlib.resources
-import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -42,51 +40,32 @@ class HtmlPage:
 
     def _repr_html_(self) -> str:
         """The page in a frame of a notebook, apart from the notebook's own style and scripts."""
-        frame = '<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>'
-        return frame.format(html.escape(self.text))
+        frame = Markup('<iframe srcdoc="{}" sandbox="allow-scripts" style="width:100%;height:40rem;border:0"></iframe>')
+        return str(frame.format(self.text))
 
 
 @cache
 def _templates() -> jinja2.Environment:
     """All templates of the package, by their paths in it."""
-    return jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("polyhead", ""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return templates
 
 
-def render(
-    template: str,
-    values: Mapping[str, Any],
-    *,
-    title: str,
-    style: str,
-    data: Mapping[str, Any] | None = None,
-    numbers: str = "",
-    scripts: Sequence[str] = (),
-) -> HtmlPage:
+def render(template: str, values: Mapping[str, Any], *, title: str, style: str) -> HtmlPage:
     """The page of a template that extends "pages/page.html", such as "pages/report/report.html".
 
-    `style`: the file of its style in this folder, after the common style.  `data`: by id, for scripts.  `numbers`: more
-    data, as text.  `values`: what the template itself reads.
+    `style`: the file of its style in this folder, after the common style.  `values`: what the template itself reads.
     """
-    text = (
-        _templates()
-        .get_template(template)
-        .render(
-            title=title,
-            policy=Markup(POLICY),
-            style=Markup(resource("style.css") + resource(style)),
-            data={name: Markup(_json(value)) for name, value in (data or {}).items()},
-            numbers=Markup(numbers),
-            scripts=list(map(Markup, scripts)),
-            **values,
-        )
-    )
-    return HtmlPage(text)
+    styles = Markup(resource("style.css") + resource(style))
+    page = _templates().get_template(template)
+    return HtmlPage(page.render(title=title, policy=Markup(POLICY), style=styles, **values))
 
 
 def figure_as_svg(figure: Any, caption: str, name: str) -> Markup:
@@ -94,20 +73,12 @@ def figure_as_svg(figure: Any, caption: str, name: str) -> Markup:
 
     `name`: unlike those of the page's other figures.  A figure wider than a phone scrolls.
     """
-    svg = canvas.svg(figure, name).replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
-    text = f"<figcaption>{escape(caption)}</figcaption>"
-    return Markup(f'<figure id="{escape(name)}"><div class="scroll">{svg}</div>{text}</figure>')
-
-
-def _json(value: Any) -> str:
-    # A `<` could end the script element that holds the data.
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    start = Markup('<svg role="img" aria-label="{}" ').format(caption)
+    svg = Markup(canvas.svg(figure, name).replace("<svg ", start, 1))
+    element = '<figure id="{}"><div class="scroll">{}</div><figcaption>{}</figcaption></figure>'
+    return Markup(element).format(name, svg, caption)
 
 
 def resource(name: str) -> str:
     """The text of a file in this folder, such as `report/report.css`."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def escape(text: object) -> str:
-    return html.escape(str(text))

@@ -37,17 +37,15 @@ HYLA = "In HYLA heads the code is what makes the value network of the pair: pair
 def explore_page(contents: PageContents, title: str = "") -> HtmlPage:
     """The whole page; `title`: the name of the model."""
     heading = f"What {title or 'the model'} reads"
-    data = {"tokens": contents.tokens, "causal": contents.causal, "layers": contents.layers}
-    values = {"heading": heading, "contents": contents, "equations": map(Markup, _equations(contents))}
-    return render(
-        "pages/explore/explore.html",
-        values,
-        title=heading,
-        style="explore/explore.css",
-        data={"explored": data},
-        numbers=base64.b64encode(zlib.compress(contents.numbers, 9)).decode(),
-        scripts=[resource("explore/explore.js")],
-    )
+    values = {
+        "heading": heading,
+        "contents": contents,
+        "equations": map(Markup, _equations(contents)),
+        "explored": {"tokens": contents.tokens, "causal": contents.causal, "layers": contents.layers},
+        "numbers": base64.b64encode(zlib.compress(contents.numbers, 9)).decode(),
+        "script": Markup(resource("explore/explore.js")),
+    }
+    return render("pages/explore/explore.html", values, title=heading, style="explore/explore.css")
 
 
 def _equations(contents: PageContents) -> list[str]:
