@@ -303,10 +303,17 @@ def clusters(
         layers, batch = query_codes(
             model, drawn, split, sequences, pairs=pairs, seed=seed, purpose="maps", device=device
         )
-        unique = distinct(batch)
-        for layer, layer_codes in enumerate(layers):
-            for target, labels in targets(batch).items():
-                share, chance = purity(layer_codes[unique], labels[unique], neighbours=neighbours)
-                numbers = {"purity": share, "chance": chance, "n": len(unique)}
-                rows.append({"pairs": view, "layer": layer, "target": target, **numbers})
+        rows += cluster_rows(layers, batch, view, neighbours)
+    return rows
+
+
+def cluster_rows(layers: Sequence[Float[Array, "b _"]], batch: Batch, pairs: str, neighbours: int) -> list[Row]:
+    """The rows of `clusters` for codes that `query_codes` gave, of the view `pairs`."""
+    rows: list[Row] = []
+    unique = distinct(batch)  # equal sequences are no further evidence
+    for layer, layer_codes in enumerate(layers):
+        for target, labels in targets(batch).items():
+            share, chance = purity(layer_codes[unique], labels[unique], neighbours=neighbours)
+            numbers = {"purity": share, "chance": chance, "n": len(unique)}
+            rows.append({"pairs": pairs, "layer": layer, "target": target, **numbers})
     return rows

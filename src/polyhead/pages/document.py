@@ -1,7 +1,7 @@
 """A page: one HTML file with its style, scripts and data, which makes no requests.
 
-So it also works offline.  Templates are Jinja2's and escape every string; data for scripts are JSON by its `tojson`, which
-no `<` leaves, and scripts show them as text, never as HTML.
+So it also works offline.  Templates are Jinja2's and escape every string.  Data for scripts are JSON by `tojson`,
+without any `<`, and scripts show them as text, never as HTML.
 """
 
 import importlib.resources

@@ -11,7 +11,7 @@ import polyhead as ph
 from polyhead.analysis import look, probe_model, swap_codes, zero_heads
 from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import GroupLook, LayerLook
-from polyhead.pages.report import attention, codes, writer as report
+from polyhead.pages.report import attention, codes
 from polyhead.tasks import ObjectSorting, RelationalGames, Sraven
 from polyhead.train import load_model
 
@@ -142,9 +142,3 @@ def test_a_sorting_task_with_an_encoder_is_reported(tmp_path):
     ph.train.run(run, progress=False)
     words = written([tmp_path / "sort"], tmp_path / "r.html").words
     assert "Cross 1, attention." in words
-
-
-def test_export_draws_without_a_page(raven, tmp_path):
-    paths = report.export(raven[0][:1], tmp_path, formats=("pdf",), progress=False)
-    assert paths
-    assert all(path.suffix == ".pdf" and path.stat().st_size for path in paths)

@@ -1,5 +1,5 @@
 """The HTML report of finished runs.  Start with writer.py; runs.py reads runs, codes.py and attention.py analyse."""
 
-from polyhead.pages.report.writer import export, page, results_table, title, write
+from polyhead.pages.report.writer import page, write
 
-__all__ = ["export", "page", "results_table", "title", "write"]
+__all__ = ["page", "write"]

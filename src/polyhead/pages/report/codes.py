@@ -1,7 +1,8 @@
 """The latent codes of a report's runs on unseen tasks: probes, clusters, zeroed heads, similar rules, maps."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,15 @@ from torch import nn
 
 from polyhead.analysis import figures
 from polyhead.analysis.ablate import zero_heads
-from polyhead.analysis.geometry import embed, means, purity, similarity
+from polyhead.analysis.geometry import embed, means, similarity
 from polyhead.analysis.labels import class_name, distinct, targets, unreadable, views, with_field
-from polyhead.analysis.probe import Row, probe_model, query_codes
+from polyhead.analysis.probe import Row, cluster_rows, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
 from polyhead.analysis.verdicts import difference
 from polyhead.config import Task, TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, seed_score
-from polyhead.pages.report.section import Gallery, Section, Table, slug, with_error
+from polyhead.pages.report.section import Gallery, Section, Table, cells_over_seeds, slug, with_error
 from polyhead.train import load_model
 
 Array = np.ndarray
@@ -55,11 +56,11 @@ class Analysis:
 
     entry: Entry
     group: SeedGroup
-    probes: list[Row] = field(default_factory=list)
-    clusters: list[Row] = field(default_factory=list)
-    zeroed: list[Row] = field(default_factory=list)
-    swaps: list[Row] = field(default_factory=list)
-    maps: list[CodeMap] = field(default_factory=list)
+    probes: list[Row]
+    clusters: list[Row]
+    zeroed: list[Row]
+    swaps: list[Row]
+    maps: list[CodeMap]
 
     @property
     def name(self) -> str:
@@ -104,22 +105,18 @@ def code_maps(model: nn.Module, task: Task, *, seed: int) -> tuple[list[CodeMap]
     so points differ only by function and query.
     """
     maps = []
-    rows = []
+    rows: list[Row] = []
     for view, (drawn, pairs) in views(task).items():
         fixed = with_field(drawn, "inputs", "fixed_context")
         layers, batch = query_codes(model, fixed, "compositional", POINTS, pairs=pairs, seed=seed, purpose="maps")
+        neighbours = min(NEIGHBOURS, len(distinct(batch)) - 1)
+        if neighbours > 0:  # a single input has none
+            rows += cluster_rows(layers, batch, view, neighbours)
         labels = targets(batch)
-        first_of_each = distinct(batch)  # equal sequences are no further evidence
-        neighbours = min(NEIGHBOURS, len(first_of_each) - 1)
+        labels.pop("target value", None)
         numbers = batch.targets[:, -1].reshape(POINTS, -1)[:, 0].double().cpu().numpy()
-        map_labels = {name: values for name, values in labels.items() if name != "target value"}
         for layer, codes in enumerate(layers):
-            maps.append(CodeMap(view, layer, codes, embed(codes, "tsne", seed), numbers, map_labels))
-            if neighbours == 0:  # a single input has none
-                continue
-            for name, values in labels.items():
-                share, chance = purity(codes[first_of_each], values[first_of_each], neighbours=neighbours)
-                rows.append({"pairs": view, "layer": layer, "target": name, "purity": share, "chance": chance})
+            maps.append(CodeMap(view, layer, codes, embed(codes, "tsne", seed), numbers, labels))
     return maps, rows
 
 
@@ -174,41 +171,38 @@ def _over_layers(
     gallery: Gallery,
 ) -> Section:
     """Fill the section with a number by layer and target: a panel for each target, and a table."""
-    import pandas
-
-    rows = []
+    # Panel -> layer -> mechanism -> seed -> score; and what chance gives each network.
+    scores: dict[str, dict[int, dict[str, dict[int, float]]]] = {}
+    chances: dict[tuple[str, int], list[float]] = {}
+    mechanisms: dict[str, None] = {}
     for analysis in analyses:
+        mechanism = analysis.group.label
         for row in getattr(analysis, field_name):
             panel = f"{row['target']}, pairs {row['pairs']}"
             if "query" in row:
                 panel += f", {row['query']}"
-            key = (panel, row["layer"] + 1, analysis.group.label, analysis.entry.run.seed)
-            rows.append((*key, row[column], row["chance"]))
-    numbers = pandas.DataFrame(rows, columns=["panel", "layer", "mechanism", "seed", "score", "chance"])
-    numbers = numbers.set_index(["mechanism", "seed"])
+            layer = row["layer"] + 1
+            by_mechanism = scores.setdefault(panel, {}).setdefault(layer, {})
+            by_mechanism.setdefault(mechanism, {})[analysis.entry.run.seed] = row[column]
+            chances.setdefault((panel, layer), []).append(row["chance"])
+            mechanisms[mechanism] = None
 
     panels = []
-    mechanisms = list(numbers.index.unique("mechanism"))
     table: Table = ([label, *mechanisms, "chance"], [])
-    for panel, in_panel in numbers.groupby("panel", sort=False):
+    for panel, by_layer in scores.items():
         series: dict[str, dict[figures.Number, list[float]]] = {}
-        chance = {}
-        for layer, in_layer in in_panel.groupby("layer", sort=False):
-            chance[layer] = float(in_layer["chance"].mean())
-            cells = []
-            for mechanism in mechanisms:
-                by_seed: dict[int, float] = {}
-                if mechanism in in_layer.index:
-                    by_seed = in_layer.loc[mechanism, "score"].to_dict()
-                    series.setdefault(mechanism, {})[layer] = list(by_seed.values())
-                cells.append(with_error(seed_score(by_seed)))
-            table[1].append([f"{panel}, layer {layer}", *cells, f"{chance[layer]:.3f}"])
-        panels.append((panel, series, {"chance": chance}))
+        levels = {}
+        for layer, by_mechanism in by_layer.items():
+            levels[layer] = fmean(chances[panel, layer])
+            for mechanism, by_seed in by_mechanism.items():
+                series.setdefault(mechanism, {})[layer] = list(by_seed.values())
+            cells = cells_over_seeds(by_mechanism, mechanisms)
+            table[1].append([f"{panel}, layer {layer}", *cells, f"{levels[layer]:.3f}"])
+        panels.append((panel, series, {"chance": levels}))
     if panels:
         figure = figures.lines(panels, x_label="layer", y_label=label, limits=(0.0, None))
-        section.figures.append(
-            gallery.add(section.anchor, figure, f"{label[0].upper()}{label[1:]} by layer, mean over networks.")
-        )
+        caption = f"{label[0].upper()}{label[1:]} by layer, mean over networks."
+        section.figures.append(gallery.add(section.anchor, figure, caption))
         section.tables.append(table)
     return section
 
@@ -284,26 +278,26 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
         f"replaced; the output is scored against the donor's function. {PAIRS:,} pairs of unseen combinations.",
         note=OPEN_TEST,
     )
-    scores: dict[str, dict[str, dict[int, float]]] = {}  # mechanism -> code -> seed -> score
+    scores: dict[str, dict[str, dict[int, float]]] = {}  # code -> mechanism -> seed -> score
     for analysis in analyses:
         for row in analysis.swaps:
-            by_code = scores.setdefault(analysis.group.label, {})
-            by_code.setdefault(row["code"], {})[analysis.entry.run.seed] = row["donor"]
+            by_mechanism = scores.setdefault(row["code"], {})
+            by_mechanism.setdefault(analysis.group.label, {})[analysis.entry.run.seed] = row["donor"]
     rows = []
     for code, name in CODE_NAMES.items():
-        cells = [with_error(seed_score(by_code[code])) for by_code in scores.values()]
-        rows.append([name, *cells])
-    section.tables.append((["latent code of the query", *scores], rows))
+        rows.append([name, *cells_over_seeds(scores[code], scores[code])])
+    mechanisms = list(scores["donor"])
+    section.tables.append((["latent code of the query", *mechanisms], rows))
     differences = []
-    for by_code in scores.values():
-        differences.append(difference(by_code["donor"], by_code["other"]))
+    for mechanism in mechanisms:
+        differences.append(difference(scores["donor"][mechanism], scores["other"][mechanism]))
     columns = ["Does it follow the donor's code?", "verdict", "donor's less a third one's", *TEST_COLUMNS]
-    section.tables.append((columns, comparison_rows(list(scores), differences)))
+    section.tables.append((columns, comparison_rows(mechanisms, differences)))
     # The two codes of the test, beside one another.
     measured = {}
-    for label, by_code in scores.items():
+    for mechanism in mechanisms:
         for code in ("donor", "other"):
-            measured[f"{label} · {CODE_NAMES[code]} code"] = list(by_code[code].values())
+            measured[f"{mechanism} · {CODE_NAMES[code]} code"] = list(scores[code][mechanism].values())
     figure = figures.results(measured, score=f"{metric} against the donor's function")
     section.figures.append(gallery.add("swaps", figure, f"{metric} against the donor's function, by code."))
     return section

@@ -108,14 +108,12 @@ def verdict_table(results: Results) -> Table | None:
     for rival in order[1:]:
         names.append(f"{order[0].label} over {rival.label}")
         differences.append(difference(_gains(results, order[0]), _gains(results, rival)))
-    for baseline in results.baseline_order():
-        if baseline == "ceiling":
-            continue
+    # Of the baselines only the best one.
+    for baseline in [name for name in results.baseline_order() if name != "ceiling"][:1]:
         level = float(task.gain(results.baselines[baseline][results.headline].mean))
         for group in order:
             names.append(f"{group.label} over {baseline_label(task, baseline)}")
             differences.append(difference(_gains(results, group), level))
-        break  # only the best of them
     if not names:
         return None
     return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(names, differences)
@@ -183,14 +181,11 @@ def results_section(results: Results, gallery: Gallery) -> Section:
 def curves_section(results: Results, gallery: Gallery) -> Section | None:
     """The loss and the scores during training; None if no run has rows."""
     task = results.task
-    metric = metric_name(task)
     section = Section("curves", "Learning curves")
-    columns: list[tuple[str, str, str | None, str]] = [("train", "loss", None, "training loss")]
-    columns += [("eval", task.metric, split, f"{metric} on {task.split_name(split)}") for split in results.splits]
-    for kind, value, split, label in columns:
+    for split in (None, *results.splits):
         series = {}
         for group in results.groups:
-            points = _curve(group.entries, kind, value, split)
+            points = _curve(group.entries, split)
             if points:
                 series[group.label] = points
         if not series:
@@ -200,25 +195,24 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
             words = task.words.baselines.get(name)
             if split in by_split and (words is None or words.drawn):
                 levels[baseline_label(task, name)] = by_split[split].mean
+        panel, y_label, caption, log_y = "", "training loss", "Training loss", False
         if split is None:
-            is_positive = all(min(map(min, points.values())) > 0 for points in series.values())
-            figure = figures.lines(
-                [("", series, levels)], x_label="optimiser step", y_label="training loss", log_y=is_positive
-            )
+            log_y = all(min(map(min, points.values())) > 0 for points in series.values())
         else:
-            panel = (task.split_name(split), series, levels)
-            figure = figures.lines([panel], x_label="optimiser step", y_label=metric)
-        name = f"curves-{split or 'loss'}"
-        section.figures.append(gallery.add(name, figure, f"{label[0].upper()}{label[1:]} by step, mean over networks."))
+            panel, y_label = task.split_name(split), metric_name(task)
+            caption = f"{y_label[0].upper()}{y_label[1:]} on {panel}"
+        figure = figures.lines([(panel, series, levels)], x_label="optimiser step", y_label=y_label, log_y=log_y)
+        caption += " by step, mean over networks."
+        section.figures.append(gallery.add(f"curves-{split or 'loss'}", figure, caption))
     if not section.figures:
         return None
     return section
 
 
-def _curve(entries: Sequence[Entry], kind: str, value: str, split: str | None) -> dict[figures.Number, list[float]]:
+def _curve(entries: Sequence[Entry], split: str | None) -> dict[figures.Number, list[float]]:
     """The values of all seeds by step."""
     points: dict[figures.Number, list[float]] = {}
     for entry in entries:
-        for step, y in entry.curve(kind, value, split).items():
+        for step, y in entry.curve(split).items():
             points.setdefault(step, []).append(y)
     return points

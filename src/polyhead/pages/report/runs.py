@@ -4,17 +4,17 @@ Every number is read from a run folder or computed from the task.
 """
 
 import dataclasses
-import json
+import itertools
 import math
 import pathlib
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from polyhead.analysis.labels import mechanism_label, with_field
 from polyhead.config import Mechanism, Model, Run, Task, TransformerConfig, digest, serial, to_dict
+from polyhead.scale.sweep.naming import differing, setting, words
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
 
@@ -36,11 +36,14 @@ class Entry:
     result: store.Result | None
     notes: tuple[str, ...]
 
-    def curve(self, kind: str, value: str, split: str | None = None) -> dict[int, float]:
-        """One column of metrics.jsonl by step, without numbers that are not finite."""
+    def curve(self, split: str | None) -> dict[int, float]:
+        """The task's metric on a split, or the training loss (None), by step, without numbers that are not finite."""
+        kind, column = "eval", self.run.task.metric
+        if split is None:
+            kind, column = "train", "loss"
         points: dict[int, float] = {}
         for row in self.rows:
-            number = finite(row.get(value))
+            number = finite(row.get(column))
             if row.get("kind") == kind and row.get("split") == split and number is not None:
                 points[row["step"]] = number
         return points
@@ -96,7 +99,7 @@ class SeedGroup:
                 numbers.append(value)
         if not numbers:
             return None
-        return float(np.mean(numbers))
+        return statistics.fmean(numbers)
 
 
 def seed_score(by_seed: dict[int, float], error: float | None = None) -> SeedScore | None:
@@ -104,11 +107,9 @@ def seed_score(by_seed: dict[int, float], error: float | None = None) -> SeedSco
     values = list(by_seed.values())
     if not values:
         return None
-    if len(values) == 1:
-        return SeedScore(values[0], error, by_seed)
-    if len(set(values)) == 1:  # NumPy's mean of three times 0.4 is not 0.4: there would be a spread
-        return SeedScore(values[0], 0.0, by_seed)
-    return SeedScore(float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(len(values)), by_seed)
+    if len(values) > 1:
+        error = statistics.stdev(values) / math.sqrt(len(values))
+    return SeedScore(statistics.fmean(values), error, by_seed)
 
 
 def finite(value: object) -> float | None:
@@ -188,9 +189,9 @@ def _entry(folder: pathlib.Path) -> Entry:
 def _check_same_task(entries: Sequence[Entry]) -> None:
     """Raise a ValueError unless all runs are on one task; the seeds of the split may differ."""
     first = entries[0]
-    expected = flat(to_dict(without_seeds(first.run).task, semantic=True))
+    expected = serial.flat(to_dict(without_seeds(first.run).task, semantic=True))
     for entry in entries[1:]:
-        values = flat(to_dict(without_seeds(entry.run).task, semantic=True))
+        values = serial.flat(to_dict(without_seeds(entry.run).task, semantic=True))
         for name in sorted(expected.keys() | values.keys()):
             if expected.get(name) != values.get(name):
                 raise ValueError(
@@ -203,57 +204,35 @@ def without_seeds(run: Run) -> Run:
     return dataclasses.replace(run, seed=0, task=with_field(run.task, "split_seed", 0))
 
 
-def flat(values: object) -> dict[str, str]:
-    """Nested JSON values as text by dotted name.
-
-    >>> flat({"train": {"lr": 0.001, "betas": [0.9, 0.99]}})
-    {'train.lr': '0.001', 'train.betas': '[0.9, 0.99]'}
-    """
-    texts = {}
-    for name, value in serial.flat(values).items():
-        if not isinstance(value, str):
-            value = json.dumps(value)
-        texts[name] = value
-    return texts
-
-
 # -------------------------------------------------------------------------------------------------------------- groups
 def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
     """Entries grouped by configuration without seeds, in the given order, each with a label of its own."""
     # Equal configurations but for their seeds are one group.
     members: dict[str, list[Entry]] = {}
+    # Groups of one mechanism are told apart by their other settings.
+    keys_by_mechanism: dict[str, list[str]] = {}
     for entry in entries:
-        members.setdefault(digest(without_seeds(entry.run)), []).append(entry)
-    firsts = []
-    labels = []
-    for group in members.values():
-        firsts.append(group[0].run)
-        labels.append(mechanism(group[0].run.model))
-    results = []
-    for label, run, group in zip(labels, firsts, members.values(), strict=True):
-        if labels.count(label) > 1:
-            label += _difference(run, firsts)
-        results.append(SeedGroup(label, tuple(group)))
-    return results
+        key = digest(without_seeds(entry.run))
+        if key not in members:
+            keys_by_mechanism.setdefault(mechanism(entry.run.model), []).append(key)
+        members.setdefault(key, []).append(entry)
+    labels: dict[str, str] = {}
+    for name, keys in keys_by_mechanism.items():
+        twins = [without_seeds(members[key][0].run) for key in keys]
+        for key, settings in zip(keys, differing(twins), strict=True):
+            labels[key] = " · ".join(filter(None, (name, words(settings))))
+    return [SeedGroup(labels[key], tuple(group)) for key, group in members.items()]
 
 
-def _difference(run: Run, others: Sequence[Run]) -> str:
-    """The settings in which a run differs from others of the same model: " · lr 0.003"."""
-    # Twins: runs with the same label and other settings.
-    values = flat(to_dict(without_seeds(run), semantic=True))
-    label = mechanism(run.model)
-    twins = []
-    for other in others:
-        twin = flat(to_dict(without_seeds(other), semantic=True))
-        if mechanism(other.model) == label and twin != values:
-            twins.append(twin)
-    text = ""
-    for name, value in values.items():
-        alike = [twin for twin in twins if twin.get(name) == value]
-        if len(alike) < len(twins):  # this setting tells the run from some of the twins that are left
-            text += f" · {name.rpartition('.')[2]} {value}"
-            twins = alike
-    return text
+def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
+    """Settings other than the heads that differ between groups: one row each, [name, value of each group]."""
+    columns = [serial.flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
+    rows = []
+    for name in sorted(set(itertools.chain(*columns))):
+        values = [setting(column.get(name, "–")) for column in columns]
+        if len(set(values)) > 1 and not name.startswith(("model.heads", "model.kind")):
+            rows.append([name, *values])
+    return rows
 
 
 def mechanism(model: Model) -> str:
@@ -273,6 +252,7 @@ def mechanism(model: Model) -> str:
 
 
 def _heads_label(heads: Sequence[Mechanism]) -> str:
+    """The names of the groups of one layer, with numbers if there are several, and options other than defaults."""
     names = []
     for group in heads:
         default = type(group)()
@@ -291,20 +271,6 @@ def _heads_label(heads: Sequence[Mechanism]) -> str:
             name += f" ({', '.join(options)})"
         names.append(name)
     return " + ".join(names)
-
-
-def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
-    """Settings other than the heads that differ between groups: one row each, [name, value of each group]."""
-    settings = [flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
-    names: set[str] = set()
-    for setting in settings:
-        names |= set(setting)
-    rows = []
-    for name in sorted(names):
-        values = [setting.get(name, "–") for setting in settings]
-        if len(set(values)) > 1 and not name.startswith(("model.heads", "model.kind")):
-            rows.append([name, *values])
-    return rows
 
 
 # -------------------------------------------------------------------------------------------------------------- splits

@@ -2,13 +2,14 @@
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 
 from polyhead.pages.document import figure_as_svg
-from polyhead.pages.report.runs import SeedScore
+from polyhead.pages.report.runs import SeedScore, seed_score
 from polyhead.tasks.task import Score
 
 # The names of its columns, and its rows; the first cell of a row is its name.
@@ -54,6 +55,11 @@ def with_error(score: SeedScore | Score | None) -> str:
     if score.standard_error is None or not math.isfinite(score.standard_error):
         return number(score.mean)
     return f"{number(score.mean)}\u00a0±\u00a0{number(score.standard_error)}"
+
+
+def cells_over_seeds(scores: Mapping[str, dict[int, float]], mechanisms: Iterable[str]) -> list[str]:
+    """The mean over networks of each mechanism with its standard error.  `scores`: by mechanism and seed."""
+    return [with_error(seed_score(scores.get(mechanism, {}))) for mechanism in mechanisms]
 
 
 def grouped_digits(value: float | None) -> str:

@@ -9,10 +9,10 @@ import json
 import pathlib
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from polyhead.analysis import canvas
-from polyhead.config import digest, to_dict
+from polyhead.config import digest, serial, to_dict
 from polyhead.pages.document import HtmlPage, render
 from polyhead.pages.report import results as parts, runs
 from polyhead.pages.report.attention import attention_section
@@ -20,11 +20,9 @@ from polyhead.pages.report.codes import analyse, code_sections
 from polyhead.pages.report.results import Results, curves_section, results_section
 from polyhead.pages.report.runs import Entry, Progress
 from polyhead.pages.report.section import Gallery, Section
-from polyhead.spec.shapes import one_of
 from polyhead.train.progress import wanted
 from polyhead.train.store.files import check_folder, check_place
 
-FORMATS = ("png", "svg")
 SEQUENCES = 2000  # per split, for baselines
 Folders = Iterable[str | pathlib.Path]
 
@@ -60,39 +58,9 @@ def write(
     content.save(path, "report")
     speak(f"{path} ({len(content.text) / 1e6:.1f} MB)")
     if static is not None:
-        _save_figures(gallery, pathlib.Path(static), FORMATS)
+        for name, figure in gallery.figures.items():
+            canvas.save(figure, *(pathlib.Path(static) / f"{name}.{kind}" for kind in ("png", "svg")))
     return path
-
-
-def export(
-    folders: Folders,
-    directory: str | pathlib.Path,
-    *,
-    formats: Sequence[str] = FORMATS,
-    progress: bool = True,
-) -> list[pathlib.Path]:
-    """Write every figure of the report on `folders` into `directory`, as PNG and SVG (or PDF), without the page.
-
-    >>> export(["runs/softmax-0", "runs/hyla-0"], "figures")
-
-    Returns the files.  ValueError as in `write`.
-    """
-    for kind in formats:
-        one_of("export", "format", kind, (*FORMATS, "pdf"))
-    check_folder("report", pathlib.Path(directory))
-    _, gallery = _build(folders, None, _speaker(progress))
-    return _save_figures(gallery, pathlib.Path(directory), formats)
-
-
-def title(folders: Folders) -> str:
-    """The headline of the report on run `folders`: "Best on unseen combinations: HYLA (R² 0.93)"."""
-    groups = runs.groups(runs.read(folders))
-    return parts.title(Results(groups, [], {}, []))
-
-
-def results_table(folders: Folders) -> tuple[list[str], list[list[str]]]:
-    """The head and rows of the table of results: mechanisms, best first, then baselines, as mean ± standard error."""
-    return parts.score_table(_results(folders))
 
 
 # ------------------------------------------------------------------------------------------------------------ contents
@@ -102,17 +70,6 @@ def _speaker(progress: bool) -> Progress:
             print(f"report: {line}", file=sys.stderr, flush=True)
 
     return speak
-
-
-def _save_figures(gallery: Gallery, directory: pathlib.Path, formats: Sequence[str]) -> list[pathlib.Path]:
-    paths = []
-    for name, figure in gallery.figures.items():
-        for kind in formats:
-            try:
-                paths.append(canvas.save(figure, directory / f"{name}.{kind}"))
-            except OSError as error:
-                raise ValueError(f"report: {directory} cannot be written ({error.strerror})") from None
-    return paths
 
 
 def _results(folders: Folders) -> Results:
@@ -157,7 +114,7 @@ def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[Htm
     values = {
         "kicker": kicker,
         "headline": headline,
-        "settings": runs.flat(to_dict(results.task)),
+        "settings": serial.flat(to_dict(results.task)),
         "notes": list(dict.fromkeys(notes)),
         "sections": list(filter(None, sections)),
         "runs": details,
