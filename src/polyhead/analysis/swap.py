@@ -9,7 +9,7 @@ sequence.  There are three controls: the code of a third sequence, the same code
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from polyhead.analysis.capture import capture, within
 from polyhead.analysis.values import agree
 from polyhead.config import Batch, Task, stream
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.heads.functions import coder, compiled, is_own
+from polyhead.layers.heads.functions import Code, coder, compiled, is_own
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.taps import GroupTaps, looking
 from polyhead.models.transformer import Transformer
@@ -214,49 +214,23 @@ def _groups(model: Transformer, layer: int) -> list[nn.Module]:
 @contextlib.contextmanager
 def replaced(model: Transformer, layer: int, codes: Codes) -> Iterator[None]:
     """A context in which the last token of `layer` has the given codes, (b h s) for each group of heads."""
-    groups = [cast(CodeGroup, compiled(group)) for group in _groups(model, layer)]
-    attributes = [dict(vars(group)) for group in groups]
+    groups = [compiled(group) for group in _groups(model, layer)]
+    forwards = [partial(_with_code, group, coder(group), code) for group, code in zip(groups, codes, strict=True)]
     try:
-        for group, code in zip(groups, codes, strict=True):
-            attend = _attend_with(group, code)
-            # A function cannot take the place of a module; `before` keeps the old dictionary.
-            group._modules = dict(group._modules)
-            group._modules.pop("attend", None)
-            group.use(attend)
+        for group, forward in zip(groups, forwards, strict=True):
+            group.forward = forward
         yield
     finally:
-        for group, before in zip(groups, attributes, strict=True):
-            vars(group).clear()
-            vars(group).update(before)
+        for group in groups:
+            vars(group).pop("forward", None)
 
 
-def _attend_with(group: CodeGroup, last_code: Tensor) -> Callable[..., Tensor]:
-    """The output of `group` with another code for the last query."""
-    code_function = coder(group)
-
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        causal: bool = False,
-        window: int | None = None,
-        cu_seqlens: Tensor | None = None,
-        scale: float | None = None,
-        keep: Tensor | None = None,
-        normalise: str = "identity",
-        act: str = "identity",
-        value_weight: Tensor | None = None,
-        softcap: float | None = None,  # the code function has it, and the sinks
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        code = code_function(AttentionCall(q, k, v, bias, mask, None, causal, window, cu_seqlens, scale=scale))
-        code = torch.cat((code[:, :, :-1], last_code[:, :, None].to(code)), dim=2)
-        # With queries of 0 and the code as bias, the scores are the code; nothing normalises them.
-        if group.kind == "hyla":
-            return hyla(0 * q, k, v, bias=code, keep=keep, normalise="identity", act=act, value_weight=value_weight)
-        return linear_attention(0 * q, k, v, bias=code, keep=keep, act=act)
-
-    return attend
+def _with_code(group: CodeGroup, code_function: Code, last_code: Tensor, call: AttentionCall) -> Tensor:
+    """The output of `group` for a call, with another code for the last query."""
+    code = code_function(call)
+    code = torch.cat((code[:, :, :-1], last_code[:, :, None].to(code)), dim=2)
+    # With queries of 0 and the code as bias, the scores are the code; nothing normalises them.
+    same: dict[str, Any] = {"bias": code, "keep": call.keep, "act": group.act}
+    if group.kind == "hyla":
+        return hyla(0 * call.q, call.k, call.v, **same, normalise="identity", value_weight=group.value_weight)
+    return linear_attention(0 * call.q, call.k, call.v, **same)

@@ -50,12 +50,20 @@ def explore_page(contents: PageContents, title: str = "") -> HtmlPage:
 
 def _equations(contents: PageContents) -> list[str]:
     """The equations of the model's codes, and what the page says of relations, symbols and HYLA."""
-    lines = [f"code<sub>h</sub>(i → j) = {CODES[key]}." for key in contents.normalised if key in CODES]
-    lines += [text for key, text in MORE.items() if key in contents.normalised]
-    if any(group["relations"] for group in contents.groups):
-        lines.append(RELATIONS)
-    if any(group["symbols"] for group in contents.groups):
-        lines.append(SYMBOLS)
-    if any(group["kind"] == "hyla" for group in contents.groups):
-        lines.append(HYLA)
-    return lines
+    lines = []
+    for key in contents.normalised:
+        if key in CODES:
+            lines.append(f"code<sub>h</sub>(i → j) = {CODES[key]}.")
+    for key, text in MORE.items():
+        if key in contents.normalised:
+            lines.append(text)
+    # Each sentence once, however many groups have it.
+    sentences: dict[str, None] = {}
+    for group in contents.groups:
+        if group["relations"]:
+            sentences[RELATIONS] = None
+        if group["symbols"]:
+            sentences[SYMBOLS] = None
+        if group["kind"] == "hyla":
+            sentences[HYLA] = None
+    return [*lines, *sentences]

@@ -12,7 +12,7 @@ from torch import nn
 from polyhead.analysis import figures
 from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.geometry import embed, means, similarity
-from polyhead.analysis.labels import class_name, distinct, targets, unreadable, views, with_field
+from polyhead.analysis.labels import distinct, targets, unreadable, views, with_field
 from polyhead.analysis.probe import Row, cluster_rows, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
 from polyhead.analysis.verdicts import difference
@@ -319,7 +319,7 @@ def _rules_section(firsts: dict[str, Analysis], gallery: Gallery) -> Section:
             view = f"layer {code_map.layer + 1}, {code_map.view}"
             rules = code_map.labels["rule"]
             classes, mean = means(code_map.codes, rules)
-            names = [class_name(analysis.group.task, "rule", int(label)) for label in classes]
+            names = [analysis.group.task.class_name("rule", int(label)) for label in classes]
             similarities.append((view, similarity(code_map.codes, rules)[1], names, names))
             _, centred = similarity(code_map.codes, rules, centred=True)
             similarities.append((f"{view}, centred", centred, names, names))
@@ -347,8 +347,7 @@ def map_details(analyses: Iterable[Analysis], gallery: Gallery) -> list[tuple[st
                 panels.append((f"{view}: {label}", code_map.points, values))
                 classes = np.unique(values).tolist()
                 if len(classes) <= 16:
-                    task = analysis.group.task
-                    names[panels[-1][0]] = {value: class_name(task, label, value) for value in classes}
+                    names[panels[-1][0]] = {value: analysis.group.task.class_name(label, value) for value in classes}
         columns = 1 + len(analysis.maps[0].labels)
         figure = figures.code_maps(panels, columns=columns, names=names)
         caption = f"{analysis.name}: t-SNE of codes, by layer (row) and by what colours it (column)."

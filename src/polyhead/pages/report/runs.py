@@ -274,13 +274,18 @@ def _heads_label(heads: Sequence[Mechanism]) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
+def scored_splits(seed_groups: Sequence[SeedGroup]) -> list[str]:
+    """The splits on which a finished run has a score, the most informative first."""
+    splits = []
+    for split in in_order(seed_groups[0].task.splits):
+        if any(group.score(split) for group in seed_groups):
+            splits.append(split)
+    return splits
+
+
 def headline_split(seed_groups: Sequence[SeedGroup]) -> str:
     """The split of the headline: the most informative one on which a finished run has a score."""
-    splits = in_order(seed_groups[0].task.splits)
-    for split in splits:
-        if any(group.score(split) for group in seed_groups):
-            return split
-    return splits[0]
+    return next(iter(scored_splits(seed_groups) or in_order(seed_groups[0].task.splits)))
 
 
 def in_order(splits: Iterable[str]) -> list[str]:
@@ -302,7 +307,8 @@ def baselines(seed_groups: Sequence[SeedGroup], splits: Sequence[str], sequences
     """
     tasks: dict[Task, None] = {}
     for group in seed_groups:
-        tasks |= dict.fromkeys(entry.run.task for entry in group.entries)
+        for entry in group.entries:
+            tasks[entry.run.task] = None
     table: dict[str, dict[str, Score]] = {}
     for split in splits:
         scores: dict[str, list[Score]] = {}

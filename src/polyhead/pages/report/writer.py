@@ -59,7 +59,7 @@ def write(
     speak(f"{path} ({len(content.text) / 1e6:.1f} MB)")
     if static is not None:
         for name, figure in gallery.figures.items():
-            canvas.save(figure, *(pathlib.Path(static) / f"{name}.{kind}" for kind in ("png", "svg")))
+            canvas.save(figure, pathlib.Path(static, f"{name}.png"), pathlib.Path(static, f"{name}.svg"))
     return path
 
 
@@ -76,10 +76,7 @@ def _results(folders: Folders) -> Results:
     """The runs with their baselines."""
     entries = runs.read(folders)
     groups = runs.groups(entries)
-    splits = []
-    for split in runs.in_order(groups[0].task.splits):
-        if split not in ("train", "validation") and any(group.score(split) for group in groups):
-            splits.append(split)
+    splits = [split for split in runs.scored_splits(groups) if split not in ("train", "validation")]
     headline = runs.headline_split(groups)
     if headline not in splits:  # scored on validation data alone, or not yet
         splits.append(headline)
