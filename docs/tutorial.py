@@ -19,7 +19,7 @@ import torch
 
 import polyhead as ph
 from polyhead.tasks.sraven.ambiguity import correspondences
-from polyhead.tasks.sraven.task import RULES
+from polyhead.tasks.sraven.task import RULES, draw_instances
 
 torch.manual_seed(0)
 
@@ -265,8 +265,8 @@ print(tuple(logits.shape), f"{sum(x.numel() for x in model.parameters()):,} para
 # %%
 task = ph.tasks.Sraven()
 print([(M, correspondences(ph.tasks.Sraven(features=M))) for M in (1, 2, 3, 4)])
-batch = task.of_rules(torch.tensor([[0, 1, 5, 7]]), torch.Generator().manual_seed(1))
-rules, order, panels = (batch.latents[name][0] for name in ("rules", "permutations", "panels"))
+instances = draw_instances(task, torch.tensor([[0, 1, 5, 7]]), torch.Generator().manual_seed(1))
+rules, order, panels = (array[0] for array in instances)
 _, axes = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 for row, column in np.ndindex(3, 3):

@@ -158,7 +158,7 @@ def test_cifar_is_cropped_and_mirrored_in_training_as_the_paper_has_it(tmp_path)
     write_cifar(tmp_path, "cifar10")
     task = Images("cifar10", folder=str(tmp_path))
     batch = task.batch("train", 135, seed=0, step=0)
-    plain = images_data.cifar("cifar10", str(tmp_path), "train").pixels[batch.latents["image"]]
+    plain = images_data.cifar("cifar10", str(tmp_path), is_test=False).pixels[batch.latents["image"]]
     found = [ways(*pair, 5, (False, True)) for pair in zip(in_bytes(batch), plain, strict=True)]
     assert all(found)
     for part in (0, 1):  # a way up loses the one pixel that tells left from right
@@ -166,7 +166,7 @@ def test_cifar_is_cropped_and_mirrored_in_training_as_the_paper_has_it(tmp_path)
         assert set().union(*(some for some in told if len(some) == 1)) == set(range(-4, 5))
     mirrored = [way[0][2] for way in found if len(way) == 1]
     assert 0.35 < sum(mirrored) / len(mirrored) < 0.65
-    plain = images_data.cifar("cifar10", str(tmp_path), "test").pixels
+    plain = images_data.cifar("cifar10", str(tmp_path), is_test=True).pixels
     batch = task.batch("iid", 30, seed=0, step=0)
     assert torch.equal(in_bytes(batch), plain[batch.latents["image"]])
 

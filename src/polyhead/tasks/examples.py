@@ -13,23 +13,22 @@ Draw = Callable[[Tensor], Tensor]
 
 def training_set(draw: Draw, count: int) -> Tensor:
     """Rows of the kinds 0 to `count` - 1, all distinct.  More than `count` rows must exist."""
-    kinds = torch.arange(count)
-    rows = draw(kinds)
-    repeated = _is_repeated(_keys(rows))
-    while repeated.any():
-        rows[repeated] = draw(kinds[repeated])
-        repeated = _is_repeated(_keys(rows))
-    return rows
+    return _drawn_until(draw, torch.arange(count), _is_repeated)
 
 
 def unseen(draw: Draw, kinds: Tensor, training_rows: Tensor) -> Tensor:
     """Rows of `kinds` (n) that are not in `training_rows`."""
-    rows = draw(kinds)
     training_keys = _keys(training_rows)
-    repeated = torch.isin(_keys(rows), training_keys)
-    while repeated.any():
-        rows[repeated] = draw(kinds[repeated])
-        repeated = torch.isin(_keys(rows), training_keys)
+    return _drawn_until(draw, kinds, lambda keys: torch.isin(keys, training_keys))
+
+
+def _drawn_until(draw: Draw, kinds: Tensor, is_refused: Callable[[Tensor], Tensor]) -> Tensor:
+    """Rows of `kinds` (n), each drawn again until its key is not refused."""
+    rows = draw(kinds)
+    refused = is_refused(_keys(rows))
+    while refused.any():
+        rows[refused] = draw(kinds[refused])
+        refused = is_refused(_keys(rows))
     return rows
 
 

@@ -1,27 +1,22 @@
 """Baselines of tasks on objects: scores of learners that treat an object as a name and know no relation.
 
-Pairwise order, n objects.  `known_pairs` knows the training pairs and their reverses, and guesses all other pairs.  It
-scores 0.5 + 0.5 r, where r is the share of pairs whose reverse is in training: about a half for split "ordered", none
-for "unordered".  `known_objects` knows how often each object came first, and compares these shares:
+Pairwise order.  `known_pairs` knows the training pairs and their reverses, and guesses all other pairs.
+`known_objects` knows how often each object came first, and compares these shares:
 
     share_i = (first_i + 1) / (pairs_i + 2)            class 1 if share_i > share_j, a guess if they are equal
 
-An object at place k of n comes before (n - 1 - k) / (n - 1) of the others.  So the shares follow the order, except for
-the choice of training pairs.  A score that is not above this baseline needs only one number per object, and no
-comparison of pairs.
+The shares follow the order, except for the choice of training pairs.  A score that is not above this baseline needs
+only one number per object, and no comparison of pairs.
 
 Sorting.  `known_objects` sorts by the mean place of each object in the training sequences that contain it, or the
-middle place if none does.  In sequences of L out of N objects, (L - 1) k / (N - 1) others stand on average before the
-object at place k, so the order is right with many sequences.  All orders of m tied objects are equally likely: 1 / m!.
-A noisy vector counts as the nearest object.
+middle place if none does.  All orders of m tied objects are equally likely: 1 / m!.  A noisy vector counts as the
+nearest object.
 
-SET.  Each pair of cards completes to exactly one set, so two sets never share a pair.  `known_pairs` knows the names of
-cards.  It counts k, the number of the three pairs of a triple that occur in training sets.  Its answer is the majority
-class of the training triples with this k, without counting a triple's own pairs; it guesses if there are none or the
-classes tie.  The s training sets contain 3 s of the 3240 pairs: a share p = s / 1080.  An unseen set has k = 0, another
-triple has k = 0 with probability of about (1 - p)^3.  So k = 0 means set, and the score is
-0.5 + 0.5 (1 - (1 - p)^3): 0.94 with all 540 sets.  Single values carry no information: each is as common in sets as
-elsewhere.
+SET.  Each pair of cards completes to exactly one set, so two sets never share a pair.  `known_pairs` counts k, the
+number of the three pairs of a triple that occur in training sets.  Its answer is the majority class of the training
+triples with this k, without counting a triple's own pairs; it guesses if there are none or the classes tie.  A share
+p = s / 1080 of all pairs is in the s training sets.  An unseen set has k = 0, another triple with probability of about
+(1 - p)^3.  So k = 0 means set, and the score is 0.5 + 0.5 (1 - (1 - p)^3).
 """
 
 import torch

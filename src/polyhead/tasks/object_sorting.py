@@ -50,7 +50,6 @@ class ObjectSorting(Task):
     (torch.Size([2, 4, 12]), torch.Size([2, 4]), torch.Size([2, 4]))
 
     Latents: `objects` (b t), the place of each object in the order.
-    Raises ValueError for invalid settings.
     """
 
     objects: Annotated[str, choice(COUNTS)] = "product"
@@ -60,6 +59,7 @@ class ObjectSorting(Task):
     split_seed: Index = 0
 
     name: ClassVar[str] = "object_sorting"
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "iid", "novel")
     metric: ClassVar[str] = "accuracy"
     autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
@@ -81,10 +81,6 @@ class ObjectSorting(Task):
             )
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "validation", "iid", "novel")
-
-    @property
     def ends(self) -> tuple[Tokens, Logits]:
         return Tokens(self.length + 1), Logits(self.length)
 
@@ -97,10 +93,7 @@ class ObjectSorting(Task):
         return _vectors(self.objects, self.split_seed, torch.device("cpu")).clone()
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
-        """A batch on the generator's device: source (b t c), inputs and targets (b t).
-
-        Splits do not share draws, even from draws in the same state.
-        """
+        """A batch on the generator's device: source (b t c), inputs and targets (b t)."""
         check_draw(self, split, batch_size)
         draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
@@ -109,8 +102,7 @@ class ObjectSorting(Task):
         if split == "train":
             objects = pool[picks(len(pool), batch_size, draws)]
         else:
-            kinds = torch.arange(batch_size, device=device)
-            objects = unseen(_drawer(self, draws), kinds, pool)
+            objects = unseen(_drawer(self, draws), torch.arange(batch_size, device=device), pool)
         source = _vectors(self.objects, self.split_seed, device)[objects]
         if split == "novel":
             noise = torch.randn(source.shape, generator=draws, device=device, dtype=torch.float32)

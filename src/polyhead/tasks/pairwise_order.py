@@ -1,8 +1,7 @@
 """Pairwise order: which of two objects comes first, in an order learned from examples (Altabaa et al. 2024).
 
 There are `objects` random vectors N(0, I); the k-th has place k in the order.  A pair (i, j) has class 1 if i < j.
-Test pairs never occur in training, so the order must be inferred: i < j and j < k imply i < k (transitivity), and i < j
-implies not j < i (antisymmetry).
+Test pairs never occur in training: the order must be inferred from transitivity and antisymmetry.
 """
 
 import functools
@@ -36,11 +35,10 @@ class PairwiseOrder(Classification):
         reverse of half of the test pairs; "unordered" keeps both in the same split, so only transitivity helps.
     examples: how many training pairs are used (default: all).
 
-    >>> PairwiseOrder().sizes
-    {'train': 2016, 'validation': 604, 'compositional': 1412}
+    >>> [len(PairwiseOrder().pairs_of(split)) for split in PairwiseOrder.splits]
+    [2016, 604, 1412]
 
     Latents: `objects` (b 2), the place of each object in the order.
-    Raises ValueError for invalid settings.
     """
 
     objects: Annotated[int, Meta(ge=4)] = 64
@@ -50,6 +48,8 @@ class PairwiseOrder(Classification):
     split_seed: Index = 0
 
     name: ClassVar[str] = "pairwise_order"
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "compositional")
+    length: ClassVar[int] = 2
     items: ClassVar[str] = "pairs"
     words: ClassVar[Words] = Words(
         question="Is the first before the second?",
@@ -67,21 +67,8 @@ class PairwiseOrder(Classification):
             raise ValueError(f"PairwiseOrder: examples must be at most {count} (pairs) but is {self.examples}")
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "validation", "compositional")
-
-    @property
     def ends(self) -> tuple[Vectors, Classes]:
         return Vectors(self.dim), Classes(2)
-
-    @property
-    def length(self) -> int:
-        return 2
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The number of pairs in each split."""
-        return {split: len(self.pairs_of(split)) for split in self.splits}
 
     def pairs_of(self, split: str) -> Tensor:
         """The pairs (n 2) of a split."""
@@ -129,7 +116,7 @@ def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
     pairs = pairs[torch.randperm(len(pairs), generator=generator)]
     cuts = [portion(share, len(pairs)) for share in SHARES]
     parts = {}
-    for name, part in zip(("train", "validation", "compositional"), pairs.tensor_split(cuts), strict=True):
+    for name, part in zip(PairwiseOrder.splits, pairs.tensor_split(cuts), strict=True):
         if split == "unordered":
             # Each pair stands beside its reverse; shuffled, so that any number of examples mixes both.
             part = torch.stack((part, part.flip(1)), 1).flatten(0, 1)

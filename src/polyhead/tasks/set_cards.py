@@ -49,13 +49,15 @@ class SetCards(Classification):
     torch.Size([8, 3, 12])
 
     Latents: `cards` (b 3 4), the values of the attributes; `agree` (b 4): whether an attribute fits a set.
-    Raises ValueError for invalid settings.
     """
 
     examples: Annotated[int, Meta(ge=2)] = 1080
     split_seed: Index = 0
 
     name: ClassVar[str] = "set_cards"
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "compositional")
+    ends: ClassVar[tuple[Vectors, Classes]] = (Vectors(12), Classes(2))
+    length: ClassVar[int] = 3
     items: ClassVar[str] = "triples"
     words: ClassVar[Words] = Words(
         question="Are they a set?",
@@ -71,18 +73,6 @@ class SetCards(Classification):
                 f"SetCards: examples must be at most {2 * (SETS - HELD)} (half of the sets, and as many others) "
                 f"but is {self.examples}"
             )
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "validation", "compositional")
-
-    @property
-    def ends(self) -> tuple[Vectors, Classes]:
-        return Vectors(12), Classes(2)
-
-    @property
-    def length(self) -> int:
-        return 3
 
     def triples(self, split: str) -> Int[Tensor, "n 3"]:
         """The triples (n 3) of `split`, as ascending card numbers; every second triple is a set."""

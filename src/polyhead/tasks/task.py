@@ -2,13 +2,14 @@
 
 import hashlib
 import importlib.resources
+import itertools
 import json
 import math
 import numbers
 import os
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -138,6 +139,34 @@ def check_baselines(task: Task, split: str, sequences: int) -> None:
         raise ValueError(f"baselines: sequences must be at least 1 but is {sequences}")
 
 
+def scores_in_parts(
+    score: Callable[[Batch], dict[str, Tensor]],
+    task: Task,
+    split: str,
+    sequences: int,
+    seed: int,
+    *,
+    size: int,
+    ceiling: str = "ceiling",
+) -> dict[str, Score]:
+    """Scores over `sequences` sequences of stream `seed`; `score` gives the values (b) of `size` sequences, by name.
+
+    If it also gives "answers", the number of possible answers of each sequence, `ceiling` gets its share `identified`.
+    """
+    check_baselines(task, split, sequences)
+    parts: dict[str, list[Tensor]] = {}
+    for step, start in enumerate(range(0, sequences, size)):
+        batch = task.batch(split, min(size, sequences - start), seed=seed, step=step)
+        for name, values in score(batch).items():
+            parts.setdefault(name, []).append(values)
+    answers = parts.pop("answers", [])
+    table = {name: Score.of(torch.cat(values)) for name, values in parts.items()}
+    if answers:
+        identified = (torch.cat(answers) == 1).double().mean().item()
+        table[ceiling] = replace(table[ceiling], identified=identified)
+    return table
+
+
 def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tensor:
     """Logits (b t c) in at least float32.  Raises ValueError unless there are `count` for each target."""
     expected = (*batch.targets.shape, count)
@@ -197,11 +226,7 @@ def portion(fraction: float, count: int) -> int:
 def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
     """A random permutation from `random.random()` alone, the only method that Python guarantees to be stable."""
     generator = random.Random(seed)
-    keyed = []
-    for item in items:
-        keyed.append((generator.random(), item))
-    keyed.sort(key=lambda pair: pair[0])
-    return [item for _, item in keyed]
+    return sorted(items, key=lambda item: generator.random())
 
 
 # ---------------------------------------------------------------------------------------------- held-out combinations
@@ -215,6 +240,20 @@ def held_out_count(task: str, held_out: float, count: int, items: str) -> int:
     if not 0 < num_held_out < count:
         raise ValueError(f"{task}: held_out={held_out} of {count} {items} leaves one split empty")
     return num_held_out
+
+
+def covering_order(
+    rows: Sequence[tuple[int, ...]], num_held_out: int, parts: int, name: str, seed: int, tries: int
+) -> list[tuple[int, ...]]:
+    """The first of `tries` random orders in which the rows that are not held out have all `parts`; [] if none has.
+
+    The first `num_held_out` rows of an order are held out.
+    """
+    for attempt in range(tries):
+        order = shuffled(rows, stream(seed, name, attempt))
+        if len(set(itertools.chain.from_iterable(order[num_held_out:]))) == parts:
+            return order
+    return []
 
 
 def original_order(task: str, folder: str, rows: Sequence[Item], split: str, seed: int) -> list[Item]:

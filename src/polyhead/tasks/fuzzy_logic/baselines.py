@@ -30,8 +30,8 @@ from torch import Tensor
 from polyhead.config import Batch
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.fuzzy_logic import function_baselines
-from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
-from polyhead.tasks.task import Score, check_baselines
+from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, conjunctions
+from polyhead.tasks.task import Score, scores_in_parts
 
 PENALTY = 1.0
 LENGTH_SCALE = 0.5
@@ -53,20 +53,18 @@ def baselines(
     `batch_size`: the batch size of the evaluation, to score the same sequences.
     Raises ValueError for an unknown split, and if a short context leaves too many functions to enumerate.
     """
-    check_baselines(task, split, sequences)
-    scores: dict[str, list[Tensor]] = {}
-    counts = []
-    for step, start in enumerate(range(0, sequences, batch_size)):
-        batch = task.batch(split, min(batch_size, sequences - start), seed=seed, step=step)
+
+    def score(batch: Batch) -> dict[str, Tensor]:
         guesses = predictions(batch) | function_baselines.predictions(task, batch)
         guesses["ceiling"], count = ceiling(task, batch)
-        counts.append(count)
+        values = {"answers": count}
         for name, guess in guesses.items():
-            scores.setdefault(name, []).append(_score(task, guess, batch))
-    table = {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
-    identified = (torch.cat(counts) == 1).double().mean().item()
-    table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), identified)
-    return table
+            outputs = batch.targets.double().clone()
+            outputs[:, -1, 0] = guess
+            values[name] = task.metrics(outputs, batch)["r2"]
+        return values
+
+    return scores_in_parts(score, task, split, sequences, seed, size=batch_size)
 
 
 def predictions(batch: Batch) -> dict[str, Float[Tensor, "b"]]:
@@ -74,12 +72,6 @@ def predictions(batch: Batch) -> dict[str, Float[Tensor, "b"]]:
     tokens = batch.inputs.double()
     x, y, query = tokens[:, :-1, :-1], tokens[:, :-1, -1], tokens[:, -1, :-1]
     return {name: predict(x, y, query) for name, predict in BASELINES.items()}
-
-
-def _score(task: FuzzyLogic, guess: Tensor, batch: Batch) -> Tensor:
-    outputs = batch.targets.double().clone()
-    outputs[:, -1, 0] = guess
-    return task.metrics(outputs, batch)["r2"]
 
 
 # ------------------------------------------------------------------------------------------------------------ baselines
@@ -137,13 +129,11 @@ BASELINES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 # -------------------------------------------------------------------------------------------------------------- ceiling
 def ceiling(task: FuzzyLogic, batch: Batch) -> tuple[Float[Tensor, "b"], Int[Tensor, "b"]]:
     """The posterior mean (b) at the query, and the number (b) of functions that agree with the context."""
-    inputs = batch.inputs.cpu()
-    x, y = inputs[..., :-1], inputs[:, :-1, -1]
-    terms = torch.arange(2**task.variables)
-    values = torch.stack([zadeh(x, term.expand(len(x), 1)) for term in terms], dim=-1)  # (b t terms)
+    terms = torch.arange(2**task.variables)[None]
     means, counts = [], []
-    for values_of_sequence, y_of_sequence in zip(values, y, strict=True):
-        answers = _consistent(values_of_sequence, y_of_sequence, task.terms)
+    for tokens in batch.inputs.cpu():
+        values = conjunctions(tokens[None, :, :-1], terms)[0]  # (t terms)
+        answers = _consistent(values, tokens[:-1, -1], task.terms)
         means.append(answers.double().mean())
         counts.append(len(answers))
     device = batch.inputs.device

@@ -14,10 +14,9 @@ With training functions f_1 ... f_F, a context (x_s, y_s) and a query x:
 
               With Φ (s F) the values at the context and φ (F) those at the query this is φ' Φ' (Φ Φ' + penalty I)⁻¹ y.
 
-`width` and `penalty` are chosen from the grids below by leave-one-out squared error: on sequences of the validation
-split, the training function that made a sequence is left out for it.  The chosen width is too wide for functions of the
-training set, so `recall` does not reach 1 on them.  A score above `recall` is more than memory of training functions.
-A score that is not above `mix` may come from a linear combination of them.
+`width` and `penalty` are chosen from the grids below by squared error on the validation split, where the training
+function that made a sequence is left out for it.  A score above `recall` is more than memory of training functions.  A
+score that is not above `mix` may come from a linear combination of them.
 """
 
 import functools
@@ -28,7 +27,7 @@ from torch import Tensor
 
 from polyhead.config import Batch
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, zadeh
+from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, conjunctions
 
 WIDTHS = tuple(0.05 * 2 ** (i / 2) for i in range(11))  # 0.05 to 1.6
 PENALTIES = tuple(10 ** (i / 2) for i in range(-8, 3))  # 0.0001 to 10
@@ -57,7 +56,7 @@ def values(x: Float[Tensor, "b t c"], rows: Int[Tensor, "n k"]) -> Float[Tensor,
     """f_i(x) in float64 of the functions with terms `rows`, at every input; the query is last."""
     # Each term is computed once, and a function is the maximum of its terms.
     used, columns = rows.to(x.device).unique(return_inverse=True)
-    terms = torch.stack([zadeh(x, term.expand(len(x), 1)) for term in used], dim=-1)
+    terms = conjunctions(x, used[None])
     maximum = terms[..., columns[:, 0]]
     for column in columns.T[1:]:
         maximum = torch.maximum(maximum, terms[..., column])

@@ -39,6 +39,7 @@ from polyhead.tasks.task import (
     check_draw,
     check_fraction,
     check_split,
+    covering_order,
     fork,
     held_out_count,
     original_order,
@@ -109,6 +110,8 @@ class FuzzyLogic(Task):
     inputs: Annotated[str, choice(INPUTS)] = "uniform"
 
     name: ClassVar[str] = "fuzzy_logic"
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "iid", "compositional", "novel")
+    tail: ClassVar[int] = 1
     metric: ClassVar[str] = "r2"
     words: ClassVar[Words] = WORDS
 
@@ -139,16 +142,8 @@ class FuzzyLogic(Task):
             )
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "validation", "iid", "compositional", "novel")
-
-    @property
     def ends(self) -> tuple[Vectors, Values]:
         return Vectors(self.variables + 1), Values(1)
-
-    @property
-    def tail(self) -> int:
-        return 1
 
     @property
     def known(self) -> int:
@@ -161,10 +156,7 @@ class FuzzyLogic(Task):
         return _functions(self, split, torch.device("cpu")).clone()
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
-        """A batch on the generator's device: inputs (b t variables+1), targets (b t 1), latents terms (b terms).
-
-        Splits do not share draws, even from generators in the same state.
-        """
+        """A batch on the generator's device: inputs (b t variables+1), targets (b t 1), latents terms (b terms)."""
         check_draw(self, split, batch_size)
         ranks, x = self._draw(split, batch_size, generator)
         advance(generator)
@@ -230,7 +222,7 @@ class FuzzyLogic(Task):
         return (outputs - batch.targets).square()[..., 0].masked_fill(~batch.scored, 0)
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
-        return (*(str(i + 1) for i in range(self.length - 1)), "query")
+        return (*map(str, range(1, self.length)), "query")
 
     def class_name(self, target: str, label: int) -> str:
         """A term as a formula of its variables.
@@ -256,25 +248,23 @@ class FuzzyLogic(Task):
 
 @shaped
 def zadeh(x: Float[Tensor, "b t c"], terms: Int[Tensor, "b _"]) -> Float[Tensor, "b t"]:
-    """f(x) = max over the terms of min over the variables of x_v or 1 - x_v.
+    """f(x) = max over the terms (b k) of each sequence's function; x (b t variables)."""
+    return conjunctions(x, terms).amax(dim=-1)
 
-    x (b t variables); terms (b k): the terms of each sequence's function.
-    """
+
+def conjunctions(x: Tensor, terms: Tensor) -> Float[Tensor, "b t k"]:
+    """The value of each term (b k), or of terms (1 k) for all sequences: min over the variables of x_v or 1 - x_v."""
     shifts = torch.arange(x.shape[-1] - 1, -1, -1, device=x.device)
     positive = (terms[:, None, :, None] >> shifts) & 1 == 1  # (b 1 k variables)
-    literals = torch.where(positive, x[:, :, None], 1 - x[:, :, None])
-    return literals.amin(dim=-1).amax(dim=-1)
+    return torch.where(positive, x[:, :, None], 1 - x[:, :, None]).amin(dim=-1)
 
 
 @functools.lru_cache(maxsize=64)
 def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
     train, held_out = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
+    rows = held_out if split == "compositional" else train
     if split == "novel":
-        rows = list(itertools.combinations(range(task.known, 2**task.variables), task.terms))
-    elif split == "compositional":
-        rows = list(held_out)
-    else:
-        rows = list(train)
+        rows = tuple(itertools.combinations(range(task.known, 2**task.variables), task.terms))
     return torch.tensor(rows, device=device)
 
 
@@ -287,31 +277,26 @@ def _fixed(task: FuzzyLogic, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 def _split(
-    known: int,
-    terms: int,
-    held_out: float,
-    split: str,
-    seed: int,
+    known: int, terms: int, held_out: float, split: str, seed: int
 ) -> tuple[tuple[Combination, ...], tuple[Combination, ...]]:
     """Training and held-out combinations of `known` terms."""
     rows: list[Combination] = list(itertools.combinations(range(known), terms))
     num_held_out = held_out_count("FuzzyLogic", held_out, len(rows), "combinations")
+    num_train = len(rows) - num_held_out
     if split != "covered":
         order = original_order("FuzzyLogic", __package__, rows, split, seed)
-        return tuple(order[num_held_out:]), tuple(order[:num_held_out])
-    if (len(rows) - num_held_out) * terms < known:
+    elif num_train * terms < known:
         raise ValueError(
-            f"FuzzyLogic: held_out={held_out} leaves {len(rows) - num_held_out} training functions of {terms} terms, "
-            f"too few to cover {known} known terms"
+            f"FuzzyLogic: held_out={held_out} leaves {num_train} training functions of {terms} terms, too few to cover "
+            f"{known} known terms"
         )
-    for attempt in range(TRIES):
-        order = shuffled(rows, stream(seed, "fuzzy_logic/split", attempt))
-        if len(set(itertools.chain(*order[num_held_out:]))) == known:
-            return tuple(order[num_held_out:]), tuple(order[:num_held_out])
-    # Random splits that cover all terms are too rare: put a cover at the end, which is trained on.
-    cover = _cover(known, terms, stream(seed, "fuzzy_logic/cover"))
-    order = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
-    order += sorted(cover)
+    else:
+        order = covering_order(rows, num_held_out, known, "fuzzy_logic/split", seed, TRIES)
+    if not order:
+        # Random splits that cover all terms are too rare: put a cover at the end, which is trained on.
+        cover = _cover(known, terms, stream(seed, "fuzzy_logic/cover"))
+        order = [row for row in shuffled(rows, stream(seed, "fuzzy_logic/split", TRIES)) if row not in cover]
+        order += sorted(cover)
     return tuple(order[num_held_out:]), tuple(order[:num_held_out])
 
 

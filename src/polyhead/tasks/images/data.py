@@ -6,7 +6,7 @@ No reader runs code from a file.  CIFAR's Python version is not read, because it
 import contextlib
 import functools
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from polyhead.spec.shapes import one_of
 class Source:
     """Facts and defaults of one kind of data, known before any image is read.
 
-    image: channels, height, width.  patch, shift, flip: the default side of a patch, the largest shift in training, and
-    whether training mirrors images.  white: the pixel value of white.
+    image: channels, height, width.  patch: the default side.  shift, flip: how training moves and mirrors images by
+    default.  white: the pixel value of white.
     """
 
     image: tuple[int, int, int]
@@ -41,7 +41,7 @@ SOURCES = {
 
 # For each data: the folder in the archive, training files, test files, labels per record (the last is the finest).
 CIFAR = {
-    "cifar10": ("cifar-10-batches-bin", [f"data_batch_{i}.bin" for i in range(1, 6)], ["test_batch.bin"], 1),
+    "cifar10": ("cifar-10-batches-bin", [*map("data_batch_{}.bin".format, range(1, 6))], ["test_batch.bin"], 1),
     "cifar100": ("cifar-100-binary", ["train.bin"], ["test.bin"], 2),
 }
 
@@ -51,7 +51,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP")  # by content, not suffix: Pillo
 
 @dataclass(frozen=True, eq=False)
 class LabelledImages:
-    """Labels (n) and pixels (n c h w) in bytes, or the files to read them from, resized to `size`."""
+    """Labels (n) and pixels (n c h w) in bytes, or the files to read these from, resized to `size`."""
 
     labels: Tensor
     pixels: Tensor | None = None
@@ -73,9 +73,10 @@ class LabelledImages:
 
     def to(self, device: torch.device) -> "LabelledImages":
         """A copy on `device`."""
-        if self.pixels is None:
-            return LabelledImages(self.labels.to(device), None, self.paths, self.size)
-        return LabelledImages(self.labels.to(device), self.pixels.to(device))
+        pixels = self.pixels
+        if pixels is not None:
+            pixels = pixels.to(device)
+        return replace(self, labels=self.labels.to(device), pixels=pixels)
 
 
 @functools.lru_cache(maxsize=4)
@@ -90,17 +91,17 @@ def digits() -> LabelledImages:
 
 
 @functools.lru_cache(maxsize=4)
-def cifar(data: str, folder: str, part: str) -> LabelledImages:
-    """The `part` "train" or "test" of CIFAR's binary version.  A record is its labels, then 3072 bytes, red first.
+def cifar(data: str, folder: str, *, is_test: bool) -> LabelledImages:
+    """The training or test images of CIFAR's binary version, in `folder` or in the archive's own folder inside it.
 
-    The files are in `folder`, or in the archive's own folder inside it.
+    A record is its labels, then 3072 bytes, red first.
     """
     inner, train, test, labels = CIFAR[data]
     root = pathlib.Path(folder)
     if (root / inner).is_dir():
         root = root / inner
     records = []
-    for name in {"train": train, "test": test}[part]:
+    for name in test if is_test else train:
         try:
             raw = np.fromfile(root / name, dtype=np.uint8)
         except OSError as error:

@@ -39,9 +39,8 @@ class Images(Classification):
         validation   a tenth of the images, to select hyper-parameters
         iid          the test images; for digits, a fifth of all images
 
-    `split_seed` decides which images are held out.  The batches of one seed walk through a split in a random order.
-    Each pass has a new order and shows every image once.  In a held-out split the last batch of a pass may be short, so
-    the batches of one pass score each image exactly once.
+    `split_seed` decides which images are held out.  The batches of one seed walk through a split; each pass has a new
+    random order and shows every image once.  In a held-out split the last batch of a pass may be short.
 
     data: "digits" (1797 images of 8 x 8, part of scikit-learn); "cifar10" or "cifar100", the binary version in
         `folder`; "folder", images of any size as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs
@@ -54,7 +53,7 @@ class Images(Classification):
     torch.Size([16, 1, 8, 8])
 
     Latents, (b): `label`; `image`, its index in its file or folder.
-    Raises ValueError for invalid settings, and for images that are missing when they are read.
+    Raises ValueError for images that are missing when they are read.
     """
 
     data: Annotated[str, choice(SOURCES)] = "digits"
@@ -66,11 +65,9 @@ class Images(Classification):
     folder: str = "images"
 
     name: ClassVar[str] = "images"
+    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "iid")
     items: ClassVar[str] = "images"
-    words: ClassVar[Words] = Words(
-        metric=ACCURACY,
-        baselines={"chance": CHANCE},
-    )
+    words: ClassVar[Words] = Words(metric=ACCURACY, baselines={"chance": CHANCE})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,16 +80,10 @@ class Images(Classification):
             raise ValueError(f"Images: shift must be below {side}, the image's side, but is {self.shift}")
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "validation", "iid")
-
-    @property
     def image(self) -> tuple[int, int, int]:
         """Channels, height and width."""
         channels, height, width = SOURCES[self.data].image
-        if self.size:
-            return (channels, self.size, self.size)
-        return (channels, height, width)
+        return (channels, self.size or height, self.size or width)
 
     @property
     def patches(self) -> Patches:
@@ -163,9 +154,11 @@ class Images(Classification):
 
     def _augmented(self, pixels: Tensor, draws: torch.Generator) -> Tensor:
         """Images shifted and mirrored for training."""
-        source = SOURCES[self.data]
-        shift = source.shift if self.shift is None else self.shift
-        flip = source.flip if self.flip is None else self.flip
+        shift, flip = self.shift, self.flip
+        if shift is None:
+            shift = SOURCES[self.data].shift
+        if flip is None:
+            flip = SOURCES[self.data].flip
         if flip:
             mirrored = torch.randint(2, (len(pixels), 1, 1, 1), generator=draws, device=draws.device) == 1
             pixels = torch.where(mirrored, pixels.flip(-1), pixels)
@@ -204,12 +197,11 @@ def _order(count: int, seed: int, name: str, number: int) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _images(task: Images, split: str, device: torch.device, folder: str) -> images_data.LabelledImages:
     """The file or part of `folder` that contains the images of `split`."""
-    part = "test" if split == "iid" else "train"
     if task.data == "digits":
         return images_data.digits().to(device)
     if task.data == "folder":
-        return images_data.tree(folder, "val" if part == "test" else part, task.image[1]).to(device)
-    return images_data.cifar(task.data, folder, part).to(device)
+        return images_data.tree(folder, "val" if split == "iid" else "train", task.image[1]).to(device)
+    return images_data.cifar(task.data, folder, is_test=split == "iid").to(device)
 
 
 @functools.lru_cache(maxsize=16)

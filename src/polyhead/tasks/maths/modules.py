@@ -7,7 +7,6 @@
     polynomials__expand          Expand (2*x - 1)*(x + 4*x + 3).                            10*x**2 + x - 3
 
 A question has a number of `parts` and a largest number.  An extrapolation split has more parts, or larger numbers.
-The tests check every answer with independent code.
 """
 
 import math
@@ -56,11 +55,7 @@ class Level:
 
 
 LEVELS: dict[str, dict[str, Level]] = {
-    "algebra__linear_1d": {
-        "easy": Level((2, 3), 100),
-        "medium": Level((2, 4), 2_500),
-        "hard": Level((3, 5), 90_000),
-    },
+    "algebra__linear_1d": {"easy": Level((2, 3), 100), "medium": Level((2, 4), 2_500), "hard": Level((3, 5), 90_000)},
     "algebra__sequence_next_term": {
         "easy": Level((1, 1), 100),
         "medium": Level((1, 2), 1_000),
@@ -100,9 +95,7 @@ class StableRandom:
     def signed(self, limit: int) -> int:
         """A number of magnitude 1 to `limit`, of either sign."""
         value = int(self.roll() * 2 * limit) - limit
-        if value >= 0:
-            value += 1
-        return value
+        return value + (value >= 0)  # never 0
 
     def pick(self, items: Sequence[Item]) -> Item:
         return items[int(self.roll() * len(items))]
@@ -110,10 +103,7 @@ class StableRandom:
     def some(self, items: Sequence[Item], count: int) -> list[Item]:
         """`count` of `items`, in random order."""
         left = list(items)
-        sample = []
-        for _ in range(count):
-            sample.append(left.pop(int(self.roll() * len(left))))
-        return sample
+        return [left.pop(int(self.roll() * len(left))) for _ in range(count)]
 
 
 def question(module: str, level: Level, dice: StableRandom) -> tuple[str, str] | None:
@@ -121,13 +111,10 @@ def question(module: str, level: Level, dice: StableRandom) -> tuple[str, str] |
     pair = MAKERS[module](level, dice)
     if pair is None:
         return None
-    largest = max(map(int, _NUMBER.findall(pair[0])), default=0)
+    largest = max(map(int, re.findall(r"\d+", pair[0])), default=0)
     if level.least < largest <= level.size:
         return pair
     return None
-
-
-_NUMBER = re.compile(r"\d+")
 
 
 # ----------------------------------------------------------------------------------------------------------------- text
@@ -323,13 +310,11 @@ def _expand(level: Level, dice: StableRandom) -> tuple[str, str] | None:
         if level.loose and dice.below(2):
             count = 1
         factor = {exponents: dice.signed(level.size) for exponents in _monomials(level, dice, count)}
-        if count == 1 and left < 2:
-            pieces = left
-        else:
+        pieces = left
+        if count == 2 or left > 1:
             pieces = dice.between(0, left)
         left -= pieces
-        text = _loose(factor, letter, pieces, level.size, dice)
-        factors.append(f"({text})")
+        factors.append(f"({_loose(factor, letter, pieces, level.size, dice)})")
         product = _times(product, factor)
     return f"Expand {'*'.join(factors)}.", polynomial_text(product, (letter,))
 

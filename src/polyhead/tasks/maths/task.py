@@ -27,8 +27,6 @@ from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, L
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
 from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located, token_guesses
 
-DATA = ("generated", "original")
-
 
 @dataclass(frozen=True)
 class Maths(Task):
@@ -40,9 +38,6 @@ class Maths(Task):
         compositional   extrapolation in length: more parts (terms, factors, degrees) than any training question
         novel           extrapolation in size: the largest number exceeds all numbers of training
 
-    There are no baselines, because answers are free text.  The most frequent training answer is right for a share of 0
-    to 0.05 (easy questions).
-
     No question is in two splits: a hash of its text decides between train, validation and iid.
 
     difficulty: "easy", "medium", "hard", or "mixed": a third of each, as in the papers.
@@ -50,26 +45,25 @@ class Maths(Task):
     data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
         `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
         there; none of our five has one).
-    pool: 0 makes new questions for every batch, at least 10,000 a second.  Otherwise each process makes `pool` training
-        questions and a tenth as many for every other split at first use; batches draw from them.  Published data
-        ignore `pool`.
+    pool: 0 makes new questions for every batch.  Otherwise each process makes `pool` training questions and a tenth as
+        many for every other split at first use; batches draw from them.  Published data ignore `pool`.
 
     >>> task = Maths("calculus__differentiate", "easy")
     >>> print(*task.texts(task.batch("train", 1, seed=0, step=0))[0])
     What is the first derivative of -19*n**4 + 18*n**3 - 7*n**2? -76*n**3 + 54*n**2 - 14*n
-
-    Raises ValueError for settings that cannot be met.
     """
 
     module: str = "algebra__linear_1d"
     difficulty: Annotated[str, choice((*DIFFICULTIES, "mixed"))] = "easy"
     question: Count = 160
     answer: Count = 30
-    data: Annotated[str, choice(DATA)] = "generated"
+    data: Annotated[str, choice(("generated", "original"))] = "generated"
     pool: Index = 0
     folder: str = non_semantic("mathematics_dataset")
 
     name: ClassVar[str] = "maths"
+    source: ClassVar[Tokens] = Tokens(VOCABULARY)
+    ends: ClassVar[tuple[Tokens, Logits]] = (Tokens(VOCABULARY), Logits(VOCABULARY))
     metric: ClassVar[str] = "exact_match"
     items: ClassVar[str] = "questions"
     autoregressive: ClassVar[bool] = True
@@ -85,33 +79,21 @@ class Maths(Task):
 
     @property
     def splits(self) -> tuple[str, ...]:
+        splits = ("train", "validation", "iid")
         if self.data == "generated":
-            return ("train", "validation", "iid", "compositional", "novel")
+            return (*splits, "compositional", "novel")
         if self.module in maths_text.SUFFIXES:
-            return ("train", "validation", "iid", "novel")
-        return ("train", "validation", "iid")
-
-    @property
-    def source(self) -> Tokens:
-        return Tokens(VOCABULARY)
+            return (*splits, "novel")
+        return splits
 
     @property
     def source_length(self) -> int:
         return self.question
 
     @property
-    def ends(self) -> tuple[Tokens, Logits]:
-        return Tokens(VOCABULARY), Logits(VOCABULARY)
-
-    @property
     def length(self) -> int:
         """Tokens of the answer, including its end."""
         return self.answer + 1
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The maximum numbers of characters of a question and of an answer."""
-        return self.question, self.answer
 
     def levels(self, split: str) -> tuple[Level, ...]:
         """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
@@ -125,24 +107,19 @@ class Maths(Task):
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: source (b s), inputs, targets (b t), latents question_length and
-        answer_length (b), in characters.
-
-        Splits do not share draws, even from generators in the same state.
-        """
+        answer_length (b), in characters."""
         check_draw(self, split, batch_size)
         device = generator.device
         draws = fork(generator, f"{self.name}/{split}/questions")
         if self.data == "generated" and not self.pool:
             pairs = _draw(self, split, batch_size, draws.initial_seed())
-            questions, answers = maths_text.tokens(pairs, self.sizes)
+            questions, answers = maths_text.tokens(pairs, (self.question, self.answer))
         else:
             questions, answers = _pool(self, split, device, located(self.folder))
             rows = torch.randint(len(questions), (batch_size,), generator=draws, device=device)
             questions, answers = questions[rows], answers[rows]
         advance(generator)
-        return self._batch(questions.to(device).long(), answers.to(device).long())
-
-    def _batch(self, questions: Tensor, answers: Tensor) -> Batch:
+        questions, answers = questions.to(device).long(), answers.to(device).long()
         lengths = (answers != PAD).sum(dim=1)
         inputs = F.pad(answers, (1, 0), value=START)
         targets = F.pad(answers, (0, 1), value=PAD).scatter(1, lengths[:, None], END)
@@ -180,8 +157,7 @@ class Maths(Task):
         """For each sequence (b): `exact_match`, 1 if the whole answer and its end are right, and `character_accuracy`.
 
         Both use teacher forcing: the outputs saw the true answer so far.  The exact match equals that of greedy
-        decoding: until its first mistake a greedy decoder has the same input, so its first mistake is the same.  The
-        character accuracy is not that of greedy decoding, whose input differs after its first mistake.
+        decoding, whose input is the same until its first mistake.
         """
         logits = check_logits(self, outputs, batch, VOCABULARY)
         right = (token_guesses(logits) == batch.targets) & batch.scored
@@ -202,7 +178,9 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
     while len(questions) < count:
         # A question that is drawn again keeps its level: hard ones are more often too long.
         if level is None:
-            level = dice.pick(levels) if len(levels) > 1 else levels[0]
+            level = levels[0]
+            if len(levels) > 1:
+                level = dice.pick(levels)
         pair = question(task.module, level, dice)
         tries += 1
         if tries > TRIES * (len(questions) + 1):
@@ -228,8 +206,8 @@ def _pool(task: Maths, split: str, device: torch.device, folder: str) -> tuple[T
             count = max(1, task.pool // maths_text.BUCKETS)
         pairs = _draw(task, split, count, stream(0, f"{task.name}/{split}/pool"))
     else:
-        pairs = maths_text.from_files(folder, task.module, task.difficulty, task.sizes)[split]
+        pairs = maths_text.from_files(folder, task.module, task.difficulty, (task.question, task.answer))[split]
     if not pairs:
         raise ValueError(f"Maths: no question of {task.module} is left for {split!r}; give more questions")
-    questions, answers = maths_text.tokens(pairs, task.sizes)
+    questions, answers = maths_text.tokens(pairs, (task.question, task.answer))
     return questions.to(device), answers.to(device)

@@ -3,7 +3,7 @@
 A token is a printable ASCII character or one of three special tokens: 0 padding, 1 start, 2 end.
 
 >>> encode(["2*x"], 5)
-tensor([[21, 13, 91,  0,  0]])
+tensor([[21, 13, 91,  0,  0]], dtype=torch.uint8)
 >>> decode(encode(["2*x"], 5))
 ['2*x']
 """
@@ -49,12 +49,7 @@ Pair = tuple[str, str]
 
 
 def encode(texts: Sequence[str], width: int) -> Int[Tensor, "b t"]:
-    """Tokens (n width) of printable ASCII texts of at most `width` characters, padded."""
-    return _small(texts, width).long()
-
-
-def _small(texts: Sequence[str], width: int) -> Tensor:
-    """`encode` in uint8: an eighth of the memory."""
+    """Tokens (n width), in uint8, of printable ASCII texts of at most `width` characters, padded."""
     padded = b"".join([text.encode("ascii").ljust(width, b"\0") for text in texts])
     codes = np.frombuffer(padded, dtype=np.uint8).reshape(len(texts), width)
     return torch.from_numpy(np.maximum(codes, FIRST) - np.uint8(FIRST))  # 0, behind the end, becomes PAD
@@ -92,10 +87,7 @@ def levels(difficulty: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=2)
 def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]) -> dict[str, list[Pair]]:
-    """The questions and answers of a module in the published layout, by split.
-
-    The files are `train-easy/MODULE.txt` etc., `interpolate/...` and, if it exists, `extrapolate/...`; questions and
-    answers alternate line by line.
+    """The questions and answers of a module in the published layout, by split; they alternate line by line.
 
     Raises ValueError for a missing file, and for lines that are not ASCII or too long.
     """
@@ -112,7 +104,7 @@ def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]
     questions = set()
     for split, pairs in (("novel", novel), ("iid", iid)):
         splits[split] = [pair for pair in pairs if pair[0] not in questions]
-        questions |= {question for question, _ in splits[split]}
+        questions |= dict(splits[split]).keys()
     for question, answer in train:
         if question not in questions:
             split = "validation" if bucket(question) == 0 else "train"
@@ -142,6 +134,6 @@ def _file(path: pathlib.Path, sizes: tuple[int, int]) -> list[Pair]:
 
 
 def tokens(pairs: Iterable[Pair], sizes: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Questions (n s) and answers (n t) as tokens (uint8): two million questions take 0.4 GB."""
+    """Questions (n s) and answers (n t) as tokens; `sizes`: the most characters of each."""
     questions, answers = zip(*pairs, strict=True)
-    return _small(questions, sizes[0]), _small(answers, sizes[1])
+    return encode(questions, sizes[0]), encode(answers, sizes[1])

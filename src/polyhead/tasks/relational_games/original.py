@@ -14,22 +14,14 @@ from torch import Tensor
 
 from polyhead.tasks.task import seeded
 
-FILES = {
-    "same": "same",
-    "occurs": "occurs",
-    "xoccurs": "xoccurs",
-    "between": "1task_between",
-    "match_pattern": "1task_match_patt",
-}
-LARGEST = 1 << 30
-"""Bytes that a file may have when it is unpacked: a compressed file of a few MB can unpack to any size."""
-
+FILES = {"between": "1task_between", "match_pattern": "1task_match_patt"}  # the other files are named as the games
+LARGEST = 1 << 30  # bytes of an unpacked file: a compressed one of a few MB can unpack to any size
 SETS = {"pentominoes": "pentos", "hexominoes": "hexos", "stripes": "stripes"}
 
 
 def file_of(game: str, shapes: str) -> str:
     """The name of the published file."""
-    return f"{FILES[game]}_{SETS[shapes]}.npz"
+    return f"{FILES.get(game, game)}_{SETS[shapes]}.npz"
 
 
 @functools.lru_cache(maxsize=4)

@@ -58,18 +58,16 @@ def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
 
 def _polyominoes(size: int) -> list[tuple[tuple[int, int], ...]]:
     """All polyominoes of `size` squares that fit into 3 x 3, with all rotations and reflections, at the top left."""
-    polyominoes = set()
-    board = [(row, column) for row in range(BLOCKS) for column in range(BLOCKS)]
+    polyominoes = []
+    board = itertools.product(range(BLOCKS), repeat=2)
     for squares in itertools.combinations(board, size):
-        if _connected(set(squares)):
-            top = min(row for row, _ in squares)
-            left = min(column for _, column in squares)
-            polyominoes.add(tuple((row - top, column - left) for row, column in squares))
-    return sorted(polyominoes)
+        rows, columns = zip(*squares, strict=True)
+        if min(rows) == min(columns) == 0 and _connected(set(squares)):
+            polyominoes.append(squares)
+    return polyominoes
 
 
 def _connected(squares: set[tuple[int, int]]) -> bool:
-    """Whether the squares are connected."""
     reached = set()
     edge = [min(squares)]
     while edge:
@@ -84,8 +82,8 @@ def _blocks(polyominoes: list[tuple[tuple[int, int], ...]]) -> Tensor:
     """Polyominoes as squares of pixels (n 9 9)."""
     blocks = torch.zeros(len(polyominoes), BLOCKS, BLOCKS, dtype=torch.bool)
     for i, squares in enumerate(polyominoes):
-        for row, column in squares:
-            blocks[i, row, column] = True
+        rows, columns = zip(*squares, strict=True)
+        blocks[i, rows, columns] = True
     return blocks.repeat_interleave(BLOCK, 1).repeat_interleave(BLOCK, 2)
 
 
@@ -95,13 +93,10 @@ def _stripes() -> Tensor:
     Diagonal stripes have a width of at least two pixels: with one, both diagonals give the same chequerboard.
     """
     row, column = torch.meshgrid(torch.arange(9), torch.arange(9), indexing="ij")
+    straight, diagonal = (1, 2, 3), (2, 3, 4)
+    directions = ((row, straight), (column, straight), (row + column, diagonal), (row - column + 9, diagonal))
     squares = []
-    for position, widths in (
-        (row, (1, 2, 3)),
-        (column, (1, 2, 3)),
-        (row + column, (2, 3, 4)),
-        (row - column + 9, (2, 3, 4)),
-    ):
+    for position, widths in directions:
         for width in widths:
             stripe = position // width % 2
             squares += [stripe == 0, stripe == 1]

@@ -16,8 +16,7 @@ their pixels are.  With letters for objects and dots for empty cells, these imag
 
 Training shows pentominoes; the `novel` shapes are hexominoes and stripes, which training never shows.
 
-Half of all images have class 1.  Objects that the rule does not compare carry no information about the class: in
-`occurs` the three in the bottom row always differ, in `xoccurs` two of them are equal in half of each class.
+Half of all images have class 1.  Objects that the rule does not compare carry no information about the class.
 """
 
 import functools
@@ -74,7 +73,6 @@ class RelationalGames(Classification):
     torch.Size([8, 3, 36, 36])
 
     Latents are (b 9), one entry a cell: `shapes` and `colours`, -1 in an empty cell; `cells`, 1 where an object is.
-    Raises ValueError for invalid settings.
     """
 
     game: Annotated[str, choice(GAMES)] = "same"
@@ -84,6 +82,9 @@ class RelationalGames(Classification):
     folder: str = non_semantic("relational_games")
 
     name: ClassVar[str] = "relational_games"
+    splits: ClassVar[tuple[str, ...]] = tuple(SHAPES_OF)
+    ends: ClassVar[tuple[Patches, Classes]] = (Patches((3, 36, 36), (12, 12)), Classes(2))
+    length: ClassVar[int] = 9
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
         question="Does the relation hold?",
@@ -101,23 +102,8 @@ class RelationalGames(Classification):
         if self.data == "generated" and self.examples > LARGEST_EXAMPLES:
             raise ValueError(f"RelationalGames: examples must be at most {LARGEST_EXAMPLES} but is {self.examples}")
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(SHAPES_OF)
-
-    @property
-    def ends(self) -> tuple[Patches, Classes]:
-        return Patches((3, 36, 36), (12, 12)), Classes(2)
-
-    @property
-    def length(self) -> int:
-        return 9
-
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
-        """A batch on the generator's device: inputs (b 3 36 36) in [0, 1], targets (b 1).
-
-        Splits do not share draws, even from generators in the same state.
-        """
+        """A batch on the generator's device: inputs (b 3 36 36) in [0, 1], targets (b 1)."""
         check_draw(self, split, batch_size)
         draws = fork(generator, f"{self.name}/{self.game}/{split}")
         start = self._start(split, batch_size, generator)
@@ -163,8 +149,7 @@ class RelationalGames(Classification):
     def _start(self, split: str, batch_size: int, generator: torch.Generator) -> int:
         """Where a batch begins in the cycle of shape sets, classes and halves.
 
-        A batch of whole cycles begins at 0.  Any other begins anywhere: from 0 on it would have too much of class 0,
-        and a batch of one image nothing else.
+        A batch of whole cycles begins at 0, any other anywhere: from 0 on it would have too much of class 0.
         """
         cycle = 4 * len(SHAPES_OF[split])
         if split == "train" or batch_size % cycle == 0:
@@ -173,11 +158,11 @@ class RelationalGames(Classification):
 
     def _fresh(self, shapes: str, kinds: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Grids (n 9) that are not in the training set, and their labels (n)."""
-        draw = _drawer(self.game, shapes, generator)
+        draw_grids = _drawer(self.game, shapes, generator)
         if shapes != "pentominoes":  # training shows none of these shapes
-            return draw(kinds), kinds % 2
+            return draw_grids(kinds), kinds % 2
         training_grids, _ = _pool(self, kinds.device)
-        return unseen(draw, kinds, training_grids), kinds % 2
+        return unseen(draw_grids, kinds, training_grids), kinds % 2
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json with a fingerprint of the published pentominoes, unless the images are generated."""
@@ -203,21 +188,20 @@ class RelationalGames(Classification):
         return batch_of(images.float() / 255, labels, {})
 
 
-def grids_of(game: str, kinds: Tensor, objects: int, generator: torch.Generator) -> Tensor:
-    """Grids (n 9): each cell holds one of `objects`, or -1 if it is empty.
-
-    `kinds` (n): an odd kind has class 1.  If a class has two halves, the next bit chooses the half.
-    """
-    positive, other = kinds % 2 == 1, kinds // 2 % 2 == 1
-    cells, content = _RULES[game](positive, other, objects, generator)
-    grids = torch.full((len(kinds), 9), -1, device=kinds.device)
-    return grids.scatter_(1, cells, content)
-
-
 def _drawer(game: str, shapes: str, generator: torch.Generator) -> Draw:
-    """The function that draws grids of given kinds, with shapes of one set."""
+    """The function that draws grids (n 9) of given kinds (n): in each cell an object, or -1 if it is empty.
+
+    An odd kind has class 1.  If a class has two halves, the next bit of the kind chooses the half.
+    """
     objects = count(shapes) * len(COLOURS)
-    return lambda kinds: grids_of(game, kinds, objects, generator)
+
+    def draw_grids(kinds: Tensor) -> Tensor:
+        positive, other = kinds % 2 == 1, kinds // 2 % 2 == 1
+        cells, content = _RULES[game](positive, other, objects, generator)
+        grids = torch.full((len(kinds), 9), -1, device=kinds.device)
+        return grids.scatter_(1, cells, content)
+
+    return draw_grids
 
 
 def _same(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -16,16 +16,16 @@ ambiguous by the code's definition (the paper's "negligible"), and 25 % by the t
 """
 
 import functools
-import itertools
 import math
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polyhead.config import Batch
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks.sraven.task import DEFINITIONS, RULES, STEPS, Sraven
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.task import Score, check_split, scores_in_parts
 
 SEARCHED_CORRESPONDENCES = 1_000_000  # most correspondences to search
 AT_ONCE = 512  # instances searched together
@@ -42,25 +42,19 @@ def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed
     check_size(task)
     if instances < 1:
         raise ValueError(f"ambiguity: instances must be at least 1 but is {instances}")
-    parts: dict[str, list[Tensor]] = {"code": [], "text": [], "text_distinct": [], "bayes": []}
-    counts = []
-    for step, start in enumerate(range(0, instances, AT_ONCE)):
-        panels = task.batch(split, min(AT_ONCE, instances - start), seed=seed, step=step).latents["panels"]
-        parts["code"].append(ambiguous(panels, task, "code"))
-        parts["text"].append(ambiguous(panels, task, "text"))
-        parts["text_distinct"].append(ambiguous(panels, task, "text", distinct=True))
+
+    def score(batch: Batch) -> dict[str, Tensor]:
+        panels = batch.latents["panels"]
         accuracy, count = bayes(panels, task)
-        parts["bayes"].append(accuracy)
-        counts.append(count)
-    scores = {name: Score.of(torch.cat(values)) for name, values in parts.items()}
-    identified = (torch.cat(counts) == 1).double().mean().item()
-    scores["bayes"] = Score.of(torch.cat(parts["bayes"]), identified)
-    return scores
+        return {
+            "code": ambiguous(panels, task, "code"),
+            "text": ambiguous(panels, task, "text"),
+            "text_distinct": ambiguous(panels, task, "text", distinct=True),
+            "bayes": accuracy,
+            "answers": count,
+        }
 
-
-def searchable(task: Sraven) -> bool:
-    """Whether the number of correspondences is small enough to search."""
-    return correspondences(task) <= SEARCHED_CORRESPONDENCES
+    return scores_in_parts(score, task, split, instances, seed, size=AT_ONCE, ceiling="bayes")
 
 
 def correspondences(task: Sraven) -> int:
@@ -70,7 +64,7 @@ def correspondences(task: Sraven) -> int:
 
 def check_size(task: Sraven) -> None:
     """Raise a ValueError if there are too many correspondences to search."""
-    if not searchable(task):
+    if correspondences(task) > SEARCHED_CORRESPONDENCES:
         raise ValueError(
             f"Sraven: {task.features} features on a grid of {task.grid} have {correspondences(task)} correspondences, "
             f"but at most {SEARCHED_CORRESPONDENCES} can be searched"
@@ -118,29 +112,29 @@ def bayes(
     """
     accuracies, counts = [], []
     for part in panels.split(_at_once(task)):
-        accuracy, count = _bayes(part, task, rules)
-        accuracies.append(accuracy)
-        counts.append(count)
+        instance, answers, mass = posterior(part, task, rules)
+        best = torch.zeros(len(part), dtype=mass.dtype, device=mass.device)
+        best = best.scatter_reduce(0, instance, mass, "amax")
+        top = mass >= best[instance] * (1 - 1e-9)  # equal sums may differ by rounding
+        true = (answers == part[instance, -1, -1]).all(dim=-1)
+        ties = torch.bincount(instance[top], minlength=len(part))
+        hits = torch.bincount(instance[top & true], minlength=len(part))
+        accuracies.append(hits / ties.clamp(min=1))
+        counts.append(torch.bincount(instance, minlength=len(part)))
     return torch.cat(accuracies), torch.cat(counts)
 
 
-def _bayes(panels: Tensor, task: Sraven, rules: Tensor | None) -> tuple[Tensor, Tensor]:
-    instance, answers, mass = posterior(panels, task, rules=rules)
-    best = torch.zeros(len(panels), dtype=mass.dtype, device=mass.device)
-    best = best.scatter_reduce(0, instance, mass, "amax")
-    top = mass >= best[instance] * (1 - 1e-9)  # equal sums may differ by rounding
-    true = (answers == panels[instance, -1, -1]).all(dim=-1)
-    ties = torch.bincount(instance[top], minlength=len(panels))
-    hits = torch.bincount(instance[top & true], minlength=len(panels))
-    return hits / ties.clamp(min=1), torch.bincount(instance, minlength=len(panels))
-
-
 def posterior(
-    panels: Tensor, task: Sraven, *, rules: Tensor | None = None
+    panels: Tensor, task: Sraven, rules: Tensor | None
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "n m"], Float[Tensor, "n"]]:
     """All possible answers: the instance of each, the answer, and its probability up to a factor per instance."""
     check_size(task)
-    _check_answers(task)
+    num_answers = task.values**task.features
+    if num_answers * AT_ONCE >= 2**63:
+        raise ValueError(
+            f"Sraven: {task.features} features of {task.values} values have {num_answers} answers, too many to number; "
+            "use fewer values"
+        )
     fits, predicted = hypotheses(panels, task, distinct=True)
     instance, slots, chosen = explanations(fits, task)
     possible = torch.ones_like(instance, dtype=torch.bool)
@@ -160,18 +154,10 @@ def posterior(
     )
     # Number the pairs of an instance and an answer, and add the probabilities of equal pairs.
     digits = task.values ** torch.arange(task.features, device=panels.device)
-    number = instance * task.values**task.features + (answers * digits).sum(dim=1)
+    number = instance * num_answers + (answers * digits).sum(dim=1)
     numbers, group = number.unique(return_inverse=True)
     mass = torch.zeros(len(numbers), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
-    return numbers // task.values**task.features, numbers[:, None] // digits % task.values, mass
-
-
-def _check_answers(task: Sraven) -> None:
-    if task.values**task.features * AT_ONCE >= 2**63:
-        raise ValueError(
-            f"Sraven: {task.features} features of {task.values} values have {task.values**task.features} answers, too "
-            "many to number; use fewer values"
-        )
+    return numbers // num_answers, numbers[:, None] // digits % task.values, mass
 
 
 def _code(rules: Tensor) -> Tensor:
@@ -187,7 +173,9 @@ def chances(task: Sraven, device: torch.device) -> Tensor:
 
 
 def _at_once(task: Sraven) -> int:
-    return max(1, min(AT_ONCE, 8 * SEARCHED_CORRESPONDENCES // correspondences(task)))
+    """How many instances are searched together, so that their explanations and their picks fit into memory."""
+    picks = task.features**task.grid * task.grid**2
+    return max(1, min(AT_ONCE, 8 * SEARCHED_CORRESPONDENCES // correspondences(task), 2**26 // picks))
 
 
 # --------------------------------------------------------------------------------------------------------------- search
@@ -219,19 +207,21 @@ def explanations(
 
 def straight(task: Sraven, device: torch.device) -> Int[Tensor, "m"]:
     """For each feature, the pick s of the same slot in all columns."""
-    return torch.arange(task.features, device=device) * sum(task.features**c for c in range(task.grid - 1))
+    digits = task.features ** torch.arange(task.grid - 1, device=device)
+    return torch.arange(task.features, device=device) * digits.sum()
+
+
+def _picks(features: int, columns: int, device: torch.device) -> Int[Tensor, "n c"]:
+    """All ways to pick one slot in each of `columns` columns, the last column fastest."""
+    slots = torch.arange(features, device=device)
+    return torch.cartesian_prod(*[slots] * columns).view(-1, columns)
 
 
 @functools.lru_cache(maxsize=16)
 def _slots(features: int, grid: int, device: torch.device) -> Tensor:
     """The slots that each pick s takes, as a bit mask over columns and slots."""
-    masks = []
-    for pick in itertools.product(range(features), repeat=grid - 1):
-        mask = 0
-        for column, slot in enumerate(pick):
-            mask |= 1 << (column * features + slot)
-        masks.append(mask)
-    return torch.tensor(masks, device=device)
+    columns = torch.arange(grid - 1, device=device)
+    return (2 ** (columns * features + _picks(features, grid - 1, device))).sum(dim=1)
 
 
 def hypotheses(
@@ -239,56 +229,28 @@ def hypotheses(
 ) -> tuple[Bool[Tensor, "b m s r"], Int[Tensor, "b m s r"]]:
     """For slot m of the first column and slots s of the others: does rule r fit the shown symbols, and its answer."""
     b, g, _, m = panels.shape
-    # Each column's slot has its own axis, so most tests broadcast over two columns only, not over whole features.
-    columns = []
-    for c in range(g):
-        axes = [1] * g
-        axes[c] = m
-        columns.append(panels[:, :, c].view(b, g, *axes))
-    shown = (*columns[:-1], columns[-1][:, :-1])  # the last column lacks its last row
+    columns = torch.arange(g, device=panels.device)
+    cells = panels[:, :, columns[:, None], _picks(m, g, panels.device).T]  # (b g g n): rows, columns, picks
+    whole, last = cells[:, :-1], cells[:, -1, :-1]  # the whole rows (b g-1 g n), and what the last row shows (b g-1 n)
     fits, answers = [], []
     for step in STEPS:
-        fit = torch.ones((), dtype=torch.bool, device=panels.device)
-        for before, after in itertools.pairwise(shown):
-            change = after - before[:, : after.shape[1]]
-            fit = fit & ((change - step) % task.values == 0).all(dim=1)
-        fits.append(fit)
-        answers.append((columns[-2][:, -1] + step) % task.values)
-    total = functools.reduce(torch.add, columns[:-1])
-    for result in (total, 2 * columns[0] - total):
-        fits.append(((result[:, :-1] - shown[-1]) % task.values == 0).all(dim=1))
+        steady = ((whole.diff(dim=2) - step) % task.values == 0).all(dim=1).all(dim=1)
+        fits.append(steady & ((last.diff(dim=1) - step) % task.values == 0).all(dim=1))
+        answers.append((last[:, -1] + step) % task.values)
+    total = cells[:, :, :-1].sum(dim=2)  # (b g n)
+    for result in (total, 2 * cells[:, :, 0] - total):
+        fits.append(((result[:, :-1] - whole[:, :, -1]) % task.values == 0).all(dim=1))
         answers.append(result[:, -1] % task.values)
-    fit, answer = _distribute(columns, task.values, distinct)
-    fits.append(fit)
-    answers.append(answer)
-    full_shape = (b, *(m,) * g)
-    return (
-        torch.stack([part.expand(full_shape).reshape(b, m, -1) for part in fits], dim=-1),
-        torch.stack([part.expand(full_shape).reshape(b, m, -1) for part in answers], dim=-1),
-    )
-
-
-def _distribute(columns: list[Tensor], values: int, distinct: bool) -> tuple[Tensor, Tensor]:
-    """All complete rows hold the same symbols, the last row holds some of them; the answer is the missing one."""
-    g = len(columns)
-    first = [column[:, 0] for column in columns]
-    last = [column[:, -1] for column in columns[:-1]]
-    fit = torch.ones((), dtype=torch.bool, device=columns[0].device)
-    for row in range(1, g - 1):
-        cells = [column[:, row] for column in columns]
-        for symbol in first:
-            fit = fit & (_count(symbol, cells) == _count(symbol, first))
-    for cell in last:
-        fit = fit & (_count(cell, first) > 0)
+    # Distribute: all whole rows hold the same symbols, the last row some of them; the answer is the missing one.
+    first = whole[:, 0]
+    same = (whole.sort(dim=2).values == first.sort(dim=1).values[:, None]).all(dim=1).all(dim=1)
+    used = first[:, :, None] == last[:, None]  # (b g g-1 n)
+    fit = same & used.any(dim=1).all(dim=1)
     if distinct:
-        for cells in (first, last):
-            for a, b in itertools.combinations(cells, 2):
-                fit = fit & (a != b)
+        for symbols in (first, last):
+            fit = fit & (symbols.sort(dim=1).values.diff(dim=1) != 0).all(dim=1)
+    fits.append(fit)
     # Without distinct symbols, as in the original code: the least used symbol, and of these the smallest.
-    usage = [_count(symbol, last) * values + symbol for symbol in first]
-    return fit, functools.reduce(torch.minimum, usage) % values
-
-
-def _count(symbol: Tensor, cells: list[Tensor]) -> Tensor:
-    """The number of cells that hold the symbol."""
-    return functools.reduce(torch.add, [(cell == symbol).long() for cell in cells])
+    answers.append((used.sum(dim=2) * task.values + first).amin(dim=1) % task.values)
+    shape = (b, m, m ** (g - 1), len(RULES))
+    return torch.stack(fits, dim=-1).view(shape), torch.stack(answers, dim=-1).view(shape)

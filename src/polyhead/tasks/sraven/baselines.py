@@ -14,9 +14,7 @@
                          most probable answer of a single rule, or the symbol to the left if none fits.  Only for
                          permuted columns; without permutation the assumption is true
     known_combinations   Bayes-optimal over the training multisets of rules; copies the panel to the left if none of
-                         them fits.  On compositional instances it shows how far memorised combinations go; on the
-                         other splits it is a little above the ceiling (0.94 and 0.93 with four features), because it
-                         knows which multisets occur there
+                         them fits.  On splits of training multisets it is a little above the ceiling
     ceiling              Bayes-optimal over all multisets of the family, without knowing the split: the score of a
                          solver that combines rules freely (`ambiguity.bayes`)
 
@@ -30,10 +28,18 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from polyhead.config import Batch
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.sraven.ambiguity import bayes, chances, hypotheses, searchable, straight
+from polyhead.tasks.sraven.ambiguity import (
+    SEARCHED_CORRESPONDENCES,
+    bayes,
+    chances,
+    correspondences,
+    hypotheses,
+    straight,
+)
 from polyhead.tasks.sraven.task import Sraven
-from polyhead.tasks.task import Score, check_baselines
+from polyhead.tasks.task import Score, scores_in_parts
 
 CHUNK = 500  # sequences at once
 TRAINED = 4000  # training sequences that `symbol_counts` counts
@@ -44,29 +50,22 @@ def baselines(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0)
 
     Raises ValueError for an unknown split, or no sequences.
     """
-    check_baselines(task, split, sequences)
-    scores: dict[str, list[Tensor]] = {}
-    answer_counts = []
-    for step, start in enumerate(range(0, sequences, CHUNK)):
-        panels = task.batch(split, min(CHUNK, sequences - start), seed=seed, step=step).latents["panels"]
-        hits_of_batch = {
+
+    def score(batch: Batch) -> dict[str, Tensor]:
+        panels = batch.latents["panels"]
+        values = {
             "copy_left": hits(copy_left(panels), panels),
             "symbol_counts": hits(symbol_counts(panels, _learned(task).to(panels.device), task.values), panels),
         }
         if task.permuted:
-            hits_of_batch["same_slot"] = hits(same_slot(panels, task), panels)
-        if searchable(task):
-            hits_of_batch["known_combinations"] = known_combinations(panels, task)
-            hits_of_batch["ceiling"], answer_count = bayes(panels, task)
-            answer_counts.append(answer_count)
-        for name, values in hits_of_batch.items():
-            scores.setdefault(name, []).append(values)
+            values["same_slot"] = hits(same_slot(panels, task), panels)
+        if correspondences(task) <= SEARCHED_CORRESPONDENCES:
+            values["known_combinations"] = known_combinations(panels, task)
+            values["ceiling"], values["answers"] = bayes(panels, task)
+        return values
+
     table = {"chance": Score(float(task.values) ** -task.features, 0.0, 0)}
-    table |= {name: Score.of(torch.cat(parts)) for name, parts in scores.items()}
-    if answer_counts:
-        identified = (torch.cat(answer_counts) == 1).double().mean().item()
-        table["ceiling"] = Score.of(torch.cat(scores["ceiling"]), identified)
-    return table
+    return table | scores_in_parts(score, task, split, sequences, seed, size=CHUNK)
 
 
 def known_combinations(panels: Int[Tensor, "b g g m"], task: Sraven) -> Float[Tensor, "b"]:

@@ -4,19 +4,17 @@ The paper multiplies the multisets of M rules out of R = 8 by "unique permutatio
 
     C(R + M - 1, M) · ((M!)^(G-1) - M)
 
-We found no explanation of its "- M": one feature would have 0 tasks, and two features 2 permutations, not 4.  Without
-"- M" the product counts multisets and relative permutations of the columns independently, but a permutation also
-decides which feature has which rule.  The exact number of distinguishable tasks is
+Its "- M" has no explanation: one feature would have 0 tasks.  The product also counts multisets and permutations
+independently, but a permutation decides which feature has which rule.  The exact number of distinguishable tasks is
 
     R^M · (M!)^(G-1)
 
 Name the features by their slots in the first column: each has one of R rules, and every other column has its own
-order.  (With values < 5, some rules coincide: +2 and -2 modulo 4.)
+order.
 
-An instance is a set of panels together with its task.  Under rule r one feature has N_r grids: K^G for constant and
-each progression, K^(G(G-1)) for sum and difference, C(K, G) (G!)^G for distribute.  The paper's figure has no formula;
-`paper` is the sum over multisets of the products of N_r, times its number of permutations.  The exact number is
-(sum_r N_r)^M · (M!)^(G-1).  It counts panels once for each task that can generate them.
+An instance is a set of panels together with its task.  Under rule r one feature has N_r grids (`feature_grids`).  The
+paper's figure has no formula; `paper` is the sum over multisets of the products of N_r, times its number of
+permutations.  The exact number is (sum_r N_r)^M · (M!)^(G-1).
 """
 
 import math

@@ -51,6 +51,7 @@ from polyhead.tasks.task import (
     check_fraction,
     check_logits,
     check_split,
+    covering_order,
     fork,
     held_out_count,
     original_order,
@@ -212,27 +213,12 @@ class Sraven(Task):
             permutations (b grid features)          token j of a column shows feature permutations[., column, j]
             panels (b grid grid features)           all panels, including the answer
             query_rules (b features)                the rule of each query token
-
-        Splits do not share draws, even from generators in the same state.
         """
         check_draw(self, split, batch_size)
         rules, order, panels = self._draw(split, batch_size, generator)
         if self.reject_ambiguous is not None:
             self._replace_ambiguous((rules, order, panels), split, generator)
         advance(generator)
-        return self._batch(rules, order, panels)
-
-    @shaped
-    def of_rules(self, rules: Int[Tensor, "b m"], generator: torch.Generator) -> Batch:
-        """A batch with the multisets `rules` (b features), of any split; ambiguous instances stay."""
-        if rules.shape[1] != self.features or rules.min() < 0 or rules.max() >= len(RULES):
-            raise ValueError(f"of_rules: rules must be {self.features} numbers from 0 to {len(RULES) - 1} an instance")
-        rules = rules.to(generator.device, torch.int64).sort(dim=1).values
-        instances = draw_instances(self, rules, fork(generator, f"{self.name}/of_rules/grids"))
-        advance(generator)
-        return self._batch(*instances)
-
-    def _batch(self, rules: Tensor, order: Tensor, panels: Tensor) -> Batch:
         targets = panels.flatten(1)
         symbols = targets.clone()
         symbols[:, -self.features :] = self.values  # the row of zeros hides the answer
@@ -248,11 +234,7 @@ class Sraven(Task):
         return Batch(inputs, targets, None, scored, latents)
 
     def _draw(
-        self,
-        split: str,
-        batch_size: int,
-        generator: torch.Generator,
-        attempt: str = "",
+        self, split: str, batch_size: int, generator: torch.Generator, attempt: str = ""
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rules (b m), permutations (b g m) and panels (b g g m); `generator` is not changed."""
         multisets = _multisets(self, split, generator.device)
@@ -262,10 +244,7 @@ class Sraven(Task):
         return draw_instances(self, multisets[rows], grid_draws)
 
     def _replace_ambiguous(
-        self,
-        instances: tuple[Tensor, Tensor, Tensor],
-        split: str,
-        generator: torch.Generator,
+        self, instances: tuple[Tensor, Tensor, Tensor], split: str, generator: torch.Generator
     ) -> None:
         """Replace ambiguous instances, in place, by those at the same index in later draws."""
         from polyhead.tasks.sraven.ambiguity import ambiguous  # it imports this file
@@ -327,11 +306,7 @@ def permute(features: Int[Tensor, "b g g m"], permutations: Int[Tensor, "b g m"]
 
 
 # ------------------------------------------------------------------------------------------------------------ generator
-def draw_instances(
-    task: Sraven,
-    rules: Tensor,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor, Tensor]:
+def draw_instances(task: Sraven, rules: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """The given rules (b m), ascending, with permutations (b g m) and panels (b g g m)."""
     (count, m), g, device = rules.shape, task.grid, generator.device
     # One call draws all numbers, so a smaller batch is a prefix of a larger one.
@@ -398,9 +373,8 @@ def _vectors(values: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
     train, held_out = _split(task.features, task.held_out, task.split, task.split_seed)
-    if split in ("compositional", "novel"):
-        return torch.tensor(held_out, device=device)
-    return torch.tensor(train, device=device)
+    rows = held_out if split in ("compositional", "novel") else train
+    return torch.tensor(rows, device=device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -408,18 +382,17 @@ def _split(features: int, held_out: float, split: str, seed: int) -> tuple[tuple
     """Training and held-out multisets of rules."""
     rows = list(itertools.combinations_with_replacement(range(len(RULES)), features))
     num_held_out = held_out_count("Sraven", held_out, len(rows), "multisets of rules")
+    num_train = len(rows) - num_held_out
+    order = []
     if split != "covered":
         order = original_order("Sraven", __package__, rows, split, seed)
-        return tuple(order[num_held_out:]), tuple(order[:num_held_out])
-    if features == 1:  # the held-out rules are new
+    elif features == 1:  # the held-out rules are new
         order = shuffled(rows, stream(seed, "sraven/split", 0))
-        return tuple(order[num_held_out:]), tuple(order[:num_held_out])
-    if (len(rows) - num_held_out) * features >= len(RULES):
-        for attempt in range(TRIES):
-            order = shuffled(rows, stream(seed, "sraven/split", attempt))
-            if len(set(itertools.chain(*order[num_held_out:]))) == len(RULES):
-                return tuple(order[num_held_out:]), tuple(order[:num_held_out])
-    raise ValueError(
-        f"Sraven: held_out={held_out} leaves {len(rows) - num_held_out} training multisets of {features} rules, too "
-        f"few to cover all {len(RULES)} rules"
-    )
+    elif num_train * features >= len(RULES):
+        order = covering_order(rows, num_held_out, len(RULES), "sraven/split", seed, TRIES)
+    if not order:
+        raise ValueError(
+            f"Sraven: held_out={held_out} leaves {num_train} training multisets of {features} rules, too few to cover "
+            f"all {len(RULES)} rules"
+        )
+    return tuple(order[num_held_out:]), tuple(order[:num_held_out])

@@ -39,10 +39,7 @@ CHECKED = 1 << 16  # characters by which a tokenizer from a file is checked
 
 @dataclass(frozen=True)
 class Request:
-    """Which text to tokenise, and how: the fields of `Text` that matter, with an absolute `folder`.
-
-    `state`: that of the text at a task's first use; the process keeps one corpus for each.
-    """
+    """Which text to tokenise, and how: fields of `Text`, an absolute `folder`, the text's `state` at its first use."""
 
     data: str
     tokenizer: str
@@ -82,8 +79,7 @@ class Request:
         if self.is_on_hub:
             assert self.limit is not None
             return sources.read_hub(self.data.removeprefix("hub:"), self.held_out, self.limit, self.column)
-        files = sources.list_files(self.data, self.limit, self.folder)
-        return sources.read_files(files, self.held_out)
+        return sources.read_files(sources.list_files(self.data, self.limit, self.folder), self.held_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,12 +158,11 @@ def _write(path: pathlib.Path, request: Request) -> None:
         codec = text_tokens.train(_sample(request), int(request.tokenizer.partition(":")[2]))
         (path / text_tokens.FILE).write_text(codec.to_json(), encoding="utf-8")
     dtype = np.min_scalar_type(codec.count - 1)
-    separator = np.array([], dtype)
-    if codec.end is not None:
-        separator = np.array([codec.end], dtype)
+    separator = np.array([] if codec.end is None else [codec.end], dtype)
     counts = {split: {"tokens": 0, "bytes": 0} for split in SPLITS}
     fingerprint = ""  # a hash chain over the text and its splits, not the tokens
-    copies = Copies()
+    training_pieces = set()  # hashes
+    held_out_pieces = []  # hashes and sizes
     with contextlib.ExitStack() as stack:
         files = {split: stack.enter_context((path / f"{split}.bin").open("wb")) for split in SPLITS}
 
@@ -186,8 +181,16 @@ def _write(path: pathlib.Path, request: Request) -> None:
                 if piece.ends:
                     append(piece.split, separator, len(separator))
                 fingerprint = _digest(f"{fingerprint}/{piece.split}/{piece.ends}/".encode() + piece.data)
-                copies.add(piece)
-    share = copies.share()
+                if piece.split == "train":
+                    training_pieces.add(_digest(piece.data))
+                else:
+                    held_out_pieces.append((_digest(piece.data), len(piece.data)))
+    copied = total = 0
+    for digest, size in held_out_pieces:
+        total += size
+        if digest in training_pieces:
+            copied += size
+    share = copied / max(1, total)
     if share > COPIED and not request.is_on_hub:  # there copies are in the same split
         _say(f"{share:.0%} of what is held out of {request.data} are copies of training text; scores are too good")
     manifest = {
@@ -200,30 +203,6 @@ def _write(path: pathlib.Path, request: Request) -> None:
         "splits": counts,
     }
     write(path / "manifest.json", json.dumps(manifest, indent=2).encode())
-
-
-class Copies:
-    """How much of the held-out text occurs in training, piece by piece."""
-
-    def __init__(self) -> None:
-        self.training_pieces: set[str] = set()
-        self.held_out_pieces: list[tuple[str, int]] = []
-
-    def add(self, piece: Piece) -> None:
-        digest = _digest(piece.data)
-        if piece.split == "train":
-            self.training_pieces.add(digest)
-        else:
-            self.held_out_pieces.append((digest, len(piece.data)))
-
-    def share(self) -> float:
-        """The share of the held-out bytes."""
-        copied = total = 0
-        for digest, size in self.held_out_pieces:
-            total += size
-            if digest in self.training_pieces:
-                copied += size
-        return copied / max(1, total)
 
 
 def _encode(codec: Codec, dtype: np.dtype, pieces: list[Piece]) -> Iterator[np.ndarray]:

@@ -183,18 +183,17 @@ def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str
     blocks = []
     for file in files:
         blocks += _cut(file, block_size)
-    split_of_block = {}
-    if not keeps_files_whole:
-        split_of_block = _assign({f"{file.name}/{start}": stop - start for file, start, stop in blocks}, quota)
+    if keeps_files_whole:
+        splits = [split_of_file[file.name] for file, _, _ in blocks]
+    else:
+        size_of_block = {f"{file.name}/{start}": stop - start for file, start, stop in blocks}
+        split_of_block = _assign(size_of_block, quota)
+        splits = [split_of_block[name] for name in size_of_block]
     # A document ends where the file or the split changes.
-    pieces: list[tuple[Block, str, bool]] = []
-    for block in blocks:
-        file, start, _ = block
-        split = split_of_file[file.name] if keeps_files_whole else split_of_block[f"{file.name}/{start}"]
-        if pieces:
-            previous, previous_split, _ = pieces[-1]
-            pieces[-1] = (previous, previous_split, (previous[0], previous_split) != (file, split))
-        pieces.append((block, split, True))
+    pieces = []
+    for i, (block, split) in enumerate(zip(blocks, splits, strict=True)):
+        ends = i + 1 == len(blocks) or (blocks[i + 1][0], splits[i + 1]) != (block[0], split)
+        pieces.append((block, split, ends))
     return pieces
 
 
@@ -219,8 +218,8 @@ def _cut(file: File, size: int) -> list[Block]:
         while stop < file.size:
             handle.seek(stop)
             following = handle.read(max(4, min(size, LONGEST_LINE)))
-            line_end = following.find(b"\n", 0, size)
-            stop += _num_continuing(following) if line_end < 0 else line_end + 1
+            # Behind the line end, if there is one.
+            stop += following.find(b"\n", 0, size) + 1 or _num_continuing(following)
             if stop < file.size:
                 blocks.append((file, start, stop))
                 start = stop

@@ -6,8 +6,8 @@ window of the row; its targets are the same tokens shifted by one:
     row       \\0 d e f   f ( ) : \\0 i m p o r t ...            length 4
     inputs    \\0 d e f                                          targets   d e f _
 
-In one pass of training the windows are adjacent.  Their offset and their order change with each pass.  The order is a
-pseudorandom permutation that is computed for single indices (`order`), so its cost does not depend on the text's size.
+In one pass of training the windows are adjacent; their offset and their order change with each pass.  The order is
+computed for single indices (`order`), so its cost does not depend on the text's size.
 
 >>> sorted(order(np.arange(7), 7, key=0).tolist())
 [0, 1, 2, 3, 4, 5, 6]
@@ -28,15 +28,7 @@ from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
 from polyhead.config.checked import Count
 from polyhead.config.words import Baseline, Words
 from polyhead.tasks import record
-from polyhead.tasks.task import (
-    LazyLogitsLike,
-    Score,
-    check_draw,
-    check_split,
-    located,
-    token_guesses,
-    token_losses,
-)
+from polyhead.tasks.task import LazyLogitsLike, Score, check_draw, check_split, located, token_guesses, token_losses
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.corpus import Corpus, Request, open_corpus
 from polyhead.tasks.text.sources import SPLITS
@@ -54,18 +46,15 @@ class Text(Task):
         iid           equally many others, for reported scores
 
     Copies of a file may be in several splits: a line on standard error says how much of what is held out they are.
-
-    The windows of a held-out split score each token once, except the first, which has no context.  Their shuffled order
-    is the same for every seed; `sequences` of an evaluation says how many windows were scored.
+    The windows of a held-out split score each token but the first once, in a shuffled order that is the same for every
+    seed.
 
     data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder,
         from which files with a usual suffix are read (`sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
-        from the Hugging Face Hub through `datasets`.
+        from the Hugging Face Hub through `datasets`, of which `column` has the text.
     tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text; a
         tokenizer.json of `tokenizers`; or one of the Hub, such as "hub:openai-community/gpt2".
-    length: tokens in a sequence.
     limit: bytes of text to use, None for all; required for the Hub.
-    column: the column with the text, for a data set of the Hub.
     folder: where the token files are stored.
 
     >>> task = Text(length=8)
@@ -86,6 +75,7 @@ class Text(Task):
     folder: str = non_semantic("data/text")
 
     name: ClassVar[str] = "text"
+    splits: ClassVar[tuple[str, ...]] = SPLITS
     metric: ClassVar[str] = "bits_per_byte"
     better: ClassVar[str] = "lower"
     lazy: ClassVar[bool] = True
@@ -114,10 +104,6 @@ class Text(Task):
             raise ValueError(f"Text: a data set of the Hub is 'hub:OWNER/NAME[/CONFIG]', not {self.data!r}")
         if kind == "hub" and self.limit is None:
             raise ValueError(f"Text: {self.data} needs limit, the bytes of text to take of it")
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return SPLITS
 
     @property
     def ends(self) -> tuple[Tokens, Logits]:
@@ -176,9 +162,9 @@ class Text(Task):
         check_draw(self, split, batch_size)
         device = torch.device(device)
         tokens = self._tokens(split)
-        if split == "train":
+        count = self.count(split)
+        if count is None:
             return self._batch(split, self._starts(len(tokens), batch_size, seed, step), None, device)
-        count = math.ceil((len(tokens) - 1) / self.length)
         batches = math.ceil(count / batch_size)  # in a pass; the last may be short
         first = step % batches * batch_size
         indices = np.arange(first, min(first + batch_size, count))
@@ -222,7 +208,7 @@ class Text(Task):
         return (nats * batch.scored).sum() / batch.scored.sum().clamp(min=1)
 
     def metrics(self, outputs: Tensor | LazyLogitsLike, batch: Batch) -> dict[str, Tensor]:
-        """For each sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens predicted as the most likely one.
+        """For each sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens whose logit is the largest.
 
         Each token counts as its split's mean bytes per token.  So the mean over a whole split, weighted by `amounts`,
         is total bits over total bytes, and tokenizers can be compared.  A separator of documents counts as one byte.
@@ -269,10 +255,10 @@ class Text(Task):
 
 # ---------------------------------------------------------------------------------------------------------------- order
 def order(indices: np.ndarray, count: int, *, key: int) -> np.ndarray:
-    """The images of `indices` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network, no memory.
+    """The images of `indices` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network.
 
     A number is two digits in base n, the smallest n with n² >= count.  In each round a hash of one digit is added to
-    the other, modulo n.  A result of `count` or more is permuted again until it is below `count` (cycle walking).
+    the other, modulo n.  A result of `count` or more is permuted again until it is below `count`.
     """
     base = max(1, math.isqrt(max(0, count - 1)) + 1)
     salts = _salts(key)

@@ -22,10 +22,9 @@ from polyhead.tasks.record import RECORD
 # In a run's folder: its tokenizer.
 FILE = "tokenizer.json"
 
-# Names of the separator of documents in other tokenizers; the first that a tokenizer has is used.
+# Names of the separator of documents; the first that a tokenizer has is used.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 
-FORMS = "'bytes', 'bpe:N', 'hub:OWNER/NAME' or a tokenizer.json"
 Result = TypeVar("Result")
 
 
@@ -78,9 +77,6 @@ class Bytes:
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "surrogateescape"))
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text) for text in texts]
-
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode("utf-8", "replace")
 
@@ -91,13 +87,8 @@ class Bytes:
     def to_json(self) -> str:
         """A tokenizer.json of `tokenizers`: byte-level BPE without merges; token i is byte i."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        model: dict[str, Any] = {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "vocab": _byte_by_character(),
-            "merges": [],
-        }
+        model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
+        model |= {"vocab": _byte_by_character(), "merges": []}
         parts = {"pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
         return json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, **parts})
 
@@ -197,7 +188,9 @@ def check(tokenizer: str) -> None:
         if not name.isdecimal() or int(name) < 257:
             raise ValueError(f"Text: tokenizer='bpe:N' takes N of at least 257, the bytes and an end, but is {name!r}")
     elif tokenizer != "bytes" and not (kind == "hub" and name) and not tokenizer.endswith(".json"):
-        raise ValueError(f"Text: tokenizer must be {FORMS} but is {tokenizer!r}")
+        raise ValueError(
+            f"Text: tokenizer must be 'bytes', 'bpe:N', 'hub:OWNER/NAME' or a tokenizer.json but is {tokenizer!r}"
+        )
 
 
 def existing(tokenizer: str) -> Codec | None:
