@@ -222,6 +222,9 @@ def draw(options: argparse.Namespace) -> None:
         pairs = [(run, result) for row, run, result in finished if row in rows_of_page[page]]
         if page == "inside":  # needs weights
             pairs = [(run, result) for run, result in pairs if checkpoints(result.folder)]
+        if page in CHANGED_ROWS:  # the others stand beside it with the same seeds
+            seeds = {run.seed for row, run, _ in finished if row in CHANGED_ROWS[page]}
+            pairs = [(run, result) for run, result in pairs if run.seed in seeds]
         if not pairs or not rows_there.intersection(CHANGED_ROWS.get(page, rows_there)):
             print(f"{page}: no run is finished")
             continue
@@ -233,11 +236,9 @@ def draw(options: argparse.Namespace) -> None:
 def draw_page(name: str, folder: Path, runs: list[Run], results: list[Result]) -> None:
     figure = PAGES[name]
     study = Study.of(name, HYLA, "paper", folder, runs, results)
-    if name in CHANGED_ROWS:
-        study = long.beside_changed(study, CHANGED_ROWS[name])
     folder.mkdir(parents=True, exist_ok=True)
     outcome = figure.draw(study)
-    about = described(name, figure, "paper", study, outcome)
+    about = described(figure.title, study, outcome)
     about["command"] = "python benchmarks/long_trainings.py draw"
     path = write_all(folder, figure.title, about, outcome)
     print(*outcome.verdicts, path, sep="\n")

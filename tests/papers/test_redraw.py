@@ -10,8 +10,7 @@ from some import some
 from polyhead.analysis import figures
 from polyhead.papers import outcome, page
 from polyhead.papers.recipes import FIGURES
-from polyhead.papers.redraw import redraw
-from polyhead.papers.reproduce import described
+from polyhead.papers.reproduce import described, redraw
 from polyhead.tasks import Score
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small"
@@ -82,7 +81,7 @@ def made(study_of, tmp_path, monkeypatch):
         study = study_of(figure, lambda run: 0.5 + 0.1 * ("hyla" in run.name) + 0.01 * run.seed)
         place = tmp_path / "made" / figure
         place.mkdir(parents=True)
-        about = described(figure, FIGURES[figure], "smoke", study, FIGURES[figure].draw(study))
+        about = described(FIGURES[figure].title, study, FIGURES[figure].draw(study))
         (place / "results.json").write_text(json.dumps(about))
         return place, about
 

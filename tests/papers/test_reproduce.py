@@ -15,8 +15,7 @@ from polyhead.papers.claims import Estimate, above
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.page import write_page
 from polyhead.papers.recipes import STUDIES, for_seeds
-from polyhead.papers.redraw import redraw
-from polyhead.papers.reproduce import reproduce
+from polyhead.papers.reproduce import redraw, reproduce
 from polyhead.scale.sweep import Failure
 from polyhead.tasks.sraven.counts import tasks
 

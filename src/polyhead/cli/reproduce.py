@@ -21,7 +21,6 @@ def reproduce(
     figure: Figure,
     scale: str | None = None,
     seeds: int | None = None,
-    published: Path | None = None,
     folder: Path | None = None,
     workers: int | None = None,
     device: Device = "auto",
@@ -42,26 +41,24 @@ def reproduce(
         figure: A name from `polyhead list figures`.
         scale: small, short, paper or smoke (default: short for figures of fuzzy logic, small for the others).
         seeds: How many seeds, from 0 (default: those of the scale, mostly three).  A verdict takes five.
-        published: The folder with the published files of relational games or mathematics, in place of generated data.
         folder: The folder for runs and results (default: runs/reproduce/SCALE).
         workers: Runs at a time (default: one per core).
         results: Train nothing: redraw and judge again from this results.json, or its folder.
     """
     from polyhead.papers import reproduce as figures
-    from polyhead.papers.redraw import redraw
 
     failures: Sequence[Failure] = ()
     if results is not None:
-        options = {"scale": scale, "seeds": seeds, "published": published, "workers": workers}
+        options = {"scale": scale, "seeds": seeds, "workers": workers}
         if device != "auto":
             options["device"] = device
         for name, value in options.items():
             if value is not None:
                 raise ValueError(f"polyhead reproduce: --from trains nothing, so --{name} has no effect")
-        page, outcome = redraw(results, folder, figure=figure)
+        page, outcome = figures.redraw(results, folder, figure=figure)
     else:
         page, outcome, failures = figures.reproduce(
-            figure, scale, folder=folder, workers=workers, device=device, seeds=seeds, published=published
+            figure, scale, folder=folder, workers=workers, device=device, seeds=seeds
         )
     rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
 

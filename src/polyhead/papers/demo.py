@@ -35,21 +35,12 @@ KINDS = {"hyla": "HYLA", "softmax": "softmax", "linear": "linear"}
 SPLIT_SEEDS = (1, 2, 3, 4, 5)
 BASELINES = {"mix": "mixture of training functions", "gaussian_process": "Gaussian process"}
 
-COLOURS = {
-    "softmax": "#0072b2",
-    "softmax, rotary positions": "#56a5d9",
-    "softmax + relational": "#009e73",
-    "softmax + disentangled": "#d55e00",
-    "HYLA": "#009e73",
-    "linear": "#d98c00",
-}
-MARKERS = {
-    "softmax": "D",
-    "softmax, rotary positions": "^",
-    "softmax + relational": "s",
-    "softmax + disentangled": "o",
-    "HYLA": "o",
-    "linear": "s",
+# Colour and marker of a racer.
+STYLES = {
+    "softmax": ("#0072b2", "D"),
+    "softmax, rotary positions": ("#56a5d9", "^"),
+    "softmax + relational": ("#009e73", "s"),
+    "softmax + disentangled": ("#d55e00", "o"),
 }
 
 # (step, accuracy on new shapes), in the order of training.
@@ -141,9 +132,9 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
         by_seed = np.array(list(curves[racer].values()))  # (seed, point, step and accuracy)
         steps, accuracy = by_seed[0, :, 0], by_seed[:, :, 1]
         means = accuracy.mean(0)
-        colour = COLOURS[racer]
+        colour, marker = STYLES[racer]
         axes.fill_between(steps, accuracy.min(0), accuracy.max(0), color=colour, alpha=0.15, lw=0)
-        axes.plot(steps, means, color=colour, lw=2, marker=MARKERS[racer], markevery=4, ms=5)
+        axes.plot(steps, means, color=colour, lw=2, marker=marker, markevery=4, ms=5)
         axes.annotate(racer, (steps[-1], means[-1]), (8, 0), textcoords="offset points", va="center", color=colour)
     axes.axhline(GUESSING, color=FAINT, lw=1, ls="--")
     axes.annotate("guessing", (steps[-1], GUESSING), (8, 0), textcoords="offset points", va="center", color=INK)
@@ -152,23 +143,17 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
 
 
 def draw_scores(scores: list[Score]) -> "Figure":
-    """R² on known and on unseen combinations: a mark for each division of each kind of heads, and two baselines."""
-    from polyhead.analysis.canvas import FAINT, one_panel
+    """R² on unseen combinations: a dot for each division of each kind of heads, and two baselines."""
+    from polyhead.analysis import figures
 
-    figure, axes = one_panel(7.2, 2.6)
-    labels = [*KINDS.values(), *BASELINES.values()]
+    measured = {}
+    baselines = {}
     for score in scores:
-        row = len(labels) - 1 - labels.index(score.label)
-        is_unseen = score.split == "compositional"
-        colour = COLOURS.get(score.label, FAINT)
-        height = row - 0.16 if is_unseen else row + 0.16
-        face = colour if is_unseen else "white"
-        marker = MARKERS.get(score.label, "|")
-        axes.scatter(score.values, [height] * len(score.values), s=22, color=colour, facecolor=face, marker=marker)
-        axes.plot([score.mean, score.mean], [height - 0.14, height + 0.14], color=colour, lw=2)
-    axes.set_yticks(range(len(labels)), reversed(labels))
-    axes.set(xlim=(0.5, 1.0), xlabel="R² per sequence: known combinations (upper, hollow), unseen (lower, filled)")
-    return figure
+        if score.split == "compositional" and score.label in KINDS.values():
+            measured[score.label] = score.values
+        elif score.split == "compositional":
+            baselines[score.label] = score.mean
+    return figures.results(measured, baselines=baselines, score="R² on unseen combinations")
 
 
 def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
@@ -186,7 +171,7 @@ def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
     values |= {"scores": None, "score_rows": []}
     if scores:
         caption = (
-            "Fuzzy logic: five divisions of the functions into known and unseen combinations. "
+            "Fuzzy logic: combinations that training never had, in five divisions of the functions. "
             "Heads of width 2, as in the paper's released code."
         )
         values["scores"] = figure_as_svg(draw_scores(scores), caption, "scores")

@@ -6,9 +6,9 @@ the last is "model".  The scores of the cells are a series with the same index.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyhead.config import Run
 from polyhead.papers.claims import Estimate, Verdict, judge
@@ -23,6 +23,10 @@ BASELINE_SEQUENCES = 1000
 # The standard caption of pictures of scores.
 SEED_CAPTION = "standard errors over seeds, a dot per seed"
 
+# Cells, or numbers of them, by condition; pandas is imported when a figure is drawn.
+Cells: TypeAlias = "Series"
+# Numbers with a row per condition and a column per model.
+Table: TypeAlias = "DataFrame"
 Draw = Callable[[Study], "FigureOutcome"]
 # Label -> x -> the scores of the seeds.
 Curves = dict[str, dict[Any, list[float]]]
@@ -76,30 +80,30 @@ class FigureOutcome:
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
-def scores_of(cells: "Series", split: str, metric: str | None = None) -> "Series":
+def scores_of(cells: Cells, split: str, metric: str | None = None) -> Cells:
     """Return the estimates of all cells on a split."""
     return cells.map(lambda cell: cell.score(split, metric))
 
 
-def score_table(cells: "Series", split: str, metric: str | None = None) -> "DataFrame":
+def score_table(cells: Cells, split: str, metric: str | None = None) -> Table:
     """Return the estimates with a row for each condition and a column for each model, in the order of the runs."""
     return scores_of(cells, split, metric).unstack("model", sort=False)
 
 
-def differences(table: "DataFrame", first: Any, second: Any) -> "Series":
+def differences(table: Table, first: Any, second: Any) -> Cells:
     """Return column `first` minus column `second` at each condition that has both."""
     both = table.reindex(columns=[first, second]).dropna()
     return both[first] - both[second]
 
 
-def is_complete_grid(cells: "Series") -> bool:
+def is_complete_grid(cells: Cells) -> bool:
     """Return whether the conditions form a full grid and each has every model: no run failed."""
     names = cells.index.names
     return len(cells) > 0 and len(cells) == math.prod(cells.index.unique(name).size for name in names)
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def curves(scores: "Series", label: Callable[[str], str]) -> Curves:
+def curves(scores: Cells, label: Callable[[str], str]) -> Curves:
     """Return {label: {x: scores of the seeds}} from scores by x and model."""
     by_label: Curves = {}
     for (x, model), estimate in scores.items():
@@ -108,11 +112,11 @@ def curves(scores: "Series", label: Callable[[str], str]) -> Curves:
 
 
 def panels(
-    cells: "Series",
+    cells: Cells,
     split: str,
     label: Callable[[str], str],
     title: Callable[[Any], str],
-    levels: Callable[["Series"], Mapping[str, Any]],
+    levels: Callable[[Cells], Mapping[str, Any]],
 ) -> list[Panel]:
     """Return a panel for each value of the first axis, with the second axis on x and a line per model.
 
@@ -195,7 +199,7 @@ def baseline_means(runs: Iterable[Run], split: str = "compositional") -> dict[st
     return {label: estimate.mean for label, estimate in drawn_baselines(runs, split).items()}
 
 
-def baseline_curves(cells: "Series", split: str) -> dict[str, dict[Any, float]]:
+def baseline_curves(cells: Cells, split: str) -> dict[str, dict[Any, float]]:
     """Return {label: {x: mean of a drawn baseline}} from cells by x and model."""
     by_label: dict[str, dict[Any, float]] = {}
     for x, rows in cells.groupby(level=0, sort=False):
@@ -205,6 +209,15 @@ def baseline_curves(cells: "Series", split: str) -> dict[str, dict[Any, float]]:
 
 
 # -------------------------------------------------------------------------------------------------------------- tables
+def choices(rows: Mapping[str, Any], models: Collection[str]) -> list[str]:
+    """Return our choices for `models` where the papers are silent, as lines.  `rows`: all models of a study."""
+    lines = []
+    for name, row in rows.items():
+        if row.choice and name in models:
+            lines.append(f"{row.label}: {row.choice}.")
+    return lines
+
+
 def settings_note(cells: Iterable[Cell]) -> str:
     """Return the selected settings as a line."""
     return f"Settings: {'; '.join(sorted(set(map(setting_text, cells))))}."
@@ -241,7 +254,7 @@ def score_row(cell: Cell, columns: Iterable[Column]) -> tuple[dict[str, str], di
     return texts, values
 
 
-def estimates(values: Mapping[tuple[Any, ...], Mapping[int, float]], names: Sequence[str]) -> "Series":
+def estimates(values: Mapping[tuple[Any, ...], Mapping[int, float]], names: Sequence[str]) -> Cells:
     """Return a series of estimates from values by seed; `names`: of the levels of its index."""
     import pandas
 

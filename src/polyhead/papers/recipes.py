@@ -17,6 +17,8 @@ from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import ROWS
 from polyhead.spec.shapes import one_of
 
+Recipe = Callable[..., Run | tuple[Run, ...]]
+
 # Name on the command line -> figure. A new figure is a file and a line here.
 FIGURES: dict[str, Figure] = {
     **dict(sorted((fuzzy.FIGURES | scaling.FIGURES | codes.FIGURES | tables.FIGURES | counts.FIGURES).items())),
@@ -37,11 +39,7 @@ STUDIES: dict[str, Runs] = {name: figure.runs for name, figure in FIGURES.items(
 SHORT = tuple(name for name, figure in FIGURES.items() if figure.short)
 
 # Recipes of one run that take a scale; the default is `short`.
-SINGLE: dict[str, Callable[[str], Run]] = {
-    "fuzzy-softmax": singles.fuzzy_softmax,
-    "fuzzy-linear": singles.fuzzy_linear,
-    "fuzzy-hyla": singles.fuzzy_hyla,
-}
+SINGLE: dict[str, Recipe] = {f"fuzzy-{row}": singles.fuzzy(row) for row in singles.WORDS}
 
 # Measured core minutes of single recipes; those of figures are in `FIGURES`. Others were not measured.
 MINUTES: dict[str, float] = {
@@ -50,8 +48,6 @@ MINUTES: dict[str, float] = {
     "maths-dual": 6.0,
     "digits-dual": 3.0,
 }
-
-Recipe = Callable[..., Run | tuple[Run, ...]]
 
 
 class Recipes(dict[str, Recipe]):
@@ -72,9 +68,7 @@ RECIPES = Recipes(
     {
         **SINGLE,
         "fuzzy-original": singles.fuzzy_original,
-        "sraven-softmax": singles.sraven_softmax,
-        "sraven-linear": singles.sraven_linear,
-        "sraven-hyla": singles.sraven_hyla,
+        **{f"sraven-{row}": singles.sraven(row) for row in singles.WORDS},
         "games-dual": games.games_dual,
         "sorting-dual": objects.sorting_dual,
         "maths-dual": maths.maths_dual,

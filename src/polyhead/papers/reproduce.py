@@ -2,32 +2,32 @@
 and judge its claims.
 
 `reproduce("table-a1", "small")` is `polyhead reproduce table-a1 --scale small`.
+`redraw("docs/results/small/fig-2c")` is `polyhead reproduce fig-2c --from docs/results/small/fig-2c`.
 """
 
 import datetime
 import json
 import pathlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from polyhead.config import Run, digest, to_dict
+from polyhead.config.serial import numbers
 from polyhead.papers.claims import Verdict
-from polyhead.papers.dual.maths import on_files
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
-from polyhead.papers.study import FinishedRun, Paper, Study
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
-from polyhead.tasks import Maths, RelationalGames
 from polyhead.train import Result
 from polyhead.train.device import environment
 from polyhead.train.store.files import check_folder
@@ -47,21 +47,18 @@ def reproduce(
     workers: int | None = None,
     device: str = "auto",
     seeds: int | None = None,
-    published: str | pathlib.Path | None = None,
     progress: bool = True,
 ) -> tuple[pathlib.Path, FigureOutcome, tuple[Failure, ...]]:
     """Train the unfinished runs of `figure`, draw it, and write results.json, README.md, pictures and index.html.
 
     `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
     `scale`: by default `short` for figures about fuzzy logic, `small` for the others.  `seeds`: their number (default:
-    that of the scale); a verdict takes five.  `published`: see `on_published`.  Returns the page, its contents, and the
-    failed runs, which the figure omits.
+    that of the scale); a verdict takes five.  Returns the page, its contents, and the failed runs, which the figure
+    omits.
     """
     known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
     runs = tuple(replace(run, device=device) for run in runs_of(known, scale, seeds))
-    if published is not None:
-        runs = on_published(runs, published)
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     target = base / figure
 
@@ -82,7 +79,7 @@ def reproduce(
         outcome = known.draw(study)
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
-    about = described(figure, known, scale, study, outcome, seeds, published=published)
+    about = described(known.title, study, outcome, seeds)
     return write_all(target, known.title, about, outcome), outcome, study.failures
 
 
@@ -101,14 +98,15 @@ def check(path: pathlib.Path) -> None:
     if not path.exists():
         return
     try:
-        version = json.loads(path.read_text(encoding="utf-8"))["format"]
+        kept_format = json.loads(path.read_text(encoding="utf-8"))["format"]
     except (ValueError, RecursionError, TypeError, KeyError, OSError):
-        version = "none that can be read"
-    if version != FORMAT:
-        raise ValueError(f"reproduce: {path} has format {version}, not {FORMAT}; choose another --folder or delete it")
+        kept_format = "none that can be read"
+    if kept_format != FORMAT:
+        raise ValueError(
+            f"reproduce: {path} has format {kept_format}, not {FORMAT}; choose another --folder or delete it"
+        )
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
 def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
     """Return the runs of a figure with its own number of seeds (None) or another one."""
     if known.runs is None:
@@ -120,62 +118,23 @@ def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
     return for_seeds(known.runs(scale), seeds)
 
 
-def on_published(runs: Sequence[Run], folder: str | pathlib.Path) -> tuple[Run, ...]:
-    """Return the same runs on the published files of relational games or mathematics in `folder`.
-
-    Splits without published files are not scored: mathematics has none of longer questions or larger numbers for its
-    five modules, but longer questions in those it has, so its models read more characters.  Raises ValueError for runs
-    of other tasks, and if `folder` does not exist.
-    """
-    target = pathlib.Path(folder).expanduser().absolute()
-    if not target.is_dir():
-        raise ValueError(f"reproduce: --published {folder} is no folder")
-    published_runs = []
-    for run in runs:
-        if not isinstance(run.task, RelationalGames | Maths):
-            raise ValueError(
-                f"reproduce: --published is for figures of relational games and maths, not of {run.task.name}"
-            )
-        task = replace(run.task, data="original", folder=str(target))
-        splits = tuple(split for split in run.train.evaluate if split in task.splits)
-        moved = on_files(run, task) if isinstance(task, Maths) else replace(run, task=task)
-        published_runs.append(replace(moved, train=replace(run.train, evaluate=splits)))
-    return tuple(published_runs)
-
-
 # ------------------------------------------------------------------------------------------------------------- results
-def described(
-    figure: str,
-    known: Figure,
-    scale: str,
-    study: Study,
-    outcome: FigureOutcome,
-    seeds: int | None = None,
-    *,
-    published: str | pathlib.Path | None = None,
-) -> About:
+def described(title: str, study: Study, outcome: FigureOutcome, seeds: int | None = None) -> About:
     """Return the content of results.json: how it was made, every run, and the outcome."""
-    options: dict[str, int | str] = {}
+    about: About = {"format": FORMAT, "figure": study.figure, "title": title, "scale": study.scale}
+    command = f"polyhead reproduce {study.figure} --scale {study.scale}"
     if seeds is not None:
-        options["seeds"] = seeds
-    if published is not None:
-        options["published"] = str(published)
-    command = f"polyhead reproduce {figure} --scale {scale}"
-    for name, value in options.items():
-        command += f" --{name} {shlex.quote(str(value))}"
+        about["seeds"] = seeds
+        command += f" --seeds {seeds}"
     return {
-        "format": FORMAT,
-        "figure": figure,
-        "title": known.title,
-        "scale": scale,
-        **options,
+        **about,
         "command": command,
         "date": now(),
         "environment": environment(torch.device("cpu")),
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),
         **outcome_as_json(outcome),
         "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
-        "runs": [run_as_json(study.paper, point) for point in study.points],
+        "runs": [run_as_json(study, point) for point in study.points],
     }
 
 
@@ -196,11 +155,11 @@ def outcome_as_json(outcome: FigureOutcome) -> About:
     }
 
 
-def run_as_json(paper: Paper, point: FinishedRun) -> About:
+def run_as_json(study: Study, point: FinishedRun) -> About:
     """Return a run in the layout of results.json."""
     run, result = point.run, point.result
     row: About = {"name": run.name, "digest": digest(run)}
-    for axis, value in paper.coordinates(run).items():
+    for axis, value in study.paper.coordinates(run).items():
         if axis not in ("length", "held out"):
             row[axis] = value
     row |= {
@@ -221,3 +180,83 @@ def run_as_json(paper: Paper, point: FinishedRun) -> About:
     if fingerprint is not None:
         row["fingerprint"] = fingerprint
     return row
+
+
+# ------------------------------------------------------------------------------------------------------- drawing again
+def redraw(
+    results: str | pathlib.Path, folder: str | pathlib.Path | None = None, *, figure: str | None = None
+) -> tuple[pathlib.Path, FigureOutcome]:
+    """Redraw the figure of `results` (results.json or its folder) in `folder` (default: the same folder).
+
+    Nothing is trained; baselines and verdicts are computed anew.  Returns the page and its contents.  `figure`: the
+    required name of the figure.  The command, dates and scores of the runs are kept; "drawn" is the time of redrawing.
+
+    Raises ValueError for results of another format, runs that differ from the recipe's, or a figure that needs more
+    than final scores: models, or scores during training.
+    """
+    path = pathlib.Path(results)
+    if path.is_dir():
+        path = path / RESULTS
+    if not path.is_file():
+        raise ValueError(f"reproduce: {path} does not exist; give the folder of a figure, or its {RESULTS}")
+    target = pathlib.Path(folder or path.parent)
+    check(path)
+    check_extra()
+    from polyhead.papers.page import write_all  # needs the extra
+
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        name = one_of("reproduce", "figure", about["figure"], FIGURES)
+        known = FIGURES[name]
+        if figure not in (None, name):
+            raise ValueError(f"reproduce: {path} is of {name}, not of {figure}")
+        if known.runs is None:
+            raise ValueError(f"reproduce: {name} has no runs; polyhead reproduce {name} computes it")
+        study = study_from(about, path)
+        check_folder("reproduce", target)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
+    try:
+        outcome = known.draw(study)
+    except ValueError as error:
+        needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
+        raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
+    about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
+    return write_all(target, known.title, about, outcome), outcome
+
+
+def study_from(about: About, path: pathlib.Path) -> Study:
+    """Return the study as after its sweep, without run folders."""
+    known = FIGURES[about["figure"]]
+    row_by_digest = {row["digest"]: row for row in about["runs"]}
+    points = []
+    for run in runs_of(known, about["scale"], about.get("seeds")):
+        run = replace(run, device="cpu")
+        row = row_by_digest.get(digest(run))
+        if row is not None:
+            points.append(finished_run(run, row, about, path))
+    # A run of another recipe cannot be drawn, and without it the figure would be of fewer runs.
+    if len(points) != len(row_by_digest):
+        count = len(row_by_digest)
+        others = f"{count - len(points)} of its {count} runs are not of this version's recipe"
+        raise ValueError(f"reproduce: {path}: {others}; train them again")
+    return Study(about["figure"], known.paper, about["scale"], path.parent, tuple(points))
+
+
+def finished_run(run: Run, row: About, about: About, path: pathlib.Path) -> FinishedRun:
+    """Return a run from its row of results.json; older results have no scores during training."""
+    courses = {}
+    for split, score_by_step in row.get("courses", {}).items():
+        courses[split] = {int(step): score for step, score in numbers(score_by_step).items()}
+    result = Result(
+        name=row["name"],
+        digest=row["digest"],
+        steps=row["steps"],
+        seconds=row["seconds"],
+        parameters=row["parameters"],
+        scores={split: numbers(scores) for split, scores in row["scores"].items()},
+        command=about["command"],
+        environment={"device": row["device"], "date": row["date"]},
+        folder=path.parent / "runs" / row["name"],
+    )
+    return FinishedRun(run, result, courses, row.get("fingerprint"))

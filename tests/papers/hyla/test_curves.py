@@ -6,7 +6,7 @@ from drawn import draw, without
 from polyhead.analysis import figures
 from polyhead.papers import outcome
 from polyhead.papers.claims import YES, constant
-from polyhead.papers.hyla import fuzzy, scaling
+from polyhead.papers.hyla import fuzzy
 from polyhead.papers.hyla.rows import row_of
 from polyhead.papers.reproduce import FIGURES
 
@@ -19,8 +19,7 @@ BASELINES = {"gaussian_process": 0.3, "ceiling": 1.0}
 @pytest.fixture(autouse=True)
 def quick_baselines(monkeypatch):
     found = {name: constant(value) for name, value in BASELINES.items()}
-    for module in (fuzzy, scaling, outcome):
-        monkeypatch.setattr(module, "baselines", lambda run, split="compositional": found)
+    monkeypatch.setattr(outcome, "baselines", lambda run, split="compositional": found)
 
 
 def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
@@ -35,7 +34,7 @@ def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
 
 def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, tmp_path, monkeypatch):
     drawn, levels = [], {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
-    monkeypatch.setattr(fuzzy, "baseline_curves", lambda cells, split: levels)
+    monkeypatch.setattr(outcome, "baseline_curves", lambda cells, split: levels)
     monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
     fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed))
     assert {name for panels in drawn for _, _, baselines in panels for name in baselines} == {"Recall"}

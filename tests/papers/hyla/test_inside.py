@@ -8,8 +8,8 @@ import pytest
 from polyhead.config import Train
 from polyhead.papers.claims import NO, UNDECIDED, YES
 from polyhead.papers.hyla import inside
-from polyhead.papers.hyla.singles import fuzzy_hyla, fuzzy_linear, fuzzy_softmax
 from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.recipes import RECIPES
 from polyhead.papers.study import Study
 from polyhead.tasks import FuzzyLogic
 from polyhead.train import run
@@ -50,10 +50,10 @@ def test_a_line_repeats_it_with_seed_6_in_place_of_seed_1():
 def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeypatch):
     monkeypatch.setattr(inside, "PAIRS", 60)
     runs, results = [], []
-    for recipe in (fuzzy_hyla, fuzzy_softmax, fuzzy_linear):
-        name = f"{recipe.__name__.partition('_')[2]}-1"
+    for row in ("hyla", "softmax", "linear"):
+        name = f"{row}-1"
         task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
-        whole = recipe()
+        whole = RECIPES[f"fuzzy-{row}"]()
         model = replace(whole.model, inputs=task.ends[0], outputs=task.ends[1], max_length=task.length, dim=16)
         train = Train(steps=2, batch_size=8, evaluate=("validation", "compositional"), eval_batches=1)
         one = replace(whole, name=name, task=task, model=model, train=train, seed=1, folder=str(tmp_path / name))

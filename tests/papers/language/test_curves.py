@@ -15,8 +15,7 @@ from polyhead.papers.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
-from polyhead.papers.redraw import redraw
-from polyhead.papers.reproduce import FIGURES, described, reproduce
+from polyhead.papers.reproduce import FIGURES, described, redraw, reproduce
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
 from polyhead.tasks.record import RECORD
@@ -226,7 +225,7 @@ def test_results_keep_their_text(tmp_path, monkeypatch):
     runs = STUDIES["lm-bytes"]("smoke")
     known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]
     study = Study.of("lm-bytes", known.paper, "smoke", tmp_path, runs, done)
-    about = described("lm-bytes", known, "smoke", study, known.draw(study))
+    about = described(known.title, study, known.draw(study))
     assert {row["fingerprint"] for row in about["runs"]} == {"a"}
     place = tmp_path / "kept"
     place.mkdir()

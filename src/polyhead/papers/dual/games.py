@@ -3,21 +3,26 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from polyhead.config import Learned, Run
 from polyhead.papers.claims import Scores, Verdict, above, mean
-from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, Relations, classifier, label
-from polyhead.papers.dual.shared import by_examples, ends_of, learns, notes, operators, run_of, single, table
+from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, label
+from polyhead.papers.dual.shared import Point, by_examples, compared, learns, notes, operators, single, table
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Picture, differences, is_complete_grid, score_table
-from polyhead.papers.sizes import SMOKE, Scale, Setting, size
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    Cells,
+    FigureOutcome,
+    Picture,
+    Table,
+    differences,
+    is_complete_grid,
+    score_table,
+)
+from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
 from polyhead.tasks.relational_games.task import GAMES
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
@@ -50,41 +55,18 @@ EXAMPLES: dict[str, dict[str, tuple[int, ...]]] = {
 def games(scale: str = "small") -> tuple[Run, ...]:
     """Relational games: accuracy of eleven models on five games by number of training images.
 
-    polyhead reproduce games.  Paper: 2 layers of width 128, 2 heads (dual attention: 1 + 1, or 2 relational heads), one
-    symmetric relation per head, position symbols, learned positions, SwiGLU, dropout 0.1, Adam, rate 1e-3 without a
-    schedule, 50 epochs with batches of 512, so the number of steps grows with the number of images; five trials;
-    pentominoes in training.  Small: width 64, 600 steps with batches of 64 for any number of images, so that data are
-    not confounded with steps; rate 2e-3; 250 and 1000 images, too few for xoccurs and match_pattern; three seeds, each
-    with its own images.
-
-    Our choice where the papers are silent [the alternative]: relation weights start balanced with symbols [as in the
-    released package: a separate row]; dropout on the code and on the output of each sublayer [once]; a final norm
-    [none]; the mean over the nine patches, without a class token [with].
+    polyhead reproduce games.  Paper: 50 epochs, so the number of steps grows with the number of images.  Small: as many
+    steps for any number, so that data are not confounded with steps; too few images for xoccurs and match_pattern.
     """
     shape = size(SHAPES, scale)
-    runs = []
+    points: list[Point] = []
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         for n in EXAMPLES[scale][game]:
             sized = shape
             if scale == "paper":  # 50 epochs
                 sized = replace(shape, steps=50 * -(-n // shape.batch_size))
-            task = RelationalGames(game, examples=n, split_seed=seed)
-            for row, setting in itertools.product(ROWS, sized.grid()):
-                runs.append(game_run(task, row, sized, setting, seed))
-    return tuple(runs)
-
-
-def game_run(
-    task: RelationalGames,
-    row: str,
-    shape: Scale,
-    setting: Setting,
-    seed: int,
-    relations: Relations = BY_PLACE,
-) -> Run:
-    """The run that trains the model `row` on a game; all models have as many parameters as with position symbols."""
-    model = classifier(ends_of(task), task.length, row, replace(shape, steps=0), relations, BY_PLACE)
-    return run_of(f"{task.game}-{task.examples}-{row}-{seed}", task, model, shape, setting)
+            points.append((RelationalGames(game, examples=n, split_seed=seed), sized, f"{game}-{n}", seed))
+    return compared(points, ROWS, BY_PLACE)
 
 
 def games_dual() -> Run:
@@ -151,9 +133,9 @@ PRINTED: dict[str, dict[str, dict[int, float]]] = {
 }
 
 
-def claims(cells: "Series") -> list[Verdict]:
+def claims(cells: Cells) -> list[Verdict]:
     """Return verdicts on the complete games only."""
-    curves: dict[str, DataFrame] = {}
+    curves: dict[str, Table] = {}
     novel: dict[str, dict[str, Scores]] = {"novel_hexominoes": {}, "novel_stripes": {}}
     verdicts: list[Verdict] = []
     for game, rows in cells.groupby(level="game", sort=False):
@@ -170,7 +152,7 @@ def claims(cells: "Series") -> list[Verdict]:
     return verdicts + all_games(curves, novel)
 
 
-def all_games(curves: Mapping[str, "DataFrame"], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
+def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
     """Return claims about means over games.
 
     `curves[game]`: a row per number of images, a column per model.  `novel[split][game]`: scores on unseen shapes with
@@ -202,7 +184,7 @@ def all_games(curves: Mapping[str, "DataFrame"], novel: Mapping[str, Mapping[str
     return verdicts + operators("relational games", means)
 
 
-def games_with(curves: Mapping[str, "DataFrame"], other: str) -> tuple[list[str], str]:
+def games_with(curves: Mapping[str, Table], other: str) -> tuple[list[str], str]:
     """Return the games in which dual attention and the `other` model were run, and their names."""
     games = [game for game, scores in curves.items() if {"dual", other} <= set(scores)]
     return games, f"mean of {', '.join(game.replace('_', ' ') for game in games)}"

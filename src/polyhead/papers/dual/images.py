@@ -1,19 +1,15 @@
 """Image classification (Altabaa and Lafferty 2024)."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from polyhead.config import Learned, RelativeSymbols, Run
 from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import DUAL, Relations
-from polyhead.papers.dual.shared import EARLIER, RELATIVE, better, classified, course, operators, percent, single
+from polyhead.papers.dual.shared import EARLIER, RELATIVE, Point, better, compared, course, operators, percent, single
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import score_table
+from polyhead.papers.outcome import Cells, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
@@ -33,24 +29,19 @@ IMAGES: dict[str, Scale] = {
 # fmt: on
 
 VISION = ("dual", "dual-package", "softmax", "softmax-rope", "softmax-t5", *EARLIER)
-BY_OFFSET_ALIKE = Relations(RelativeSymbols())
 
 
 def images(scale: str = "small") -> tuple[Run, ...]:
     """Image classification: scikit-learn's digits; at paper scale CIFAR-10 and CIFAR-100 from the folder `images`.
 
-    polyhead reproduce images.  Paper: 8 layers of width 384, 12 heads (6 + 6), patches of 4 x 4, relative symbols,
-    symmetric relations, GELU, rate 1e-3 with 5 epochs of warm-up and a cosine, 100 epochs with batches of 128, ten
-    trials.  Small: two layers of width 64, 4 heads, patches of 2 x 2, 3000 steps with batches of 64, rate 3e-3, dropout
-    and weight decay 0.1, shifts by one pixel.
-
-    Differences from the papers [ours]: they also augment with CutMix or AutoAugment [only shifts and mirroring], put
-    weight decay into the loss [AdamW], and share keys and values between heads in most dual models [never].
+    polyhead reproduce images.
     """
     shape = size(IMAGES, scale)
-    data = ("cifar10", "cifar100") if scale == "paper" else ("digits",)
-    tasks = [Images(name, split_seed=seed) for seed in range(shape.seeds) for name in data]
-    return classified("images", tasks, VISION, shape, BY_OFFSET_ALIKE)
+    points: list[Point] = []
+    for seed in range(shape.seeds):
+        for data in ("cifar10", "cifar100") if scale == "paper" else ("digits",):
+            points.append((Images(data, split_seed=seed), shape, data, seed))
+    return compared(points, VISION, Relations(RelativeSymbols()))
 
 
 def digits_dual() -> Run:
@@ -71,7 +62,7 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 }
 
 
-def _claims(cells: "Series") -> list[Verdict]:
+def _claims(cells: Cells) -> list[Verdict]:
     scores = score_table(cells, "iid")
     verdicts = []
     for others in (("softmax",), RELATIVE, ("dual-package",)):

@@ -3,20 +3,16 @@
 import itertools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from polyhead.config import Run, Sinusoidal
 from polyhead.papers.claims import Verdict
-from polyhead.papers.dual.models import BY_OFFSET, DUAL, row_of
-from polyhead.papers.dual.shared import WRITERS, better, course, is_scored, percent, run_of, short_name, single, written
+from polyhead.papers.dual.models import BY_OFFSET, DUAL
+from polyhead.papers.dual.shared import WRITERS, Point, better, compared, course, percent, short_name, single
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import score_table
+from polyhead.papers.outcome import Cells, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Maths
 from polyhead.tasks.maths.modules import MODULES
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
@@ -49,30 +45,15 @@ EASY = {
 def maths(scale: str = "small") -> tuple[Run, ...]:
     """Five modules of school mathematics at character level: interpolation and extrapolation.
 
-    polyhead reproduce maths.  Paper: 2 layers each of encoder and decoder, width 128, 8 heads (dual attention: 4 + 4 in
-    both, softmax in cross-attention), relative symbols, sinusoidal positions, post-norm, ReLU, dropout 0.1, Adam, rate
-    6e-4 without a schedule, 390,600 steps with 512 questions of all difficulties.  Small: width 64, 4 heads, pre-norm,
-    800 steps with 32 easy questions, new in every batch, rate 3e-3.
-
-    The papers score characters and give no extrapolation (their log has the interpolation set twice).  Our choice where
-    they are silent [the alternative]: the Abstractor is the encoder, and its decoder is a transformer that reads only
-    abstract states [objects as well].
+    polyhead reproduce maths.  Small: easy questions, new in every batch.  The papers score characters and give no
+    extrapolation.
     """
     shape = size(MATHS, scale)
-    runs = []
+    points: list[Point] = []
     for seed, module in itertools.product(range(shape.seeds), MODULES):
         task = Maths(module, "mixed") if scale == "paper" else Maths(module, "easy", *EASY[module])
-        for row, setting in itertools.product(WRITERS, shape.grid()):
-            model = written(task, (task.source, task.question), row, shape, BY_OFFSET)
-            runs.append(run_of(f"maths-{module}-{row}-{seed}", task, model, shape, setting))
-    return tuple(runs)
-
-
-def on_files(run: Run, task: Maths) -> Run:
-    """`run` on published questions, with room for any of them: many easy ones there are longer than ours."""
-    shape = next(shape for shape in MATHS.values() if shape.steps == run.train.steps)
-    task = replace(task, question=Maths.question, answer=Maths.answer)
-    return replace(run, task=task, model=written(task, (task.source, task.question), row_of(run), shape, BY_OFFSET))
+        points.append((task, shape, f"maths-{module}", seed))
+    return compared(points, WRITERS, BY_OFFSET)
 
 
 def maths_dual() -> Run:
@@ -97,7 +78,7 @@ PRINTED: dict[str, dict[str, tuple[float, float]]] = {
 }
 
 
-def _claims(cells: "Series") -> list[Verdict]:
+def _claims(cells: Cells) -> list[Verdict]:
     scores = score_table(cells, "iid").rename(index=short_name)
     verdicts = []
     for module in scores.index:
@@ -109,9 +90,7 @@ def _claims(cells: "Series") -> list[Verdict]:
         "novel": "larger numbers than in training",
     }
     for split, subject in extrapolation.items():
-        if is_scored(cells, split):
-            scores = score_table(cells, split).rename(index=short_name)
-            verdicts += better(subject, "dual", ("softmax",), scores)
+        verdicts += better(subject, "dual", ("softmax",), score_table(cells, split).rename(index=short_name))
     return verdicts
 
 

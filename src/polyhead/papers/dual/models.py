@@ -7,36 +7,12 @@ controls are softmax heads with relative positions.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from polyhead.config import (
-    Abstractor,
-    AbstractorConfig,
-    Classes,
-    CoRelNetConfig,
-    Disentangled,
-    Input,
-    Learned,
-    Mechanism,
-    Mlp,
-    Model,
-    Output,
-    Position,
-    PositionSymbols,
-    PrediNetConfig,
-    Relational,
-    RelationalSymbols,
-    RelativeBias,
-    RelativeSymbols,
-    Rotary,
-    Run,
-    Softmax,
-    Swiglu,
-    SymbolicAttention,
-    SymbolSource,
-    TransformerConfig,
-    Values,
-)
+from polyhead import config
+from polyhead.config import Classes, Input, Mechanism, Model, Output, Position, Run, Softmax, TransformerConfig
 from polyhead.models.size import match, parameters
 from polyhead.papers.sizes import Scale
 from polyhead.papers.study import Axis, Paper
@@ -87,11 +63,11 @@ ROWS: dict[str, ModelLabel] = {
 HALVES = ("dual", "dual-package", "disentangled", "rca")
 
 # The labels of symbol sources.
-SYMBOLS: dict[str, SymbolSource] = {
-    "by place": PositionSymbols(),
-    "by offset": RelativeSymbols(),
-    "library": SymbolicAttention(),
-    "by neighbours": RelationalSymbols(),
+SYMBOLS: dict[str, config.SymbolSource] = {
+    "by place": config.PositionSymbols(),
+    "by offset": config.RelativeSymbols(),
+    "library": config.SymbolicAttention(),
+    "by neighbours": config.RelationalSymbols(),
 }
 
 
@@ -99,23 +75,23 @@ SYMBOLS: dict[str, SymbolSource] = {
 class Relations:
     """Settings of relational heads: symbol source, number of relations (None: one per head), initialisation."""
 
-    symbols: SymbolSource = PositionSymbols()  # noqa: RUF009 (frozen)
+    symbols: config.SymbolSource = config.PositionSymbols()  # noqa: RUF009 (frozen)
     symmetric: bool = True
     relations: int | None = None
     start: str = "balanced"
 
     def heads(self, softmax: int, relational: int, dim: int, row: str = "dual") -> tuple[Mechanism, ...]:
         """Groups of softmax heads and of those of `row`, all of width `dim`, without empty groups."""
-        groups: list[Mechanism] = []
-        if softmax:
-            groups.append(Softmax(softmax, dim, dim))
-        if relational and row == "disentangled":
-            groups.append(Disentangled(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric))
-        elif relational and row == "rca":
-            groups.append(Abstractor(relational, dim, dim, symbols=self.symbols))
-        elif relational:
-            relational_heads = Relational(relational, dim, dim, symbols=self.symbols, symmetric=self.symmetric)
-            groups.append(replace(relational_heads, relations=self.relations, relation_init=self.start))
+        operators: dict[str, Mechanism] = {
+            "disentangled": config.Disentangled(symbols=self.symbols, symmetric=self.symmetric),
+            "rca": config.Abstractor(symbols=self.symbols),
+        }
+        heads = config.Relational(symbols=self.symbols, symmetric=self.symmetric, relations=self.relations)
+        operator = operators.get(row, replace(heads, relation_init=self.start))
+        groups = []
+        for group, count in ((Softmax(), softmax), (operator, relational)):
+            if count:
+                groups.append(replace(group, heads=count, dim=dim, value_dim=dim))
         return tuple(groups)
 
 
@@ -123,7 +99,7 @@ class Relations:
 BY_PLACE = Relations()
 
 # The papers' settings on maths and, with symmetric relations, on images.
-BY_OFFSET = Relations(RelativeSymbols(), symmetric=False)
+BY_OFFSET = Relations(config.RelativeSymbols(), symmetric=False)
 
 
 def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, ...]:
@@ -136,8 +112,8 @@ def heads_of(row: str, shape: Scale, relations: Relations) -> tuple[Mechanism, .
 
 def positions_of(row: str, shape: Scale, length: int) -> Position:
     """Position encodings for sequences of `length`.  A T5 bias with one bucket per offset needs 4 `length` buckets."""
-    offsets = RelativeBias(4 * length, max_distance=length, bidirectional=True)
-    controls: dict[str, Position] = {"softmax-rope": Rotary(), "softmax-t5": offsets}
+    offsets = config.RelativeBias(4 * length, max_distance=length, bidirectional=True)
+    controls: dict[str, Position] = {"softmax-rope": config.Rotary(), "softmax-t5": offsets}
     return controls.get(row, shape.positions)
 
 
@@ -147,23 +123,23 @@ def classifier(
     length: int,
     row: str,
     shape: Scale,
-    relations: Relations = BY_PLACE,
-    standard: Relations | None = None,
+    relations: Relations,
+    standard: Relations,
 ) -> Model:
     """The model `row` that classifies sequences of `length`.
 
-    It has as many parameters as dual attention with learned positions and `standard` relations (default: `relations`).
+    It has as many parameters as dual attention with learned positions and `standard` relations.
     """
     one_of("recipes", "model", row, ROWS)
     inputs, outputs = ends
-    dual = _reader(inputs, outputs, length, "dual", replace(shape, positions=Learned()), standard or relations)
+    dual = _reader(inputs, outputs, length, "dual", replace(shape, positions=config.Learned()), standard)
     target = parameters(dual)
     if row == "predinet":
-        predinet = PrediNetConfig(inputs, outputs, shape.dim, length, heads=max(shape.dim // 8, 1))
+        predinet = config.PrediNetConfig(inputs, outputs, shape.dim, length, heads=max(shape.dim // 8, 1))
         return match(predinet, target, field="relations", tolerance=CLOSE)
     settings: Model = _reader(inputs, outputs, length, row, shape, relations)
     if row == "corelnet":
-        settings = CoRelNetConfig(inputs, outputs, shape.dim, length)
+        settings = config.CoRelNetConfig(inputs, outputs, shape.dim, length)
     if row == "abstractor":
         settings = _abstractor(inputs, outputs, length, shape)
     return dual if settings == dual else match(settings, target, field="hidden", tolerance=CLOSE)
@@ -181,9 +157,9 @@ def writer(
     one_of("recipes", "model", row, ROWS)
 
     def whole(name: str) -> TransformerConfig:
-        encoder: TransformerConfig | AbstractorConfig = _abstractor(source[0], None, source[1], shape)
+        encoder: TransformerConfig | config.AbstractorConfig = _abstractor(source[0], None, source[1], shape)
         if name != "abstractor":
-            encoder = _reader(source[0], Values(), source[1], name, shape, relations)
+            encoder = _reader(source[0], config.Values(), source[1], name, shape, relations)
         return replace(_reader(*ends, name, shape, relations), causal=True, encoder=encoder)
 
     dual = whole("dual")
@@ -200,7 +176,7 @@ def _reader(
         dim=shape.dim,
         layers=shape.layers,
         heads=heads_of(row, shape, relations),
-        feedforward=Swiglu(shape.hidden) if shape.act == "swiglu" else Mlp(shape.hidden, shape.act),
+        feedforward=config.Swiglu(shape.hidden) if shape.act == "swiglu" else config.Mlp(shape.hidden, shape.act),
         positions=positions_of(row, shape, length),
         max_length=length,
         norm_order=shape.norm_order,
@@ -209,8 +185,8 @@ def _reader(
     )
 
 
-def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scale) -> AbstractorConfig:
-    return AbstractorConfig(
+def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scale) -> config.AbstractorConfig:
+    return config.AbstractorConfig(
         inputs=inputs,
         outputs=outputs,
         dim=shape.dim,
@@ -223,19 +199,27 @@ def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scal
     )
 
 
+# Other models than transformers; operators in place of relational heads; positions of the controls.
+RIVALS: dict[type, str] = {
+    config.CoRelNetConfig: "corelnet",
+    config.PrediNetConfig: "predinet",
+    config.AbstractorConfig: "abstractor",
+}
+OPERATORS: dict[type, str] = {config.Disentangled: "disentangled", config.Abstractor: "rca"}
+CONTROLS: dict[type, str] = {config.Rotary: "softmax-rope", config.RelativeBias: "softmax-t5"}
+
+
 def row_of(run: Run) -> str:
     """The name of the row whose model `run` trains, by its content.  Raises ValueError for a model of no row."""
-    model = run.model
-    for kind, name in ((CoRelNetConfig, "corelnet"), (PrediNetConfig, "predinet"), (AbstractorConfig, "abstractor")):
-        if isinstance(model, kind) or isinstance(getattr(model, "encoder", None), kind):
-            return name
+    for part in (run.model, getattr(run.model, "encoder", None)):
+        if type(part) in RIVALS:
+            return RIVALS[type(part)]
     settings = encoder_of(run)
     groups, relational = settings.layer_heads(0), relational_of(run)
-    other = {Disentangled: "disentangled", Abstractor: "rca"}.get(type(groups[-1]))
-    if other is not None:
-        return other
+    if type(groups[-1]) in OPERATORS:
+        return OPERATORS[type(groups[-1])]
     if relational is None and all(isinstance(group, Softmax) for group in groups):
-        return {Rotary: "softmax-rope", RelativeBias: "softmax-t5"}.get(type(settings.positions), "softmax")
+        return CONTROLS.get(type(settings.positions), "softmax")
     if relational is None:
         raise ValueError(f"row_of: {run.name} is none of the models of the study")
     if len(groups) == 1:
@@ -251,27 +235,13 @@ def encoder_of(run: Run) -> TransformerConfig:
     return run.transformer
 
 
-def relational_of(run: Run) -> Relational | None:
+def relational_of(run: Run) -> config.Relational | None:
     """The relational heads of the first layer of `encoder_of`; None for a model without them."""
     if isinstance(run.model, TransformerConfig):
         for group in encoder_of(run).layer_heads(0):
-            if isinstance(group, Relational):
+            if isinstance(group, config.Relational):
                 return group
     return None
-
-
-def softmax_heads_of(run: Run) -> int | None:
-    """The number of softmax heads in a layer; None for other models than transformers."""
-    if not isinstance(run.model, TransformerConfig):
-        return None
-    return sum(group.heads for group in encoder_of(run).layer_heads(0) if isinstance(group, Softmax))
-
-
-def relational_heads_of(run: Run) -> int | None:
-    """The number of other heads in a layer; None for other models than transformers."""
-    if not isinstance(run.model, TransformerConfig):
-        return None
-    return sum(group.heads for group in encoder_of(run).layer_heads(0) if not isinstance(group, Softmax))
 
 
 def label(model: str) -> str:
@@ -279,36 +249,39 @@ def label(model: str) -> str:
     return ROWS[model].label
 
 
-def symbols_of(run: Run) -> str | None:
-    """The symbol source of its relational heads, as a label."""
-    group = relational_of(run)
-    if group is None:
-        return None
-    (name,) = (name for name, source in SYMBOLS.items() if type(source) is type(group.symbols))
-    return name
+# ---------------------------------------------------------------------------------------------------------------- axes
+def relational_axis(read: Callable[[config.Relational, TransformerConfig], Any]) -> Axis:
+    """An axis of the models with relational heads; the others have no value on it."""
+
+    def axis(run: Run) -> Any:
+        heads = relational_of(run)
+        if heads is None:
+            return None
+        return read(heads, encoder_of(run))
+
+    return axis
 
 
-def relations_of(run: Run) -> int | None:
-    """The number of relations of its relational heads."""
-    group = relational_of(run)
-    if group is None:
-        return None
-    return group.relations or group.heads
+def head_axis(*, softmax: bool) -> Axis:
+    """The number of softmax heads in a layer, or of the others; other models than transformers have no value."""
+
+    def axis(run: Run) -> int | None:
+        if not isinstance(run.model, TransformerConfig):
+            return None
+        groups = encoder_of(run).layer_heads(0)
+        return sum(group.heads for group in groups if isinstance(group, Softmax) == softmax)
+
+    return axis
 
 
-def positions_kind(run: Run) -> str | None:
-    """The label of the positions of a model with relational heads."""
-    if relational_of(run) is None:
-        return None
-    return type(encoder_of(run).positions).__name__.lower()
-
+SYMBOL_NAMES = {type(source): name for name, source in SYMBOLS.items()}
 
 # Axes of figures about relational heads, for any task.
 AXES: dict[str, Axis] = {
-    "symbols": symbols_of,
-    "relations": relations_of,
-    "symmetric": lambda run: getattr(relational_of(run), "symmetric", None),
-    "positions": positions_kind,
+    "symbols": relational_axis(lambda heads, _: SYMBOL_NAMES[type(heads.symbols)]),
+    "relations": relational_axis(lambda heads, _: heads.relations or heads.heads),
+    "symmetric": relational_axis(lambda heads, _: heads.symmetric),
+    "positions": relational_axis(lambda _, model: type(model.positions).__name__.lower()),
 }
 
 DUAL = Paper(
@@ -321,7 +294,7 @@ DUAL = Paper(
         "examples": lambda run: getattr(run.task, "examples", None),
         "module": lambda run: getattr(run.task, "module", None),
         "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
-        "softmax heads": softmax_heads_of,
-        "relational heads": relational_heads_of,
+        "softmax heads": head_axis(softmax=True),
+        "relational heads": head_axis(softmax=False),
     },
 )

@@ -2,36 +2,17 @@
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from polyhead.config import Learned, Run
 from polyhead.papers.claims import Verdict
+from polyhead.papers.dual import shared
 from polyhead.papers.dual.models import BY_PLACE, DUAL
-from polyhead.papers.dual.shared import (
-    ASYMMETRIC,
-    COMPARED,
-    EARLIER,
-    WRITERS,
-    better,
-    by_examples,
-    classified,
-    course,
-    learns,
-    notes,
-    operators,
-    run_of,
-    single,
-    table,
-    written,
-)
+from polyhead.papers.dual.shared import ASYMMETRIC, COMPARED, better, operators
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEED_CAPTION, Draw, FigureOutcome, Picture, is_complete_grid, score_table
+from polyhead.papers.outcome import SEED_CAPTION, Cells, Draw, FigureOutcome, Picture, is_complete_grid, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
@@ -57,46 +38,44 @@ SORTED = {"paper": (100, 500, 1000, 1500, 2000, 2500, 3000), "small": (600, 2000
 def sorting(scale: str = "small") -> tuple[Run, ...]:
     """Object sorting by number of training sequences: an encoder reads objects, a decoder writes their order.
 
-    polyhead reproduce sorting.  Paper (Abstractors): ten of 48 objects, width 64, 2 heads, Adam, 400 epochs with
-    batches of 512, 100 to 3000 sequences, ten trials; it prints no table.  Small: six objects, 4 heads, 1200 steps with
-    batches of 64 for any number of sequences, 600 and 2000 sequences.
-
-    Our choices, for an equal comparison or where the papers are silent [the papers']: all models have two layers [the
-    transformer four, the Abstractor one or two] and feed-forward layers of twice the width [the width]; no early
-    stopping [patience 50]; learned positions [sinusoidal]; asymmetric relations, position symbols.
+    polyhead reproduce sorting.  Paper (Abstractors): ten objects and 400 epochs; it prints no table.  Small: six
+    objects, as many steps for any number of sequences.  All models have two layers and asymmetric relations.
     """
     shape = size(OBJECTS, scale)
-    runs = []
+    points: list[shared.Point] = []
     for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
         sized = shape
         if scale == "paper":  # 400 epochs
             sized = replace(shape, steps=400 * -(-n // shape.batch_size))
         task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
-        for row, setting in itertools.product((*WRITERS, *EARLIER), sized.grid()):
-            model = written(task, (task.source, task.length), row, sized, ASYMMETRIC)
-            runs.append(run_of(f"sorting-{n}-{row}-{seed}", task, model, sized, setting))
-    return tuple(runs)
+        points.append((task, sized, f"sorting-{n}", seed))
+    return shared.compared(points, (*shared.WRITERS, *shared.EARLIER), ASYMMETRIC)
 
 
 def order(scale: str = "small") -> tuple[Run, ...]:
     """Pairwise order: which of two objects comes first, on pairs that never occur in training.
 
     polyhead reproduce order.  Paper (Abstractors): 64 objects, half of the ordered pairs in training, 35 % in the test;
-    it shows a plot.  Small: the same pairs, 600 steps with batches of 64.
+    it shows a plot.
     """
     shape = _objects(scale)
-    seeds = range(shape.seeds)
-    return classified("order", [PairwiseOrder(split_seed=seed) for seed in seeds], COMPARED, shape, ASYMMETRIC)
+    points: list[shared.Point] = []
+    for seed in range(shape.seeds):
+        points.append((PairwiseOrder(split_seed=seed), shape, "order", seed))
+    return shared.compared(points, COMPARED, ASYMMETRIC)
 
 
 def set_cards(scale: str = "small") -> tuple[Run, ...]:
     """SET: do three cards make a set, on triples that never occur in training.
 
     polyhead reproduce set.  Paper (Abstractors): a plot of models trained on embeddings of card images; here a card is
-    given by its attributes.  Small: all 1080 training triples, 600 steps with batches of 64.
+    given by its attributes.
     """
     shape = _objects(scale)
-    return classified("set", [SetCards(split_seed=seed) for seed in range(shape.seeds)], COMPARED, shape, BY_PLACE)
+    points: list[shared.Point] = []
+    for seed in range(shape.seeds):
+        points.append((SetCards(split_seed=seed), shape, "set", seed))
+    return shared.compared(points, COMPARED, BY_PLACE)
 
 
 def _objects(scale: str) -> Scale:
@@ -112,32 +91,32 @@ def sorting_dual() -> Run:
 
     polyhead train sorting-dual.  1200 steps with batches of 64, about half a minute of one core.
     """
-    return single("sorting-dual", sorting("small"), "sorting-2000-dual-0")
+    return shared.single("sorting-dual", sorting("small"), "sorting-2000-dual-0")
 
 
 # -------------------------------------------------------------------------------------------------- claims and drawing
 def draw_sorting(study: Study) -> FigureOutcome:
     """Draw the share of whole orders right, by number of training sequences."""
     cells = study.cells("task", "examples", "model")
-    figure = by_examples(cells, "iid", "training sequences", 0.0)
+    figure = shared.by_examples(cells, "iid", "training sequences", 0.0)
     caption = f"Sequences sorted without a mistake, as a decoder writes them; {SEED_CAPTION}."
     cells = cells.droplevel("task").rename_axis(["sequences", "model"])
     columns = (("sorted", "iid", None), ("elements", "iid", "element_accuracy"), ("noisy objects", "novel", None))
     verdicts: list[Verdict] = []
     if is_complete_grid(cells):
         scores = score_table(cells, "iid")
-        verdicts = learns("sorting", scores)
+        verdicts = shared.learns("sorting", scores)
         scores = scores.rename(index="n {}".format)
         verdicts += better("sorting", "abstractor", ("softmax", "dual"), scores)
         verdicts += operators("sorting", scores)
-    rows, numbers = table(cells, columns)
-    return FigureOutcome([Picture("sorting", caption, figure)], rows, verdicts, notes(cells), numbers)
+    rows, numbers = shared.table(cells, columns)
+    return FigureOutcome([Picture("sorting", caption, figure)], rows, verdicts, shared.notes(cells), numbers)
 
 
 def _draw(subject: str) -> Draw:
     """The drawing of a task that classifies objects; the task is the only condition."""
 
-    def claim(cells: "Series") -> list[Verdict]:
+    def claim(cells: Cells) -> list[Verdict]:
         scores = score_table(cells, "compositional")
         verdicts = better(subject, "dual", ("softmax",), scores)
         verdicts += better(subject, "abstractor", ("softmax",), scores)
@@ -145,7 +124,7 @@ def _draw(subject: str) -> Draw:
         return verdicts + operators(subject, scores)
 
     columns = (("unseen", "compositional", None), ("validation", "validation", None))
-    return course("task", columns, claim, lambda condition, model: "a plot")
+    return shared.course("task", columns, claim, lambda condition, model: "a plot")
 
 
 FIGURES = {

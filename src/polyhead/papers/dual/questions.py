@@ -8,34 +8,20 @@ minutes, and softmax heads do not.
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
+from polyhead.papers import outcome
 from polyhead.papers.claims import Estimate, Verdict, above, mean
-from polyhead.papers.dual.games import SHAPES, game_run
+from polyhead.papers.dual.games import SHAPES
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
-from polyhead.papers.dual.shared import size as size_of
+from polyhead.papers.dual.shared import model_of, run_of, size as size_of
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    Curves,
-    FigureOutcome,
-    Panel,
-    Picture,
-    baseline_means,
-    condition_text,
-    differences,
-    runs_of,
-    scores_of,
-    settings_note,
-)
+from polyhead.papers.outcome import SEED_CAPTION, Cells, Curves, FigureOutcome, Panel, Picture, differences, scores_of
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 GAMES = ("occurs", "between")
@@ -48,12 +34,9 @@ TOTALS = {"paper": (2, 4, 8, 16), "small": (2, 4, 8), "smoke": (2, 4)}
 def symbols(scale: str = "small") -> tuple[Run, ...]:
     """Dual attention on two games, by symbols, positions, symmetry and number of relations.
 
-    polyhead reproduce symbols.  All models have as many parameters as with position symbols and one symmetric relation.
-    Small: each symbol source with 1, 4 or 16 symmetric or asymmetric relations and learned positions; and with one
-    symmetric relation and RoPE.  Paper scale: width 128, 1, 2, 4 and 8 relations.
-
-    In the papers' plots symmetric relations learn faster on games.  They use position symbols there, relative symbols
-    on maths and images, and a symbol library in language.
+    polyhead reproduce symbols.  Each symbol source with several numbers of symmetric or asymmetric relations and
+    learned positions; and with one symmetric relation and RoPE.  All have as many parameters.  In the papers' plots
+    symmetric relations learn faster on games; the symbols differ from study to study.
     """
     shape = _shape(scale)
     settings: list[tuple[str, Relations, Position]] = []
@@ -65,10 +48,11 @@ def symbols(scale: str = "small") -> tuple[Run, ...]:
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         task = RelationalGames(game, examples=IMAGES[scale], split_seed=seed)
         for name, relations, positions in settings:
-            run = game_run(task, "dual", replace(shape, positions=positions), shape.grid()[0], seed, relations)
-            if (relations, positions) != (BY_PLACE, Learned()):  # runs of `games` keep their name
-                run = replace(run, name=f"{game}-{task.examples}-{_name(name, relations, positions)}-{seed}")
-            runs.append(run)
+            model = model_of(task, "dual", replace(shape, positions=positions), relations)
+            row = _name(name, relations, positions)
+            if (relations, positions) == (BY_PLACE, Learned()):  # runs of `games` keep their name
+                row = "dual"
+            runs.append(run_of(f"{game}-{task.examples}-{row}", seed, task, model, shape, shape.grid()[0]))
     return tuple(runs)
 
 
@@ -86,11 +70,12 @@ def split(scale: str = "small") -> tuple[Run, ...]:
     runs = []
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         task = RelationalGames(game, examples=IMAGES[scale], split_seed=seed)
-        base = game_run(task, "softmax", shape, shape.grid()[0], seed)
+        base = model_of(task, "softmax", shape, BY_PLACE)
         for softmax, relational in dict.fromkeys(head_counts):
             heads = BY_PLACE.heads(softmax, relational, dim)
-            model = replace(base.transformer, heads=heads, feedforward=Swiglu(shape.hidden))
-            runs.append(replace(base, model=model, name=f"{game}-{task.examples}-{softmax}+{relational}x{dim}-{seed}"))
+            model = replace(base, heads=heads, feedforward=Swiglu(shape.hidden))
+            name = f"{game}-{task.examples}-{softmax}+{relational}x{dim}"
+            runs.append(run_of(name, seed, task, model, shape, shape.grid()[0]))
     return tuple(runs)
 
 
@@ -109,14 +94,14 @@ def _name(symbol_source: str, relations: Relations, positions: Position) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-def choices(scores: "Series") -> list[Verdict]:
+def choices(scores: Cells) -> list[Verdict]:
     """Return claims about symmetry, number of relations and symbols.
 
     `scores[symbols, positions, symmetric, relations]`: the mean over the games.  Each part is the effect of one change
     to a setting with learned positions, averaged over all that were trained with and without it.
     """
     learned = scores[scores.index.get_level_values("positions") == "learned"].droplevel("positions")
-    claims: dict[str, dict[str, Series]] = {}
+    claims: dict[str, dict[str, Cells]] = {}
 
     symmetry = differences(learned.unstack("symmetric", sort=False), True, False)
     claims["symmetric relations learn faster"] = {"symmetric over not, mean of symbols and relations": symmetry}
@@ -143,7 +128,7 @@ def choices(scores: "Series") -> list[Verdict]:
     return verdicts
 
 
-def splits(scores: "Series") -> list[Verdict]:
+def splits(scores: Cells) -> list[Verdict]:
     """Return claims about numbers of heads.  `scores[softmax, relational]`: the mean score over the games."""
     softmax = sorted(total for total, relational in scores.index if not relational)
     halves = sorted(half for half, relational in scores.index if half == relational)
@@ -200,7 +185,7 @@ def draw_symbols(study: Study) -> FigureOutcome:
         kind, positions, is_symmetric, count = best_first[0]
         setting = f"symbols {kind}, {positions} positions, {symmetry_words(is_symmetric)}, {count} relations"
         notes.insert(0, f"The best on validation data: {setting}.")
-    numbers = accuracy.map(Estimate.as_json).set_axis(map(condition_text, accuracy.index)).to_dict()
+    numbers = accuracy.map(Estimate.as_json).set_axis(map(outcome.condition_text, accuracy.index)).to_dict()
     caption = f"Accuracy by number of relations, learned positions; {SEED_CAPTION}."
     return FigureOutcome([Picture("symbols", caption, figure)], rows, choices(over_games(accuracy)), notes, numbers)
 
@@ -246,25 +231,25 @@ def symmetry_words(is_symmetric: bool) -> str:
     return "symmetric" if is_symmetric else "not symmetric"
 
 
-def over_games(scores: "Series") -> "Series":
+def over_games(scores: Cells) -> Cells:
     """Return the mean over the games, for each condition that was trained on all games."""
     return scores.unstack("game", sort=False).dropna().apply(mean, axis=1)
 
 
-def levels_of(cells: "Series", game: str) -> dict[str, Any]:
+def levels_of(cells: Cells, game: str) -> dict[str, Any]:
     """Return chance and the baselines without relations, on pentominoes."""
-    return {"chance": 0.5, **baseline_means(runs_of(cells[game]), "iid")}
+    return {"chance": 0.5, **outcome.baseline_means(outcome.runs_of(cells[game]), "iid")}
 
 
-def notes_of(cells: "Series") -> Iterator[str]:
+def notes_of(cells: Cells) -> Iterator[str]:
     """Return the baselines, for a table whose rows are not models, and the settings."""
     texts = []
     for game in cells.index.unique("game"):
-        for name, value in baseline_means(runs_of(cells[game]), "iid").items():
+        for name, value in outcome.baseline_means(outcome.runs_of(cells[game]), "iid").items():
             texts.append(f"{game}, {name.lower()}: {value:.3f}")
     if texts:
         yield f"Baselines without a network: {'; '.join(texts)}."
-    yield settings_note(cells)
+    yield outcome.settings_note(cells)
 
 
 FIGURES = {

@@ -15,39 +15,22 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyhead.analysis import figures
-from polyhead.config import Classes, Input, Model, Patches, Run, Task
+from polyhead.config import Model, Patches, Run, Task
+from polyhead.papers import outcome
 from polyhead.papers.claims import Verdict, above, mean
-from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writer
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    Column,
-    Draw,
-    FigureOutcome,
-    Panel,
-    Picture,
-    baseline_curves,
-    baseline_means,
-    condition_text,
-    differences,
-    drawn_baselines,
-    is_complete_grid,
-    panels,
-    runs_of,
-    score_row,
-    settings_note,
-)
+from polyhead.papers.dual.models import BY_PLACE, ROWS, Relations, classifier, label, writer
+from polyhead.papers.outcome import Cells, Column, Draw, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Study
-from polyhead.tasks import Images, Maths, ObjectSorting, PairwiseOrder, RelationalGames, SetCards
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+from polyhead.tasks import Maths, ObjectSorting, RelationalGames
 
 # The paper's numbers for a condition and a model.
 Printed = Callable[[tuple[Any, ...], str], str]
+# A task, the size of its models, and what the names of its runs begin and end with: its name and seed.
+Point = tuple[Task, Scale, str, int]
 
 # Our controls.
 RELATIVE = ("softmax-rope", "softmax-t5")
@@ -61,44 +44,37 @@ WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-def run_of(name: str, task: Task, model: Model, shape: Scale, setting: Setting) -> Run:
-    """A run whose `name` ends with the seed; scored on all splits except train, games on each set of unseen shapes."""
+def compared(points: Iterable[Point], rows: Iterable[str], relations: Relations) -> tuple[Run, ...]:
+    """Return the runs of every point, model and setting."""
+    runs = []
+    for (task, shape, name, seed), row in itertools.product(points, rows):
+        for setting in shape.grid():
+            runs.append(run_of(f"{name}-{row}", seed, task, model_of(task, row, shape, relations), shape, setting))
+    return tuple(runs)
+
+
+def run_of(name: str, seed: int, task: Task, model: Model, shape: Scale, setting: Setting) -> Run:
+    """A run that is scored on all splits except train; games are scored on each set of unseen shapes."""
     splits = tuple(split for split in task.splits if split != "train")
     if isinstance(task, RelationalGames):
         splits = GAME_SPLITS
     train = training(shape, setting, splits)
-    return Run(name=name, task=task, model=model, train=train, seed=int(name.rpartition("-")[2]), threads=1)
+    return Run(name=f"{name}-{seed}", task=task, model=model, train=train, seed=seed, threads=1)
 
 
-def classified(
-    name: str,
-    tasks: Sequence[Images | PairwiseOrder | SetCards],
-    rows: tuple[str, ...],
-    shape: Scale,
-    relations: Relations,
-) -> tuple[Run, ...]:
-    """Return the runs of every task, model and setting that classify."""
-    runs = []
-    for task, row, setting in itertools.product(tasks, rows, shape.grid()):
-        model = classifier(ends_of(task), task.length, row, replace(shape, steps=0), relations)
-        prefix = task.data if isinstance(task, Images) else name
-        runs.append(run_of(f"{prefix}-{row}-{task.split_seed}", task, model, shape, setting))
-    return tuple(runs)
-
-
-def ends_of(task: RelationalGames | Images | PairwiseOrder | SetCards) -> tuple[Input, Classes]:
-    """Inputs and outputs.  Patches are normalised around the projection as in the papers; digits are too small."""
+def model_of(task: Task, row: str, shape: Scale, relations: Relations) -> Model:
+    """Return the model `row` of a task; on games, all have as many parameters as with position symbols."""
+    shape = replace(shape, steps=0)  # sizes do not depend on it
     inputs, outputs = task.ends
-    if not isinstance(inputs, Patches) or (isinstance(task, Images) and task.data == "digits"):
-        return inputs, outputs
-    return replace(inputs, norm=True), outputs
-
-
-def written(
-    task: ObjectSorting | Maths, source: tuple[Input, int], row: str, shape: Scale, relations: Relations
-) -> Model:
-    """Return the model `row` that reads `source` and writes the targets of the task."""
-    return writer(source, (*task.ends, task.length), row, replace(shape, steps=0), relations)
+    if isinstance(task, Maths):
+        return writer((task.source, task.question), (inputs, outputs, task.length), row, shape, relations)
+    if isinstance(task, ObjectSorting):
+        return writer((task.source, task.length), (inputs, outputs, task.length), row, shape, relations)
+    # Patches are normalised around the projection as in the papers; digits are too small for it.
+    if isinstance(inputs, Patches) and getattr(task, "data", "") != "digits":
+        inputs = replace(inputs, norm=True)
+    standard = BY_PLACE if isinstance(task, RelationalGames) else relations
+    return classifier((inputs, outputs), task.length, row, shape, relations, standard)
 
 
 def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
@@ -108,7 +84,7 @@ def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-def learns(subject: str, scores: "DataFrame") -> list[Verdict]:
+def learns(subject: str, scores: Table) -> list[Verdict]:
     """Return claims that dual attention learns from fewer examples than softmax heads.
 
     With learned positions, as in the paper, and with relative positions.  `scores`: a row per size of the training set,
@@ -119,7 +95,7 @@ def learns(subject: str, scores: "DataFrame") -> list[Verdict]:
     for others, words in ((("softmax",), ""), (RELATIVE, " that know relative positions")):
         parts = {}
         for other in others:
-            lead = differences(scores, "dual", other)
+            lead = outcome.differences(scores, "dual", other)
             if len(lead) == len(scores):
                 parts[f"over {label(other)}, mean of n {sizes}"] = mean(lead)
         if parts:
@@ -128,7 +104,7 @@ def learns(subject: str, scores: "DataFrame") -> list[Verdict]:
     return verdicts
 
 
-def better(subject: str, first: str, others: Sequence[str], scores: "DataFrame") -> list[Verdict]:
+def better(subject: str, first: str, others: Sequence[str], scores: Table) -> list[Verdict]:
     """Return the claim that `first` is better than each of `others`, by the mean over conditions with both.
 
     `scores`: a row per condition, a column per model.  The claim names those of `others` that were run, with a part for
@@ -137,7 +113,7 @@ def better(subject: str, first: str, others: Sequence[str], scores: "DataFrame")
     parts = {}
     labels = []
     for other in others:
-        lead = differences(scores, first, other)
+        lead = outcome.differences(scores, first, other)
         if len(lead):
             labels.append(label(other))
             conditions = f", mean of {', '.join(lead.index)}" if len(scores) > 1 else ""
@@ -147,7 +123,7 @@ def better(subject: str, first: str, others: Sequence[str], scores: "DataFrame")
     return [above(f"{label(first)} is better than {' and '.join(labels)} at {subject}", parts)]
 
 
-def operators(subject: str, scores: "DataFrame") -> list[Verdict]:
+def operators(subject: str, scores: Table) -> list[Verdict]:
     """Return claims about operators.
 
     Dual attention against earlier operators, each mixed with softmax heads; and the draft's own operator (disentangled)
@@ -158,20 +134,21 @@ def operators(subject: str, scores: "DataFrame") -> list[Verdict]:
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def course(axis: str, columns: Sequence[Column], claim: Callable[["Series"], list[Verdict]], printed: Printed) -> Draw:
+def course(axis: str, columns: Sequence[Column], claim: Callable[[Cells], list[Verdict]], printed: Printed) -> Draw:
     """Draw the validation score by optimiser step, a panel per value of `axis`, and the table."""
 
     def draw(study: Study) -> FigureOutcome:
         cells = study.cells(axis, "model")
-        drawn: list[Panel] = []
+        panels: list[outcome.Panel] = []
         for value, in_panel in cells.groupby(level=axis, sort=False):
             courses = {label(model): cell.course("validation") for (_, model), cell in in_panel.items()}
-            drawn.append((short_name(value), courses, baseline_means(runs_of(in_panel), "validation")))
+            baselines = outcome.baseline_means(outcome.runs_of(in_panel), "validation")
+            panels.append((short_name(value), courses, baselines))
         metric = study.points[0].run.task.metric.replace("_", " ")
-        figure = figures.lines(drawn, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
-        caption = f"{metric.capitalize()} on validation data in the course of training; {SEED_CAPTION}."
-        rows, numbers = table(cells, [column for column in columns if is_scored(cells, column[1])], printed)
-        verdicts = claim(cells) if is_complete_grid(cells) else []
+        figure = figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
+        caption = f"{metric.capitalize()} on validation data in the course of training; {outcome.SEED_CAPTION}."
+        rows, numbers = table(cells, columns, printed)
+        verdicts = claim(cells) if outcome.is_complete_grid(cells) else []
         return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes(cells), numbers)
 
     return draw
@@ -182,30 +159,20 @@ def short_name(value: Any) -> str:
     return str(value).rpartition("__")[2].replace("_", " ")
 
 
-def is_scored(cells: Iterable[Cell], split: str) -> bool:
-    """Return whether all runs have scores on `split`; published data lack some."""
-    return all(split in point.result.scores for cell in cells for point in cell.points)
-
-
-def by_examples(cells: "Series", split: str, x_label: str, chance: float) -> Any:
+def by_examples(cells: Cells, split: str, x_label: str, chance: float) -> Any:
     """Draw a panel per value of the first axis, with the second axis, the number of examples, on x."""
 
-    def levels(in_panel: "Series") -> dict[str, Any]:
+    def levels(in_panel: Cells) -> dict[str, Any]:
         of_chance = {"chance": chance} if chance else {}
-        return of_chance | baseline_curves(in_panel, split)
+        return of_chance | outcome.baseline_curves(in_panel, split)
 
+    panels = outcome.panels(cells, split, label, short_name, levels)
     lowest = chance - 0.1 if chance else 0.0
-    return figures.lines(
-        panels(cells, split, label, short_name, levels),
-        x_label=x_label,
-        y_label="accuracy",
-        log_x=True,
-        limits=(lowest, 1.02),
-    )
+    return figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(lowest, 1.02))
 
 
 def table(
-    cells: "Series", columns: Sequence[Column], printed: Printed | None = None
+    cells: Cells, columns: Sequence[Column], printed: Printed | None = None
 ) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Return a row per condition and model, and a row per baseline below them; and the same as JSON values."""
     axes = list(cells.index.names[:-1])
@@ -215,9 +182,9 @@ def table(
         named = {}
         for axis, value in zip(axes, condition, strict=True):
             named[axis] = str(value).replace("__", ": ").replace("_", " ")
-        values = numbers.setdefault(condition_text(condition), {})
+        values = numbers.setdefault(outcome.condition_text(condition), {})
         for model, cell in of_condition.droplevel(axes).items():
-            texts, values[model] = score_row(cell, columns)
+            texts, values[model] = outcome.score_row(cell, columns)
             if printed is not None:
                 texts["paper"] = printed(condition, model)
             rows.append({**named, "model": label(model), **texts, **size(cell)})
@@ -225,7 +192,7 @@ def table(
         of_baselines: dict[str, dict[str, str]] = {}
         for title, split, metric in columns:
             if metric is None:
-                for name, estimate in drawn_baselines(runs_of(of_condition), split).items():
+                for name, estimate in outcome.drawn_baselines(outcome.runs_of(of_condition), split).items():
                     of_baselines.setdefault(name, {**named, "model": name})[title] = str(estimate)
                     values.setdefault(name, {})[title] = estimate.as_json()
         rows += of_baselines.values()
@@ -233,28 +200,17 @@ def table(
 
 
 def size(cell: Cell) -> dict[str, str]:
-    """Parameters and optimiser steps of a cell."""
-    parameters = set()
-    steps = set()
+    """Parameters and optimiser steps of a cell, the smallest first."""
+    counts: dict[str, set[int]] = {"parameters": set(), "steps": set()}
     for point in cell.points:
-        parameters.add(point.result.parameters)
-        steps.add(point.run.train.steps)
-    return {"parameters": counts_text(parameters), "steps": counts_text(steps)}
+        counts["parameters"].add(point.result.parameters)
+        counts["steps"].add(point.run.train.steps)
+    return {name: " / ".join(map("{:,}".format, sorted(values))) for name, values in counts.items()}
 
 
-def counts_text(counts: Iterable[int]) -> str:
-    """Return numbers as text, the smallest first."""
-    return " / ".join(map("{:,}".format, sorted(counts)))
-
-
-def notes(cells: "Series") -> list[str]:
-    """Return the settings, and our choices where the papers are silent."""
-    models = set(cells.index.unique("model"))
-    lines = []
-    for name, row in ROWS.items():
-        if row.choice and name in models:
-            lines.append(f"{row.label}: {row.choice}.")
-    return [*lines, settings_note(cells)]
+def notes(cells: Cells) -> list[str]:
+    """Return our choices where the papers are silent, and the settings."""
+    return [*outcome.choices(ROWS, cells.index.unique("model")), outcome.settings_note(cells)]
 
 
 def percent(values: Mapping[str, tuple[float, float]], model: str) -> str:

@@ -16,12 +16,12 @@ from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
 from polyhead.config import Batch, Run, Task
-from polyhead.papers.claims import Estimate, Verdict, above, mean
+from polyhead.papers.claims import Estimate, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
-from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
+from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, fuzzy_task, grid, sraven_task, three
 from polyhead.papers.outcome import Draw, FigureOutcome, Picture, estimates
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import FinishedRun, Study
@@ -37,8 +37,7 @@ def fig_codes(scale: str = "small") -> tuple[Run, ...]:
 
     polyhead reproduce fig-2b.
     """
-    shape = size(FUZZY, scale)
-    return grid(partial(fuzzy_task, scale), THREE, shape, one_setting(shape, scale))
+    return three(scale, size(FUZZY, scale), partial(fuzzy_task, scale))
 
 
 def fig_5_codes(scale: str = "small") -> tuple[Run, ...]:
@@ -49,7 +48,7 @@ def fig_5_codes(scale: str = "small") -> tuple[Run, ...]:
     shape = size(SRAVEN, scale)
     if scale == "paper":
         shape = replace(shape, steps=2 * shape.steps)
-    return grid(partial(sraven_task, scale), THREE, shape, one_setting(shape, scale))
+    return three(scale, shape, partial(sraven_task, scale))
 
 
 def fig_a7(scale: str = "small") -> tuple[Run, ...]:
@@ -62,27 +61,6 @@ def fig_a7(scale: str = "small") -> tuple[Run, ...]:
     if scale == "paper":
         shape = replace(shape, steps=2 * shape.steps)
     return grid(partial(sraven_task, scale), ("softmax",), shape, one_setting(shape, scale))
-
-
-# -------------------------------------------------------------------------------------------------------------- claims
-def order_of_layers(rule: Mapping[str, Estimate], magnitude: Mapping[str, Estimate]) -> list[Verdict]:
-    """The claim that early layers cluster by magnitude and late layers by rule.
-
-    `rule[model]`: purity by rule in the last layer minus the first.  `magnitude[model]`: purity by magnitude in the
-    first layer minus the last.
-    """
-    models = f"mean of {', '.join(rule)}"
-    parts = {
-        f"rule, last layer − first, {models}": mean(rule.values()),
-        f"magnitude, first layer − last, {models}": mean(magnitude.values()),
-    }
-    return [above("early layers cluster by magnitude, late ones by rule", parts)]
-
-
-def shared_code(difference: Estimate) -> list[Verdict]:
-    """The claim that sum and difference share a code.  `difference`: see `_over_others`."""
-    part = {"cosine of sum and difference over the mean of other pairs": difference}
-    return [above("sum and difference share a code", part)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- maps
@@ -157,21 +135,30 @@ def purity_of_neighbours(study: Study) -> FigureOutcome:
                     by_seed[point.run.seed] = row["purity"] - row["chance"]
     purity = estimates(values, ["target", "layer", "model", "kind"])
 
-    rule = {}
-    magnitude = {}
+    # Purity by rule rises from the first to the last layer, purity by magnitude falls.
+    rule = []
+    magnitude = []
     last = max(purity.index.unique("layer"))
-    for model in purity.index.unique("model"):
+    names = list(purity.index.unique("model"))
+    for model in names:
         by_layer = purity["rule"][:, model, TRAINED]
-        rule[label(model)] = by_layer[last] - by_layer[0]
+        rule.append(by_layer[last] - by_layer[0])
         by_layer = purity["target value"][:, model, TRAINED]
-        magnitude[label(model)] = by_layer[0] - by_layer[last]
+        magnitude.append(by_layer[0] - by_layer[last])
+    of_models = f"mean of {', '.join(map(label, names))}"
+    parts = {
+        f"rule, last layer − first, {of_models}": mean(rule),
+        f"magnitude, first layer − last, {of_models}": mean(magnitude),
+    }
+    verdict = above("early layers cluster by magnitude, late ones by rule", parts)
+
     rows: dict[str, dict[str, str]] = {}
     numbers = {}
     for (target, layer, model, kind), estimate in purity.sort_index(level="target", sort_remaining=False).items():
         name = f"{target}, layer {layer + 1}"
         rows.setdefault(name, {title: name})[label(model) + kind] = str(estimate)
         numbers[f"{model}{kind}, {name}"] = estimate.as_json()
-    return FigureOutcome(table=list(rows.values()), verdicts=order_of_layers(rule, magnitude), numbers={title: numbers})
+    return FigureOutcome(table=list(rows.values()), verdicts=[verdict], numbers={title: numbers})
 
 
 # ---------------------------------------------------------------------------------------------------------- similarity
@@ -188,11 +175,10 @@ def similar(model: str, *, samples: bool = False) -> Draw:
 
     def draw(study: Study) -> FigureOutcome:
         count = FIT.get(study.scale, 2048)
-        points = selected(study).get(model, [])
-        pictures = []
+        pictures: list[Picture] = []
         differences: dict[str, dict[int, float]] = {}
         matrices: dict[str, Any] = {}
-        for point in points:
+        for point in selected(study).get(model, []):
             task, seed = point.run.task, point.run.seed
             network = load_model(point.result.folder)[1]
             codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
@@ -203,19 +189,17 @@ def similar(model: str, *, samples: bool = False) -> Draw:
                 classes, cosines[name] = similarity(codes[-1], rules, centred=is_centred)
                 _, cosines_before = similarity(before[-1], rules, centred=is_centred)
                 if {SUM, DIFFERENCE} <= set(classes.tolist()):
-                    trained = _over_others(classes.tolist(), cosines[name])
-                    differences.setdefault(name, {})[seed] = trained
-                    untrained_difference = _over_others(classes.tolist(), cosines_before)
-                    differences.setdefault(name + UNTRAINED, {})[seed] = untrained_difference
+                    for kind, matrix in ((TRAINED, cosines[name]), (UNTRAINED, cosines_before)):
+                        by_seed = differences.setdefault(name + kind, {})
+                        by_seed[seed] = _over_others(classes.tolist(), matrix)
             names = [class_name(task, "rule", int(value)) for value in classes]
             matrices[str(seed)] = {"rules": names}
             for name, matrix in cosines.items():
                 matrices[str(seed)][name] = matrix.round(6).tolist()
-            if point is not points[0]:
-                continue
-            if samples:
+            if len(matrices) == 1 and samples:
                 pictures.append(picture_of_codes(f"{study.figure}-codes", codes[-1], rules, names))
-            pictures.append(picture_of_similarity(study.figure, cosines, names))
+            if len(matrices) == 1:
+                pictures.append(picture_of_similarity(study.figure, cosines, names))
         return similar_outcome(pictures, differences, matrices)
 
     return draw
@@ -228,20 +212,20 @@ def similar_outcome(
     if not differences:
         note = "Sum and difference do not both occur in the held-out combinations."
         return FigureOutcome(pictures, numbers={"by seed": matrices}, notes=[note])
-    by_name = {}
-    numbers = {}
-    for name, by_seed in differences.items():
-        by_name[name] = Estimate.of(by_seed)
-        numbers[name] = by_name[name].as_json()
+    by_name = {name: Estimate.of(by_seed) for name, by_seed in differences.items()}
     before, before_centred = by_name[f"plain{UNTRAINED}"], by_name[f"centred{UNTRAINED}"]
     notes = (
         f"Centred, the cosine of sum and difference is {by_name['centred']} above the mean of the other pairs.",
         f"Before training it is {before} above that mean, centred {before_centred}.",
     )
+    part = {"cosine of sum and difference over the mean of other pairs": by_name["plain"]}
     return FigureOutcome(
         pictures,
-        verdicts=shared_code(by_name["plain"]),
-        numbers={"sum and difference over other pairs": numbers, "by seed": matrices},
+        verdicts=[above("sum and difference share a code", part)],
+        numbers={
+            "sum and difference over other pairs": {name: by_name[name].as_json() for name in by_name},
+            "by seed": matrices,
+        },
         notes=notes,
     )
 

@@ -1,35 +1,20 @@
 """Fuzzy logic, scores by length of the context: Figures 2C and A3 of Schug et al. 2024."""
 
 import itertools
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
+from polyhead.papers import outcome
 from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, THREE, fuzzy_task, grid
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    FigureOutcome,
-    Picture,
-    baseline_curves,
-    baselines,
-    differences,
-    drawn_baselines,
-    is_complete_grid,
-    panels,
-    runs_of,
-    score_table,
-    scores_of,
-    settings_note,
-)
-from polyhead.papers.sizes import one_setting, size
+from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, fuzzy_task, three
+from polyhead.papers.outcome import Cells, FigureOutcome, Picture, Table
+from polyhead.papers.sizes import size
 from polyhead.papers.study import TRAINING_LOSS, Study
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 LENGTHS = {"paper": (16, 32, 64, 96), "short": (16, 32), "small": (16, 32), "smoke": (8, 16)}
@@ -39,14 +24,13 @@ HELD_OUT = {"paper": (0.3, 0.5, 0.7), "short": (0.5, 0.7), "small": (0.3, 0.5, 0
 def fig_2c(scale: str = "small") -> tuple[Run, ...]:
     """Fuzzy logic, compositional R² by context length and held-out fraction; Fig. A3 adds train, novel and loss.
 
-    polyhead reproduce fig-2c.  Small: contexts of 16 and 32 tokens (without 64 and 96), only rate 5e-3.  Short: the
-    same contexts, 50 and 70 % held out, only rate 1e-3.
+    polyhead reproduce fig-2c.
     """
     shape = size(FUZZY, scale)
     runs: tuple[Run, ...] = ()
     for length, fraction in itertools.product(LENGTHS[scale], HELD_OUT[scale]):
         task = partial(fuzzy_task, scale, held_out=fraction, length=length)
-        runs += grid(task, THREE, shape, one_setting(shape, scale))
+        runs += three(scale, shape, task)
     return runs
 
 
@@ -54,14 +38,14 @@ def fig_2c(scale: str = "small") -> tuple[Run, ...]:
 ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
-def ordered(scores: "DataFrame", conditions: str) -> list[Verdict]:
+def ordered(scores: Table, conditions: str) -> list[Verdict]:
     """Return the claim of the paper's order of the three models; each difference is a mean over the conditions.
 
     `scores`: a row per condition, a column per model.  `conditions`: their name in the claim.
     """
     parts = {}
     for first, second in ORDER:
-        by_condition = differences(scores, first, second)
+        by_condition = outcome.differences(scores, first, second)
         if by_condition.empty:
             return []
         parts[f"{label(first)} over {label(second)}"] = mean(by_condition)
@@ -69,7 +53,7 @@ def ordered(scores: "DataFrame", conditions: str) -> list[Verdict]:
     return [above(claim, parts)]
 
 
-def suffers_less(scores: "DataFrame") -> list[Verdict]:
+def suffers_less(scores: Table) -> list[Verdict]:
     """Return the claim that HYLA loses less as more is held out.  `scores`: rows by length and fraction held out."""
     smallest, *_, largest = sorted(scores.index.unique("held out"))
     losses = scores.xs(smallest, level="held out") - scores.xs(largest, level="held out")
@@ -103,26 +87,28 @@ def unknown_terms(condition: str, scores: Scores, baseline: Estimate) -> list[Ve
     return [above(f"no model solves combinations of unknown terms: a Gaussian process is better ({condition})", parts)]
 
 
-def is_comparable(cells: "Series") -> bool:
+def is_comparable(cells: Cells) -> bool:
     """Return whether no cell is missing, and more than one fraction was held out."""
-    return is_complete_grid(cells) and cells.index.unique("held out").size > 1
+    return outcome.is_complete_grid(cells) and cells.index.unique("held out").size > 1
 
 
-def claims_on_unseen(cells: "Series") -> list[Verdict]:
+def claims_on_unseen(cells: Cells) -> list[Verdict]:
     """Return the claims about unseen combinations."""
     if not is_comparable(cells):
         return []
-    scores = score_table(cells, "compositional")
+    scores = outcome.score_table(cells, "compositional")
     return ordered(scores, f"{len(scores)} settings") + suffers_less(scores)
 
 
-def claims_on_gaps(cells: "Series") -> list[Verdict]:
+def claims_on_gaps(cells: Cells) -> list[Verdict]:
     """Return the claim about gaps where most is held out; scores are means over the lengths."""
     if not is_comparable(cells):
         return []
     largest = max(cells.index.unique("held out"))
     at_largest = cells.xs(largest, level="held out")
-    return small_gaps(score_table(at_largest, "iid").apply(mean), score_table(at_largest, "compositional").apply(mean))
+    return small_gaps(
+        outcome.score_table(at_largest, "iid").apply(mean), outcome.score_table(at_largest, "compositional").apply(mean)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -135,16 +121,18 @@ TRAINING = (
 def draw_2c(study: Study) -> FigureOutcome:
     """Draw compositional R² by context length, a panel per held-out fraction."""
     cells = study.cells("length", "held out", "model")
-    caption = f"Compositional R² by tokens in the context, of which one is the query; {SEED_CAPTION}. {TRAINING}"
-    rows, numbers = table(cells, ("compositional",))
+    caption = (
+        f"Compositional R² by tokens in the context, of which one is the query; {outcome.SEED_CAPTION}. {TRAINING}"
+    )
+    rows, numbers = table(cells, ("compositional",), setting_names)
     for row, (_, in_row) in zip(rows, cells.groupby(level=["length", "held out"]), strict=True):
-        for name, estimate in drawn_baselines(runs_of(in_row)).items():
+        for name, estimate in outcome.drawn_baselines(outcome.runs_of(in_row)).items():
             row[name] = str(estimate)
     return FigureOutcome(
         pictures=[draw_by_length(cells, "compositional", "fig-2c", caption)],
         table=rows,
         verdicts=claims_on_unseen(cells),
-        notes=[settings_note(cells)],
+        notes=[outcome.settings_note(cells)],
         numbers=numbers,
     )
 
@@ -166,69 +154,66 @@ def draw_a3(study: Study) -> FigureOutcome:
     # Unknown terms at the longest context with the most held out.
     length, held_out = max(cells.droplevel("model").index)
     at_largest = cells[length, held_out]
-    gaussian_process = baselines(runs_of(at_largest), "novel")["gaussian_process"]
+    gaussian_process = outcome.baselines(outcome.runs_of(at_largest), "novel")["gaussian_process"]
     condition = f"{length} tokens, {100 * held_out:.0f} % held out"
-    verdicts += unknown_terms(condition, scores_of(at_largest, "novel"), gaussian_process)
-    rows, numbers = table(cells, tuple(captions))
-    return FigureOutcome(pictures, rows, verdicts, [settings_note(cells)], numbers)
+    verdicts += unknown_terms(condition, outcome.scores_of(at_largest, "novel"), gaussian_process)
+    rows, numbers = table(cells, tuple(captions), setting_names)
+    return FigureOutcome(pictures, rows, verdicts, [outcome.settings_note(cells)], numbers)
 
 
-def draw_by_length(cells: "Series", split: str, stem: str, caption: str) -> Picture:
+def draw_by_length(cells: Cells, split: str, stem: str, caption: str) -> Picture:
     """Draw a panel per held-out fraction, with the context length on x and scores with their baselines."""
     is_loss = split == TRAINING_LOSS
 
-    def levels(in_panel: "Series") -> dict[str, Any]:
+    def levels(in_panel: Cells) -> dict[str, Any]:
         if is_loss:
             return {}
         # Baselines below 0 would flatten the curves.
-        return {name: curve for name, curve in baseline_curves(in_panel, split).items() if max(curve.values()) > 0}
+        return {
+            name: curve for name, curve in outcome.baseline_curves(in_panel, split).items() if max(curve.values()) > 0
+        }
 
     by_fraction = cells.swaplevel("length", "held out")
-    drawn = panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
+    panels = outcome.panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
     limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
-    figure = figures.lines(
-        drawn,
-        x_label="tokens in the context",
-        y_label="training error" if is_loss else "R²",
-        log_x=True,
-        limits=limits,
-    )
+    y_label = "training error" if is_loss else "R²"
+    figure = figures.lines(panels, x_label="tokens in the context", y_label=y_label, log_x=True, limits=limits)
     return Picture(stem, caption, figure)
 
 
-def table(cells: "Series", splits: tuple[str, ...]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return a row per length and fraction with the scores of each model on `splits`; and the same as JSON values."""
+# -------------------------------------------------------------------------------------------------------------- tables
+def setting_names(length: int, fraction: float) -> tuple[str, str]:
+    """Return the name of a context length and a held-out fraction in the table and in the numbers."""
+    return f"N {length}, {100 * fraction:.0f} % held out", f"N {length}, held out {fraction}"
+
+
+def table(
+    cells: Cells, splits: tuple[str, ...], names: Callable[..., tuple[str, str]] | None = None
+) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Return a row per condition with the scores of each model on `splits`; and the same as JSON values.
+
+    `names`: maps a condition to its name in the table and in the numbers; by default its axes and values.
+    """
+    axes = list(cells.index.names[:-1])
     rows = []
     numbers = {}
-    for (length, fraction), in_row in cells.groupby(level=["length", "held out"]):
-        texts, values = model_columns(in_row.droplevel(["length", "held out"]), splits)
-        rows.append({"setting": f"N {length}, {100 * fraction:.0f} % held out", **texts})
-        numbers[f"N {length}, held out {fraction}"] = values
+    for condition, in_row in cells.groupby(level=axes):
+        text = key = ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, condition, strict=True))
+        if names is not None:
+            text, key = names(*condition)
+        row = {"setting": text}
+        values: dict[str, dict[str, Any]] = {}
+        for split in splits:
+            for model, estimate in outcome.scores_of(in_row.droplevel(axes), split).items():
+                row[f"{label(model)}, {split}"] = str(estimate)
+                values.setdefault(model, {})[split] = estimate.as_json()
+        rows.append(row)
+        numbers[key] = values
     return rows, numbers
 
 
-def model_columns(cells: "Series", splits: tuple[str, ...]) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Return the scores of cells by model: a column for each split and model, and JSON values by model and split."""
-    texts = {}
-    values: dict[str, dict[str, Any]] = {}
-    for split in splits:
-        for model, estimate in scores_of(cells, split).items():
-            texts[f"{label(model)}, {split}"] = str(estimate)
-            values.setdefault(model, {})[split] = estimate.as_json()
-    return texts, values
-
-
+_2C = "Fig. 2C: compositional generalisation on fuzzy logic"
 FIGURES = {
-    "fig-2c": Figure(
-        "Fig. 2C: compositional generalisation on fuzzy logic",
-        HYLA,
-        draw_2c,
-        fig_2c,
-        minutes=42.3,
-        gpu=FUZZY_GPU,
-        short=True,
-    ),
-    "fig-a3": Figure(
-        "Fig. A3: fuzzy logic, all scores", HYLA, draw_a3, fig_2c, minutes=42.3, gpu=FUZZY_GPU, short=True
-    ),
+    "fig-2c": Figure(_2C, HYLA, draw_2c, fig_2c, 42.3, FUZZY_GPU, short=True),
+    "fig-a3": Figure("Fig. A3: fuzzy logic, all scores", HYLA, draw_a3, fig_2c, 42.3, FUZZY_GPU, short=True),
 }

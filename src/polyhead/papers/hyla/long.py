@@ -5,21 +5,17 @@ a run; it is a test from five seeds on.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from polyhead.analysis import figures
 from polyhead.papers.claims import Estimate, Verdict, above, judge
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.outcome import Curves, FigureOutcome, Picture
+from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Picture, Table
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.baselines import baselines as fuzzy_baselines
 from polyhead.tasks.sraven.baselines import baselines as raven_baselines
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 # The seeds of the tests, without seed 0, which chose the rates.
 SEEDS = (1, 2, 3, 4, 5)
@@ -30,7 +26,9 @@ SKILLS = (0.80, 0.85, 0.90, 0.94)
 SKILL, EARLY = 0.90, 5000
 # Of Table A1 in the paper.
 PAPER_SEEDS = 3
-KNOWN, UNSEEN, NOVEL = "iid", "compositional", "novel"
+KNOWN, UNSEEN = "iid", "compositional"
+# Score at the end, with a sampling error -> its split.
+SPLITS = {"known": KNOWN, "unseen": UNSEEN, "novel": "novel"}
 
 # -------------------------------------------------------------------------------------------------------------- models
 MAIN = ("hyla", "softmax", "linear")
@@ -62,78 +60,59 @@ def of_width(model: str, width: int) -> str:
     return model if width == WIDTHS[0] else f"{model}-width-{width}"
 
 
-def beside_changed(study: Study, models: Collection[str]) -> Study:
-    """Return the runs of those seeds that one of the changed `models` has."""
-    seeds = {point.run.seed for point in study.points if model_of(point) in models}
-    return replace(study, points=tuple(point for point in study.points if point.run.seed in seeds))
-
-
 # --------------------------------------------------------------------------------------------------------------- tests
 class ProtocolTest(NamedTuple):
     """A claim: in each pair the first model is above the second, or above 0.
 
-    `quantity`: a column of `measured`.  `family`: the claims whose p-values are corrected together.
+    `family`: the claims whose p-values are corrected together.  `quantity`: a column of `measured`.
     """
 
     family: str
     claim: str
-    quantity: str
     pairs: tuple[tuple[str, str | None], ...]
-
-
-Pairs = tuple[tuple[str, str | None], ...]
-
-
-def tests_of(family: str, quantity: str, pairs_of_claim: Mapping[str, Pairs]) -> tuple[ProtocolTest, ...]:
-    """Return tests of one family on one quantity: claim -> its pairs."""
-    tests = []
-    for claim, pairs in pairs_of_claim.items():
-        tests.append(ProtocolTest(family, claim, quantity, pairs))
-    return tuple(tests)
+    quantity: str = "unseen"
 
 
 HYLA_OVER_SOFTMAX = (("hyla", "softmax"),)
-PRIMARY_CLAIMS: dict[str, Pairs] = {
-    "1. on unseen combinations HYLA is better than softmax": HYLA_OVER_SOFTMAX,
-    "2. on unseen combinations softmax is better than linear": (("softmax", "linear"),),
-    "3. on unseen combinations HYLA is better than linear": (("hyla", "linear"),),
-}
-PRIMARY = tests_of("primary", "unseen", PRIMARY_CLAIMS)
+PRIMARY = (
+    ProtocolTest("primary", "1. on unseen combinations HYLA is better than softmax", HYLA_OVER_SOFTMAX),
+    ProtocolTest("primary", "2. on unseen combinations softmax is better than linear", (("softmax", "linear"),)),
+    ProtocolTest("primary", "3. on unseen combinations HYLA is better than linear", (("hyla", "linear"),)),
+)
 EQUAL_SKILL = f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones"
 ABOVE_BASELINES = "5. on unseen combinations models are above floors"  # the registered words
 BASELINE_PAIRS = (("hyla", "recall"), ("softmax", "recall"), ("hyla", "mix"), ("hyla", "gaussian_process"))
-LATE_CLAIMS: dict[str, Pairs] = {
-    f"6. HYLA gains on unseen combinations after step {EARLY:,}": (("hyla", None),),
-    f"6. softmax gains on unseen combinations after step {EARLY:,} (no difference is expected)": (("softmax", None),),
-}
+LATE = f"gains on unseen combinations after step {EARLY:,}"
+GAP = "softmax loses more than HYLA from known to unseen"
 GAP_PAIRS = (("softmax", "hyla"),)
 # Of the three models of the main test.
 TESTS = (
     *PRIMARY,
-    ProtocolTest("secondary", EQUAL_SKILL, "equal", HYLA_OVER_SOFTMAX),
-    ProtocolTest("secondary", ABOVE_BASELINES, "unseen", BASELINE_PAIRS),
-    *tests_of("secondary", "late", LATE_CLAIMS),
-    ProtocolTest("secondary", "7. softmax loses more than HYLA from known to unseen", "gap", GAP_PAIRS),
+    ProtocolTest("secondary", EQUAL_SKILL, HYLA_OVER_SOFTMAX, "equal"),
+    ProtocolTest("secondary", ABOVE_BASELINES, BASELINE_PAIRS),
+    ProtocolTest("secondary", f"6. HYLA {LATE}", (("hyla", None),), "late"),
+    ProtocolTest("secondary", f"6. softmax {LATE} (no difference is expected)", (("softmax", None),), "late"),
+    ProtocolTest("secondary", f"7. {GAP}", GAP_PAIRS, "gap"),
 )
 
-# Of the ablations: the dated addition to the protocol that was written before their first step.
-PART_CLAIMS: dict[str, Pairs] = {
-    "HYLA composes better than without its nonlinearity": (("hyla", "hyla-linear"),),
-    "HYLA composes better than without RMSHead": (("hyla", "hyla-norms"),),
-    "HYLA composes better than with a softmax for RMSHead": (("hyla", "hyla-softmax"),),
-    "linear heads compose better with RMSHead": (("linear-rms", "linear"),),
-}
-PARTS = tests_of("parts", "unseen", PART_CLAIMS)
+# The tests below are those of dated additions to the protocol, each written before the first step of its runs.
+# Of the ablations.
+PARTS = (
+    ProtocolTest("parts", "HYLA composes better than without its nonlinearity", (("hyla", "hyla-linear"),)),
+    ProtocolTest("parts", "HYLA composes better than without RMSHead", (("hyla", "hyla-norms"),)),
+    ProtocolTest("parts", "HYLA composes better than with a softmax for RMSHead", (("hyla", "hyla-softmax"),)),
+    ProtocolTest("parts", "linear heads compose better with RMSHead", (("linear-rms", "linear"),)),
+)
 
-# Of the other settings: the dated addition to the protocol that was written before their first step.
-SETTING_CLAIMS: dict[str, Pairs] = {
-    "with heads of width 8 HYLA is better than softmax": (("hyla-width-8", "softmax-width-8"),),
-    "with heads of width 8 softmax is better than linear": (("softmax-width-8", "linear-width-8"),),
-    "HYLA composes better with heads of width 8": (("hyla-width-8", "hyla"),),
-    "softmax composes better with dropout on its code": (("softmax-dropout", "softmax"),),
-    "softmax composes better with ten times the decay": (("softmax-decay", "softmax"),),
-}
-WIDE = tests_of("settings", "unseen", SETTING_CLAIMS)
+# Of the other settings.
+_WIDER = "with heads of width 8"
+WIDE = (
+    ProtocolTest("settings", f"{_WIDER} HYLA is better than softmax", (("hyla-width-8", "softmax-width-8"),)),
+    ProtocolTest("settings", f"{_WIDER} softmax is better than linear", (("softmax-width-8", "linear-width-8"),)),
+    ProtocolTest("settings", f"HYLA composes better {_WIDER}", (("hyla-width-8", "hyla"),)),
+    ProtocolTest("settings", "softmax composes better with dropout on its code", (("softmax-dropout", "softmax"),)),
+    ProtocolTest("settings", "softmax composes better with ten times the decay", (("softmax-decay", "softmax"),)),
+)
 
 
 def width_tests() -> tuple[ProtocolTest, ...]:
@@ -141,26 +120,24 @@ def width_tests() -> tuple[ProtocolTest, ...]:
     tests = []
     for width, (first, second) in itertools.product(WIDTHS, itertools.pairwise(MAIN)):
         claim = f"with heads of width {width} {ROWS[first].label} is better than {ROWS[second].label}"
-        tests.append(ProtocolTest("width", claim, "unseen", ((of_width(first, width), of_width(second, width)),)))
+        tests.append(ProtocolTest("width", claim, ((of_width(first, width), of_width(second, width)),)))
     return tuple(tests)
 
 
-# Of the width of heads: the dated addition to the protocol that was written before their first step.
+# Of the width of heads.
 WIDTH = width_tests()
 
-# Of SRAVEN: the dated addition to the protocol that was written before the first step of seed 1.
+# Of SRAVEN.
 RAVEN_PAIRS = tuple(itertools.product(MAIN, ("same_slot", "known_combinations")))
 RAVENS = (
     *PRIMARY,
-    ProtocolTest("secondary", EQUAL_SKILL.replace("R²", "accuracy"), "equal", HYLA_OVER_SOFTMAX),
-    ProtocolTest("secondary", ABOVE_BASELINES, "unseen", RAVEN_PAIRS),
-    ProtocolTest("secondary", "6. softmax loses more than HYLA from known to unseen", "gap", GAP_PAIRS),
+    ProtocolTest("secondary", EQUAL_SKILL.replace("R²", "accuracy"), HYLA_OVER_SOFTMAX, "equal"),
+    ProtocolTest("secondary", ABOVE_BASELINES, RAVEN_PAIRS),
+    ProtocolTest("secondary", f"6. {GAP}", GAP_PAIRS, "gap"),
 )
 
 
-def verdicts(
-    scores: "DataFrame", tests: Iterable[ProtocolTest] = TESTS, seeds: Sequence[int] = SEEDS
-) -> tuple[Verdict, ...]:
+def verdicts(scores: Table, tests: Iterable[ProtocolTest], seeds: Sequence[int] = SEEDS) -> tuple[Verdict, ...]:
     """Return verdicts on the claims whose models have runs of the same seeds; differences are per seed."""
     claims = []
     for test in tests:
@@ -179,13 +156,13 @@ def verdicts(
     return judge(claims)
 
 
-def column(scores: "DataFrame", quantity: str, name: str) -> "Series":
+def column(scores: Table, quantity: str, name: str) -> Cells:
     """Return a quantity of a model or baseline by seed; without values where it was not measured."""
     return scores.reindex(columns=[(quantity, name)]).iloc[:, 0]
 
 
 # ---------------------------------------------------------------------------------------------------------- quantities
-def measured(points: Sequence[FinishedRun]) -> "DataFrame":
+def measured(points: Sequence[FinishedRun]) -> Table:
     """Return a row per seed and a column per quantity and model or baseline.
 
     Quantities: `known`, `unseen` and `novel`, the scores at the end; `at 0.80`, ..., the score on unseen combinations
@@ -196,20 +173,18 @@ def measured(points: Sequence[FinishedRun]) -> "DataFrame":
 
     values: dict[tuple[str, str], dict[int, float | None]] = {}
     for point in points:
-        model, seed = model_of(point), point.run.seed
         known, unseen = point.course(KNOWN), point.course(UNSEEN)
         quantities: dict[str, float | None] = {}
         for skill in SKILLS:
             quantities[f"at {skill:.2f}"] = at_skill(known, unseen, skill)
         quantities["equal"] = quantities[f"at {SKILL:.2f}"]
-        quantities["known"] = point.score(KNOWN)
-        quantities["unseen"] = point.score(UNSEEN)
-        if NOVEL in point.result.scores:
-            quantities["novel"] = point.score(NOVEL)
+        for quantity, split in SPLITS.items():
+            if split in point.result.scores:
+                quantities[quantity] = point.score(split)
         quantities["gap"] = point.score(KNOWN) - point.score(UNSEEN)
         quantities["late"] = point.score(UNSEEN) - unseen[EARLY]
         for name, value in quantities.items():
-            values.setdefault((name, model), {})[seed] = value
+            values.setdefault((name, model_of(point)), {})[point.run.seed] = value
     # All models of a seed share its task and its sequences, and so do the baselines.
     for seed, point in {point.run.seed: point for point in points}.items():
         for name, score in baselines_of(point).items():
@@ -267,7 +242,7 @@ def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome
     points = sorted(study.points, key=lambda point: (names.index(model_of(point)), point.run.seed))
     scores = measured(points)
     drawn = [point for point in points if point.run.seed in SEEDS] or points
-    scores_shown = scores.loc[scores.index.intersection(SEEDS)] if drawn is not points else scores
+    scores_shown = scores.loc[sorted({point.run.seed for point in drawn})]
     baselines = {}
     for name in BASELINES | RAVEN_BASELINES:
         if ("unseen", name) in scores:
@@ -281,7 +256,7 @@ def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome
     return FigureOutcome(pictures, rows_of(points, scores), verdicts(scores, tests), notes, as_json(scores))
 
 
-def with_seed_6(scores: "DataFrame") -> list[str]:
+def with_seed_6(scores: Table) -> list[str]:
     """Return the first family of the main test with seed 6 in place of seed 1, as notes; none without seed 6."""
     if 6 not in scores.index or ("unseen", "hyla") not in scores:
         return []
@@ -289,32 +264,26 @@ def with_seed_6(scores: "DataFrame") -> list[str]:
     return [f"With seed 6 in place of seed 1: {verdict}" for verdict in verdicts(scores, PRIMARY, AGAIN)]
 
 
-def draw_courses(
-    stem: str, points: Sequence[FinishedRun], scores: "DataFrame", baselines: Mapping[str, float]
-) -> Picture:
+def draw_courses(stem: str, points: Sequence[FinishedRun], scores: Table, baselines: Mapping[str, float]) -> Picture:
     """Draw scores on unseen combinations by step, and at equal skill on known ones."""
     courses: Curves = {}
     skills: Curves = {}
     runs: dict[str, int] = {}
     for point in points:
-        model, seed = model_of(point), point.run.seed
-        label = NAMES[model]
+        model, label = model_of(point), NAMES[model_of(point)]
         runs[label] = runs.get(label, 0) + 1
         for step, value in point.course(UNSEEN).items():
             courses.setdefault(label, {}).setdefault(step / 1000, []).append(value)
         for skill in SKILLS:
-            value = scores.loc[seed, (f"at {skill:.2f}", model)]
+            value = scores.loc[point.run.seed, (f"at {skill:.2f}", model)]
             if value == value:  # reached
                 skills.setdefault(label, {}).setdefault(skill, []).append(value)
     panels = [("in the course of training", courses, baselines)]
     if skills:
         panels.append(("at equal skill", skills, baselines))
     word = WORDS[points[0].run.task.metric]
-    figure = figures.lines(
-        panels,
-        x_label=("optimiser steps, thousands", f"{word} on known combinations"),
-        y_label=f"{word} on unseen combinations",
-    )
+    x_label = ("optimiser steps, thousands", f"{word} on known combinations")
+    figure = figures.lines(panels, x_label=x_label, y_label=f"{word} on unseen combinations")
     counts = ", ".join(f"{label} {count}" for label, count in runs.items())
     caption = (
         f"Score on unseen combinations: left in the course of training, right where that on known ones first reaches "
@@ -324,7 +293,7 @@ def draw_courses(
     return Picture(stem, caption, figure)
 
 
-def beside_paper(stem: str, scores: "DataFrame", baselines: Mapping[str, float]) -> Picture:
+def beside_paper(stem: str, scores: Table, baselines: Mapping[str, float]) -> Picture:
     """Draw the scores at the end beside the paper's at the same setting."""
     scores_here = {}
     paper = {}
@@ -360,17 +329,15 @@ COLUMNS = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap"
 COLUMNS["late"] = f"gain after step {EARLY:,}"
 # Quantity -> title of its column.
 COLUMNS |= {f"at {skill:.2f}": f"unseen at known {skill:.2f}" for skill in SKILLS}
-# Quantity with a sampling error -> its split.
-SPLITS = {"known": KNOWN, "unseen": UNSEEN, "novel": NOVEL}
 
 
-def rows_of(points: Iterable[FinishedRun], scores: "DataFrame") -> list[dict[str, str]]:
+def rows_of(points: Iterable[FinishedRun], scores: Table) -> list[dict[str, str]]:
     """Return a row of the table for each run, and for the baselines of each seed."""
     rows = []
     for point in points:
         model, seed = model_of(point), point.run.seed
         row = {"heads": NAMES[model], "seed": str(seed)} | dict.fromkeys(COLUMNS.values(), "–")
-        for quantity, value in column_of_seed(scores, seed, model).items():
+        for quantity, value in scores.loc[seed].xs(model, level=1).reindex(list(COLUMNS)).dropna().items():
             text = f"{value:.3f}"
             if quantity in SPLITS:
                 text += f" ± {point.sampling(SPLITS[quantity]):.3f}"
@@ -382,12 +349,7 @@ def rows_of(points: Iterable[FinishedRun], scores: "DataFrame") -> list[dict[str
     return rows
 
 
-def column_of_seed(scores: "DataFrame", seed: int, model: str) -> dict[str, float]:
-    """Return the quantities of one run that are columns of the table."""
-    return scores.loc[seed].xs(model, level=1).reindex(list(COLUMNS)).dropna().to_dict()
-
-
-def as_json(scores: "DataFrame") -> dict[str, dict[str, Any]]:
+def as_json(scores: Table) -> dict[str, dict[str, Any]]:
     """Return all quantities by model or baseline, quantity and seed."""
     numbers: dict[str, dict[str, Any]] = {}
     for (quantity, name), by_seed in scores.items():

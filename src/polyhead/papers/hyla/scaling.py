@@ -4,38 +4,19 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
+from polyhead.papers import outcome
 from polyhead.papers.claims import Verdict, above
 from polyhead.papers.figure import Figure
-from polyhead.papers.hyla.fuzzy import model_columns, ordered
+from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, THREE, grid, sraven_task
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    Draw,
-    FigureOutcome,
-    Panel,
-    Picture,
-    baseline_curves,
-    baseline_means,
-    baselines,
-    curves,
-    is_complete_grid,
-    panels,
-    runs_of,
-    score_table,
-    scores_of,
-    settings_note,
-)
-from polyhead.papers.sizes import Scale, one_setting, size, widened, with_seeds
+from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, sraven_task, three
+from polyhead.papers.outcome import Draw, FigureOutcome, Picture, Table
+from polyhead.papers.sizes import Scale, size, widened, with_seeds
 from polyhead.papers.study import TRAINING_LOSS, Study
-from polyhead.tasks import Sraven
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 DATA = {"paper": (0.5, 1.0, 2.0), "small": (0.5, 1.0, 2.0), "smoke": (0.5, 1.0)}
@@ -47,9 +28,8 @@ FRACTIONS = {"paper": (0.1, 0.25, 0.5, 0.75), "small": (0.1, 0.25, 0.5, 0.75), "
 
 
 def fig_4a(scale: str = "small") -> tuple[Run, ...]:
-    """SRAVEN, compositional accuracy by training instances and width.
+    """SRAVEN, compositional accuracy by training instances and width, with a constant number of heads as in the text.
 
-    As in the paper's text, the model, query-key-value and MLP widths grow, and the number of heads is constant.
     polyhead reproduce fig-4a (and fig-a4 for the loss).  Small: one rate, one seed less.
     """
     base = _base(scale)
@@ -91,7 +71,7 @@ def fig_5c(scale: str = "small") -> tuple[Run, ...]:
     runs: tuple[Run, ...] = ()
     for heads in HEADS[scale]:
         shape = replace(base, heads=heads, head_dim=base.heads * base.head_dim // heads)
-        runs += _three(scale, shape, partial(sraven_task, scale))
+        runs += three(scale, shape, partial(sraven_task, scale))
     return runs
 
 
@@ -103,7 +83,7 @@ def fig_5d(scale: str = "small") -> tuple[Run, ...]:
     base = _base(scale)
     runs: tuple[Run, ...] = ()
     for features in FEATURES[scale]:
-        runs += _three(scale, base, partial(sraven_task, scale, features=features))
+        runs += three(scale, base, partial(sraven_task, scale, features=features))
     return runs
 
 
@@ -115,7 +95,7 @@ def fig_a5(scale: str = "small") -> tuple[Run, ...]:
     base = _base(scale)
     runs: tuple[Run, ...] = ()
     for held_out in FRACTIONS[scale]:
-        runs += _three(scale, base, partial(sraven_task, scale, held_out=held_out))
+        runs += three(scale, base, partial(sraven_task, scale, held_out=held_out))
     return runs
 
 
@@ -128,17 +108,12 @@ def _by_data(scale: str, shapes: Sequence[Scale]) -> tuple[Run, ...]:
     runs: tuple[Run, ...] = ()
     for share, shape in itertools.product(DATA[scale], shapes):
         steps = max(round(shape.steps * share), 1)
-        runs += _three(scale, replace(shape, steps=steps), partial(sraven_task, scale))
+        runs += three(scale, replace(shape, steps=steps), partial(sraven_task, scale))
     return runs
 
 
-def _three(scale: str, shape: Scale, task: Callable[[int], Sraven]) -> tuple[Run, ...]:
-    """The runs of the three models at the settings of `scale`; `task` maps a seed to a task."""
-    return grid(task, THREE, shape, one_setting(shape, scale))
-
-
 # -------------------------------------------------------------------------------------------------------------- claims
-def solves(scores: "DataFrame", level: float = 0.8) -> list[Verdict]:
+def solves(scores: Table, level: float = 0.8) -> list[Verdict]:
     """Return the claims that all models reach `level` at the largest setting, and that HYLA is best at the smallest.
 
     `scores`: a row per setting, the smallest first.
@@ -154,7 +129,7 @@ def solves(scores: "DataFrame", level: float = 0.8) -> list[Verdict]:
     return verdicts
 
 
-def single_head(scores: "DataFrame") -> list[Verdict]:
+def single_head(scores: Table) -> list[Verdict]:
     """Return the claim that a single head is worse than the next larger number of heads.  `scores`: rows by heads."""
     counts = sorted(scores.index)
     if counts[0] != 1:  # without runs of a single head there is no claim
@@ -165,7 +140,7 @@ def single_head(scores: "DataFrame") -> list[Verdict]:
     return [above("a single head hurts", parts)]
 
 
-def harder(scores: "DataFrame", axis: str) -> list[Verdict]:
+def harder(scores: Table, axis: str) -> list[Verdict]:
     """Return the claim that the score falls from the smallest to the largest value of `axis`."""
     smallest, *_, largest = sorted(scores.index)
     parts = {}
@@ -180,23 +155,18 @@ def by_instances(axis: str) -> Draw:
 
     def draw(study: Study) -> FigureOutcome:
         cells = study.cells(axis, "instances", "model")
-        runs = runs_of(cells)
+        runs = outcome.runs_of(cells)
         verdicts: list[Verdict] = []
-        if is_complete_grid(cells):
-            scores = score_table(cells, "compositional").sort_index(level=["instances", axis])
+        if outcome.is_complete_grid(cells):
+            scores = outcome.score_table(cells, "compositional").sort_index(level=["instances", axis])
             verdicts = ordered(scores, f"{len(scores)} settings") + solves(scores)
-        levels = baseline_means(runs)
+        levels = outcome.baseline_means(runs)
+        panels = outcome.panels(cells, "compositional", label, partial("{} {:g}".format, axis), lambda _: levels)
+        figure = figures.lines(panels, x_label="training instances", y_label="accuracy", log_x=True, limits=(0.0, 1.02))
         caption = f"Compositional accuracy by training instances, a panel per {axis}."
-        figure = figures.lines(
-            panels(cells, "compositional", label, lambda value: f"{axis} {value:g}", lambda _: levels),
-            x_label="training instances",
-            y_label="accuracy",
-            log_x=True,
-            limits=(0.0, 1.02),
-        )
         rows, numbers = table(cells, ("compositional", "iid"))
-        notes = [f"{name.replace('_', ' ')}: {estimate}" for name, estimate in baselines(runs).items()]
-        notes.append(settings_note(cells))
+        notes = [f"{name.replace('_', ' ')}: {estimate}" for name, estimate in outcome.baselines(runs).items()]
+        notes.append(outcome.settings_note(cells))
         return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
 
     return draw
@@ -211,65 +181,44 @@ def draw_a4(study: Study) -> FigureOutcome:
         # The value that most cells have is constant while the other axis varies.
         constant = all_cells.index.get_level_values(other).to_series().mode()[0]
         cells = all_cells[constant]
-        title = partial("{} {:g}".format, axis)
-        figure = figures.lines(
-            panels(cells, TRAINING_LOSS, label, title, lambda _: {}),
-            x_label="training instances",
-            y_label=TRAINING_LOSS,
-            log_x=True,
-        )
+        panels = outcome.panels(cells, TRAINING_LOSS, label, partial("{} {:g}".format, axis), lambda _: {})
+        figure = figures.lines(panels, x_label="training instances", y_label=TRAINING_LOSS, log_x=True)
         caption = f"{letter.upper()}: cross-entropy on the last training batches by {axis}."
         pictures.append(Picture(f"fig-a4{letter}", caption, figure))
         numbers |= table(cells, (TRAINING_LOSS,))[1]
     return FigureOutcome(pictures, numbers=numbers)
 
 
-def over(axis: str, claim: Callable[["DataFrame"], list[Verdict]]) -> Draw:
+def over(axis: str, claim: Callable[[Table], list[Verdict]]) -> Draw:
     """Draw Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
 
     def draw(study: Study) -> FigureOutcome:
         cells = study.cells(axis, "model")
-        panel: Panel = ("", curves(scores_of(cells, "compositional"), label), baseline_curves(cells, "compositional"))
-        figure = figures.lines([panel], x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
+        curves = outcome.curves(outcome.scores_of(cells, "compositional"), label)
+        panels: list[outcome.Panel] = [("", curves, outcome.baseline_curves(cells, "compositional"))]
+        figure = figures.lines(panels, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
         verdicts: list[Verdict] = []
-        if is_complete_grid(cells) and cells.index.unique(axis).size > 1:
-            verdicts = claim(score_table(cells, "compositional"))
-        picture = Picture(study.figure, f"Compositional accuracy by {axis}; {SEED_CAPTION}.", figure)
+        if outcome.is_complete_grid(cells) and cells.index.unique(axis).size > 1:
+            verdicts = claim(outcome.score_table(cells, "compositional"))
+        picture = Picture(study.figure, f"Compositional accuracy by {axis}; {outcome.SEED_CAPTION}.", figure)
         rows, numbers = table(cells, ("compositional", "iid"))
-        return FigureOutcome([picture], rows, verdicts, [settings_note(cells)], numbers)
+        return FigureOutcome([picture], rows, verdicts, [outcome.settings_note(cells)], numbers)
 
     return draw
-
-
-def table(cells: "Series", splits: tuple[str, ...]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return a row per condition, named by its axes, and the same as JSON values."""
-    axes = list(cells.index.names[:-1])
-    rows = []
-    numbers = {}
-    for condition, in_row in cells.groupby(level=axes):
-        name = ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, condition, strict=True))
-        texts, numbers[name] = model_columns(in_row.droplevel(axes), splits)
-        rows.append({"setting": name, **texts})
-    return rows, numbers
 
 
 def _figure(title: str, draw: Draw, runs: Callable[[str], tuple[Run, ...]], minutes: float) -> Figure:
     return Figure(title, HYLA, draw, runs, minutes, SRAVEN_GPU)
 
 
+_FEATURES = over("features", partial(harder, axis="the number of features"))
+_FRACTION = over("held out", partial(harder, axis="the fraction held out"))
 FIGURES = {
     "fig-4a": _figure("Fig. 4A: data and width on SRAVEN", by_instances("width"), fig_4a, 50.4),
     "fig-4a-heads": _figure("Fig. 4A, heads growing with width", by_instances("width"), fig_4a_heads, 67.0),
     "fig-4b": _figure("Fig. 4B: data and depth on SRAVEN", by_instances("depth"), fig_4b, 31.5),
     "fig-5c": _figure("Fig. 5C: number of heads", over("heads", single_head), fig_5c, 10.0),
-    "fig-5d": _figure(
-        "Fig. 5D: number of features", over("features", partial(harder, axis="the number of features")), fig_5d, 6.4
-    ),
+    "fig-5d": _figure("Fig. 5D: number of features", _FEATURES, fig_5d, 6.4),
     "fig-a4": _figure("Fig. A4: training loss when scaling", draw_a4, fig_a4, 72.3),
-    "fig-a5": _figure(
-        "Fig. A5: fraction held out on SRAVEN",
-        over("held out", partial(harder, axis="the fraction held out")),
-        fig_a5,
-        10.1,
-    ),
+    "fig-a5": _figure("Fig. A5: fraction held out on SRAVEN", _FRACTION, fig_a5, 10.1),
 }

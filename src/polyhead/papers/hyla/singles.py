@@ -3,9 +3,11 @@
 `polyhead list recipes` lists them; `polyhead train fuzzy-hyla --seed 1 --train.lr 3e-3` runs one with changed fields.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from polyhead.config import Decay, Hyla, Linear, Mechanism, Mlp, Run, Softmax, Train, TransformerConfig
+from polyhead.config import Decay, Mechanism, Mlp, Run, Train, TransformerConfig
+from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make, network
 from polyhead.papers.sizes import Setting
 from polyhead.spec.shapes import one_of
@@ -14,6 +16,7 @@ from polyhead.tasks import FuzzyLogic, Sraven
 # The scales of single runs of fuzzy logic; `original`: as `paper`, with the details of the paper's code.
 LONG = ("short", "paper", "original")
 SPLITS = ("iid", "compositional", "novel")
+WORDS = {"softmax": "Softmax attention", "linear": "Linear attention", "hyla": "HYLA"}
 
 
 def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) -> TransformerConfig:
@@ -21,8 +24,22 @@ def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) ->
     return network(task, group, Mlp(hidden, act="gelu_tanh"), replace(FUZZY["paper"], dim=dim))
 
 
-def _paper(name: str, group: Mechanism, scale: str) -> Run:
-    """One of the paper's runs.
+def fuzzy(row: str) -> Callable[..., Run]:
+    """The recipe of a model of Table A1 on fuzzy logic."""
+
+    def recipe(scale: str = "short") -> Run:
+        return fuzzy_run(row, scale)
+
+    recipe.__doc__ = f"""{WORDS[row]} on fuzzy logic: the network of Table A1, a shorter training.
+
+    polyhead train fuzzy-{row}: 15,000 steps.  --scale paper: 50,000 steps; its compositional R² in the paper:
+    {ROWS[row].printed("fuzzy")}.
+    """
+    return recipe
+
+
+def fuzzy_run(row: str, scale: str) -> Run:
+    """One of the paper's runs on fuzzy logic.
 
     `short`: fewer steps, with more frequent evaluation on fewer sequences.  `original`: dropout 0.1 on the code with
     one mask for batch and heads, weight decay on q/k/v biases and relative-bias tables, a cosine that ends `warmup`
@@ -38,36 +55,13 @@ def _paper(name: str, group: Mechanism, scale: str) -> Run:
         eval_every=2500 if scale == "short" else 10_000,
         save_every=1000,
     )
-    run = Run(name=name, task=task, model=fuzzy_model(task, group, dim=128, hidden=256), train=train)
+    model = fuzzy_model(task, ROWS[row].sized(8, 2), dim=128, hidden=256)
+    run = Run(name=f"fuzzy-{row}", task=task, model=model, train=train)
     if scale != "original":
         return run
     train = replace(train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
-    model = replace(run.transformer, dropout=0.1, dropout_shared=True)
+    model = replace(model, dropout=0.1, dropout_shared=True)
     return replace(run, task=replace(task, split="legacy"), model=model, train=train)
-
-
-def fuzzy_softmax(scale: str = "short") -> Run:
-    """Softmax attention on fuzzy logic: the network of Table A1, a shorter training.
-
-    polyhead train fuzzy-softmax: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.633 ± 0.023.
-    """
-    return _paper("fuzzy-softmax", Softmax(8, dim=2, value_dim=2), scale)
-
-
-def fuzzy_linear(scale: str = "short") -> Run:
-    """Linear attention on fuzzy logic: the network of Table A1, a shorter training.
-
-    polyhead train fuzzy-linear: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.599 ± 0.052.
-    """
-    return _paper("fuzzy-linear", Linear(8, dim=2, value_dim=2), scale)
-
-
-def fuzzy_hyla(scale: str = "short") -> Run:
-    """HYLA on fuzzy logic: the network of Table A1, a shorter training.
-
-    polyhead train fuzzy-hyla: 15,000 steps.  --scale paper: 50,000 steps; paper: compositional R² 0.811 ± 0.078.
-    """
-    return _paper("fuzzy-hyla", Hyla(8, dim=2, value_dim=2), scale)
 
 
 def fuzzy_original() -> Run:
@@ -75,34 +69,19 @@ def fuzzy_original() -> Run:
 
     polyhead train fuzzy-original, as fuzzy-hyla --scale original; fuzzy-softmax and fuzzy-linear have this scale, too.
     """
-    return replace(fuzzy_hyla("original"), name="fuzzy-original")
+    return replace(fuzzy_run("hyla", "original"), name="fuzzy-original")
 
 
-def _sraven(name: str, row: str) -> Run:
-    shape = SRAVEN["paper"]
-    run = make(Sraven(), row, shape, Setting(1e-3, 0.1, 1000), 0)
-    return replace(run, name=name, threads=None)
+def sraven(row: str) -> Callable[[], Run]:
+    """The recipe of a model of Table A1 on SRAVEN."""
 
+    def recipe() -> Run:
+        run = make(Sraven(), row, SRAVEN["paper"], Setting(1e-3, 0.1, 1000), 0)
+        return replace(run, name=f"sraven-{row}", threads=None)
 
-def sraven_softmax() -> Run:
-    """Softmax attention on SRAVEN: four layers, 20 M instances, as in Table A1.
+    recipe.__doc__ = f"""{WORDS[row]} on SRAVEN: four layers, 20 M instances, as in Table A1.
 
-    polyhead train sraven-softmax.  156,250 steps.  Paper: compositional accuracy 0.566 ± 0.011 (Bayes-optimal: 0.92).
+    polyhead train sraven-{row}.  156,250 steps.  Its compositional accuracy in the paper: {ROWS[row].printed("sraven")}
+    (Bayes-optimal: 0.92).
     """
-    return _sraven("sraven-softmax", "softmax")
-
-
-def sraven_linear() -> Run:
-    """Linear attention on SRAVEN, as in Table A1.
-
-    polyhead train sraven-linear.  156,250 steps.  Paper: compositional accuracy 0.563 ± 0.011.
-    """
-    return _sraven("sraven-linear", "linear")
-
-
-def sraven_hyla() -> Run:
-    """HYLA on SRAVEN, as in Table A1.
-
-    polyhead train sraven-hyla.  156,250 steps.  Paper: compositional accuracy 0.691 ± 0.019.
-    """
-    return _sraven("sraven-hyla", "hyla")
+    return recipe

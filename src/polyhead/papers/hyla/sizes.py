@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from polyhead.config import FeedForward, Learned, Mechanism, Run, Task, TransformerConfig
 from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
-from polyhead.papers.sizes import SMOKE, Scale, Setting, training
+from polyhead.papers.sizes import SMOKE, Scale, Setting, one_setting, training
 from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -134,3 +134,8 @@ def grid(
     """The runs of every model, setting (default: the whole grid of `shape`) and seed; `task` maps a seed to a task."""
     points = itertools.product(range(shape.seeds), rows, shape.grid() if settings is None else settings)
     return tuple(make(task(seed), row, shape, setting, seed) for seed, row, setting in points)
+
+
+def three(scale: str, shape: Scale, task: Callable[[int], Task]) -> tuple[Run, ...]:
+    """The runs of the paper's three models at the settings of `scale` (see `one_setting`)."""
+    return grid(task, THREE, shape, one_setting(shape, scale))

@@ -6,19 +6,12 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Run
+from polyhead.papers import outcome
 from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
-from polyhead.papers.outcome import (
-    FigureOutcome,
-    Picture,
-    baseline_means,
-    baselines,
-    runs_of,
-    scores_of,
-    setting_text,
-)
+from polyhead.papers.outcome import FigureOutcome, Picture
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study, over_seeds, select
 
@@ -29,11 +22,6 @@ def table_a1(scale: str = "small") -> tuple[Run, ...]:
 
     polyhead reproduce table-a1.  Small: two rates.  Short: fuzzy logic, one rate.  Paper: warm-up 1000 on SRAVEN, as
     in the original ablation.
-
-    Our choice where the paper is silent [the alternative]: the nonlinear value of linear attention is a ReLU on each
-    head's values before the sum over keys [on each head's sum]; the deep value network has no bias in its second
-    matrix [one per head]; HYLA + softmax takes the softmax over keys, then RMSHead [RMSHead first]; the mixture of
-    experts has 4 experts of the MLP's width, 2 per token, load-balance loss 0.01, no gate noise [half the width].
     """
     rows = tuple(ROWS | OURS)
     fuzzy = grid(partial(fuzzy_task, scale), rows, size(FUZZY, scale))
@@ -105,12 +93,12 @@ def draw_a1(study: Study) -> FigureOutcome:
         if cells.empty:
             continue
         cells = cells.reindex([model for model in models if model in cells])
-        runs = runs_of(cells)
-        scores = scores_of(cells, "compositional")
+        runs = outcome.runs_of(cells)
+        scores = outcome.scores_of(cells, "compositional")
         column = f"{name}, {metric}"
         figure = figures.results(
             {label(model): estimate.by_seed for model, estimate in scores.items()},
-            baselines=baseline_means(runs),
+            baselines=outcome.baseline_means(runs),
             metric=metric,
         )
         caption = f"{column} on unseen combinations: means, standard errors and seeds of the selected settings."
@@ -123,22 +111,19 @@ def draw_a1(study: Study) -> FigureOutcome:
                 f"{column}: compositional": str(scores[model]),
                 f"{column}: in distribution": str(cell.score("iid")),
                 f"{column}: paper": models[model].printed(task),
-                f"{column}: setting": setting_text(cell),
+                f"{column}: setting": outcome.setting_text(cell),
             }
             values = {"setting": vars(cell.setting), "tried": cell.tried, "validation": cell.validation.as_json()}
             for split in cell.points[0].result.scores:
                 if split != "validation":
                     values[split] = cell.score(split).as_json()
             numbers[task][model] = values
-        for baseline, estimate in baselines(runs).items():
+        for baseline, estimate in outcome.baselines(runs).items():
             row = rows.setdefault(baseline, {"model": baseline.replace("_", " ")})
             row[f"{column}: compositional"] = str(estimate)
 
     trained = [row for row in rows.values() if len(row) > 1]
-    notes = []
-    for model, table_row in models.items():
-        if table_row.choice and len(rows[model]) > 1:
-            notes.append(f"{label(model)}: {table_row.choice}.")
+    notes = outcome.choices(models, [model for model in models if len(rows[model]) > 1])
     return FigureOutcome(pictures, trained, verdicts, notes, numbers)
 
 

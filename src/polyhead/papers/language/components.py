@@ -3,7 +3,6 @@
 import itertools
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run
@@ -11,13 +10,10 @@ from polyhead.models.size import match, parameters
 from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
-from polyhead.papers.language.shared import GB, course, notes_of, one_text, run_of, table
-from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Picture, curves, scores_of
+from polyhead.papers.language.shared import GB, course, notes_of, one_text, run_of, table, trained
+from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Picture, Table, curves, scores_of
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
@@ -47,9 +43,7 @@ RATES = {"paper": (3e-4, 1e-3, 3e-3, 1e-2), "small": (1e-3, 3e-3, 1e-2, 3e-2), "
 def swiglu(scale: str = "small") -> tuple[Run, ...]:
     """SwiGLU against feed-forward layers without a gate (SiLU, ReLU), at equal parameters.
 
-    polyhead reproduce swiglu.  Paper scale is Stanford's CS336: TinyStories with 10,000 BPE tokens, 4 layers of width
-    512, 16 heads, 256-token sequences, 328 M tokens.  Small: the standard library's bytes, width 96, 4 layers, 1 MB,
-    three seeds.
+    polyhead reproduce swiglu.  Paper scale is Stanford's CS336 on TinyStories; small: the standard library's bytes.
     """
     shape = size(PARTS, scale)
     gated = model("softmax", shape)
@@ -57,16 +51,13 @@ def swiglu(scale: str = "small") -> tuple[Run, ...]:
     for act in ACTS[1:]:
         plain = replace(gated, feedforward=feedforward(act, shape.hidden))
         models[act] = match(plain, parameters(gated), field="hidden", tolerance=CLOSE)
-    runs = []
-    for seed, setting, act in itertools.product(range(shape.seeds), shape.grid(), ACTS):
-        runs.append(run_of(f"parts-{act}-{seed}", models[act], shape, setting, seed))
-    return tuple(runs)
+    return trained("parts", models, shape)
 
 
 def norms(scale: str = "small") -> tuple[Run, ...]:
     """Pre-norm against post-norm, by learning rate.
 
-    polyhead reproduce norms.  The models of `swiglu`, four rates over a factor of 30, two seeds; small: 300 updates.
+    polyhead reproduce norms.  The models of `swiglu`, four rates, two seeds.
     """
     base = size(PARTS, scale)
     shape = replace(base, seeds=2, lrs=RATES[scale], steps=300 if scale == "small" else base.steps)
@@ -89,7 +80,7 @@ def gated(scores: Scores) -> list[Verdict]:
     return [above("SwiGLU is better than feed-forward layers without a gate at equal parameters", parts)]
 
 
-def orders(scores: "DataFrame", validation: "DataFrame") -> list[Verdict]:
+def orders(scores: Table, validation: Table) -> list[Verdict]:
     """Return the claims that pre-norm is better at the best rate of each and at the highest rate.
 
     A row per rate, the columns "pre" and "post".  `validation` chooses the best rates for the reported `scores`.

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run
@@ -10,13 +9,10 @@ from polyhead.papers.claims import Estimate, Scores, Verdict, above, constant
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, notes_of, one_text, table
-from polyhead.papers.outcome import Draw, FigureOutcome, Panel, Picture, scores_of, seed_caption
+from polyhead.papers.outcome import Cells, Draw, FigureOutcome, Panel, Picture, scores_of, seed_caption
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 # fmt: off
@@ -59,10 +55,8 @@ COMPARED = ("softmax", "hyla", "dual", "mixture", "linear")
 def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
     """Bytes of the standard library's sources, one model per kind of heads.
 
-    polyhead reproduce lm-bytes.  Small: width 128, 4 layers, 8 heads of width 16, SwiGLU, RMSNorm, RoPE, 1275 updates
-    with 8 x 256 bytes (2.6 of 10 MB), rate 4e-3.  One run per core, or with `--workers 1` one run at a time on all
-    cores; 5 to 12 minutes of one core per model.  Softmax heads: 1.71 bits per byte on held-out files; zlib: 1.89.
-    Paper scale (no paper has this study): width 512, 6 layers, 20,000 updates with 64 x 1024 bytes.
+    polyhead reproduce lm-bytes.  5 to 12 minutes of one core per model; with `--workers 1` one run at a time uses all
+    cores.  Softmax heads: 1.71 bits per byte on held-out files; zlib: 1.89.
     """
     return compared("bytes", COMPARED, size(BYTES, scale))
 
@@ -70,7 +64,7 @@ def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
 def lm_long(scale: str = "small") -> tuple[Run, ...]:
     """The softmax model of `lm-bytes`, larger and trained longer: below the 1.81 bits per byte of zlib.
 
-    polyhead reproduce lm-long.  Small: width 192, 512 bytes, 1360 updates of 8: 5.6 MB.
+    polyhead reproduce lm-long.
     """
     return compared("long", ("softmax",), long_of(size(BYTES, scale)))
 
@@ -84,15 +78,8 @@ def long_of(shape: LanguageScale) -> LanguageScale:
 def fig_6(scale: str = "small") -> tuple[Run, ...]:
     """Fig. 6: loss on C4 during training; softmax, linear, HYLA.
 
-    polyhead reproduce fig-6.  Paper: 6 layers of width 512, 8 heads of width 64, MLP of 2048, RoPE, tied output, mixed
-    precision, vocabulary of 32,000, 130 B tokens in batches of 256; rates 1e-3 and 3e-3, decay 0.1 and 0.03, 1000
-    warm-up updates; 72 to 100 hours on 16 TPU v5e per run.  Small: the standard library with 2048 BPE tokens, width
-    128, 4 layers, 8 heads, 0.6 M tokens, only rate 3e-3, three seeds.
-
-    Our choice where the paper is silent [the alternative]: 512 tokens per sequence, so 991,821 updates [unknown; 512 is
-    nanodo's default]; BPE trained on the text [SentencePiece: `--task.tokenizer FILE.model`]; tanh GELU without biases,
-    as in nanodo [SwiGLU, as in the released code for WikiText]; with tied embeddings and without biases the models have
-    35 M parameters, the paper says 50 M.
+    polyhead reproduce fig-6.  Paper: 72 to 100 hours on 16 TPU v5e per run.  Small: the standard library.  With tied
+    embeddings and without biases the paper's models have 35 M parameters; the paper says 50 M.
     """
     return compared("c4", ("hyla", "softmax", "linear"), size(C4, scale))
 
@@ -113,7 +100,7 @@ def single(row: str) -> Callable[[], Run]:
 
 # -------------------------------------------------------------------------------------------------------------- claims
 # Cells by model and the baselines of the held-out text.
-Claim = Callable[["Series", Mapping[str, float]], list[Verdict]]
+Claim = Callable[[Cells, Mapping[str, float]], list[Verdict]]
 
 ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
@@ -142,29 +129,18 @@ def hyla_over_linear(scores: Scores) -> Verdict:
     return above("HYLA is better than linear attention", lower(scores, "hyla", "linear"))
 
 
-def closer(scores: Scores) -> list[Verdict]:
-    """The claims that HYLA is better than linear attention, and closer to softmax heads."""
-    if not {"hyla", "linear", "softmax"} <= set(scores.keys()):
-        return []
-    linear, hyla, softmax = scores["linear"], scores["hyla"], scores["softmax"]
-    claim = "HYLA comes closer to softmax heads than linear attention does"
-    distance = {"distance of linear − distance of HYLA": abs(linear - softmax) - abs(hyla - softmax)}
-    return [hyla_over_linear(scores), above(claim, distance)]
-
-
-def bytes_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
+def bytes_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
     """The claims of `lm-bytes`: without those whose models were not run."""
     verdicts = [reaches(cells.map(ending), ENOUGH)]
     scores = scores_of(cells, "iid")
     if "hyla" in scores and "linear" in scores:
         verdicts.append(hyla_over_linear(scores))
     if "dual" in scores and "softmax" in scores:
-        claim = "dual attention is better than softmax heads"
-        verdicts.append(above(claim, lower(scores, "dual", "softmax")))
+        verdicts.append(above("dual attention is better than softmax heads", lower(scores, "dual", "softmax")))
     return verdicts
 
 
-def long_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
+def long_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
     """The claims of `lm-long`."""
     of_zlib = {"all of the library": ZLIB}
     if levels:
@@ -172,9 +148,15 @@ def long_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
     return [below(cells.map(ending), of_zlib)]
 
 
-def fig_6_claims(cells: "Series", levels: Mapping[str, float]) -> list[Verdict]:
-    """The claims of Fig. 6."""
-    return closer(scores_of(cells, "iid"))
+def fig_6_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
+    """The claims of Fig. 6: HYLA is better than linear attention, and closer to softmax heads."""
+    scores = scores_of(cells, "iid")
+    if not {"hyla", "linear", "softmax"} <= set(scores.keys()):
+        return []
+    linear, hyla, softmax = scores["linear"], scores["hyla"], scores["softmax"]
+    claim = "HYLA comes closer to softmax heads than linear attention does"
+    distance = {"distance of linear − distance of HYLA": abs(linear - softmax) - abs(hyla - softmax)}
+    return [hyla_over_linear(scores), above(claim, distance)]
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
@@ -225,15 +207,10 @@ def curves(claim: Claim) -> Draw:
     return draw
 
 
+_BYTES, _LONG = "Language models of bytes", "A language model of bytes, longer"
+_TPU = "72-100 hours on 16 TPU v5e"
 FIGURES = {
-    "lm-bytes": Figure("Language models of bytes", LANGUAGE, curves(bytes_claims), lm_bytes, minutes=41.7),
-    "lm-long": Figure("A language model of bytes, longer", LANGUAGE, curves(long_claims), lm_long, minutes=37.3),
-    "fig-6": Figure(
-        "Fig. 6: language modelling",
-        LANGUAGE,
-        curves(fig_6_claims),
-        fig_6,
-        minutes=29.6,
-        gpu="72-100 hours on 16 TPU v5e",
-    ),
+    "lm-bytes": Figure(_BYTES, LANGUAGE, curves(bytes_claims), lm_bytes, minutes=41.7),
+    "lm-long": Figure(_LONG, LANGUAGE, curves(long_claims), lm_long, minutes=37.3),
+    "fig-6": Figure("Fig. 6: language modelling", LANGUAGE, curves(fig_6_claims), fig_6, minutes=29.6, gpu=_TPU),
 }

@@ -8,24 +8,8 @@ smoke   a few steps.  Its numbers are meaningless.
 import functools
 from dataclasses import dataclass, replace
 
-from polyhead.config import (
-    Abstractor,
-    Disentangled,
-    FeedForward,
-    Hyla,
-    Linear,
-    Logits,
-    Mechanism,
-    Mlp,
-    Relational,
-    Rotary,
-    Run,
-    Softmax,
-    Swiglu,
-    SymbolicAttention,
-    Tokens,
-    TransformerConfig,
-)
+from polyhead import config
+from polyhead.config import FeedForward, Mechanism, Mlp, Run, Softmax, Swiglu, SymbolicAttention, TransformerConfig
 from polyhead.models.size import match, parameters
 from polyhead.papers.dual.models import AXES, CLOSE, ModelLabel
 from polyhead.papers.sizes import Scale
@@ -83,8 +67,8 @@ class LanguageScale(Scale):
 
 # The scale `smoke` of bytes.
 SMOKE = LanguageScale(
-    dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=Rotary(), length=16, steps=4, batch_size=4, clip=1.0,
-    symbols=SymbolicAttention(count=4, trainable=False),
+    dim=16, hidden=32, layers=2, heads=4, head_dim=4, positions=config.Rotary(), length=16,
+    symbols=SymbolicAttention(count=4, trainable=False), steps=4, batch_size=4, clip=1.0,
     lrs=(1e-3,), decays=(0.1,), warmups=(1,), seeds=2, eval_batches=2,
 )  # fmt: skip
 
@@ -92,22 +76,25 @@ SMOKE = LanguageScale(
 SMOKE_PAIRS = replace(SMOKE, act="gelu_tanh", tokenizer="bpe:300")
 
 
-def _heads(row: str, shape: LanguageScale) -> tuple[Mechanism, ...]:
-    """The heads of a model; all have the same width."""
+def heads_by_row(shape: LanguageScale) -> dict[str, tuple[Mechanism, ...]]:
+    """The heads of every model; all have the same width."""
     count, width, symbols = shape.heads, shape.head_dim, shape.symbols
     half, quarter = count // 2, count // 4
     softmax = Softmax(half, width, width)
-    relational = Relational(half, width, width, symbols=symbols, relations=shape.relations)
-    heads: dict[str, tuple[Mechanism, ...]] = {
+    relational = config.Relational(half, width, width, symbols=symbols, relations=shape.relations)
+    return {
         "softmax": (Softmax(count, width, width),),
-        "linear": (Linear(count, width, width),),
-        "hyla": (Hyla(count, width, width),),
+        "linear": (config.Linear(count, width, width),),
+        "hyla": (config.Hyla(count, width, width),),
         "dual": (replace(softmax, kv_heads=shape.kv_heads), replace(relational, kv_heads=shape.kv_heads)),
-        "disentangled": (softmax, Disentangled(half, width, width, symbols=symbols)),
-        "abstractor-heads": (softmax, Abstractor(half, width, width, symbols=symbols)),
-        "mixture": (softmax, Hyla(quarter, width, width), replace(relational, heads=quarter)),
+        "disentangled": (softmax, config.Disentangled(half, width, width, symbols=symbols)),
+        "abstractor-heads": (softmax, config.Abstractor(half, width, width, symbols=symbols)),
+        "mixture": (softmax, config.Hyla(quarter, width, width), replace(relational, heads=quarter)),
     }
-    return heads[one_of("recipes", "model", row, heads)]
+
+
+# The kinds of heads in a layer -> the row.
+KINDS = {tuple(map(type, heads)): row for row, heads in heads_by_row(SMOKE).items()}
 
 
 def feedforward(act: str, hidden: int) -> FeedForward:
@@ -118,12 +105,13 @@ def feedforward(act: str, hidden: int) -> FeedForward:
 @functools.cache
 def model(row: str, shape: LanguageScale, *, matched: bool = True) -> TransformerConfig:
     """The model `row`; `matched`: its feed-forward width gives it the parameter count of softmax heads."""
+    heads = heads_by_row(shape)
     settings = TransformerConfig(
-        inputs=Tokens(shape.vocabulary),
-        outputs=Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied),
+        inputs=config.Tokens(shape.vocabulary),
+        outputs=config.Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied),
         dim=shape.dim,
         layers=shape.layers,
-        heads=_heads(row, shape),
+        heads=heads[one_of("recipes", "model", row, heads)],
         feedforward=feedforward(shape.act, shape.hidden),
         positions=shape.positions,
         max_length=shape.length,
@@ -143,18 +131,6 @@ def row_of(run: Run) -> str:
     if kinds not in KINDS:
         raise ValueError(f"row_of: {run.name} is none of the language models of the studies")
     return KINDS[kinds]
-
-
-# The kinds of heads in a layer -> the row.
-KINDS: dict[tuple[type, ...], str] = {
-    (Softmax,): "softmax",
-    (Linear,): "linear",
-    (Hyla,): "hyla",
-    (Softmax, Relational): "dual",
-    (Softmax, Disentangled): "disentangled",
-    (Softmax, Abstractor): "abstractor-heads",
-    (Softmax, Hyla, Relational): "mixture",
-}
 
 
 def label(model: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.claims import Estimate, Scores
 from polyhead.papers.language.models import ROWS, LanguageScale, label, model
-from polyhead.papers.outcome import condition_text, score_row, settings_note
+from polyhead.papers.outcome import choices, condition_text, score_row, settings_note
 from polyhead.papers.sizes import Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -27,10 +27,14 @@ LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
 # ---------------------------------------------------------------------------------------------------------------- runs
 def compared(name: str, rows: Sequence[str], shape: LanguageScale, *, matched: bool = True) -> tuple[Run, ...]:
     """Return the runs of every model, setting and seed of `shape`."""
-    models = {row: model(row, shape, matched=matched) for row in rows}
+    return trained(name, {row: model(row, shape, matched=matched) for row in rows}, shape)
+
+
+def trained(name: str, models: Mapping[str, TransformerConfig], shape: LanguageScale) -> tuple[Run, ...]:
+    """Return the runs of models by name, with every setting and seed of `shape`."""
     runs = []
-    for seed, row, setting in itertools.product(range(shape.seeds), rows, shape.grid()):
-        runs.append(run_of(f"{name}-{row}-{seed}", models[row], shape, setting, seed))
+    for seed, (row, settings), setting in itertools.product(range(shape.seeds), models.items(), shape.grid()):
+        runs.append(run_of(f"{name}-{row}-{seed}", settings, shape, setting, seed))
     return tuple(runs)
 
 
@@ -116,11 +120,7 @@ def table(
 
 def notes_of(cells: Iterable[Cell], models: Collection[str], *notes: str) -> list[str]:
     """Return `notes`, our choices for the models where the papers are silent, and the settings."""
-    lines = list(notes)
-    for name, row in ROWS.items():
-        if row.choice and name in models:
-            lines.append(f"{row.label}: {row.choice}.")
-    return [*lines, settings_note(cells)]
+    return [*notes, *choices(ROWS, models), settings_note(cells)]
 
 
 def cost(cell: Cell) -> dict[str, str]:

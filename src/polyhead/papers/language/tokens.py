@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.config import Rotary, Run, SymbolicAttention
@@ -11,12 +11,20 @@ from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import SEED_CAPTION, Curves, FigureOutcome, Panel, Picture, score_table, settings_note
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    Cells,
+    Curves,
+    FigureOutcome,
+    Panel,
+    Picture,
+    Table,
+    choices,
+    score_table,
+    settings_note,
+)
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 LARGE = SymbolicAttention(count=1024, heads=8, trainable=False)
@@ -46,11 +54,8 @@ DUAL: dict[str, LanguageScale] = {
 def dual_lm(scale: str = "small") -> tuple[Run, ...]:
     """Dual attention against softmax heads in language modelling, by size: tokens needed to reach a perplexity.
 
-    polyhead reproduce dual-lm.  Paper: FineWeb-Edu 10BT in GPT-2's tokens, 24 layers of width 1024, 1536, 2048 with
-    heads of width 64, half of them relational, grouped keys (of dual attention alone), 64 or 128 relations, a library
-    of 1024 or 2048 frozen symbols; 19,073 updates of 524,288 tokens, rate 6e-4 with 715 of warm-up and a cosine to a
-    tenth, decay 0.1, clip 1, betas 0.9 and 0.95; one run per size.  Small: the standard library with 2048 BPE tokens,
-    widths 64 and 128, 4 layers, 8 heads, 64 symbols, one relation per head, three seeds, equal parameters.
+    polyhead reproduce dual-lm.  Paper: FineWeb-Edu 10BT in GPT-2's tokens, keys grouped in dual attention alone, one
+    run per size.  Small: the standard library with 2048 BPE tokens, three seeds, equal parameters.
 
     We have one output projection for all heads, the released code has one per kind.  So our models have 356, 762 and
     1323 M parameters, the paper's 343, 734 and 1270 M; softmax heads have 354, 757 and 1311 M.
@@ -131,7 +136,7 @@ def sooner(needs: Needs) -> list[Verdict]:
     return [above("dual attention reaches a perplexity with fewer tokens than softmax heads", {name: gain})]
 
 
-def better_at_the_end(scores: "DataFrame") -> list[Verdict]:
+def better_at_the_end(scores: Table) -> list[Verdict]:
     """Return the claim about the final scores.  `scores`: a row per width, a column per model."""
     parts = {}
     for width, of_width in scores.reindex(columns=["dual", "softmax"]).dropna().iterrows():
@@ -195,24 +200,20 @@ def draw(study: Study) -> FigureOutcome:
     if is_same:
         verdicts = sooner(needs) + better_at_the_end(score_table(cells, "iid"))
     rows, numbers = efficiency(cells, needs, study.scale)
-    notes = [
-        text,
-        "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – where "
-        "a seed does not come there.",
-        f"{label('dual')}: {ROWS['dual'].choice}.",
-    ]
+    columns = "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – "
+    notes = [text, f"{columns}where a seed does not come there.", *choices(ROWS, ("dual",))]
     if not is_of_paper(cells):
         notes += paper_notes()
     notes.append(settings_note(cells))
     return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
 
 
-def is_of_paper(cells: "Series") -> bool:
+def is_of_paper(cells: Cells) -> bool:
     """Return whether all widths are the paper's."""
     return set(cells.index.unique("width")) <= set(TOKENS)
 
 
-def efficiency(cells: "Series", needs: Needs, scale: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
+def efficiency(cells: Cells, needs: Needs, scale: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
     """Return the token-efficiency table: a row per width and model, and a column per level that some model reaches."""
     reached_levels = {level for _, level, _ in needs}
     rows = []
