@@ -243,7 +243,6 @@ def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
     whole, padded = (config.Batch(x, x, one, x == 0, {}) for one in (None, mask))
     for batches in ([whole, padded], [padded, whole]):
         masks = [mask if batch is padded else torch.ones_like(mask) for batch in batches]
-        assert torch.equal(config.Batch.stack(batches).mask, torch.stack(masks))
         assert torch.equal(config.Batch.cat(batches).mask, torch.cat(masks))
     assert config.Batch.cat([whole, whole]).mask is None
 
@@ -260,7 +259,7 @@ def test_batches_are_joined_if_they_have_the_same_parts():
         with refusing(f"Batch: {part} must be in all batches or in none, but is in some of 2"):
             config.Batch.cat(batches)
     with refusing("Batch: at least one batch was wanted but none came"):
-        config.Batch.stack([])
+        config.Batch.cat([])
     assert config.Batch.cat([rule, rule]).latents["rule"].shape == (4, 3)
 
 

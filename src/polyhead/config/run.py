@@ -2,8 +2,6 @@
 
 A run is a value: two runs with the same `digest` compute the same numbers, up to rounding on another machine.  Fields
 that cannot change a result (device, folders, logging) are marked non-semantic and stay out of the digest.
-The dataclasses are written as JSON and read from JSON or YAML; only `polyhead.cli` imports a command-line library.
-PyTorch and JAX share this file, so it imports neither.
 """
 
 import hashlib
@@ -142,10 +140,7 @@ class TransformerConfig(Checked):
 
     def _check_order(self) -> None:
         """Raise ValueError for causal heads that would read later queries."""
-        groups = self._groups()
-        if self.cross_heads is not None:
-            groups += head_list("TransformerConfig", self.cross_heads)
-        for group in groups:
+        for group in (*self._groups(), *self.layer_cross_heads(0)):
             if group.reads_all_queries and (self.causal or self.window is not None):
                 raise ValueError(
                     "TransformerConfig: network='sequence' reads all queries: give no causal and no window"
@@ -172,10 +167,7 @@ class TransformerConfig(Checked):
                 )
 
     def _check_lender(self) -> None:
-        """Raise ValueError unless the encoder has every source that the layers read.
-
-        Sources that look at neighbours must say `causal` themselves where encoder and decoder differ in it.
-        """
+        """Raise ValueError unless the encoder has every source that the layers read."""
         if not isinstance(self.encoder, TransformerConfig):
             raise ValueError("TransformerConfig: encoder_symbols are those of an encoder that is a transformer")
         lent = self.encoder._shared_sources()

@@ -4,7 +4,7 @@ import abc
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from polyhead.config.checked import Checked
@@ -47,56 +47,50 @@ class Batch:
     source_mask: Array | None = None
 
     @classmethod
-    def stack(cls, batches: "Sequence[Batch]") -> "Batch":
-        """Stack batches of the same shape along a new first dimension."""
-        import torch
-
-        return cls._combine(torch.stack, batches)
-
-    @classmethod
     def cat(cls, batches: "Sequence[Batch]") -> "Batch":
-        """Concatenate batches along their first dimension."""
-        import torch
-
-        return cls._combine(torch.cat, batches)
+        """Concatenate batches along their first dimension; a batch without a mask has real tokens only."""
+        if not batches:
+            raise ValueError("Batch: at least one batch was wanted but none came")
+        sizes = [len(batch.scored) for batch in batches]
+        parts: dict[str, Array] = {"latents": {}}
+        for field in fields(cls):
+            if field.name != "latents":
+                parts[field.name] = _joined(field.name, [getattr(batch, field.name) for batch in batches], sizes)
+        for batch in batches:
+            for label in batch.latents:
+                arrays = [other.latents.get(label) for other in batches]
+                parts["latents"][label] = _joined(f"latents[{label!r}]", arrays, sizes)
+        return cls(**parts)
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
         """The batch with `function` applied to each array."""
-        return self._combine(lambda arrays: function(arrays[0]), [self])
+        latents = {label: function(array) for label, array in self.latents.items()}
+        parts = {}
+        for field in fields(self):
+            array = getattr(self, field.name)
+            if field.name != "latents" and array is not None:
+                parts[field.name] = function(array)
+        return replace(self, **parts, latents=latents)
 
     def to(self, device: object, *, non_blocking: bool = False) -> "Batch":
         """The batch of PyTorch tensors on a device; accelerate and Lightning move batches by this method."""
         return self.map(lambda array: array.to(device, non_blocking=non_blocking))
 
-    @classmethod
-    def _combine(cls, make: Callable[[list[Array]], Array], batches: "Sequence[Batch]") -> "Batch":
-        """A batch whose arrays are each `make` of that array of all `batches`."""
-        if not batches:
-            raise ValueError("Batch: at least one batch was wanted but none came")
-        parts: dict[str, list[Array]] = {}
-        for field in fields(cls):
-            if field.name != "latents":
-                parts[field.name] = [getattr(batch, field.name) for batch in batches]
-        names = list(parts)
-        for name in ("mask", "source_mask"):
-            masks = [mask for mask in parts[name] if mask is not None]
-            if masks:  # a batch without a mask has real tokens only
-                for i, batch in enumerate(batches):
-                    if parts[name][i] is None:
-                        parts[name][i] = masks[0].new_ones((len(batch.scored), *masks[0].shape[1:]))
-        labels = dict.fromkeys(label for batch in batches for label in batch.latents)
-        for label in labels:
-            parts[f"latents[{label!r}]"] = [batch.latents.get(label) for batch in batches]
-        for name, arrays in parts.items():
-            num_present = sum(array is not None for array in arrays)
-            if 0 < num_present < len(arrays):
-                raise ValueError(f"Batch: {name} must be in all batches or in none, but is in some of {len(arrays)}")
-        combined = dict.fromkeys(names)
-        for name in names:
-            if parts[name][0] is not None:
-                combined[name] = make(parts[name])
-        latents = {label: make(parts[f"latents[{label!r}]"]) for label in labels}
-        return cls(**combined, latents=latents)
+
+def _joined(name: str, arrays: list[Array], sizes: list[int]) -> Array:
+    """The arrays of one part, one of each batch, as one; None if no batch has that part."""
+    import torch
+
+    present = [array for array in arrays if array is not None]
+    if not present:
+        return None
+    if name in ("mask", "source_mask"):
+        for i, array in enumerate(arrays):
+            if array is None:
+                arrays[i] = present[0].new_ones((sizes[i], *present[0].shape[1:]))
+    elif len(present) < len(arrays):
+        raise ValueError(f"Batch: {name} must be in all batches or in none, but is in some of {len(arrays)}")
+    return torch.cat(arrays)
 
 
 # ---------------------------------------------------------------------------------------------------------------- tasks
@@ -139,7 +133,7 @@ class Task(Checked, abc.ABC):
 
     @property
     def source_length(self) -> int:
-        """The largest number of tokens an encoder reads.  Default: the length of the sequence."""
+        """The largest number of tokens an encoder reads."""
         return self.length
 
     @property
@@ -159,9 +153,8 @@ class Task(Checked, abc.ABC):
         return None
 
     def shared(self, split: str) -> bool:
-        """Whether the sequences of a finite held-out split are the same for all seeds, of runs and of splits.
-
-        Their sampling error is then common to all runs."""
+        """Whether the sequences of a finite held-out split are the same for all seeds, so that all runs share their
+        sampling error."""
         return False
 
     @abc.abstractmethod
