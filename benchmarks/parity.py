@@ -21,6 +21,7 @@ import pathlib
 import random
 import sys
 import time
+import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -29,15 +30,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "support"))
 
 import oracle
 import torch
-from mixtures import VOCABULARY, build, draw_model
-from problems import draw_call, in_dtype
+from problems import NETWORKS_IN_ORDER, make_arguments, make_problem
 
+import polyhead as ph
 from polyhead.layers.cache import Cache
 from polyhead.ops.native import library
-from polyhead.ops.registry import IMPLS, OPS, resolve
+from polyhead.ops.registry import IMPLS, OPS, TENSORS, resolve
+from polyhead.spec import ACTS, NORMALISE, POOLS, RELATION_ACTS
 
 SLACK = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}
 NATIVE_OPS = [op for op, impls in IMPLS.items() if "native" in impls]
+VOCABULARY = 11
 
 
 def row_error(result, expected, scale=0.0):
@@ -60,6 +63,82 @@ def output_and_gradients(function, tensors, options, cotangent):
     out = out.detach()
     scale = (out.norm() * cotangent.norm()).item()
     return [out, *gradients], [0.0, *(scale / max(leaf.detach().norm().item(), 1e-30) for leaf in leaves)]
+
+
+def draw_call(dice, op, impl, dtype):
+    """Tensors and options of a call; most of them an implementation takes."""
+    h = dice.choice((1, 2, 3, 4, 8))
+    sizes = {"h": h, "g": dice.choice([n for n in range(1, h + 1) if h % n == 0]), "b": dice.choice((1, 2, 3, 5))}
+    sizes |= {"d": dice.choice((1, 2, 3, 8, 16)), "e": dice.choice((1, 2, 5, 8, 17))}
+    t, s = dice.choice((1, 2, 5, 17, 40, 70)), dice.choice((1, 3, 8, 16, 33, 70))
+    limits = {"causal": dice.random() < 0.5, "window": dice.choice((None, None, 1, 3, 20))}
+    limits["bias"] = dice.choice((None, None, "offset", "dense", "per_sample"))
+    limits["mask"] = dice.choice((None, None, "keys", "rows", "plane"))
+    limits["keep"] = dice.random() < 0.15
+    if impl == "triton":  # its interpreter is slow
+        t, s, h, sizes = min(t, 17), min(s, 17), min(h, 4), sizes | {"h": min(h, 4), "g": 1}
+    if dice.random() < 0.2:
+        t = s
+        limits |= {"edges": (0, *sorted(dice.choices(range(t + 1), k=3)), t)}
+    options = {"scale": dice.choice((None, None, 0.3, -0.4))}
+    if op in ("linear", "hyla", "pooled"):
+        options |= {"normalise": dice.choice(NORMALISE), "act": dice.choice(ACTS)}
+    elif op in ("relational", "disentangled"):
+        options["relation_act"] = dice.choice(RELATION_ACTS)
+    elif op == "abstractor":
+        options["act"] = dice.choice(RELATION_ACTS)
+    if op == "pooled":
+        options |= {"pool": dice.choice(POOLS), "network": dice.choice(NETWORKS_IN_ORDER)}
+    if impl in ("chunked", "recurrent", "triton") and dice.random() < 0.9:  # what these implementations take
+        options |= {"normalise": "identity", "act": "identity"}
+        limits |= {"bias": None, "keep": False, "window": None, "mask": dice.choice((None, "keys"))}
+    qkv, masks = make_problem(t, s, **limits, **sizes, dtype=dtype)
+    by_offset = "symbols" in TENSORS[op] and dice.random() < 0.3
+    r, p = dice.choice((1, 2, 5)), dice.choice((1, 2, 8))
+    tensors = dict(zip(TENSORS[op], make_arguments(op, qkv, offset=by_offset, r=r, p=p), strict=True))
+    if op == "hyla" and dice.random() < 0.2:
+        e = sizes["e"]
+        options["value_weight"] = (0.5 * torch.randn(qkv[0].shape[2], e, e)).to(dtype).requires_grad_()
+    return tensors, masks | options
+
+
+def in_dtype(values, dtype):
+    """Tensors of floating numbers in a dtype, as new leaves where they learn."""
+    converted = {}
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            value = value.detach().to(dtype).requires_grad_(value.requires_grad)
+        converted[name] = value
+    return converted
+
+
+def draw_model(dice, causal):
+    """The configuration of a model of one or two layers with a random mixture of heads."""
+    groups = []
+    for _ in range(dice.choice((1, 2, 3))):
+        kinds = ph.Softmax, ph.Linear, ph.Hyla, ph.Relational, ph.Disentangled, ph.Abstractor, ph.Pooled
+        kind, heads = dice.choice(kinds), dice.choice((1, 2, 4))
+        more = {"normalise": dice.choice(NORMALISE), "act": dice.choice(ACTS)} if kind in (ph.Linear, ph.Hyla) else {}
+        groups.append(kind(heads, dim=dice.choice((2, 4, 6)), value_dim=dice.choice((1, 3, 5)), **more))
+    positions = dice.choice((None, ph.Rotary(), ph.Alibi(), ph.Learned(), ph.Sinusoidal(), ph.RelativeBias(8, 16)))
+    if isinstance(positions, ph.RelativeBias) and not causal:
+        positions = ph.RelativeBias(8, 16, bidirectional=True)
+    return ph.TransformerConfig(
+        ph.Tokens(VOCABULARY), ph.Logits(VOCABULARY), dim=24, layers=dice.choice((1, 2)), heads=groups, max_length=48,
+        causal=causal, positions=positions, window=dice.choice((None, None, 2, 7)), norm=dice.choice(("layer", "rms")),
+    )  # fmt: skip
+
+
+def build_model(settings, seed):
+    """A model far from its initial parameters, where attention is nearly uniform."""
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some are blind to the order of their tokens
+        model = ph.Transformer(settings, dtype=torch.float64).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
 
 
 def check_op(number, seed, native=False):
@@ -140,7 +219,7 @@ def check_model(number, seed):
     dice = random.Random(f"models {seed} {number}")
     settings = draw_model(dice, causal=dice.random() < 0.5)
     plain_heads = [dataclasses.replace(group, impl="reference") for group in settings.heads]
-    model, plain = build(settings, number), build(dataclasses.replace(settings, heads=plain_heads), number)
+    model, plain = build_model(settings, number), build_model(dataclasses.replace(settings, heads=plain_heads), number)
     tokens = torch.randint(VOCABULARY, (dice.choice((1, 2, 3)), dice.choice((1, 5, 16, 31))))
     outs = model(tokens), plain(tokens)
     gradients = [torch.autograd.grad(out.square().sum(), list(m.parameters()), allow_unused=True)
@@ -157,7 +236,7 @@ def check_cache(number, seed):
     """Compare decoding in pieces with the whole sequence."""
     dice = random.Random(f"cache {seed} {number}")
     settings = draw_model(dice, causal=True)
-    model, t = build(settings, number), dice.choice((1, 2, 9, 17, 40))
+    model, t = build_model(settings, number), dice.choice((1, 2, 9, 17, 40))
     tokens = torch.randint(VOCABULARY, (dice.choice((1, 2, 3)), t))
     edges = sorted({0, t, *dice.choices(range(t + 1), k=dice.choice((1, 3, t)))})
     cache, parts = Cache(settings.layers), []

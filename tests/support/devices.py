@@ -1,6 +1,5 @@
 """The work of each process in the tests of runs on several devices (`worker_main`)."""
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -52,46 +51,23 @@ RUNS = {"fuzzy": fuzzy, "text": text}
 
 
 def worker_main(root: str, *cases: str) -> None:
-    """A case is KIND-HOW (a run in ROOT/KIND-HOW), `resume:NAME` (the run that lies in ROOT/NAME), or `evaluate`.
+    """A case is KIND-HOW (a run in ROOT/KIND-HOW), or `evaluate`.
 
-    `stop:NAME` and `kill:NAME`, the last of all: the last process sends itself SIGTERM at its 14th batch, or SIGKILL at
-    its 4th, where the others then wait until the launch has noticed it.
+    `stop:NAME`, the last of all: the last process sends itself SIGTERM at its 14th batch.
     """
-    if cases[-1].startswith(("stop:", "kill:")):
-        way, name = cases[-1].split(":")
+    if cases[-1].startswith("stop:"):
         train(pathlib.Path(root), *cases[:-1])
+        name = cases[-1].removeprefix("stop:")
         folder = pathlib.Path(root) / name
         folder.mkdir(exist_ok=True)
         own = folder / f"{os.getpid()}.json"  # as every process writes the same, each has it when it reads it
         ph.config.save(fuzzy(folder, parallel=name.split("-")[1]), own)
         os.replace(own, folder / "config.json")
-        last = os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1)
-        before = functools.partial(before_batch, pytest.MonkeyPatch(), ph.tasks.FuzzyLogic)
-        if way == "kill":
-            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it is waited for
-            before(3, functools.partial(killed, waiting(pathlib.Path(root) / "waiting"), last))
-        elif last:
-            before(13, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
+            stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+            before_batch(pytest.MonkeyPatch(), ph.tasks.FuzzyLogic, 13, stop)
         sys.exit(worker([str(folder / "config.json"), "--quiet"]))
     train(pathlib.Path(root), *cases)
-
-
-def waiting(path: pathlib.Path) -> int:
-    """A pipe with a byte for each process that waits."""
-    with contextlib.suppress(FileExistsError):
-        os.mkfifo(path)
-    return os.open(path, os.O_RDWR)
-
-
-def killed(pipe: int, last: bool) -> None:
-    """The last one once all others wait, so that the launch sees its end before theirs."""
-    if not last:
-        os.write(pipe, b".")
-        signal.sigwait([signal.SIGTERM])
-        return
-    for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
-        os.read(pipe, 1)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def train(root: pathlib.Path, *cases: str) -> None:
@@ -103,10 +79,9 @@ def train(root: pathlib.Path, *cases: str) -> None:
                 if world.rank == world.size - 1:  # all have the same
                     (root / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
                 continue
-            name = case.removeprefix("resume:")
-            kind, how = name.split("-")[:2]
+            kind, how = case.split("-")
             evaluation.LAZY = 1 if kind == "text" else 2**26
-            run(RUNS[kind](root / name, parallel=how), progress=False, resume=name != case)
+            run(RUNS[kind](root / case, parallel=how), progress=False)
 
 
 def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:

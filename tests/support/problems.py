@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from polyhead.ops.registry import IMPLS, TENSORS
+from polyhead.ops.registry import IMPLS
 from polyhead.spec import ACTS, NETWORKS, NORMALISE, POOLS, RELATION_ACTS
 
 RELATIONS = [(1, 5, False), (3, 1, True), (8, 2, False)]
@@ -97,50 +97,3 @@ def make_arguments(op, qkv, *, offset=False, r=3, p=2, symmetric=False):
     k_rel = q_rel if symmetric and q_rel.shape == (b, s, sent, p) else torch.randn(b, s, sent, p, **how)
     weight = [torch.randn(h, e, r, **how)] if op == "relational" else []
     return [q, k, q_rel, k_rel, symbols, *weight]
-
-
-def draw_call(dice, op, impl, dtype):
-    """Tensors and options of a call; most of them an implementation takes."""
-    h = dice.choice((1, 2, 3, 4, 8))
-    sizes = {"h": h, "g": dice.choice([n for n in range(1, h + 1) if h % n == 0]), "b": dice.choice((1, 2, 3, 5))}
-    sizes |= {"d": dice.choice((1, 2, 3, 8, 16)), "e": dice.choice((1, 2, 5, 8, 17))}
-    t, s = dice.choice((1, 2, 5, 17, 40, 70)), dice.choice((1, 3, 8, 16, 33, 70))
-    limits = {"causal": dice.random() < 0.5, "window": dice.choice((None, None, 1, 3, 20))}
-    limits["bias"] = dice.choice((None, None, "offset", "dense", "per_sample"))
-    limits["mask"] = dice.choice((None, None, "keys", "rows", "plane"))
-    limits["keep"] = dice.random() < 0.15
-    if impl == "triton":  # its interpreter is slow
-        t, s, h, sizes = min(t, 17), min(s, 17), min(h, 4), sizes | {"h": min(h, 4), "g": 1}
-    if dice.random() < 0.2:
-        t = s
-        limits |= {"edges": (0, *sorted(dice.choices(range(t + 1), k=3)), t)}
-    options = {"scale": dice.choice((None, None, 0.3, -0.4))}
-    if op in ("linear", "hyla", "pooled"):
-        options |= {"normalise": dice.choice(NORMALISE), "act": dice.choice(ACTS)}
-    elif op in ("relational", "disentangled"):
-        options["relation_act"] = dice.choice(RELATION_ACTS)
-    elif op == "abstractor":
-        options["act"] = dice.choice(RELATION_ACTS)
-    if op == "pooled":
-        options |= {"pool": dice.choice(POOLS), "network": dice.choice(NETWORKS_IN_ORDER)}
-    if impl in ("chunked", "recurrent", "triton") and dice.random() < 0.9:  # what these implementations take
-        options |= {"normalise": "identity", "act": "identity"}
-        limits |= {"bias": None, "keep": False, "window": None, "mask": dice.choice((None, "keys"))}
-    qkv, masks = make_problem(t, s, **limits, **sizes, dtype=dtype)
-    by_offset = "symbols" in TENSORS[op] and dice.random() < 0.3
-    r, p = dice.choice((1, 2, 5)), dice.choice((1, 2, 8))
-    tensors = dict(zip(TENSORS[op], make_arguments(op, qkv, offset=by_offset, r=r, p=p), strict=True))
-    if op == "hyla" and dice.random() < 0.2:
-        e = sizes["e"]
-        options["value_weight"] = (0.5 * torch.randn(qkv[0].shape[2], e, e)).to(dtype).requires_grad_()
-    return tensors, masks | options
-
-
-def in_dtype(values, dtype):
-    """Tensors of floating numbers in a dtype, as new leaves where they learn."""
-    converted = {}
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            value = value.detach().to(dtype).requires_grad_(value.requires_grad)
-        converted[name] = value
-    return converted
