@@ -28,3 +28,8 @@ def test_the_picture_of_the_first_example_is_that_of_its_data(tmp_path):
     figure = loaded("docs", "figures", "first_model.py")
     figure.draw(tmp_path / "first_model.svg")
     assert (tmp_path / "first_model.svg").read_text() == pathlib.Path(figure.PICTURE).read_text()
+
+
+def test_the_committed_results_are_below_15_megabytes():
+    sizes = [path.stat().st_size for path in (ROOT / "docs" / "results").rglob("*") if path.is_file()]
+    assert sum(sizes) < 15e6

@@ -103,31 +103,11 @@ def test_heads_of_other_models_are_zeroed():
 @pytest.mark.parametrize(
     ("task", "model", "text"),
     [
-        (
-            "sequences",
-            {"encoder": None},
-            r"source: the task has Tokens\(count=.* but the model None",
-        ),
-        (
-            "sequences",
-            {"encoder": replace(READS, inputs=Tokens(8))},
-            r"source: the task has .* but the model Tokens\(count=8",
-        ),
-        (
-            "images",
-            {"inputs": replace(PARTS, image=(3, 8, 8))},
-            r"inputs: the task has Patches\(image=\(1",
-        ),
-        (
-            "images",
-            {"outputs": Classes(3)},
-            r"outputs: the task has Classes\(count=10.* but the model Classes\(count=3",
-        ),
-        (
-            "tokens",
-            {"encoder": replace(READS, max_length=6)},
-            "source: the task has None but the model Tokens",
-        ),
+        ("sequences", {"encoder": None}, r"source: the task has Tokens\(count=.* but the model None"),
+        ("sequences", {"encoder": replace(READS, inputs=Tokens(8))}, r"source: .* but the model Tokens\(count=8"),
+        ("images", {"inputs": replace(PARTS, image=(3, 8, 8))}, r"inputs: the task has Patches\(image=\(1"),
+        ("images", {"outputs": Classes(3)}, r"outputs: .*Classes\(count=10.* but the model Classes\(count=3"),
+        ("tokens", {"encoder": replace(READS, max_length=6)}, "source: the task has None but the model Tokens"),
         ("sequences", {"encoder": replace(READS, max_length=59)}, "model.encoder.max_length must be at least 60, the"),
         ("sequences", {"causal": False}, "the inputs of Maths hold its targets, so the model must have causal=True"),
         ("images", {"max_length": 8}, "model.max_length must be at least 9, the task's tokens, but is 8$"),

@@ -33,19 +33,15 @@ def test_torchrun_before_slurm_before_nothing():
     assert place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}) == (0, 1, 0)  # a batch script
 
 
-def test_an_impossible_place_is_named():
-    for rank, told in (
-        ("2", "a rank from 0 to 1 was wanted but RANK is 2"),
-        ("-1", "a rank from 0 to 1 was wanted but RANK is -1"),
-        ("x", "the environment variable RANK must be an integer but is 'x'"),
-    ):
-        with refusing(f"world: {told}"):
-            place({"RANK": rank, "WORLD_SIZE": "2"})
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_an_impossible_place_is_named(rank):
+    with refusing(f"world: a rank from 0 to 1 was wanted but RANK is {rank}"):
+        place({"RANK": rank, "WORLD_SIZE": "2"})
 
 
 def test_the_first_of_slurms_hosts():
     assert first_host("node7") == "node7"
-    assert first_host("node[001-003,007]") == "node001"
+    assert first_host("node[001-003,007]-ib,login1") == "node001-ib"
     assert first_host("r[1-2]n[03-04]") == "r1n03"
     assert first_host("b-1.cluster.org,b-2.cluster.org") == "b-1.cluster.org"
 
