@@ -86,9 +86,8 @@ def _check_batch(task: str, batch: object) -> None:
     if not isinstance(batch, configs.Batch):
         raise ValueError(f"{task}: sample must return a Batch but returned a {type(batch).__name__}")
     if not isinstance(batch.latents, dict):
-        raise ValueError(
-            f"{task}: latents of a batch must be a dict of tensors but is a {type(batch.latents).__name__}"
-        )
+        kind = type(batch.latents).__name__
+        raise ValueError(f"{task}: latents of a batch must be a dict of tensors but is a {kind}")
     # Training cuts a batch along the first axis of every array, so one without that axis would fail much later.
     arrays = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name != "latents"}
     arrays |= {f"latents[{name!r}]": labels for name, labels in batch.latents.items()}

@@ -32,7 +32,11 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     Raises ValueError as `run` does, and for more devices than this machine has.  If workers fail, raises SystemExit
     with their exit code, after they or this function printed the reason.
     """
-    _check_devices(config, devices)
+    if devices < 1:
+        raise ValueError(f"train: devices must be at least 1 but is {devices}")
+    count = torch.cuda.device_count()
+    if pick_device(config.device).type == "cuda" and devices > count:
+        raise ValueError(f"train: {devices} devices were wanted but this machine has {count}")
     check(config, devices)
     folder = folder_of(config)
     # The lock is released before the workers start: the first of them takes it, and would be refused otherwise.
@@ -50,15 +54,6 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     result = read_result(folder)
     assert result is not None
     return result
-
-
-def _check_devices(config: Run, devices: int) -> None:
-    if devices < 1:
-        raise ValueError(f"train: devices must be at least 1 but is {devices}")
-    kind = pick_device(config.device).type
-    count = torch.cuda.device_count()
-    if kind == "cuda" and devices > count:
-        raise ValueError(f"train: {devices} devices were wanted but this machine has {count}")
 
 
 def run_workers(count: int, command: list[str], way_on: str) -> int:

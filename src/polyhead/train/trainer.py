@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from polyhead.config import Run, Train, check_run, digest
+from polyhead.config import Run, check_run, digest
 from polyhead.models.build import build
 from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
@@ -110,15 +110,6 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
     return 0
 
 
-def selection_split(train: Train) -> str:
-    """The split whose main metric selects the best checkpoint: validation, else the first one; "" without any."""
-    if "validation" in train.evaluate:
-        return "validation"
-    if not train.evaluate:
-        return ""
-    return train.evaluate[0]
-
-
 class Training:
     """A run after `step` updates: its network, rows and checkpoints."""
 
@@ -149,14 +140,9 @@ class Training:
             delete(folder / ENDED)  # why the last process ended
             self.metrics = Metrics(folder, self.step, config.train.steps)
             self.trackers = Trackers(config, folder, self.step)
-        self.progress = Progress(
-            config.name,
-            config.task.metric,
-            start=self.step,
-            steps=config.train.steps,
-            enabled=progress and world.first,
-        )
-        if self.step < config.train.steps:
+        steps, metric, is_shown = config.train.steps, config.task.metric, progress and world.first
+        self.progress = Progress(config.name, metric, start=self.step, steps=steps, enabled=is_shown)
+        if self.step < steps:
             self.progress.begin(folder, self.network.num_parameters)
         # The run has trained since `start`; its rate counts the steps since `rate_start`, without evaluations.
         self.start = time.perf_counter() - seconds
@@ -234,9 +220,7 @@ class Training:
         row: Row = {"kind": "train", "step": self.step, **values}
         row["lr"] = optimiser.learning_rate(self.step - 1, self.config.train)
         # An fp16 step may overflow and is then skipped: its norm is infinite, a number that JSON does not have.
-        row["grad_norm"] = None
-        if math.isfinite(norm):
-            row["grad_norm"] = norm
+        row["grad_norm"] = norm if math.isfinite(norm) else None
         row["steps_per_second"] = rate
         if self.network.tokens_per_step:
             row["tokens_per_second"] = rate * self.network.tokens_per_step
@@ -256,15 +240,17 @@ class Training:
     def _evaluate(self) -> None:
         """Evaluate: write a row for each split."""
         begin_time = time.perf_counter()
-        for split in self.config.train.evaluate:
+        splits = self.config.train.evaluate
+        for split in splits:
             scores = self.network.evaluate(split)
             self.scores[split] = scores
             self._add({"kind": "eval", "step": self.step, "split": split, **scores})
             self.progress.evaluated({"split": split, **scores})
-        # NaN compares as neither better nor worse: once the best, it would stay so for ever.
-        score = self.scores.get(selection_split(self.config.train), {}).get(self.config.task.metric)
-        if score is not None and math.isfinite(score):
-            self.score = score
+            # The main metric on validation, or else on the first split, selects the best checkpoint.  NaN compares as
+            # neither better nor worse: once the best, it would stay so for ever.
+            selects = split == "validation" or (split == splits[0] and "validation" not in splits)
+            if selects and math.isfinite(scores[self.config.task.metric]):
+                self.score = scores[self.config.task.metric]
         self.rate_start += time.perf_counter() - begin_time
 
     def _save(self) -> None:
@@ -277,9 +263,7 @@ class Training:
         if self.metrics is not None:
             self.metrics.sync()
         gain = self.config.task.gain
-        is_best = self.score is not None
-        if self.score is not None and self.best_score is not None:
-            is_best = gain(self.score) > gain(self.best_score)
+        is_best = self.score is not None and (self.best_score is None or gain(self.score) > gain(self.best_score))
         save = save_sharded if self.network.is_sharded else save_checkpoint
         save(self.folder, self.network, self._metadata(), self.config.train.keep, is_best=is_best)
         if is_best:
@@ -288,13 +272,8 @@ class Training:
         self.rate_start += time.perf_counter() - begin_time
 
     def _metadata(self) -> Row:
-        return {
-            "digest": self.digest,
-            "step": self.step,
-            "seconds": time.perf_counter() - self.start,
-            "score": self.score,
-            "scaler": self.network.scaler.state_dict(),
-        }
+        seconds, scaler = time.perf_counter() - self.start, self.network.scaler.state_dict()
+        return {"digest": self.digest, "step": self.step, "seconds": seconds, "score": self.score, "scaler": scaler}
 
     def _interrupt(self) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
