@@ -100,10 +100,10 @@ class Records:
 
     def _repr_html_(self) -> str:
         """The table for notebooks."""
-        cells = self.cells()
+        rows = [list(row.values()) for row in self.cells()]
         lines = []
-        for texts in (list(cells[0]), *(row.values() for row in cells)):
-            first, *others = map(html.escape, texts)
+        for row in (list(self.cells()[0]), *rows):
+            first, *others = map(html.escape, row)
             lines.append(f"<tr><th>{first}</th><td>{'</td><td>'.join(others)}</td></tr>")
         return f"<table><caption>Runs</caption>{''.join(lines)}</table>"
 
@@ -222,7 +222,8 @@ class Records:
                 rows[-1][record.label] = number_text(values.get(record.label))
         if len(self) == 2:
             for row in rows:
-                first, second = (numbers.get(row[""], {}).get(record.label) for record in self)
+                values = numbers.get(row[""], {})
+                first, second = values.get(self[0].label), values.get(self[1].label)
                 row["difference"] = ""
                 if first is not None and second is not None:
                     row["difference"] = number_text(second - first, "+")

@@ -220,7 +220,9 @@ class Training:
         row: Row = {"kind": "train", "step": self.step, **values}
         row["lr"] = optimiser.learning_rate(self.step - 1, self.config.train)
         # An fp16 step may overflow and is then skipped: its norm is infinite, a number that JSON does not have.
-        row["grad_norm"] = norm if math.isfinite(norm) else None
+        row["grad_norm"] = None
+        if math.isfinite(norm):
+            row["grad_norm"] = norm
         row["steps_per_second"] = rate
         if self.network.tokens_per_step:
             row["tokens_per_second"] = rate * self.network.tokens_per_step

@@ -65,7 +65,9 @@ def sweep(
         stack.enter_context(signals_to(interrupt))
         try:
             # An engine that is not needed is not opened: finished runs need no cluster.
-            at_a_time = engine.open(unfinished, pathlib.Path(folder), workers) if unfinished else 1
+            at_a_time = 1
+            if unfinished:
+                at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
             display = stack.enter_context(SweepScreen(jobs, at_a_time, enabled=progress))
             train_all(jobs, engine, at_a_time, display)
         except KeyboardInterrupt:

@@ -44,9 +44,11 @@ class Local:
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         # In sessions of their own: Ctrl-C reaches only the sweep, which asks each worker to save.
-        started = [start_process(folder, self.threads, start_new_session=True) for folder in folders]
-        self.processes += started
-        return [process.poll for process in started]
+        workers: list[ExitCode] = []
+        for folder in folders:
+            self.processes.append(start_process(folder, self.threads, start_new_session=True))
+            workers.append(self.processes[-1].poll)
+        return workers
 
     def stop(self) -> str:
         for process in self.processes:

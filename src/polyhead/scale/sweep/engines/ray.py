@@ -46,7 +46,9 @@ class Ray:
             import ray
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            options: dict[str, Any] = {"include_dashboard": False} if self.address == "local" else {}
+            options: dict[str, Any] = {}
+            if self.address == "local":
+                options["include_dashboard"] = False
             try:
                 ray.init(self.address, logging_level=logging.ERROR, log_to_driver=False, **options)
             except (ConnectionError, RuntimeError, ValueError) as error:
@@ -70,11 +72,12 @@ class Ray:
         # Modules of the user's own tasks: their names, and where they lie.
         inherited = {name: os.environ[name] for name in ("PYTHONPATH", IMPORTS) if name in os.environ}
         environment = worker_environment(self.resources.cpus, inherited)
-        first = len(self.tasks)
+        workers: list[ExitCode] = []
         for folder in map(pathlib.Path.absolute, folders):
-            self.tasks.append(run_worker.remote(command(folder)[1:], environment, str(folder / LOG)))
             self.folders.append(folder)
-        return [functools.partial(_exit_code, task) for task in self.tasks[first:]]
+            self.tasks.append(run_worker.remote(command(folder)[1:], environment, str(folder / LOG)))
+            workers.append(functools.partial(_exit_code, self.tasks[-1]))
+        return workers
 
     def stop(self) -> str:
         """Interrupt all tasks, which let their workers save, and wait for them."""
