@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from zoo import make_layer as make, tokens
 
 import polyhead as ph
+from polyhead.layers.call import drawn_keep
 from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
@@ -24,9 +25,6 @@ MANY = [
     ph.Hyla(2, normalise="softmax"),
 ]
 POSITIONS = {name: zoo.POSITIONS[name] for name in zoo.IN_LAYERS} | {"both": ph.RelativeBias(8, bidirectional=True)}
-
-
-# ------------------------------------------------------------------------------------------------- positions and masks
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -66,9 +64,6 @@ def test_what_is_empty_stays_empty(mixture):
             assert layer(x).shape == x.shape
 
 
-# -------------------------------------------------------------------------------------------------------------- dropout
-
-
 @pytest.mark.parametrize("mixture", zoo.EVERY)
 def test_what_leaves_the_meta_device_begins_anew(mixture):
     """Each module with parameters of its own has `reset_parameters`, as those of PyTorch have."""
@@ -91,9 +86,8 @@ def test_dropout_is_drawn_anew_in_training(shared):
     assert torch.equal(draws[0], draws[1])
     assert not torch.allclose(draws[0], draws[2])
     torch.manual_seed(0)
-    keep = layer.draw_keep(2, 60, 60, dtype=F64)
+    keep = drawn_keep((1, 1, 60, 60) if shared else (2, 8, 60, 60), 0.2, device=x.device, dtype=F64)
     assert_close(layer(x, keep=keep), draws[0])
-    assert keep.shape == ((1, 1, 60, 60) if shared else (2, 8, 60, 60))
     assert set(keep.unique().tolist()) == {0.0, 1 / (1 - 0.2)}
     assert keep.eq(0).double().mean().item() == pytest.approx(0.2, abs=0.034 if shared else 0.0084)  # 5 deviations
 

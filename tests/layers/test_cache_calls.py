@@ -15,7 +15,6 @@ from zoo import make_layer as make, tokens
 import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 
-M = 48
 OTHER = r"^MultiHeadAttention: a cache of its own was wanted but that of another layer came$"
 COPIES = {
     "copied": LayerCache.copied,

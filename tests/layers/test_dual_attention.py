@@ -16,7 +16,6 @@ from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, R
 from polyhead.models.initialise import initialise
 
 F64 = torch.float64
-M = 48
 DUAL = [ph.Softmax(2), ph.Relational(2)]
 
 
@@ -29,9 +28,6 @@ def test_a_bias_is_of_the_scores_and_not_of_relations():
         assert_close(before.relations(), after.relations(), atol=0, rtol=0)
         assert not torch.allclose(before.code(), after.code())
         assert not torch.allclose(before.output, after.output)
-
-
-# --------------------------------------------------------------------------------------------------------- symbols
 
 
 def test_relative_symbols_count_tokens():
@@ -56,6 +52,12 @@ def test_own_sources_are_those_that_groups_name():
     assert_close(bare(x, symbols=[first, second, first, None]), layer(x))
 
 
+def relations_of(heads, x):
+    taps = []
+    make(heads)(x, taps=taps)
+    return taps[0].groups[0].relations()
+
+
 MISTAKES = {
     "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table (2 distance + 1, m) but are (2, 4, 48)": (
         lambda x: make(DUAL)(x, symbols=x[:, :4])
@@ -73,6 +75,10 @@ MISTAKES = {
     "dim 12 and kv_heads 2 but it has 2, 12 and 1": (
         lambda x: make([ph.Softmax(2, kv_heads=1), ph.Relational(2, share=True)])
     ),
+    "Disentangled: symmetric relations need kv_heads = heads = 4 but it is 2": (
+        lambda x: make([ph.Disentangled(4, kv_heads=2, symmetric=True)])
+    ),
+    "abstractor heads have no relations beside their code": lambda x: relations_of([ph.Abstractor(4)], x),
     "Softmax: 5 heads in all (2 of them here) do not divide the model width 48: give dim= and value_dim=": (
         lambda x: make([ph.Softmax(2), ph.Relational(3)])
     ),
@@ -100,12 +106,6 @@ def test_symbols_that_are_no_tensor():
 
 
 # --------------------------------------------------------------------------------------------- widths, initial values
-def test_heads_without_relations_say_so():
-    taps: list = []
-    ph.MultiHeadAttention(16, ph.Abstractor(4))(torch.randn(1, 4, 16), taps=taps)
-    refused(lambda: taps[0].groups[0].relations(), "abstractor heads have no relations beside their code")
-
-
 def test_default_sizes():
     """As many relations as heads, together as wide as the heads' values; too many are one wide."""
     size = Sizes(4, 8, 6, 4)
@@ -162,8 +162,3 @@ def test_relation_weights_of_the_paper_and_of_the_package():
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
         initialise(layer := torch.nn.Sequential(RelationalHeads(64, size, relations=8, relation_init=name)), "hyla")
         assert layer[0].relation_weight.abs().max() <= bound
-
-
-def test_symmetric_relations_in_groups_of_keys_are_one_clear_line():
-    with pytest.raises(ValueError, match="Disentangled: symmetric relations need kv_heads = heads = 4 but it is 2"):
-        ph.MultiHeadAttention(16, ph.Disentangled(4, kv_heads=2, symmetric=True))

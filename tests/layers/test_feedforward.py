@@ -62,8 +62,9 @@ def test_swiglu_width_is_the_nearest_multiple_of_64():
 
 # ------------------------------------------------------------------------------- mixture of experts
 def experts_oracle(moe, x):
-    """Token by token, expert by expert."""
+    """Token by token, expert by expert: the output, and the balance of the load."""
     out = torch.zeros_like(x)
+    load, mean = (torch.zeros(moe.experts, dtype=x.dtype) for _ in range(2))
     for n, token in enumerate(x):
         scores = moe.gate.weight @ token
         chosen = sorted(range(moe.experts), key=lambda i: -scores[i].item())[: moe.top_k]
@@ -72,19 +73,9 @@ def experts_oracle(moe, x):
             hidden = moe.up[i] @ token + (0 if moe.up_bias is None else moe.up_bias[i])
             y = moe.down[i] @ ACTS[moe.act](hidden) + (0 if moe.down_bias is None else moe.down_bias[i])
             out[n] += torch.exp(scores[i]) / total * y
-    return out
-
-
-def balance_oracle(moe, x):
-    load, mean = [0.0] * moe.experts, [0.0] * moe.experts
-    for token in x:
-        scores = (moe.gate.weight @ token).tolist()
-        total = sum(math.exp(a) for a in scores)
-        chosen = sorted(range(moe.experts), key=lambda i: -scores[i])[: moe.top_k]
-        for i in range(moe.experts):
-            load[i] += (i in chosen) / moe.top_k / len(x)
-            mean[i] += math.exp(scores[i]) / total / len(x)
-    return moe.experts * sum(a * b for a, b in zip(load, mean, strict=True))
+            load[i] += 1 / moe.top_k / len(x)
+        mean += torch.exp(scores) / torch.exp(scores).sum() / len(x)
+    return out, moe.experts * (load * mean).sum()
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -94,10 +85,12 @@ def balance_oracle(moe, x):
 def test_experts_by_the_definition(experts, top_k, act, bias):
     moe = randomise(MixtureOfExperts(6, experts, top_k, 10, act, bias, dtype=torch.float64))
     x = draw(11, 6, seed=9).requires_grad_()
-    same_with_gradients(moe(x), experts_oracle(moe, x), [x, *moe.parameters()])
-    assert abs(moe.balance_loss.item() - balance_oracle(moe, x)) < 1e-12
+    wanted, balance = experts_oracle(moe, x)
+    same_with_gradients(moe(x), wanted, [x, *moe.parameters()])
+    assert abs(moe.balance_loss.item() - balance.item()) < 1e-12
     folded = draw(2, 5, 3, 6, seed=8)
-    torch.testing.assert_close(moe(folded).view(-1, 6), experts_oracle(moe, folded.view(-1, 6)), atol=1e-12, rtol=0)
+    wanted, _ = experts_oracle(moe, folded.view(-1, 6))
+    torch.testing.assert_close(moe(folded).view(-1, 6), wanted, atol=1e-12, rtol=0)
     torch.testing.assert_close(moe(x[0]), moe(x)[0], atol=1e-12, rtol=0)
     (towards_even,) = torch.autograd.grad(moe.balance_loss, moe.gate.weight)
     assert towards_even.any() == (experts > 1)
@@ -125,9 +118,6 @@ def test_autocast_chooses_the_same_experts():
                 came = moe(given)
             assert moe.balance_loss == balance
         assert ((moe(x.bfloat16().float()) - came).abs().amax(1) < 0.1 * wanted.abs().max()).all()
-
-
-# ----------------------------------------------------------------------------------------- common
 
 
 def test_mistakes_are_one_line():

@@ -56,11 +56,6 @@ def tapped(attention, x, **given):
     return y, taps[0]
 
 
-def model(heads, **options):
-    torch.manual_seed(0)
-    return ph.Transformer(ph.TransformerConfig(*ph.tasks.FuzzyLogic(length=6).ends, dim=16, heads=heads, **options))
-
-
 # -------------------------------------------------------------------------------------------------- given with its code
 @pytest.mark.parametrize("limits", [{"causal": True, "positions": ph.Rotary()}, {"window": 2, "qk_norm": True}])
 def test_its_code_makes_its_output(limits):
@@ -123,55 +118,25 @@ def test_a_code_has_a_shape():
     refused(lambda: attention(x, return_code=True), wanted)
 
 
-def test_a_module_as_the_function():
-    class Cosine(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gain = torch.nn.Parameter(torch.ones(4, 1, dtype=F64))
-
-        def forward(self, q, k, v, **seen):
-            return cosine_attention(q * self.gain, k, v, **seen)
-
-        def code(self, q, k, **seen):
-            return cosine_code(q * self.gain, k, **seen)
-
-    attention, x, cosine = layer(ph.Softmax(4)), inputs(), Cosine()
-    attention.groups[0].attend = cosine
-    refused(lambda: attention(x, return_code=True), UNKNOWN.format(who="SoftmaxHeads", name="Cosine"))
-    attention.groups[0].use(cosine, code=cosine.code)
-    own = tapped(attention, x)[1].groups[0]
-    assert_close(torch.einsum("bhts,bshe->bthe", own.code(), own.v), own.output)
-    assert "groups.0.attend.gain" in attention.state_dict()
-
-
 # ------------------------------------------------------------------------------------------------------- without a code
 class Forwards(SoftmaxHeads):
     def forward(self, call):
         return cosine_attention(call.q, call.k, call.v, mask=call.mask, causal=call.causal, keep=call.keep)
 
 
-def assigned(group, name, function):
-    setattr(group, name, function)
-    return group
-
-
-def used(group, *given):
-    group.use(*given)
-    return group
-
-
-WAYS = {
-    "assigned": lambda: assigned(SoftmaxHeads(4, 6), "attend", cosine_attention),
-    "used": lambda: used(SoftmaxHeads(4, 6), squares),
-    "assigned later": lambda: assigned(used(SoftmaxHeads(4, 6), cosine_attention, cosine_code), "attend", swallowing),
-    "a forward": lambda: Forwards(4, 6),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["assigned", "used", "assigned later", "a forward"])
 def test_an_unknown_code_is_refused_everywhere(way):
     attention, x = layer(ph.Softmax(4)), inputs(b=1)
-    attention.groups[0] = WAYS[way]()
+    group = attention.groups[0]
+    if way == "assigned":
+        group.attend = cosine_attention
+    elif way == "used":
+        group.use(squares)
+    elif way == "assigned later":
+        group.use(cosine_attention, cosine_code)
+        group.attend = swallowing
+    else:
+        attention.groups[0] = Forwards(4, 6)
     y, taps = tapped(attention, x)
     assert not torch.allclose(y, layer(ph.Softmax(4))(x))
     for ask in (

@@ -9,6 +9,7 @@ import torch
 from refusals import refused
 from torch import nn
 from torch.testing import assert_close
+from zoo import fresh
 
 import polyhead as ph
 from polyhead.config import extensions, from_dict
@@ -73,8 +74,7 @@ def found(monkeypatch):
 
 
 def build(**changes):
-    torch.manual_seed(0)
-    return ph.Transformer(dataclasses.replace(SETTINGS, **changes), dtype=F64).eval()
+    return fresh(dataclasses.replace(SETTINGS, **changes))
 
 
 @pytest.mark.parametrize(("own", "ours"), [(Slopes(), ph.Alibi()), (Turns(), ph.Rotary())])

@@ -113,6 +113,3 @@ MISTAKES = {
 @pytest.mark.parametrize("line", MISTAKES)
 def test_mistakes_are_one_line(line):
     refused(lambda: MISTAKES[line](torch.zeros(1, 7, 4)), re.escape(line))
-
-
-SOURCES = (config.SymbolicAttention(3), config.RelationalSymbols(3), config.PositionSymbols(), config.RelativeSymbols())

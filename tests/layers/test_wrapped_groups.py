@@ -9,7 +9,6 @@ import zoo
 from adapters import adapted
 from refusals import refused
 from torch import nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -128,25 +127,6 @@ def test_a_group_in_a_wrapper_of_peft_is_used_and_trained(mechanism):
     attention = adapted(attention, fill=False, target_modules=["out"], modules_to_save=["groups.0"]).base_model.model
     same(attention, want, attention.groups[0].modules_to_save["default"])
     refuses_its_code(attention, "ModulesToSaveWrapper")
-
-
-class Bytes(nn.Linear):
-    """A map whose weight is held as whole numbers, which gives the dtype it is called with, as bitsandbytes' does."""
-
-    def __init__(self, layer):
-        super().__init__(layer.in_features, layer.out_features, bias=False)
-        self.weight = nn.Parameter((8 * layer.weight).round().to(torch.int8), requires_grad=False)
-
-    def forward(self, x):
-        return F.linear(x.double(), self.weight.double() / 8).to(x.dtype)
-
-
-class Packed(nn.Module):
-    """The same without parameters, as torch.ao's dynamic quantisation leaves it."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.in_features, self.forward = layer.in_features, Bytes(layer).forward
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

@@ -121,9 +121,6 @@ def test_sizes():
     assert count(AbstractorModel(settings)) == embedding + 2 * layer + 9 * 128 + 129 * 2
 
 
-# ------------------------------------------------------------------------------------------ what they see
-
-
 # ------------------------------------------------------------------------------------------ in a run
 BASELINES = (
     ph.CoRelNetConfig(IMAGES, ph.Classes(2), dim=16, softmax=False),

@@ -11,6 +11,7 @@ from some import some
 from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
+from zoo import fresh as build
 
 import polyhead as ph
 from polyhead import config
@@ -26,11 +27,6 @@ READS = ph.TransformerConfig(
 WRITES = replace(READS, inputs=ph.Tokens(7), outputs=ph.Logits(7), causal=True, positions=ph.RelativeBias(8))
 WRITES = replace(WRITES, heads=zoo.FEW["all 1"], dim=zoo.width(zoo.FEW["all 1"]))
 OFFSETS = replace(WRITES, heads=[ph.Relational(2, symbols=ph.RelativeSymbols(distance=5))], dim=16)
-
-
-def build(settings, dtype=F64):
-    torch.manual_seed(0)
-    return ph.Transformer(settings, dtype=dtype).eval()
 
 
 def inputs_of(settings, t, b=2):
@@ -63,11 +59,7 @@ def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    "settings",
-    [WRITES, OFFSETS],
-    ids=["decoder", "offsets"],
-)
+@pytest.mark.parametrize("settings", [WRITES, OFFSETS], ids=["decoder", "offsets"])
 def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     """Up to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""
     settings = replace(settings, layers=1, max_length=4096)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from refusals import refused
 from torch.testing import assert_close
+from zoo import fresh as build
 
 import polyhead as ph
 
@@ -35,11 +36,6 @@ VARIANTS = {
     "neighbours": replace(WRITES, cross_heads=[NEAR, ph.Relational(2, symbols=ph.PositionSymbols(shared=False))]),
     "vectors": replace(WRITES, encoder=replace(READS, inputs=ph.Vectors(3)), outputs=ph.Logits(9, bias=True)),
 }
-
-
-def build(settings, dtype=torch.float64):
-    torch.manual_seed(0)
-    return ph.Transformer(settings, dtype=dtype).eval()
 
 
 def data(settings, b=2, t=5, s=6):
@@ -117,9 +113,6 @@ def test_taps_have_names_and_assignments_of_symbols():
     assert_close(taps[2].groups[1].assignments, model.symbols[0].assignments(embedded))
     assert not torch.equal(taps[4].groups[1].assignments, taps[2].groups[1].assignments)
     assert_close(taps[3].context, encoded)
-
-
-DROPS = [("dropout", "blocks.1.attention"), ("dropout", "blocks.1.cross"), ("residual_dropout", "blocks.1")]
 
 
 def test_experts_of_both_sides_add_their_balance():

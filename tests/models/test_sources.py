@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from refusals import refused
 from torch.testing import assert_close
+from zoo import fresh
 
 import polyhead as ph
 from polyhead.layers.cache import Cache
-from polyhead.models.generate.tokens import greedy
-from polyhead.models.size import parameters
 
 F64 = torch.float64
 BASE = ph.TransformerConfig(
@@ -30,9 +28,7 @@ def layer_by_layer(model, x, symbols):
 
 
 def make(*layers, **options):
-    torch.manual_seed(0)
-    model = ph.Transformer(replace(BASE, heads=layers, **options), dtype=F64).eval()
-    return model, torch.randint(9, (2, 6))
+    return fresh(replace(BASE, heads=layers, **options)), torch.randint(9, (2, 6))
 
 
 def test_once_is_off_the_embedded_input_also_in_later_layers():
@@ -70,7 +66,7 @@ def test_equal_sources_are_one_and_others_are_not():
 def test_the_blocks_of_a_decoder_read_their_context_once():
     reads = replace(BASE, layers=1)
     cross = [ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))]
-    model = ph.Transformer(replace(BASE, causal=True, encoder=reads, cross_heads=cross), dtype=F64).eval()
+    model = fresh(replace(BASE, causal=True, encoder=reads, cross_heads=cross))
     asked = []
     model.cross_symbols[0].register_forward_pre_hook(lambda module, args: asked.append(args[0]))
     x, source = torch.randint(9, (2, 4)), torch.randint(9, (2, 6))
@@ -112,108 +108,8 @@ def test_blocks_that_are_dropped_or_used_twice_read_their_own_sources(order):
 @torch.no_grad()
 def test_a_model_without_its_first_block_has_a_cache_for_the_others():
     own = ph.Relational(2, symbols=ph.SymbolicAttention(count=5, shared=False))
-    model = ph.Transformer(replace(BASE, layers=3, causal=True, heads=own), dtype=F64).eval()
+    model = fresh(replace(BASE, causal=True, heads=own))
     model.blocks = torch.nn.ModuleList(model.blocks[i] for i in (1, 2))
     x, cache = torch.randint(9, (2, 5)), ph.Cache(2)
     cached = torch.cat([model(x[:, :3], cache=cache), model(x[:, 3:], cache=cache)], dim=1)
     assert_close(cached, model(x), atol=1e-12, rtol=1e-12)
-
-
-# ---------------------------------------------------------------------------------------------------- shared and tied
-LIBRARY = ph.SymbolicAttention(count=5, shared=False)
-PLAIN = ph.TransformerConfig(
-    ph.Tokens(7), ph.Logits(7), dim=16, layers=3, heads=ph.Relational(2, symbols=LIBRARY), max_length=9
-)
-
-
-def with_source(source, **fields):
-    return replace(PLAIN, heads=[ph.Softmax(2), ph.Relational(2, symbols=source)], **fields)
-
-
-def build(settings):
-    torch.manual_seed(0)
-    return ph.Transformer(settings, dtype=F64)
-
-
-@pytest.mark.parametrize("source", [LIBRARY, ph.RelationalSymbols(count=5, shared=False)])
-def test_a_tied_library_is_one_parameter_with_queries_and_templates_of_each_layer(source):
-    apart, tied = with_source(source), with_source(replace(source, tied=True))
-    assert parameters(apart) - parameters(tied) == 2 * 5 * 16
-    model = build(tied)
-    libraries = [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("library")]
-    assert len(libraries) == 3
-    assert len({id(library) for library in libraries}) == 1
-    asking = [p for name, p in model.named_parameters(remove_duplicate=False) if name.endswith("templates")]
-    assert len({id(p) for p in asking}) == 3
-    same, tokens = build(apart), torch.randint(7, (2, 6))
-    same.load_state_dict(model.state_dict())
-    assert_close(model(tokens), same(tokens))
-    for each in (model, same):
-        each(tokens).square().sum().backward()
-    gradients = [p.grad for name, p in same.named_parameters() if name.endswith("library")]
-    assert_close(libraries[0].grad, sum(gradients))
-    assert all(g.abs().max() > 1e-6 for g in gradients)
-
-
-SHARED = [
-    ph.SymbolicAttention(count=5),
-    ph.PositionSymbols(),
-    ph.RelativeSymbols(distance=3),
-    ph.RelationalSymbols(causal=True),
-]
-
-
-def pair(source, **fields):
-    encoder = with_source(source, layers=1)
-    return with_source(source, causal=True, encoder=encoder, encoder_symbols=True, **fields)
-
-
-@pytest.mark.parametrize("source", SHARED, ids=lambda s: type(s).__name__)
-def test_a_decoder_reads_the_sources_of_its_encoder(source):
-    settings = pair(source)
-    model, apart = build(settings), build(replace(settings, encoder_symbols=False))
-    assert model.symbols[0] is model.encoder.symbols[0]
-    assert apart.symbols[0] is not apart.encoder.symbols[0]
-    one = sum(p.numel() for p in model.symbols.parameters())
-    assert parameters(replace(settings, encoder_symbols=False)) - parameters(settings) == one > 0
-    apart.load_state_dict(model.state_dict())
-    tokens, words = torch.randint(7, (2, 8)), torch.randint(7, (2, 5))
-    assert_close(model(words, source=tokens), apart(words, source=tokens))
-    later = words.clone()
-    later[:, -1] = (later[:, -1] + 1) % 7
-    assert_close(model(later, source=tokens)[:, :-1], model(words, source=tokens)[:, :-1])
-    cached, not_cached = (greedy(model, words[:, :1], source=tokens, steps=5, use_cache=use) for use in (True, False))
-    assert torch.equal(cached, not_cached)
-    for p in model.parameters():
-        p.grad = None
-    model(words, source=tokens).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.symbols.parameters())
-
-
-def test_mistakes_are_one_line():
-    encoder = with_source(ph.PositionSymbols(shared=False))
-    positions, lent = ph.PositionSymbols(), {"encoder_symbols": True}
-    for call, text in (
-        (lambda: with_source(positions, encoder=encoder, **lent), "but the encoder has no shared Posit"),
-        (lambda: with_source(positions, **lent), "encoder_symbols are those of an encoder that is a tr"),
-        (lambda: pair(ph.RelationalSymbols()), "RelationalSymbols that an encoder lends need causal="),
-    ):
-        refused(call, f"^TransformerConfig: .*{text}")
-
-
-@pytest.mark.parametrize("trainable", [True, False])
-@pytest.mark.parametrize("source", [LIBRARY, ph.RelationalSymbols(count=5, shared=False)])
-def test_a_tied_library_stays_one(source, trainable):
-    """Off the meta device, after a cast, and when a state is loaded by assigning."""
-    settings = with_source(replace(source, tied=True, trainable=trainable))
-    model, empty = build(settings), ph.Transformer(settings, device="meta").to_empty(device="cpu")
-    empty.reset_parameters()
-    assert all(parameter.isfinite().all() for parameter in empty.parameters())
-    assigned = ph.Transformer(settings, device="meta")
-    assigned.load_state_dict(model.state_dict(), assign=True)
-    for made in (model, empty, assigned, torch.nn.Sequential(empty).half()[0]):
-        state = made.state_dict(keep_vars=True)
-        assert len({id(value) for name, value in state.items() if name.endswith("library")}) == 1
-        assert len(list(made.parameters())) == len(list(model.parameters()))
-    tokens = torch.randint(7, (2, 6))
-    assert_close(assigned(tokens), model(tokens))

@@ -11,10 +11,10 @@ import zoo
 from gradients import same_with_gradients
 from refusals import refused
 from torch.testing import assert_close
+from zoo import fresh as build
 
 import polyhead as ph
 from polyhead import config
-from polyhead.layers.norms import LayerNorm
 from polyhead.models.initialise import initialise
 from polyhead.models.size import parameters
 
@@ -35,11 +35,6 @@ def inputs_of(settings, b=2, t=7, dtype=torch.float64):
     if isinstance(settings.inputs, ph.Tokens):
         return torch.randint(settings.inputs.count, (b, t))
     return torch.randn(b, t, settings.inputs.size, dtype=dtype)
-
-
-def build(settings, dtype=torch.float64, **options):
-    torch.manual_seed(0)
-    return ph.Transformer(settings, dtype=dtype, **options).eval()
 
 
 @pytest.mark.parametrize("name", [*MODELS][::3])
@@ -69,17 +64,6 @@ def test_the_tail_is_the_end_of_the_whole(name, causal):
         same_with_gradients(model(x, mask=mask, tail=tail), model(x, mask=mask)[:, -tail:], model.parameters())
     where = torch.arange(7)[None] * 2
     assert_close(model(x, positions=where, tail=2), model(x, positions=where)[:, -2:])
-
-
-def test_post_norm_has_no_final_norm_unless_asked_for():
-    post = replace(BASE, norm_order="post")
-    for settings, norm in (
-        (BASE, LayerNorm),
-        (replace(BASE, final_norm=False), torch.nn.Identity),
-        (post, torch.nn.Identity),
-        (replace(post, final_norm=True), LayerNorm),
-    ):
-        assert isinstance(build(settings).norm, norm)
 
 
 def test_every_layer_has_its_keep():

@@ -11,7 +11,7 @@ from polyhead import spec
 
 
 def sight(b, h, t, s, *, mask=None, causal=False, window=None, edges=None):
-    """(b h t s), True where attention is allowed, as spec.AXES and spec.CAUSAL say."""
+    """(b h t s), True where attention is allowed, as spec.AXES and spec/table.py say."""
     limits = {"mask": mask if mask is None else torch.from_numpy(mask), "causal": causal, "window": window}
     edges = None if edges is None else torch.tensor(edges)
     return visible((b, h, t, s), {**limits, "cu_seqlens": edges}).numpy()

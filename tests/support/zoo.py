@@ -135,7 +135,12 @@ def tokens(t: int, b: int = 2) -> torch.Tensor:
     return torch.randn(b, t, 48, dtype=torch.float64)
 
 
-def make_model(settings: config.TransformerConfig) -> Any:
-    """In float64, so that no rounding decides between tokens."""
+def fresh(settings: config.TransformerConfig, dtype: torch.dtype = torch.float64) -> Any:
+    """A model as it is initialised; in float64, so that no rounding decides between tokens."""
     torch.manual_seed(0)
-    return far(ph.Transformer(settings, dtype=torch.float64))
+    return ph.Transformer(settings, dtype=dtype).eval()
+
+
+def make_model(settings: config.TransformerConfig) -> Any:
+    """A model far from its initial values."""
+    return far(fresh(settings))

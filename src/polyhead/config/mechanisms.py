@@ -164,15 +164,13 @@ class SymbolicAttention(Symbols):
 
     `heads` defaults to 4, or to the greatest common divisor of 4 and the widths.  `trainable`: whether the library is
     learned; templates always are.  `once`: symbols are computed from the embedded input, once for all layers, instead
-    of from each layer's input.  `tied`: with one source per layer (`shared=False`), all of them share one library;
-    queries and templates stay separate.
+    of from each layer's input.
     """
 
     count: Count = 64
     heads: Count | None = None
     trainable: bool = True
     once: bool = False
-    tied: bool = omitted_at_default(False)
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,10 @@ from polyhead.config.mechanisms import (
     MECHANISMS,
     LayerCount,
     Mechanism,
-    RelationalSymbols,
     RelativeSymbols,
     Softmax,
     SymbolHeads,
     SymbolicAttention,
-    Symbols,
     SymbolSource,
 )
 from polyhead.config.rivals import AbstractorConfig, Baseline
@@ -114,8 +112,6 @@ class TransformerConfig(Checked):
     """A norm after the last block; None: with pre-norm only."""
     encoder: "TransformerConfig | AbstractorConfig | None" = omitted_at_default(None)
     cross_heads: Mechanism | Sequence[Mechanism] | None = omitted_at_default(None)
-    encoder_symbols: bool = omitted_at_default(False)
-    """The layers read the encoder's sources of symbols, which must be shared, instead of their own."""
     window: Count | None = omitted_at_default(None)
     """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
@@ -134,8 +130,6 @@ class TransformerConfig(Checked):
         # What single fields cannot know: how they go together.
         self._check_order()
         self._check_encoder()
-        if self.encoder_symbols:
-            self._check_lender()
         self._check_classes()
 
     def _check_order(self) -> None:
@@ -165,24 +159,6 @@ class TransformerConfig(Checked):
                 raise ValueError(
                     "TransformerConfig: cross_heads look at another sequence, which has no RelativeSymbols"
                 )
-
-    def _check_lender(self) -> None:
-        """Raise ValueError unless the encoder has every source that the layers read."""
-        if not isinstance(self.encoder, TransformerConfig):
-            raise ValueError("TransformerConfig: encoder_symbols are those of an encoder that is a transformer")
-        lent = self.encoder._shared_sources()
-        for source in self._shared_sources():
-            if source not in lent:
-                raise ValueError(f"TransformerConfig: encoder_symbols, but the encoder has no shared {source}")
-            if isinstance(source, RelationalSymbols) and source.causal is None and self.causal != self.encoder.causal:
-                raise ValueError("TransformerConfig: RelationalSymbols that an encoder lends need causal=True or False")
-
-    def _shared_sources(self) -> list[Symbols]:
-        sources: list[Symbols] = []
-        for group in self._groups():
-            if isinstance(group, SymbolHeads) and group.symbols.shared:
-                sources.append(group.symbols)
-        return sources
 
     def _groups(self) -> list[Mechanism]:
         """The head groups of all layers, without those that attend to the encoder."""

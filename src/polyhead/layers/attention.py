@@ -2,9 +2,8 @@
 
     y = W_out [group_1(q, k, v) | group_2(q, k, v) | ...],    [q | k | v] = W_qkv x
 
-One matrix product computes all queries, keys and values (two in cross-attention); one computes the output.  The rows of
-`qkv` are [queries of all groups | keys of all groups | values of all groups], head by head.  The values of relational
-groups are symbols; they come from the layer's own sources or from the caller.
+One matrix product computes all queries, keys and values (two in cross-attention); one computes the output.  The values
+of relational groups are symbols; they come from the layer's own sources or from the caller.
 """
 
 from collections.abc import Sequence
@@ -16,28 +15,22 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
-from polyhead.layers.cache import LayerCache, entry, whole
+from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.call import LayerCall, LayerLimits, call_of, check_pairs, drawn_keep, no_script, symbols_of_groups
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, build, sums
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
-from polyhead.layers.symbols import SymbolModule, build_symbols
+from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Packed
 from polyhead.ops.latent_code import at_least_float32, dense
 from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 
 Positions = config.Position | nn.ModuleDict | None
-
-
-def _gated(output: Tensor, gate: Tensor | None) -> Tensor:
-    if gate is None:
-        return output
-    return output * gate
 
 
 def _both(mask: Tensor | None, other: Tensor) -> Tensor:
@@ -82,6 +75,7 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         check_layer("MultiHeadAttention", dim, causal)
         check_rate("MultiHeadAttention", dropout)
+        placement = Placement(device=device, dtype=dtype)
         heads = config.head_list("MultiHeadAttention", heads)
         self.dim, self.causal, self.max_length = dim, causal, max_length
         self.window = check_window("MultiHeadAttention", window)
@@ -93,9 +87,7 @@ class MultiHeadAttention(nn.Module):
         groups: list[HeadGroup] = []
         self.heads_of: list[tuple[int, int]] = []  # the first head of each group, and the first of the next group
         for mechanism in heads:
-            group = build(
-                mechanism, dim, self.total_heads, bias=bias, max_length=max_length, device=device, dtype=dtype
-            )
+            group = build(mechanism, dim, self.total_heads, bias=bias, max_length=max_length, **placement)
             first = sum(other.sizes.heads for other in groups)
             self.heads_of.append((first, first + group.sizes.heads))
             groups.append(group)
@@ -109,18 +101,17 @@ class MultiHeadAttention(nn.Module):
 
         # One map to all queries, keys and values, and one from the heads' outputs.
         self.widths = widths_of(self.sizes)
-        self.qkv = linear(dim, sum(self.widths), bias=bias, device=device, dtype=dtype)
+        self.qkv = linear(dim, sum(self.widths), bias=bias, **placement)
         output_width = sum(size.heads * size.value_dim for size in self.sizes)
-        self.out = nn.Linear(output_width, dim, bias=bias, device=device, dtype=dtype)
+        self.out = nn.Linear(output_width, dim, bias=bias, **placement)
 
-        self._build_positions(positions, heads, device, dtype)
+        self._build_positions(positions, heads, placement)
 
         # Gates of outputs, by the index of their group.
         gates = nn.ModuleDict()
         for i, (mechanism, size) in enumerate(zip(heads, self.sizes, strict=True)):
             if isinstance(mechanism, config.Softmax) and mechanism.gate:
-                width = size.heads * size.value_dim
-                gates[str(i)] = nn.Linear(dim, width, bias=bias, device=device, dtype=dtype)
+                gates[str(i)] = nn.Linear(dim, size.heads * size.value_dim, bias=bias, **placement)
         self.gates = gates or None
 
         # Norms of queries and of keys, group by group; a group that shares its queries and keys has none.
@@ -131,11 +122,11 @@ class MultiHeadAttention(nn.Module):
                 for _ in "qk":
                     norm: nn.Module = nn.Identity()
                     if not is_shared:
-                        norm = LayerNorm(size.dim, eps=1e-6, bias=False, device=device, dtype=dtype)
+                        norm = LayerNorm(size.dim, eps=1e-6, bias=False, **placement)
                     self.qk_norms.append(norm)
 
         self.symbol_dims: list[int | None] = [getattr(group, "symbol_dim", None) for group in groups]
-        self._build_symbols(heads if own_symbols else (), device, dtype)
+        self._build_symbols(heads if own_symbols else (), placement)
         self.register_load_state_dict_post_hook(leave_meta)
 
     __prepare_scriptable__ = no_script
@@ -143,27 +134,22 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
 
-    def _build_positions(
-        self, positions: Positions, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None
-    ) -> None:
+    def _build_positions(self, positions: Positions, heads: Sequence[config.Mechanism], placement: Placement) -> None:
         """Positions rotate queries and keys (`rotary`) or add a bias to the scores (`relative`)."""
         self.rotary: nn.ModuleDict | OwnPositions | None = None
         self.relative: RelativePositionBias | AlibiBias | OwnPositions | None = None
         if isinstance(positions, nn.ModuleDict):
             self.rotary = positions
         elif isinstance(positions, config.Rotary):
-            theta, layout = positions.theta, positions.layout
-            self.rotary = rotary_tables(
-                [heads], self.dim, theta=theta, layout=layout, max_length=self.max_length, device=device
-            )
+            self.rotary = rotary_tables(positions, [heads], self.dim, self.max_length, placement.get("device"))
         elif positions is not None:
-            module = build_bias(positions, self.total_heads, self.dim, self.max_length, device=device, dtype=dtype)
+            module = build_bias(positions, self.total_heads, self.dim, self.max_length, **placement)
             if isinstance(module, OwnPositions) and module.way == "rotate":
                 self.rotary = module
             else:
                 self.relative = module
 
-    def _build_symbols(self, heads: Sequence[config.Mechanism], device: Device, dtype: torch.dtype | None) -> None:
+    def _build_symbols(self, heads: Sequence[config.Mechanism], placement: Placement) -> None:
         """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
         self.symbols = nn.ModuleList()
         self.source_of: list[int | None] = []
@@ -174,14 +160,9 @@ class MultiHeadAttention(nn.Module):
                 continue
             source = mechanism.symbols
             if source not in distinct:
+                place, length = len(distinct), self.max_length
                 module = build_symbols(
-                    source,
-                    self.dim,
-                    causal=self.causal,
-                    max_length=self.max_length,
-                    place=len(distinct),
-                    device=device,
-                    dtype=dtype,
+                    source, self.dim, causal=self.causal, max_length=length, place=place, **placement
                 )
                 distinct.append(source)
                 self.symbols.append(module)
@@ -220,11 +201,11 @@ class MultiHeadAttention(nn.Module):
         """
         if self.reads_all_queries and cache is not None:
             raise ValueError("MultiHeadAttention: network='sequence' reads all queries at once, so it takes no cache")
-        with whole(entry(cache)):  # an interrupted call adds nothing to the cache
-            call = call_of(
-                x, context, dim=self.dim, causal=self.causal, positions=positions, first=first, window=self.window,
-                cu_seqlens=cu_seqlens, cache=cache, layer=self,
-            )  # fmt: skip
+        if cache is not None and not isinstance(cache, LayerCache):
+            kind = type(cache).__name__
+            raise TypeError(f"MultiHeadAttention: cache must be the entry of one layer, cache[i], but is a {kind}")
+        with whole(cache):  # an interrupted call adds nothing to the cache
+            call = call_of(self, x, context, positions=positions, first=first, cu_seqlens=cu_seqlens, cache=cache)
 
             # What hides keys, what is added to scores and what multiplies the code, for all heads.
             limits = self._limits(bias, mask, keep, call)
@@ -245,7 +226,10 @@ class MultiHeadAttention(nn.Module):
                     tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
                     op_call = limits.call(tensors, *self.heads_of[i])
                     calls.append(op_call)
-                    outputs.append(_gated(attended(group, op_call), self._gate(i, x)))
+                    output, gate = attended(group, op_call), self._gate(i, x)
+                    if gate is not None:
+                        output = output * gate
+                    outputs.append(output)
 
             # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
             joint = [output.flatten(2) for output in outputs]
@@ -288,8 +272,9 @@ class MultiHeadAttention(nn.Module):
         mask, keep = call.held(mask), call.held(keep)
         bias = self._add_position_bias(call.held(bias), call)
         if keep is None and self.training and self.dropout > 0:
-            dtype = at_least_float32(call.x.dtype)
-            keep = self.draw_keep(b, call.t, call.s, device=call.x.device, dtype=dtype)
+            samples_and_heads = (1, 1) if self.dropout_shared else (b, self.total_heads)
+            shape, dtype = (*samples_and_heads, call.t, call.s), at_least_float32(call.x.dtype)
+            keep = drawn_keep(shape, self.dropout, device=call.x.device, dtype=dtype)
         had_pairs = any(pairs is not None for pairs in (bias, mask, keep))
         if call.cache is not None and call.cache.real is not None and call.context is None:
             mask = _both(mask, call.cache.real[:, None, None])
@@ -304,22 +289,6 @@ class MultiHeadAttention(nn.Module):
             window = None
         return LayerLimits(bias, mask, keep, self.causal, window, call.cu_seqlens, has_pairs=had_pairs)
 
-    def draw_keep(
-        self,
-        b: int,
-        t: int,
-        s: int,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Float[Tensor, "_ _ {t} {s}"]:
-        """Draw a dropout mask of this layer, the `keep` of `forward`: entries are 0 or 1 / (1 - rate)."""
-        shape = (b, self.total_heads, t, s)
-        if self.dropout_shared:
-            shape = (1, 1, t, s)
-        return drawn_keep(shape, self.dropout, device=device, dtype=dtype, generator=generator)
-
     # ------------------------------------------------------------------------------------------ the tensors of a group
     def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: LayerCall) -> Sequence[Tensor | None]:
         """The symbols of the new keys, for each group: given ones, or those of the layer's own sources."""
@@ -330,17 +299,11 @@ class MultiHeadAttention(nn.Module):
             return symbols_of_groups(symbols, self.symbol_dims, call)
         if not self.symbols:
             raise ValueError("MultiHeadAttention: with own_symbols=False its relational heads need symbols=")
-        outputs = []
-        sources: list[SymbolModule] = list(self.symbols)  # type: ignore[arg-type]
-        for source in sources:
-            if call.context is None:
-                first, positions = call.num_cached, call.positions
-                symbols_by_key = source(
-                    call.x, first=first, cache=call.cache, cu_seqlens=call.cu_seqlens, positions=positions
-                )
-            else:
-                symbols_by_key = source(call.context)
-            outputs.append(symbols_by_key)
+        if call.context is not None:
+            outputs = [source(call.context) for source in self.symbols]
+        else:
+            options = {"first": call.num_cached, "cache": call.cache, "cu_seqlens": call.cu_seqlens}
+            outputs = [source(call.x, positions=call.positions, **options) for source in self.symbols]
         return [None if index is None else outputs[index] for index in self.source_of]
 
     def _op_tensors(

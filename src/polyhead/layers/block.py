@@ -7,6 +7,7 @@ A decoder's block attends to another sequence in between, through `norm_cross` a
 """
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache, whole
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
@@ -25,13 +26,11 @@ from polyhead.spec.shapes import check_rate, one_of
 Symbols = Tensor | Sequence[Tensor | None] | None
 
 
-def build_norm(
-    kind: str, dim: int, eps: float, *, device: Device = None, dtype: torch.dtype | None = None
-) -> RMSNorm | LayerNorm:
+def build_norm(kind: str, dim: int, eps: float, **placement: Unpack[Placement]) -> RMSNorm | LayerNorm:
     """`kind` is "layer" or "rms"."""
     if one_of("norm", "kind", kind, NORMS) == "layer":
-        return LayerNorm(dim, eps=eps, device=device, dtype=dtype)
-    return RMSNorm(dim, eps=eps, device=device, dtype=dtype)
+        return LayerNorm(dim, eps=eps, **placement)
+    return RMSNorm(dim, eps=eps, **placement)
 
 
 class TransformerBlock(nn.Module):
@@ -103,33 +102,20 @@ class TransformerBlock(nn.Module):
         of x, `context_symbols` those of the context.  `cu_seqlens` are the edges of packed sequences in x, see
         `MultiHeadAttention`; they exclude a context and a tail.
         """
-        self._check(x, context, cu_seqlens, tail)
-        if context is None and context_mask is not None:
-            raise ValueError("TransformerBlock: a context_mask came without a context")
-        num_outputs = x.shape[1]
-        if tail is not None:
-            num_outputs = tail
-        if self.reads_all_queries:  # the tail is cut off the result
-            tail = None
+        self._check(x, context, context_mask, cu_seqlens, tail)
+        num_outputs = x.shape[1] if tail is None else tail
         with whole(cache):
             source = self._before(x, self.norm1)
-            if tail is None or tail == x.shape[1]:
-                y = self.attention(
-                    source,
-                    mask=mask,
-                    keep=keep,
-                    symbols=symbols,
-                    positions=positions,
-                    cu_seqlens=cu_seqlens,
-                    cache=cache,
-                    taps=taps,
-                )
+            # What reads all queries computes all outputs; the tail is cut off the result.
+            if num_outputs == x.shape[1] or self.reads_all_queries:
+                given = {"positions": positions, "cu_seqlens": cu_seqlens, "cache": cache}
+                y = self.attention(source, mask=mask, keep=keep, symbols=symbols, taps=taps, **given)
             else:
                 if positions is not None or cache is not None:
                     name = "positions" if cache is None else "a cache"
                     raise ValueError(f"TransformerBlock: tail counts positions from 0, so {name} cannot be given")
-                x = x[:, -tail:]
-                y = self._attend_tail(x, source, tail, mask, keep, symbols=symbols, taps=taps)
+                x = x[:, -num_outputs:]
+                y = self._attend_tail(x, source, mask, keep, symbols=symbols, taps=taps)
             x = self._add(x, y, self.norm1)
             if self.cross is not None:
                 asking = self._before(x, self.norm_cross)
@@ -156,14 +142,14 @@ class TransformerBlock(nn.Module):
         self,
         x: Tensor,
         source: Tensor,
-        tail: int,
         mask: Tensor | None,
         keep: Tensor | None,
         *,
         symbols: Symbols,
         taps: list[Taps] | None,
     ) -> Tensor:
-        """Self-attention of the last `tail` tokens, x before its norm, to all of `source`, as cross-attention."""
+        """Self-attention of the last tokens, x before its norm, to all of `source`, as cross-attention."""
+        tail = x.shape[1]
         first = source.shape[1] - tail
         positions = torch.arange(first, source.shape[1], device=source.device)[None]
         # A mask of keys (b 1 1 s) serves every query; one of pairs is cut to the rows of the tail.
@@ -177,11 +163,20 @@ class TransformerBlock(nn.Module):
             asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
         )
 
-    def _check(self, x: Tensor, context: Tensor | None, cu_seqlens: Tensor | None, tail: int | None) -> None:
+    def _check(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        context_mask: Tensor | None,
+        cu_seqlens: Tensor | None,
+        tail: int | None,
+    ) -> None:
         if context is not None and self.cross is None:
             raise ValueError("TransformerBlock: no context was wanted but one came")
         if context is None and self.cross is not None:
             raise ValueError("TransformerBlock: a context was wanted but none came")
+        if context is None and context_mask is not None:
+            raise ValueError("TransformerBlock: a context_mask came without a context")
         if cu_seqlens is not None and (context is not None or tail is not None):
             name = "context" if tail is None else "tail"
             raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {name} must be None")

@@ -29,8 +29,8 @@ class LayerCache:
     `length`: number of tokens so far; in `.cross`, of queries.  `gone`: how many of the first tokens were dropped.
     `real` (b s): which of the stored tokens are not padding; None if there is no padding.
 
-    It belongs to the layer that first fills it; any other is refused.  A deep copy of that layer may
-    continue it.  A cache that was copied or read from a file belongs to the layer that fills it next.
+    It belongs to the layer that first fills it, and a deep copy of that layer may continue it; any other is refused.  A
+    cache that was copied or read from a file belongs to the layer that fills it next.
     """
 
     def __init__(self) -> None:
@@ -49,17 +49,10 @@ class LayerCache:
             self._cross = LayerCache()
         return self._cross
 
-    @property
-    def crossed(self) -> int:
-        """`cross.length`, without making that cache."""
-        if self._cross is None:
-            return 0
-        return self._cross.length
-
     def claim(self, kind: str, layer: nn.Module) -> None:
-        """Make it the cache of `layer`, whose kind is `who`.  In compiled code it does nothing.
+        """Make it the cache of `layer`, of this kind; ValueError if it holds the tokens of another layer.
 
-        Raises ValueError if it holds the tokens of another layer.
+        In compiled code it does nothing.
         """
         if torch.compiler.is_compiling():
             return
@@ -74,30 +67,40 @@ class LayerCache:
     def __contains__(self, name: Hashable) -> bool:
         return name in self._kept
 
-    def extend(self, name: Hashable, new: Tensor) -> Tensor:
-        """Append `new` (b t ...) to what is stored under `name` and return all of it (b s ...).
+    def extend(self, name: Hashable, new: Tensor, most: int | None = None) -> Tensor:
+        """What is stored under `name`, followed by `new` (b t ...); only the last `most` (None: all) stay stored.
 
-        It is copied, because the caller may write the next tokens into the same memory.
-
-        Raises ValueError if the shapes do not match.
+        It is copied, because the caller may write the next tokens into the same memory.  Raises ValueError if the
+        shapes do not match.
         """
         old = self._kept.get(name)
-        if old is not None and (old.shape[0], *old.shape[2:]) != (new.shape[0], *new.shape[2:]):
+        if old is None:
+            joined = new.clone()
+        elif (old.shape[0], *old.shape[2:]) == (new.shape[0], *new.shape[2:]):
+            joined = torch.cat((old, new), dim=1)
+        else:
             stored_shape, shape = tuple(old.shape), tuple(new.shape)
             raise ValueError(f"LayerCache: stored {name} is (b s ...) = {stored_shape} but new {name} is {shape}")
-        if old is None:
-            self._kept[name] = new.clone()
-        else:
-            self._kept[name] = torch.cat((old, new), dim=1)
-        return self._kept[name]
+        self._kept[name] = _end(joined, most)
+        return joined
 
     def state(self, name: Hashable) -> Tensor | None:
-        """The state that was last `put` under that name, or None."""
+        """The tensor that is stored under that name, or None."""
         return self._kept.get(name)
 
     def put(self, name: Hashable, state: Tensor) -> None:
         """Store `state` under that name, in place of an earlier one."""
         self._kept[name] = state
+
+    def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The result of the first call of `make` under this name."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    def senders(self, default: int) -> int:
+        """The number of keys of a cached context; `default` if there is none yet."""
+        return next((tensors["k"].shape[1] for tensors in self._made.values() if "k" in tensors), default)
 
     def _tensors(self) -> list[Tensor]:
         """All stored tensors, those of the cross-attention included."""
@@ -155,17 +158,6 @@ class LayerCache:
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_whole": False, "_owner": None}  # a cache from a file meets a model that was built anew
 
-    def whole(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: a call of the layer inside adds all its tokens or, if it is interrupted, none."""
-        return _all_or_none((self,))
-
-    def last(self, name: Hashable, new: Tensor, count: int | None) -> Tensor:
-        """Stored tensors followed by `new` (b t ...); only the last `count` (None: all) stay stored."""
-        tensor = self.extend(name, new)
-        if count is not None:
-            self._kept[name] = _end(tensor, count)
-        return tensor
-
     def expect(self, mask: Tensor | None, like: Tensor) -> None:
         """`Cache.expect` for one layer."""
         if mask is None and self.real is None:
@@ -182,31 +174,20 @@ class LayerCache:
             real[:, num_held:] = mask
         self.real = real
 
-    def advance(self, t: int, count: int | None) -> None:
-        """Record `t` new tokens, of which, with the earlier ones, the last `count` (None: all) stay stored."""
+    def advance(self, t: int, most: int | None) -> None:
+        """Record `t` new tokens, of which, with the earlier ones, the last `most` (None: all) stay stored."""
         self.length += t
-        if count is not None and self.length - self.gone > count:
-            self.gone = self.length - count
+        if most is not None and self.length - self.gone > most:
+            self.gone = self.length - most
             if self.real is not None:
-                self.real = _end(self.real, count)
-
-    def senders(self, default: int) -> int:
-        """The number of keys of a cached context; `default` if there is none yet."""
-        return next((tensors["k"].shape[1] for tensors in self._made.values() if "k" in tensors), default)
-
-    def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """The result of the first call of `make` under this name."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+                self.real = _end(self.real, most)
 
 
-def _end(tensor: Tensor, count: int) -> Tensor:
-    """The last `count` of (b s ...), copied: a view would keep the memory of the whole tensor."""
-    first = max(0, tensor.shape[1] - count)
-    if first == 0:
+def _end(tensor: Tensor, most: int | None) -> Tensor:
+    """The last `most` (None: all) of (b s ...), copied: a view would keep the memory of the whole tensor."""
+    if most is None or tensor.shape[1] <= most:
         return tensor
-    return tensor[:, first:].clone()
+    return tensor[:, tensor.shape[1] - most :].clone()
 
 
 class Cache:
@@ -246,8 +227,7 @@ class Cache:
         """Replace sequence i by sequence `rows[i]`; `rows` (n,) are the sequences to keep, such as the beams of a
         search.
 
-        Raises ValueError if a single sequence would become several: then tensors that all sequences share could not be
-        distinguished from tensors of one sequence.
+        Raises ValueError if a single sequence would become several: what all sequences share looks like one of them.
         """
         batch = max(layer.batch for layer in self.layers)
         if batch == 1 and len(rows) > 1:
@@ -256,10 +236,6 @@ class Cache:
             )
         for layer in self.layers:
             layer.reorder(rows, batch)
-
-    def whole(self) -> contextlib.AbstractContextManager[None]:
-        """Context manager: a call of a model inside adds its tokens to all layers or, if it is interrupted, to none."""
-        return _all_or_none(self.layers)
 
     def __copy__(self) -> "Cache":
         new = Cache(len(self))
@@ -278,6 +254,20 @@ class Cache:
         return iter(self.layers)
 
 
+def whole(cache: Cache | LayerCache | None) -> contextlib.AbstractContextManager[None]:
+    """Context manager: a call of a model or a layer inside adds all its tokens to the cache or, interrupted, none.
+
+    Without a cache, inside of another such call, and in compiled code it does nothing.
+    """
+    if cache is None or torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    if isinstance(cache, Cache):
+        return _all_or_none(cache.layers)
+    if cache._whole:
+        return contextlib.nullcontext()
+    return _all_or_none((cache,))
+
+
 @contextlib.contextmanager
 def _all_or_none(layers: Sequence[LayerCache]) -> Iterator[None]:
     # Calls replace stored tensors and write into none, so copies of the dictionaries are enough to go back.
@@ -293,18 +283,3 @@ def _all_or_none(layers: Sequence[LayerCache]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._whole = False
-
-
-def entry(cache: LayerCache | None) -> LayerCache | None:
-    """`cache` itself.  Raises TypeError for the cache of a whole model."""
-    if cache is not None and not isinstance(cache, LayerCache):
-        kind = type(cache).__name__
-        raise TypeError(f"MultiHeadAttention: cache must be the entry of one layer, cache[i], but is a {kind}")
-    return cache
-
-
-def whole(cache: Cache | LayerCache | None) -> contextlib.AbstractContextManager[None]:
-    """`cache.whole()`; without a cache, inside of another, and in compiled code, it does nothing."""
-    if cache is None or torch.compiler.is_compiling() or (isinstance(cache, LayerCache) and cache._whole):
-        return contextlib.nullcontext()
-    return cache.whole()

@@ -2,13 +2,12 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.device import Device
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import AttentionCall
 
@@ -103,25 +102,23 @@ class LayerCall:
 
 
 def call_of(
+    layer: Any,
     x: Tensor,
     context: Tensor | None,
     *,
-    dim: int,
-    causal: bool,
     positions: Tensor | None,
     first: int | None,
-    window: int | None,
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
-    layer: nn.Module,
 ) -> LayerCall:
-    """The `LayerCall` of a `layer` of width `dim`.  Given positions are appended to the cache.
+    """The `LayerCall` of a `layer`, a MultiHeadAttention.  Given positions are appended to the cache.
 
     Raises ValueError for a wrong width, for arguments that a cache or packed sequences exclude, and for a cache of
     another layer.
     """
-    if x.shape[-1] != dim:
-        raise ValueError(f"{LAYER}: m = {dim} but x (b t m) = {tuple(x.shape)}")
+    causal, window = layer.causal, layer.window
+    if x.shape[-1] != layer.dim:
+        raise ValueError(f"{LAYER}: m = {layer.dim} but x (b t m) = {tuple(x.shape)}")
     _check_exclusions(x, context, causal, cu_seqlens, cache)
     t = x.shape[1]
     if context is not None:  # cross-attention; a causal one aligns the last query with the last key
@@ -168,7 +165,7 @@ def _append(cache: LayerCache, name: Hashable, new: Tensor, batch: int, max_cach
     if cached is not None and cached.shape[0] != new.shape[0]:
         cache.put(name, cached.expand(batch, *cached.shape[1:]))
         new = new.expand(batch, *new.shape[1:])
-    return cache.last(name, new, max_cached)
+    return cache.extend(name, new, max_cached)
 
 
 # ---------------------------------------------------------------------------------------------------- checks of a call
@@ -276,18 +273,11 @@ def pairs_of_heads(pairs: Tensor | None, first: int, last: int) -> Tensor | None
     return pairs[..., first:last, :, :]
 
 
-def drawn_keep(
-    shape: Sequence[int],
-    rate: float,
-    *,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def drawn_keep(shape: Sequence[int], rate: float, *, device: torch.device, dtype: torch.dtype) -> Tensor:
     """A dropout mask: entries are 0 or 1 / (1 - rate), and with a rate of 1 all are 0."""
     # In float32 by any default: bfloat16 has 256 steps between 0 and 1, which makes three of a rate of 0.001.
-    draw = torch.rand(shape, generator=generator, device=device, dtype=torch.float32)
-    return (draw >= rate).to(dtype or torch.get_default_dtype()) / ((1.0 - rate) or 1.0)
+    draw = torch.rand(shape, device=device, dtype=torch.float32)
+    return (draw >= rate).to(dtype) / ((1.0 - rate) or 1.0)
 
 
 # -------------------------------------------------------------------------------------------------------------- symbols

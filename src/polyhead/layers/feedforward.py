@@ -5,13 +5,15 @@ SwiGLU(x)  = W2 (silu(W1 x) * W3 x)                                             
 experts(x) = sum_{i in top k} p_i MLP_i(x),   p = softmax over the chosen k of W_gate x
 """
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.precision import autocast_dtype
@@ -29,21 +31,14 @@ class MlpLayer(nn.Module):
     """`W_down act(W_up x)`; `hidden` defaults to 4 dim."""
 
     def __init__(
-        self,
-        dim: int,
-        hidden: int | None = None,
-        act: str = "gelu",
-        bias: bool = True,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, hidden: int | None = None, act: str = "gelu", bias: bool = True, **placement: Unpack[Placement]
     ) -> None:
         super().__init__()
         self.act, self._act = act, activation(act)
         if hidden is None:
             hidden = 4 * dim
-        self.up = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
-        self.down = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
+        self.up = nn.Linear(dim, hidden, bias=bias, **placement)
+        self.down = nn.Linear(hidden, dim, bias=bias, **placement)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("MlpLayer", self.up.in_features, x)
@@ -56,21 +51,13 @@ class MlpLayer(nn.Module):
 class SwigluLayer(nn.Module):
     """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`; `bias` is for all three maps."""
 
-    def __init__(
-        self,
-        dim: int,
-        hidden: int | None = None,
-        bias: bool = False,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, dim: int, hidden: int | None = None, bias: bool = False, **placement: Unpack[Placement]) -> None:
         super().__init__()
         if hidden is None:
             hidden = swiglu_width(dim)
-        self.w1 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
-        self.w2 = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
-        self.w3 = nn.Linear(dim, hidden, bias=bias, device=device, dtype=dtype)
+        self.w1 = nn.Linear(dim, hidden, bias=bias, **placement)
+        self.w2 = nn.Linear(hidden, dim, bias=bias, **placement)
+        self.w3 = nn.Linear(dim, hidden, bias=bias, **placement)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("SwigluLayer", self.w1.in_features, x)
@@ -102,9 +89,7 @@ class MixtureOfExperts(nn.Module):
         hidden: int | None = None,
         act: str = "gelu",
         bias: bool = True,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= experts:
@@ -112,11 +97,11 @@ class MixtureOfExperts(nn.Module):
         self.experts, self.top_k, self.act, self._act = experts, top_k, act, activation(act)
         if hidden is None:
             hidden = 4 * dim
-        self.gate = nn.Linear(dim, experts, bias=False, device=device, dtype=dtype)
-        self.up = nn.Parameter(torch.empty(experts, hidden, dim, device=device, dtype=dtype))
-        self.down = nn.Parameter(torch.empty(experts, dim, hidden, device=device, dtype=dtype))
+        self.gate = nn.Linear(dim, experts, bias=False, **placement)
+        self.up = nn.Parameter(torch.empty(experts, hidden, dim, **placement))
+        self.down = nn.Parameter(torch.empty(experts, dim, hidden, **placement))
         for name, width in (("up_bias", hidden), ("down_bias", dim)):
-            empty = nn.Parameter(torch.empty(experts, width, device=device, dtype=dtype)) if bias else None
+            empty = nn.Parameter(torch.empty(experts, width, **placement)) if bias else None
             self.register_parameter(name, empty)
         self.balance_loss = None
         self.reset_parameters()
@@ -171,14 +156,14 @@ class MixtureOfExperts(nn.Module):
 
 
 def build_feedforward(
-    kind: config.FeedForward, dim: int, *, device: Device = None, dtype: torch.dtype | None = None
+    kind: config.FeedForward, dim: int, **placement: Unpack[Placement]
 ) -> MlpLayer | SwigluLayer | MixtureOfExperts | OwnFeedForward:
     """The feed-forward layer of a configuration."""
     if isinstance(kind, config.Mlp):
-        return MlpLayer(dim, kind.hidden, act=kind.act, bias=kind.bias, device=device, dtype=dtype)
+        return MlpLayer(dim, kind.hidden, act=kind.act, bias=kind.bias, **placement)
     if isinstance(kind, config.Swiglu):
-        return SwigluLayer(dim, kind.hidden, kind.bias, device=device, dtype=dtype)
+        return SwigluLayer(dim, kind.hidden, kind.bias, **placement)
     if isinstance(kind, config.Experts):
         experts, top_k, hidden = kind.experts, kind.top_k, kind.hidden
-        return MixtureOfExperts(dim, experts, top_k, hidden, kind.act, kind.bias, device=device, dtype=dtype)
-    return OwnFeedForward(kind, dim, device=device, dtype=dtype)
+        return MixtureOfExperts(dim, experts, top_k, hidden, kind.act, kind.bias, **placement)
+    return OwnFeedForward(kind, dim, **placement)

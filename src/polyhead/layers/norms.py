@@ -1,4 +1,4 @@
-"""Normalisation layers: the functions of `ops.norms` with their parameters."""
+"""Normalisation layers: those of PyTorch with the functions of `ops.norms`, computed in at least float32."""
 
 import torch
 from jaxtyping import Float
@@ -11,52 +11,27 @@ from polyhead.spec.shapes import check_number
 __all__ = ["LayerNorm", "RMSNorm"]
 
 
-class RMSNorm(nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension; computed in at least float32 (Zhang and Sennrich
-    2019)."""
+class RMSNorm(nn.RMSNorm):
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension (Zhang and Sennrich 2019)."""
+
+    eps: float
 
     def __init__(self, dim: int, eps: float = 1e-5, device: Device = None, dtype: torch.dtype | None = None) -> None:
-        super().__init__()
         check_number("RMSNorm", "eps", eps, 0)
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        """Gain 1."""
-        nn.init.ones_(self.weight)
+        super().__init__(dim, eps, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         return rms_norm(x, self.weight, self.eps)
 
-    def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}"
 
-
-class LayerNorm(nn.Module):
-    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension; computed in at least float32 (Ba et
-    al. 2016)."""
-
-    bias: nn.Parameter | None
+class LayerNorm(nn.LayerNorm):
+    """`(x - mean) / sqrt(var + eps) * weight + bias` over the last dimension (Ba et al. 2016)."""
 
     def __init__(
         self, dim: int, eps: float = 1e-5, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None
     ) -> None:
-        super().__init__()
         check_number("LayerNorm", "eps", eps, 0)
-        self.dim, self.eps = dim, eps
-        self.weight = nn.Parameter(torch.ones(dim, device=device, dtype=dtype))
-        self.register_parameter("bias", None)
-        if bias:
-            self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
-
-    def reset_parameters(self) -> None:
-        """Gain 1, shift 0."""
-        nn.init.ones_(self.weight)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        super().__init__(dim, eps, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         return layer_norm(x, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{self.dim}, eps={self.eps}, bias={self.bias is not None}"

@@ -12,13 +12,14 @@ configuration of a feed-forward layer has `module(dim)`, which returns an nn.Mod
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Unpack
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead.config import FeedForward, Position
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.projection import distances
 from polyhead.ops.rope import check_range
 
@@ -30,7 +31,9 @@ class OwnParameters(nn.Module):
 
     _initial: Callable[[], Mapping[str, Tensor]]
 
-    def _hold(self, rule: object, sizes: tuple[int, ...], device: Device, dtype: torch.dtype | None) -> None:
+    def _hold(
+        self, rule: object, sizes: tuple[int, ...], device: Device = None, dtype: torch.dtype | None = None
+    ) -> None:
         """Register the parameters of the configuration `rule` for these sizes."""
         kind = type(rule).__name__
         self._initial = dict
@@ -64,20 +67,13 @@ class OwnPositions(OwnParameters):
     like: Tensor
 
     def __init__(
-        self,
-        positions: Position,
-        heads: int,
-        dim: int,
-        max_length: int,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, positions: Position, heads: int, dim: int, max_length: int, **placement: Unpack[Placement]
     ) -> None:
         super().__init__()
         self.rule, self.way, self.sizes = positions, way_of(positions), (heads, dim, max_length)
         self.compute: Callable[..., Tensor] = getattr(positions, self.way)
-        self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
-        self._hold(positions, self.sizes, device, dtype)
+        self.register_buffer("like", torch.empty(0, **placement), persistent=False)
+        self._hold(positions, self.sizes, **placement)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """The bias of query i and key j in column j - i + t - 1, as in `RelativePositionBias`."""

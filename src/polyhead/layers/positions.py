@@ -6,6 +6,7 @@ whenever the module is moved, cast or materialised, so they are never rounded to
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.own import OwnPositions
 from polyhead.layers.projection import distances
 from polyhead.ops.call import sequence_of
@@ -145,31 +146,21 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_tables(
-    layers: Sequence[Sequence[config.Mechanism]],
-    dim: int,
-    *,
-    theta: float = 1e4,
-    layout: str = "interleaved",
-    max_length: int = 512,
-    device: Device = None,
+    positions: config.Rotary, layers: Sequence[Sequence[config.Mechanism]], dim: int, max_length: int, device: Device
 ) -> nn.ModuleDict:
     """One rotary table per head width, shared by all layers.
 
     Raises ValueError for heads that must divide `dim` but do not.
     """
     widths = {group.sizes(dim, sum(g.heads for g in heads)).dim for heads in layers for group in heads}
-    tables = {str(d): RotaryEmbedding(d, theta, max_length, layout=layout, device=device) for d in sorted(widths)}
-    return nn.ModuleDict(tables)
+    tables = nn.ModuleDict()
+    for width in sorted(widths):
+        tables[str(width)] = RotaryEmbedding(width, positions.theta, max_length, positions.layout, device)
+    return tables
 
 
 def build_bias(
-    positions: config.Position | None,
-    heads: int,
-    dim: int,
-    max_length: int,
-    *,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
+    positions: config.Position | None, heads: int, dim: int, max_length: int, **placement: Unpack[Placement]
 ) -> "RelativePositionBias | AlibiBias | OwnPositions":
     """A layer's own module of positions: a bias, or a user's bias or rotation.
 
@@ -178,15 +169,15 @@ def build_bias(
     if isinstance(positions, config.RelativeBias):
         buckets = positions.buckets or max_length
         reach = positions.max_distance or buckets
-        return RelativePositionBias(heads, buckets, reach, positions.bidirectional, device=device, dtype=dtype)
+        return RelativePositionBias(heads, buckets, reach, positions.bidirectional, **placement)
     if isinstance(positions, config.Alibi):
-        return AlibiBias(heads, device=device, dtype=dtype)
+        return AlibiBias(heads, **placement)
     strange = isinstance(positions, (config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors")
     if strange or not isinstance(positions, config.Position):
         raise ValueError(
             f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions!r}"
         )
-    return OwnPositions(positions, heads, dim, max_length, device=device, dtype=dtype)
+    return OwnPositions(positions, heads, dim, max_length, **placement)
 
 
 # ----------------------------------------------------------------------------------------------------- relative biases
@@ -206,15 +197,14 @@ class RelativePositionBias(nn.Module):
         buckets: int = 32,
         max_distance: int = 128,
         bidirectional: bool = False,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
         check_buckets(buckets, max_distance, bidirectional)
         self.heads, self.buckets, self.max_distance, self.bidirectional = heads, buckets, max_distance, bidirectional
-        self.table = nn.Parameter(torch.empty(heads, buckets, device=device, dtype=dtype))
-        self.bucket = Constant(functools.partial(_bucket_table, buckets, max_distance, bidirectional), device)
+        self.table = nn.Parameter(torch.empty(heads, buckets, **placement))
+        table = functools.partial(_bucket_table, buckets, max_distance, bidirectional)
+        self.bucket = Constant(table, placement.get("device"))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -250,12 +240,12 @@ def _slope_table(heads: int) -> Tensor:
 class AlibiBias(nn.Module):
     """`-slope_h |i - j|` on the scores: no parameters, and no limit on the length (Press et al. 2022)."""
 
-    def __init__(self, heads: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, heads: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
         if heads < 1:
             raise ValueError(f"AlibiBias: heads must be at least 1 but is {heads}")
         self.heads = heads
-        self.slopes = Constant(functools.partial(_slope_table, heads), device, dtype)
+        self.slopes = Constant(functools.partial(_slope_table, heads), **placement)
 
     def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
         """The bias by offset, as in `RelativePositionBias`."""
@@ -280,10 +270,10 @@ class AlibiBias(nn.Module):
 class LearnedPositions(nn.Module):
     """A learned vector per position, to be added to the inputs; `table` is (max_length, dim)."""
 
-    def __init__(self, max_length: int, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, max_length: int, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.max_length, self.dim = max_length, dim
-        self.table = nn.Parameter(torch.empty(max_length, dim, device=device, dtype=dtype))
+        self.table = nn.Parameter(torch.empty(max_length, dim, **placement))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -311,15 +301,13 @@ class SinusoidalPositions(nn.Module):
 
     like: Tensor
 
-    def __init__(
-        self, max_length: int, dim: int, theta: float = 1e4, *, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, max_length: int, dim: int, theta: float = 1e4, **placement: Unpack[Placement]) -> None:
         super().__init__()
         check_even("SinusoidalPositions", dim)
         check_number("SinusoidalPositions", "theta", theta, 0, above=True)
         self.max_length, self.dim, self.theta = max_length, dim, float(theta)
-        self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), device, dtype)
-        self.register_buffer("like", torch.empty(0, device=device, dtype=dtype), persistent=False)
+        self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), **placement)
+        self.register_buffer("like", torch.empty(0, **placement), persistent=False)
 
     def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         """The vectors of `positions`, integers in [0, max_length), in the module's dtype; out of range raises in

@@ -7,7 +7,7 @@ A map may be wrapped (LoRA, torch.compile, FSDP).  Rows of its weight may be use
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.config.sizes import Sizes
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 
 # A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e).
 Rows = dict[str, Tensor]
 
 
-def linear(inputs: int, outputs: int, *, bias: bool, device: Device, dtype: torch.dtype | None) -> nn.Linear:
+def linear(inputs: int, outputs: int, *, bias: bool, **placement: Unpack[Placement]) -> nn.Linear:
     """A linear map.  With 0 outputs (groups may need no rows) it is not initialised, as PyTorch would warn, and is
     frozen: its parameters never get a gradient, for which DistributedDataParallel would wait."""
-    layer = nn.Linear(inputs, max(1, outputs), bias=bias, device=device, dtype=dtype)
+    layer = nn.Linear(inputs, max(1, outputs), bias=bias, **placement)
     if outputs == 0:
         layer.out_features = 0
         for name, parameter in list(layer.named_parameters()):

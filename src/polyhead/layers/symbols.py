@@ -14,7 +14,7 @@ import abc
 import itertools
 import math
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config.mechanisms import check_source
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.positions import places_in, starts_in
 from polyhead.ops.rope import check_range
 from polyhead.spec.numbers import SYMBOL_HEADS
@@ -42,7 +42,12 @@ def _heads(kind: str, heads: int | None, *widths: int) -> int:
 
 
 class SymbolArguments(NamedTuple):
-    """The arguments of a source beside x, see `SymbolModule.forward`."""
+    """The arguments of a source beside x.
+
+    `first`: the position of x's first token; with a `cache`, x follows the tokens in it.  `cu_seqlens`: x is several
+    packed sequences, and positions and neighbours are separate for each.  `positions` (b|1 s) replace `first`,
+    `first` + 1, ...; `mask` (b s) is True at real tokens.
+    """
 
     first: int = 0
     cache: LayerCache | None = None
@@ -56,27 +61,16 @@ class SymbolModule(nn.Module, abc.ABC):
 
     symbol_dim: int
 
-    def forward(
-        self,
-        x: Float[Tensor, "b s m"],
-        *,
-        first: int = 0,
-        cache: LayerCache | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> Float[Tensor, "..."]:
+    def forward(self, x: Float[Tensor, "b s m"], **arguments: Any) -> Float[Tensor, "..."]:
         """Symbols by key, (b|1 s symbol_dim), or a table by offset, (2 distance + 1, symbol_dim).
 
-        `first`: the position of x's first token; with a `cache`, x follows the tokens in it.  `cu_seqlens`: x is
-        several packed sequences, and positions and neighbours are separate for each.  `positions` (b|1 s) replace
-        `first`, `first` + 1, ...; `mask` (b s) is True at real tokens.  A source ignores the arguments that cannot
-        change its symbols.  Raises ValueError for a wrong shape, for positions out of range (given ones and those of
-        packed sequences only in eager mode), and if earlier tokens are needed without a cache.
+        `arguments`: fields of `SymbolArguments`; a source ignores those that cannot change its symbols.  Raises
+        ValueError for a wrong shape, for positions out of range (given ones and those of packed sequences only in eager
+        mode), and if earlier tokens are needed without a cache.
         """
         if x.ndim != 3:
             raise ValueError(f"{type(self).__name__}: x must be (b s m) but has shape {tuple(x.shape)}")
-        return self.symbols(x, SymbolArguments(first, cache, cu_seqlens, positions, mask))
+        return self.symbols(x, SymbolArguments(**arguments))
 
     @abc.abstractmethod
     def symbols(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
@@ -101,16 +95,15 @@ class SymbolicAttention(SymbolModule):
         count: int = 64,
         heads: int | None = None,
         trainable: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
         self.dim = dim
         self.symbol_dim = symbol_dim or dim
         self.heads = _heads("SymbolicAttention", heads, self.dim, self.symbol_dim)
-        self.query = nn.Linear(dim, dim, device=device, dtype=dtype)
-        self.templates = nn.Parameter(torch.empty(count, dim, device=device, dtype=dtype))
-        library = torch.empty(count, self.symbol_dim, device=device, dtype=dtype)
+        self.query = nn.Linear(dim, dim, **placement)
+        self.templates = nn.Parameter(torch.empty(count, dim, **placement))
+        library = torch.empty(count, self.symbol_dim, **placement)
         self.library: Tensor
         if trainable:
             self.library = nn.Parameter(library)
@@ -174,8 +167,7 @@ class RelationalSymbols(SymbolModule):
         normalise: bool = True,
         causal: bool = True,
         place: Hashable = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
         if place is None:
@@ -186,11 +178,9 @@ class RelationalSymbols(SymbolModule):
         self.dim, self.neighbours, self.relations = dim, neighbours, relations
         self.normalise, self.causal = normalise, causal
         self.steps = neighbour_steps(neighbours, include_self, causal)
-        self.q, self.k = (nn.Linear(dim, dim, device=device, dtype=dtype) for _ in range(2))
-        self.map = nn.Linear(len(self.steps) * relations, dim, device=device, dtype=dtype)
-        self.symbolic = SymbolicAttention(
-            dim, symbol_dim, count=count, heads=heads, trainable=trainable, device=device, dtype=dtype
-        )
+        self.q, self.k = (nn.Linear(dim, dim, **placement) for _ in range(2))
+        self.map = nn.Linear(len(self.steps) * relations, dim, **placement)
+        self.symbolic = SymbolicAttention(dim, symbol_dim, count=count, heads=heads, trainable=trainable, **placement)
         self.symbol_dim = self.symbolic.symbol_dim
 
     def _seen(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
@@ -202,21 +192,14 @@ class RelationalSymbols(SymbolModule):
             return in_place_of_padding(x, mask, arguments.cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
-        name = (*self.place, "known")
-        old = cache.state(self.place)
-        if arguments.first and old is None:
+        if arguments.first and self.place not in cache:
             raise ValueError(
                 f"RelationalSymbols: the cache has {arguments.first} tokens but not the neighbours among them"
             )
-        tokens = cache.last(self.place, x, self.neighbours)
-        if mask is None and name not in cache:
-            return tokens
         if mask is None:
             mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        # Tokens of earlier calls without a mask were real.
-        if old is not None and name not in cache:
-            cache.put(name, torch.ones(old.shape[:2], dtype=torch.bool, device=x.device))
-        known = cache.last(name, mask, self.neighbours)
+        name = (*self.place, "known")
+        tokens, known = cache.extend(self.place, x, self.neighbours), cache.extend(name, mask, self.neighbours)
         # Padding repeats a token of an earlier call, if need be, so the cache stores tokens as they are after this.
         tokens, known = in_place_of_padding(tokens, known, None)
         start = max(0, tokens.shape[1] - self.neighbours)
@@ -292,10 +275,10 @@ def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[
 class PositionSymbols(SymbolModule):
     """A learned symbol for each position; `table` is (max_length, dim)."""
 
-    def __init__(self, dim: int, max_length: int, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, dim: int, max_length: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.symbol_dim, self.max_length = dim, max_length
-        self.table = nn.Parameter(torch.empty(max_length, dim, device=device, dtype=dtype))
+        self.table = nn.Parameter(torch.empty(max_length, dim, **placement))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -323,15 +306,7 @@ class RelativeSymbols(SymbolModule):
     `distance` None means max_length - 1, and longer sequences raise ValueError.  Otherwise larger offsets are clipped.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        max_length: int,
-        distance: int | None = None,
-        *,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, dim: int, max_length: int, distance: int | None = None, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.symbol_dim = dim
         self.longest: int | None = None
@@ -339,7 +314,7 @@ class RelativeSymbols(SymbolModule):
             self.longest = max_length
             distance = max_length - 1
         self.distance = distance
-        self.table = nn.Parameter(torch.empty(2 * self.distance + 1, dim, device=device, dtype=dtype))
+        self.table = nn.Parameter(torch.empty(2 * self.distance + 1, dim, **placement))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -373,8 +348,7 @@ def build_symbols(
     causal: bool = False,
     max_length: int = 512,
     place: Hashable = None,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
+    **placement: Unpack[Placement],
 ) -> SymbolModule:
     """The module of a source of symbols for a model of width `dim`; `place` is that of `RelationalSymbols`.
 
@@ -383,27 +357,15 @@ def build_symbols(
     check_source("build_symbols", source)
     width = source.dim or dim
     if isinstance(source, config.PositionSymbols):
-        return PositionSymbols(width, max_length, device=device, dtype=dtype)
+        return PositionSymbols(width, max_length, **placement)
     if isinstance(source, config.RelativeSymbols):
-        return RelativeSymbols(width, max_length, source.distance, device=device, dtype=dtype)
-    if isinstance(source, config.RelationalSymbols):
-        if source.causal is not None:
-            causal = source.causal
-        return RelationalSymbols(
-            dim,
-            width,
-            count=source.count,
-            heads=source.heads,
-            trainable=source.trainable,
-            neighbours=source.neighbours,
-            relations=source.relations,
-            include_self=source.include_self,
-            normalise=source.normalise,
-            causal=causal,
-            place=place,
-            device=device,
-            dtype=dtype,
-        )
-    return SymbolicAttention(
-        dim, width, count=source.count, heads=source.heads, trainable=source.trainable, device=device, dtype=dtype
-    )
+        return RelativeSymbols(width, max_length, source.distance, **placement)
+    library: dict[str, Any] = {"count": source.count, "heads": source.heads, "trainable": source.trainable}
+    library |= placement
+    if not isinstance(source, config.RelationalSymbols):
+        return SymbolicAttention(dim, width, **library)
+    for name in ("neighbours", "relations", "include_self", "normalise"):
+        library[name] = getattr(source, name)
+    if source.causal is not None:
+        causal = source.causal
+    return RelationalSymbols(dim, width, causal=causal, place=place, **library)

@@ -37,7 +37,10 @@ def check(mechanism: Mechanism, *promises: str) -> None:
     for name in promises or PROMISES:
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are left alone
             torch.default_generator.manual_seed(0)
-            PROMISES[name](mechanism)
+            try:
+                PROMISES[name](mechanism)
+            except AssertionError as broken:
+                raise AssertionError(f"{type(mechanism).__name__}: {broken}") from broken
 
 
 def _layer(mechanism: Mechanism, *, causal: bool = False, window: int | None = None) -> MultiHeadAttention:
@@ -51,32 +54,28 @@ def _tokens(mechanism: Mechanism, batch: int = 2, tokens: int = TOKENS) -> Tenso
     return torch.randn(batch, tokens, WIDTH * mechanism.heads, dtype=torch.float64)
 
 
-def _same(actual: Tensor, expected: Tensor, mechanism: Mechanism, broken: str) -> None:
-    kind = type(mechanism).__name__
-    assert actual.shape == expected.shape, (
-        f"{kind}: {broken}: {tuple(actual.shape)} in place of {tuple(expected.shape)}"
-    )
-    assert torch.allclose(actual, expected, rtol=1e-9, atol=1e-9), (
-        f"{kind}: {broken}: it differs by {(actual - expected).abs().max():.1e}"
-    )
+def _same(actual: Tensor, expected: Tensor, broken: str) -> None:
+    assert actual.shape == expected.shape, f"{broken}: {tuple(actual.shape)} in place of {tuple(expected.shape)}"
+    is_close = torch.allclose(actual, expected, rtol=1e-9, atol=1e-9)
+    assert is_close, f"{broken}: it differs by {(actual - expected).abs().max():.1e}"
 
 
 def _parity(mechanism: Mechanism) -> None:
     """A sequence gives the same alone and in a batch, and float32 agrees with float64."""
     layer, x = _layer(mechanism), _tokens(mechanism)
     y = layer(x)
-    _same(layer(x[1:]), y[1:], mechanism, "a sequence depends on others of its batch")
+    _same(layer(x[1:]), y[1:], "a sequence depends on others of its batch")
     others = copy.deepcopy(layer).float()(x.float()).double()
-    assert torch.allclose(others, y, rtol=1e-3, atol=1e-3), f"{type(mechanism).__name__}: float32 is far from float64"
+    assert torch.allclose(others, y, rtol=1e-3, atol=1e-3), "float32 is far from float64"
 
 
 def _causality(mechanism: Mechanism) -> None:
     """Later tokens and tokens outside the window have no influence."""
     layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
-    _same(layer(x)[:, :4], layer(x[:, :4]), mechanism, "a token sees its future")
+    _same(layer(x)[:, :4], layer(x[:, :4]), "a token sees its future")
     layer, far = _layer(mechanism, causal=True, window=2), x.clone()
     far[:, 0] += 1
-    _same(layer(far)[:, 2:], layer(x)[:, 2:], mechanism, "a token sees beyond its window")
+    _same(layer(far)[:, 2:], layer(x)[:, 2:], "a token sees beyond its window")
 
 
 def _masks(mechanism: Mechanism) -> None:
@@ -85,14 +84,14 @@ def _masks(mechanism: Mechanism) -> None:
     mask = torch.ones(TOKENS, dtype=torch.bool)
     mask[-1] = False
     y, code = layer(x, mask=mask[None, None, None], return_code=True)
-    _same(y, layer(x, x[:, :-1], mask=mask[None, None, None, :-1]), mechanism, "a hidden key is read")
-    _same(code[..., -1], torch.zeros_like(code[..., -1]), mechanism, "a hidden pair has a code")
+    _same(y, layer(x, x[:, :-1], mask=mask[None, None, None, :-1]), "a hidden key is read")
+    _same(code[..., -1], torch.zeros_like(code[..., -1]), "a hidden pair has a code")
     x.requires_grad_()
     y = layer(x, mask=torch.zeros(TOKENS, TOKENS, dtype=torch.bool))
-    _same(y, torch.zeros_like(y), mechanism, "a query without keys does not return 0")
+    _same(y, torch.zeros_like(y), "a query without keys does not return 0")
     y.sum().backward()
     assert x.grad is not None
-    assert x.grad.isfinite().all(), f"{type(mechanism).__name__}: a query without keys has infinite or NaN gradients"
+    assert x.grad.isfinite().all(), "a query without keys has infinite or NaN gradients"
 
 
 def _packing(mechanism: Mechanism) -> None:
@@ -100,7 +99,7 @@ def _packing(mechanism: Mechanism) -> None:
     layer, x = _layer(mechanism, causal=True), _tokens(mechanism, 1)
     y = layer(x, cu_seqlens=torch.tensor([0, 2, TOKENS], dtype=torch.int32))
     apart = torch.cat([layer(x[:, :2]), layer(x[:, 2:])], dim=1)
-    _same(y, apart, mechanism, "packed sequences see each other")
+    _same(y, apart, "packed sequences see each other")
 
 
 def _dropout(mechanism: Mechanism) -> None:
@@ -108,18 +107,17 @@ def _dropout(mechanism: Mechanism) -> None:
     layer, x = _layer(mechanism), _tokens(mechanism)
     keep = torch.zeros(1, mechanism.heads, TOKENS, TOKENS, dtype=torch.float64)
     y = layer(x, keep=keep)
-    _same(y, torch.zeros_like(y), mechanism, "keep does not multiply the code")
+    _same(y, torch.zeros_like(y), "keep does not multiply the code")
 
 
 def _gradients(mechanism: Mechanism) -> None:
     """Gradients agree with finite differences and reach every parameter."""
     layer, x = _layer(mechanism), _tokens(mechanism, 1, 3).requires_grad_()
-    assert torch.autograd.gradcheck(layer, (x,), raise_exception=False), (
-        f"{type(mechanism).__name__}: the gradients are not those of the function"
-    )
+    agrees = torch.autograd.gradcheck(layer, (x,), raise_exception=False)
+    assert agrees, "the gradients are not those of the function"
     layer(x).square().sum().backward()
     without_gradient = [name for name, p in layer.named_parameters() if p.requires_grad and p.grad is None]
-    assert not without_gradient, f"{type(mechanism).__name__}: no gradient reaches {', '.join(without_gradient)}"
+    assert not without_gradient, f"no gradient reaches {', '.join(without_gradient)}"
 
 
 def _cache(mechanism: Mechanism) -> None:
@@ -127,7 +125,7 @@ def _cache(mechanism: Mechanism) -> None:
     layer, x, cache = _layer(mechanism, causal=True), _tokens(mechanism), LayerCache()
     with torch.no_grad():
         steps = torch.cat([layer(x[:, i : i + 1], cache=cache) for i in range(TOKENS)], dim=1)
-    _same(steps, layer(x), mechanism, "a cached step is not the uncached one")
+    _same(steps, layer(x), "a cached step is not the uncached one")
 
 
 def _export(mechanism: Mechanism) -> None:
@@ -139,11 +137,9 @@ def _export(mechanism: Mechanism) -> None:
             program = torch.export.export(layer, (x,), dynamic_shapes=sizes)
         except Exception as error:
             message = str(error).strip().partition("\n")[0]
-            raise AssertionError(
-                f"{type(mechanism).__name__}: torch.export refuses a layer of any batch size and length: {message}"
-            ) from error
+            raise AssertionError(f"torch.export refuses a layer of any batch size and length: {message}") from error
         for other in (x, _tokens(mechanism, 3, TOKENS + 2)):
-            _same(program.module()(other), layer(other), mechanism, "the exported layer computes something else")
+            _same(program.module()(other), layer(other), "the exported layer computes something else")
 
 
 def _file(mechanism: Mechanism) -> None:
@@ -152,10 +148,10 @@ def _file(mechanism: Mechanism) -> None:
         check_found(kind, "testing")
     known = {kind.__name__: kind for kind in (*MECHANISMS, *typing.get_args(SymbolSource))}
     again = serial.build(serial.to_dict(mechanism), Mechanism, known, "testing")
-    assert again == mechanism, f"{type(mechanism).__name__}: a file gives {again} back for {mechanism}"
+    assert again == mechanism, f"a file gives {again} back for {mechanism}"
     layer, other, x = _layer(mechanism), _layer(again), _tokens(mechanism)
     other.load_state_dict(layer.state_dict())
-    _same(other(x), layer(x), mechanism, "a layer that is loaded computes something else")
+    _same(other(x), layer(x), "a layer that is loaded computes something else")
 
 
 # Name of a promise -> its check.

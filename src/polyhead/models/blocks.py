@@ -1,14 +1,13 @@
 """The blocks of a transformer, from its configuration."""
 
 import functools
-
-import torch
+from typing import Unpack
 
 from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tables
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import build_feedforward
 from polyhead.layers.own import way_of
 from polyhead.models.inputs_outputs import are_own
@@ -19,8 +18,7 @@ def layer_positions(settings: TransformerConfig, device: Device) -> Positions:
     positions = settings.positions
     if isinstance(positions, config.Rotary):
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
-        theta, layout, length = positions.theta, positions.layout, settings.max_length
-        return rotary_tables(layers, settings.dim, theta=theta, layout=layout, max_length=length, device=device)
+        return rotary_tables(positions, layers, settings.dim, settings.max_length, device)
     if isinstance(positions, (config.RelativeBias, config.Alibi)):
         return positions
     if are_own(positions) and way_of(positions) != "vectors":
@@ -29,10 +27,9 @@ def layer_positions(settings: TransformerConfig, device: Device) -> Positions:
 
 
 def build_block(
-    settings: TransformerConfig, layer: int, positions: Positions, device: Device, dtype: torch.dtype | None
+    settings: TransformerConfig, layer: int, positions: Positions, **placement: Unpack[Placement]
 ) -> TransformerBlock:
     """The block of a layer; `positions` are those of `layer_positions`."""
-
     # What self- and cross-attention have in common.  The model owns the sources of symbols, so attention builds none.
     attention = functools.partial(
         MultiHeadAttention,
@@ -43,14 +40,10 @@ def build_block(
         dropout_shared=settings.dropout_shared,
         max_length=settings.max_length,
         own_symbols=False,
-        device=device,
-        dtype=dtype,
+        **placement,
     )
     self_attention = attention(
-        settings.layer_heads(layer),
-        causal=settings.causal,
-        positions=positions,
-        window=settings.window,
+        settings.layer_heads(layer), causal=settings.causal, positions=positions, window=settings.window
     )
     # Cross-attention has no positions, because each sequence counts its own.
     cross_heads = settings.layer_cross_heads(layer)
@@ -59,13 +52,12 @@ def build_block(
         cross = attention(cross_heads)
     return TransformerBlock(
         self_attention,
-        build_feedforward(settings.feedforward, settings.dim, device=device, dtype=dtype),
+        build_feedforward(settings.feedforward, settings.dim, **placement),
         cross=cross,
         norm=settings.norm,
         norm_eps=settings.norm_eps,
         norm_order=settings.norm_order,
         dropout=settings.residual_dropout,
         layer=layer,
-        device=device,
-        dtype=dtype,
+        **placement,
     )

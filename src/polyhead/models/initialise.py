@@ -8,9 +8,7 @@ In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The jo
 separate projections.  Libraries, templates and position tables of symbols are N(0, 1); relative symbols are uniform
 with variance 2/(rows + width).  Relation weights are filled last by their own rule, which depends on the maps around
 them.  The output map of a language model gets a smaller standard deviation if its initial loss would otherwise be far
-from ln(tokens), see `initial_logit_factor`.  In cs336 an untied map to 256 tokens is unchanged up to width 135,
-as in the course; this includes the trained language models of the package (width 128).  There the initial loss is more
-than 5 % above ln(256) from width 100 on: 5.8 %, measured at 128.
+from ln(tokens), see `initial_logit_factor`.
 """
 
 import math
@@ -31,12 +29,10 @@ from polyhead.spec import PRESETS
 from polyhead.spec.numbers import TRUNCATION
 from polyhead.spec.shapes import one_of
 
-# Modules that initialise their own tables under every preset.
-OWN_RULE = (
-    *(RelativePositionBias, LearnedPositions, MixtureOfExperts),
-    *(SymbolicAttention, PositionSymbols, RelativeSymbols),
-    *(OwnParameters, OwnFeedForward),
-)
+# Modules that initialise their own parameters under every preset.
+NORMS_AND_TABLES = (RMSNorm, LayerNorm, RelativePositionBias, LearnedPositions)
+SOURCES_OF_SYMBOLS = (SymbolicAttention, PositionSymbols, RelativeSymbols)
+OWN_RULE = (*NORMS_AND_TABLES, *SOURCES_OF_SYMBOLS, SoftmaxHeads, MixtureOfExperts, OwnParameters, OwnFeedForward)
 
 
 @torch.no_grad()
@@ -71,11 +67,6 @@ def initialise(model: nn.Module, preset: str) -> None:
         elif isinstance(module, HylaHeads) and module.value_weight is not None:
             e = module.sizes.value_dim
             _matrix(module.value_weight, e, e, preset)
-        elif isinstance(module, SoftmaxHeads):
-            module.reset_parameters()
-        elif isinstance(module, (RMSNorm, LayerNorm)):
-            nn.init.ones_(module.weight)
-            _zero(getattr(module, "bias", None))
         elif isinstance(module, OWN_RULE):
             module.reset_parameters()
     for module in model.modules():

@@ -1,7 +1,7 @@
 """The inputs and outputs of a model: modules from tokens, vectors or images to the model width, and from it to logits,
 values or classes."""
 
-from typing import TypeGuard
+from typing import TypeGuard, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.config.components import POSITIONS
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.own import OwnVectors, way_of
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
@@ -27,14 +27,12 @@ class TokenInput(nn.Module):
     Embeddings (b t m), from the table or not, may be given instead of tokens.
     """
 
-    def __init__(
-        self, count: int, dim: int, *, scaled: bool = False, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, count: int, dim: int, *, scaled: bool = False, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.factor = 1.0
         if scaled:
             self.factor = dim**0.5
-        self.table = nn.Embedding(count, dim, device=device, dtype=dtype)
+        self.table = nn.Embedding(count, dim, **placement)
 
     def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
         if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[-1] == self.table.embedding_dim:
@@ -59,12 +57,10 @@ class TokenInput(nn.Module):
 class VectorInput(nn.Module):
     """Vectors (b t size) through a linear map."""
 
-    def __init__(
-        self, size: int, dim: int, *, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, size: int, dim: int, *, bias: bool = True, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.size = size
-        self.linear = nn.Linear(size, dim, bias=bias, device=device, dtype=dtype)
+        self.linear = nn.Linear(size, dim, bias=bias, **placement)
 
     def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if vectors.ndim != 3 or vectors.shape[-1] != self.size:
@@ -90,22 +86,17 @@ class PatchInput(nn.Module):
         *,
         norm: bool = False,
         class_token: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
         self.image, self.patch = image, patch
         size = image[0] * patch[0] * patch[1]
-        self.norm: LayerNorm | None = None
-        self.norm_out: LayerNorm | None = None
+        self.norm = LayerNorm(size, **placement) if norm else nn.Identity()
+        self.linear = nn.Linear(size, dim, **placement)
+        self.norm_out = LayerNorm(dim, **placement) if norm else nn.Identity()
         self.class_token: nn.Embedding | None = None
-        if norm:
-            self.norm = LayerNorm(size, device=device, dtype=dtype)
-        self.linear = nn.Linear(size, dim, device=device, dtype=dtype)
-        if norm:
-            self.norm_out = LayerNorm(dim, device=device, dtype=dtype)
         if class_token:
-            self.class_token = nn.Embedding(1, dim, device=device, dtype=dtype)
+            self.class_token = nn.Embedding(1, dim, **placement)
 
     def forward(self, images: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
@@ -117,20 +108,11 @@ class PatchInput(nn.Module):
         # Cut both axes, (b rows columns p q c), then join: (b rows*columns p*q*c), one vector of pixels per patch.
         (c, height, width), (p, q) = self.image, self.patch
         cut = images.reshape(images.shape[0], c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
-        patches = cut.flatten(3).flatten(1, 2)
-        if self.norm is not None:
-            patches = self.norm(patches)
-        x = self.linear(patches)
-        if self.norm_out is not None:
-            x = self.norm_out(x)
+        x = self.norm_out(self.linear(self.norm(cut.flatten(3).flatten(1, 2))))
         if self.class_token is None:
             return x
-        return torch.cat((self._first(x), x), dim=1)
-
-    def _first(self, x: Tensor) -> Tensor:
-        assert self.class_token is not None
-        only = torch.zeros(1, 1, dtype=torch.long, device=x.device)
-        return self.class_token(only).to(x.dtype).expand(x.shape[0], -1, -1)
+        first = self.class_token(torch.zeros(1, 1, dtype=torch.long, device=x.device))
+        return torch.cat((first.to(x.dtype).expand(x.shape[0], -1, -1), x), dim=1)
 
 
 class LazyLogits:
@@ -191,11 +173,9 @@ def _version(x: Tensor) -> int:
 class LinearOutput(nn.Module):
     """`size` numbers per position: logits, or real values."""
 
-    def __init__(
-        self, dim: int, size: int, *, bias: bool = True, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, dim: int, size: int, *, bias: bool = True, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        self.linear = nn.Linear(dim, size, bias=bias, device=device, dtype=dtype)
+        self.linear = nn.Linear(dim, size, bias=bias, **placement)
 
     @property
     def weight(self) -> Tensor:
@@ -277,18 +257,11 @@ class ClassOutput(nn.Module):
     of them."""
 
     def __init__(
-        self,
-        dim: int,
-        count: int,
-        *,
-        pool: str = "mean",
-        bias: bool = True,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, dim: int, count: int, *, pool: str = "mean", bias: bool = True, **placement: Unpack[Placement]
     ) -> None:
         super().__init__()
         self.pool = one_of("ClassOutput", "pool", pool, ("mean", "class"))
-        self.linear = nn.Linear(dim, count, bias=bias, device=device, dtype=dtype)
+        self.linear = nn.Linear(dim, count, bias=bias, **placement)
 
     def forward(self, x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b 1 c"]:
         if self.pool == "class":
@@ -326,27 +299,27 @@ InputEnd = TokenInput | VectorInput | PatchInput
 OutputEnd = LinearOutput | TiedOutput | ClassOutput
 
 
-def build_input(end: config.Input, dim: int, *, device: Device = None, dtype: torch.dtype | None = None) -> InputEnd:
+def build_input(end: config.Input, dim: int, **placement: Unpack[Placement]) -> InputEnd:
     """The input module of a configuration."""
     if isinstance(end, config.Tokens):
-        return TokenInput(end.count, dim, scaled=end.scaled, device=device, dtype=dtype)
+        return TokenInput(end.count, dim, scaled=end.scaled, **placement)
     if isinstance(end, config.Patches):
         norm, first = end.norm, end.class_token
-        return PatchInput(end.image, end.patch, dim, norm=norm, class_token=first, device=device, dtype=dtype)
-    return VectorInput(end.size, dim, bias=end.bias, device=device, dtype=dtype)
+        return PatchInput(end.image, end.patch, dim, norm=norm, class_token=first, **placement)
+    return VectorInput(end.size, dim, bias=end.bias, **placement)
 
 
 def input_positions(
-    settings: config.TransformerConfig, device: Device, dtype: torch.dtype | None
+    settings: config.TransformerConfig, **placement: Unpack[Placement]
 ) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
     """The module of positions that are added to the inputs, or None."""
     if are_own(settings.positions) and way_of(settings.positions) == "vectors":
         heads = sum(group.heads for group in settings.layer_heads(0))
-        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, device=device, dtype=dtype)
+        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, **placement)
     if isinstance(settings.positions, config.Learned):
-        return LearnedPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
+        return LearnedPositions(settings.max_length, settings.dim, **placement)
     if isinstance(settings.positions, config.Sinusoidal):
-        return SinusoidalPositions(settings.max_length, settings.dim, device=device, dtype=dtype)
+        return SinusoidalPositions(settings.max_length, settings.dim, **placement)
     return None
 
 
@@ -355,9 +328,7 @@ def are_own(positions: config.Position | None) -> TypeGuard[config.Position]:
     return positions is not None and not isinstance(positions, POSITIONS)
 
 
-def build_output(
-    end: config.Output, source: InputEnd, dim: int, *, device: Device = None, dtype: torch.dtype | None = None
-) -> OutputEnd:
+def build_output(end: config.Output, source: InputEnd, dim: int, **placement: Unpack[Placement]) -> OutputEnd:
     """The output module of a configuration; tied logits share the table of the input module `source`.
 
     Raises ValueError if `source` has no table, or one of another size.
@@ -367,6 +338,6 @@ def build_output(
             raise ValueError(f"Transformer: tied logits need Tokens({end.count}) as inputs")
         return TiedOutput(source, scaled=end.scaled)
     if isinstance(end, config.Classes):
-        return ClassOutput(dim, end.count, pool=end.pool, bias=end.bias, device=device, dtype=dtype)
+        return ClassOutput(dim, end.count, pool=end.pool, bias=end.bias, **placement)
     size = end.count if isinstance(end, config.Logits) else end.size
-    return LinearOutput(dim, size, bias=end.bias, device=device, dtype=dtype)
+    return LinearOutput(dim, size, bias=end.bias, **placement)

@@ -2,22 +2,22 @@
 
 Symbols are computed from the residual stream before a block's first norm; those of cross-attention from the context.  A
 `shared` source is one module for all layers; other sources belong to one layer.  Self- and cross-attention never share
-a source.  A decoder may use the shared sources of its encoder.
+a source.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Unpack
 
-import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, build_symbols
 from polyhead.layers.taps import Taps
 
@@ -29,8 +29,7 @@ class Sources:
     """The sources that the groups of each layer read, by index.  Their modules are registered in `shared`, and in `own`
     of each layer.
 
-    `cross`: the sources are those of a decoder's cross-attention.  `lender`: the encoder's sources; its shared sources
-    are used here for equal ones.
+    `cross`: the sources are those of a decoder's cross-attention.
     """
 
     def __init__(
@@ -39,16 +38,13 @@ class Sources:
         layers: Sequence[config.Heads],
         *,
         cross: bool = False,
-        lender: "Sources | None" = None,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         self.cross = cross
         self.shared = nn.ModuleList()
         self.own = [nn.ModuleList() for _ in layers]
         # `places` and `once` have an entry for each source; `reads` has the source's number by layer and group.
         self.places: list[tuple[nn.ModuleList, int]] = []
-        self.tied: list[tuple[int, config.SymbolSource]] = []
         self.once: list[bool] = []
         self.reads: list[list[int | None]] = []
         # Cross-attention reads symbols of the encoder's tokens: its length counts, and no order hides neighbours.
@@ -57,23 +53,18 @@ class Sources:
             length = settings.encoder.max_length
         causal = settings.causal and not cross
         self.known: dict[object, int] = {}
-        build = functools.partial(
-            build_symbols, dim=settings.dim, causal=causal, max_length=length, device=device, dtype=dtype
-        )
+        build = functools.partial(build_symbols, dim=settings.dim, causal=causal, max_length=length, **placement)
         for layer, heads in enumerate(layers):
             numbers: list[int | None] = []
             for group in heads:
                 if isinstance(group, config.SymbolHeads):
-                    numbers.append(self._number(group.symbols, layer, lender, build))
+                    numbers.append(self._number(group.symbols, layer, build))
                 else:
                     numbers.append(None)
             self.reads.append(numbers)
-        self.tie()
 
-    def _number(
-        self, source: config.SymbolSource, layer: int, lender: "Sources | None", build: Callable[..., nn.Module]
-    ) -> int:
-        """The index of a source of a layer, which is built or borrowed if it is new."""
+    def _number(self, source: config.SymbolSource, layer: int, build: Callable[..., nn.Module]) -> int:
+        """The index of a source of a layer, which is built if it is new."""
         # Groups of a layer with equal settings read one source; if it is shared, those of all layers do.
         key: object = (source, layer)
         home = self.own[layer]
@@ -84,21 +75,12 @@ class Sources:
             return self.known[key]
         number = len(self.places)
         self.known[key] = number
-        if lender is None:
-            module = build(source, place=number)
-        elif source in lender.known:
-            module = lender.module(lender.known[source])
-        else:
-            # A name under which caches keep the neighbours: borrowed modules have the encoder's numbers.
-            module = build(source, place=("decoder", number))
         self.places.append((home, len(home)))
-        home.append(module)
-        if isinstance(source, config.SymbolicAttention) and source.tied:
-            self.tied.append((number, source))
+        home.append(build(source, place=number))
         self.once.append(self.cross or getattr(source, "once", False))
         return number
 
-    def module(self, number: int, owners: Owners = (None, None)) -> nn.Module:
+    def module(self, number: int, owners: Owners) -> nn.Module:
         """The module of a source as it is registered now, in the model or in the block of its layer: it and the block
         may have been wrapped or replaced, for example by copies."""
         home, index = self.places[number]
@@ -122,40 +104,23 @@ class Sources:
             return layer
         return index
 
-    def tie(self, model: nn.Module | None = None, blocks: Sequence[nn.Module] = ()) -> None:
-        """Share the library of the first of equal sources with the others, if their settings say so."""
-        libraries: dict[object, Tensor] = {}
-        # A block may have been replaced by a copy, so modules are looked up in the block that a layer has now.
-        block_of_source: dict[int | None, nn.Module] = {}
-        for i, block in enumerate(blocks):
-            for number in self.reads[self.layer_of(block, i)]:
-                block_of_source[number] = block
-        for number, source in self.tied:
-            module = self.module(number, (model, block_of_source.get(number)))
-            if isinstance(module, RelationalSymbols):
-                module = module.symbolic
-            if isinstance(module, SymbolicAttention):
-                module.library = libraries.setdefault(source, module.library)
-
     def read(
         self,
         layer: int,
+        owners: Owners,
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
         computed_symbols: dict[int, Tensor],
-        owners: Owners,
         *,
-        mask: Bool[Tensor, "b s"] | None = None,
-        cu_seqlens: Tensor | None = None,
-        positions: Tensor | None = None,
-        cache: LayerCache | None = None,
-        again: bool = False,
+        cache: LayerCache | None,
+        again: bool,
+        **given: Tensor | None,
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer (None for a group without symbols), or None if no group has any.
 
         `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`;
         `computed_symbols` keeps their symbols from layer to layer.  `again`: with activation checkpointing the backward
-        pass recomputes a source.
+        pass recomputes a source.  `given`: further arguments of a source.
         """
         reads = self.reads[layer]
         if all(number is None for number in reads):
@@ -164,7 +129,7 @@ class Sources:
         def computed(number: int) -> Tensor:
             source = recomputed(self.module(number, owners), again and cache is None)
             tokens = embedded if self.once[number] else x
-            ask = functools.partial(source, tokens, mask=mask, cu_seqlens=cu_seqlens, positions=positions)
+            ask = functools.partial(source, tokens, **given)
             if cache is None:
                 return ask()
             if self.cross:  # the context is the same in every step
@@ -184,12 +149,10 @@ class Sources:
         self,
         taps: Taps,
         layer: int,
+        owners: Owners,
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
-        owners: Owners,
-        *,
-        mask: Bool[Tensor, "b s"] | None,
-        cu_seqlens: Tensor | None = None,
+        **given: Tensor | None,
     ) -> Taps:
         """`taps` of a layer with the attention of tokens over symbols, for groups with symbolic attention.
 
@@ -202,7 +165,7 @@ class Sources:
             module = self.module(number, owners)
             if isinstance(module, (SymbolicAttention, RelationalSymbols)):
                 tokens = embedded if self.once[number] else x
-                assigned = module.assignments(tokens, mask=mask, cu_seqlens=cu_seqlens)
+                assigned = module.assignments(tokens, **given)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
 

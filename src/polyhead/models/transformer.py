@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config import TransformerConfig
 from polyhead.layers.block import build_norm
-from polyhead.layers.cache import Cache, LayerCache, whole
-from polyhead.layers.device import Device
+from polyhead.layers.cache import Cache, whole
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.positions import leave_meta, places_in
 from polyhead.layers.projection import computes, hooked
@@ -38,8 +38,6 @@ from polyhead.models.rivals.abstractor import PRESET, AbstractorModel
 from polyhead.models.symbol_routing import Owners, Sources, recomputed
 from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
-
-Made = tuple[dict[int, Tensor], dict[int, Tensor]]  # symbols of self- and of cross-attention, by index of their source
 
 
 class Transformer(nn.Module):
@@ -76,22 +74,19 @@ class Transformer(nn.Module):
         super().__init__()
         config.warn_if_blind(settings)
         self.config = settings
-        self.encoder = _encoder(settings.encoder, device, dtype)
-        self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
-        self.positions = input_positions(settings, device, dtype)
+        placement = Placement(device=device, dtype=dtype)
+        self.encoder = _encoder(settings.encoder, placement)
+        self.inputs = build_input(settings.inputs, settings.dim, **placement)
+        self.positions = input_positions(settings, **placement)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         cross_layers = [settings.layer_cross_heads(i) for i in range(settings.layers)]
-        # With `encoder_symbols`, self-attention uses the encoder's own module for each shared source that both have.
-        lender = None  # of shared sources of symbols
-        if settings.encoder_symbols and isinstance(self.encoder, Transformer):
-            lender = self.encoder._own
-        self._own = Sources(settings, layers, lender=lender, device=device, dtype=dtype)
-        self._across = Sources(settings, cross_layers, cross=True, device=device, dtype=dtype)
+        self._own = Sources(settings, layers, **placement)
+        self._across = Sources(settings, cross_layers, cross=True, **placement)
         self.symbols, self.cross_symbols = self._own.shared, self._across.shared
         shared = layer_positions(settings, device)
         self.blocks = nn.ModuleList()
         for i in range(settings.layers):
-            block = build_block(settings, i, shared, device, dtype)
+            block = build_block(settings, i, shared, **placement)
             if len(self._own.own[i]):
                 block.add_module("symbols", self._own.own[i])
             if len(self._across.own[i]):
@@ -103,10 +98,10 @@ class Transformer(nn.Module):
             has_final_norm = settings.norm_order == "pre"
         self.norm: nn.Module = nn.Identity()
         if has_final_norm:
-            self.norm = build_norm(settings.norm, settings.dim, settings.norm_eps, device=device, dtype=dtype)
+            self.norm = build_norm(settings.norm, settings.dim, settings.norm_eps, **placement)
         self.outputs: nn.Module = nn.Identity()
         if outputs:
-            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
+            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, **placement)
         self.reset_parameters()
         self.register_load_state_dict_post_hook(_tie)
         self.register_load_state_dict_post_hook(leave_meta)
@@ -282,26 +277,42 @@ class Transformer(nn.Module):
         again = self.config.checkpoint and self.training and taps is None and arguments.cache is None
         embedded, last = x, len(self.blocks) - 1
         # Symbols by number of their source; those of a source that is called once per model serve later layers, too.
-        symbols_made: Made = {}, {}
-        mask, context_mask = arguments.key_masks()
+        made: dict[int, Tensor] = {}
+        made_of_context: dict[int, Tensor] = {}
+        # Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context.
+        mask = context_mask = None
+        if arguments.mask is not None and arguments.cache is None:
+            mask = arguments.mask[:, None, None]
+        if arguments.context_mask is not None:
+            context_mask = arguments.context_mask[:, None, None]
+        nothing = [None] * len(self.blocks)
+        keeps = nothing if arguments.keep is None else arguments.keep
+        caches = nothing if arguments.cache is None else arguments.cache
         for i, block in enumerate(self.blocks):
             if arguments.stream is not None:
                 arguments.stream.append(x)
             # A model may have lost blocks: symbols go by the number of the layer, caches by the place of the block.
-            layer, cache = self._own.layer_of(block, i), arguments.cache_of(i)
-            symbols, context_symbols = self._symbols(
-                layer, (self, block), x, embedded, symbols_made, arguments, cache=cache, again=again
-            )
+            layer, cache, owners = self._own.layer_of(block, i), caches[i], (self, block)
+            how: dict[str, Any] = {"cache": cache, "again": again}
+            symbols = self._own.read(
+                layer, owners, x, embedded, made, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
+                positions=arguments.positions, **how,
+            )  # fmt: skip
+            context, context_symbols = arguments.context, None
+            if context is not None:
+                context_symbols = self._across.read(
+                    layer, owners, context, context, made_of_context, mask=arguments.context_mask, **how
+                )
             entering = x
             layer_taps: list[Taps] | None = None if taps is None else []
             x = recomputed(block, again)(
                 x,
-                arguments.context,
+                context,
                 mask=mask,
                 context_mask=context_mask,
                 positions=arguments.positions,
                 tail=tail if i == last else None,
-                keep=arguments.keep_of(i),
+                keep=keeps[i],
                 symbols=symbols,
                 context_symbols=context_symbols,
                 cu_seqlens=arguments.cu_seqlens,
@@ -309,32 +320,8 @@ class Transformer(nn.Module):
                 taps=layer_taps,
             )
             if taps is not None and layer_taps is not None:
-                taps += self._shown(layer, (self, block), layer_taps, (entering, embedded), arguments)
+                taps += self._shown(layer, owners, layer_taps, (entering, embedded), arguments)
         return x
-
-    def _symbols(
-        self,
-        i: int,
-        owners: Owners,
-        x: Tensor,
-        embedded: Tensor,
-        symbols_made: Made,
-        arguments: "_BlockArguments",
-        *,
-        cache: LayerCache | None,
-        again: bool,
-    ) -> tuple[Sequence[Tensor | None] | None, Sequence[Tensor | None] | None]:
-        """The symbols of layer `i` for self-attention to `x` and for cross-attention to the context."""
-        of_self = self._own.read(
-            i, x, embedded, symbols_made[0], owners, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
-            positions=arguments.positions, cache=cache, again=again,
-        )  # fmt: skip
-        context, mask = arguments.context, arguments.context_mask
-        if context is None:
-            return of_self, None
-        return of_self, self._across.read(
-            i, context, context, symbols_made[1], owners, mask=mask, cache=cache, again=again
-        )
 
     def _shown(
         self,
@@ -347,11 +334,12 @@ class Transformer(nn.Module):
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
         if arguments.cache is None:  # a cache does not hold the stream of earlier tokens
             layer_taps[0] = self._own.shown(
-                layer_taps[0], layer, *stream, owners, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens
+                layer_taps[0], layer, owners, *stream, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens
             )
-            if arguments.context is not None:
+            context = arguments.context
+            if context is not None:
                 layer_taps[1] = self._across.shown(
-                    layer_taps[1], layer, arguments.context, arguments.context, owners, mask=arguments.context_mask
+                    layer_taps[1], layer, owners, context, context, mask=arguments.context_mask
                 )
         if self.encoder is None:
             return layer_taps
@@ -387,41 +375,16 @@ class _BlockArguments(NamedTuple):
     cache: Cache | None
     stream: list[Tensor] | None
 
-    def key_masks(self) -> tuple[Tensor | None, Tensor | None]:
-        """Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context."""
-        mask = context_mask = None
-        if self.mask is not None and self.cache is None:
-            mask = self.mask[:, None, None]
-        if self.context_mask is not None:
-            context_mask = self.context_mask[:, None, None]
-        return mask, context_mask
-
-    def keep_of(self, block: int) -> Tensor | None:
-        """The dropout mask of a block."""
-        if self.keep is None:
-            return None
-        return self.keep[block]
-
-    def cache_of(self, block: int) -> LayerCache | None:
-        """The entry of the cache that the block at this place fills, whatever its layer's number."""
-        if self.cache is None:
-            return None
-        return self.cache[block]
-
 
 def _tie(model: Transformer, _: object = None) -> None:
-    """Tie libraries of symbols, and logits to tokens: off the meta device, and by `assign=True`, each got its own."""
+    """Tie logits to tokens: off the meta device, and by `assign=True`, each got its own table."""
     if isinstance(model.outputs, TiedOutput):
         model.outputs.tie()
-    for sources in (model._own, model._across):
-        sources.tie(model, list(model.blocks))
 
 
-def _encoder(
-    settings: TransformerConfig | config.AbstractorConfig | None, device: Device, dtype: torch.dtype | None
-) -> nn.Module | None:
+def _encoder(settings: TransformerConfig | config.AbstractorConfig | None, placement: Placement) -> nn.Module | None:
     if settings is None:
         return None
     if isinstance(settings, TransformerConfig):
-        return Transformer(settings, outputs=False, device=device, dtype=dtype)
-    return AbstractorModel(settings, device=device, dtype=dtype)
+        return Transformer(settings, outputs=False, **placement)
+    return AbstractorModel(settings, **placement)

@@ -2,6 +2,10 @@
 
 Tests hold the PyTorch ops, the JAX ops, the converters, `polyhead list` and the docs to this table: they run its steps
 in NumPy and compare.  This file imports neither torch nor jax.
+
+A hidden pair has the score -inf before a softmax, otherwise 0; its code is exactly 0.  A query without a visible key
+gives an output of exactly 0 and no NaN gradient.  Causal: the last query is aligned with the last key, so key j is
+visible to query i when j <= i + s - t.
 """
 
 import ast
@@ -10,38 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
-
-__all__ = [
-    "ACTS",
-    "AXES",
-    "CAUSAL",
-    "CODE",
-    "COMMON",
-    "LAYOUTS",
-    "MASKED_PAIR",
-    "MASKED_ROW",
-    "MECHANISMS",
-    "MIX",
-    "NETWORKS",
-    "NORMALISE",
-    "NORMS",
-    "NORM_ORDERS",
-    "POOLS",
-    "PRESETS",
-    "PROJECTIONS",
-    "QKV",
-    "RELATION_ACTS",
-    "RELATION_INIT",
-    "RMS_HEADS_EPS",
-    "SOFTMAX_AXIS",
-    "SYMBOLS",
-    "VALUES",
-    "MechanismRow",
-    "Step",
-    "amount",
-    "mechanism",
-    "shape",
-]
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a
@@ -131,10 +103,6 @@ queries and keys, and `VALUES`."""
 
 VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
 """The map from symbols to values, for a group that reads symbols."""
-
-MASKED_PAIR = "score -inf before a softmax, otherwise 0; its code is exactly 0"
-MASKED_ROW = "a query without a visible key gives an output of exactly 0 and no NaN gradient"
-CAUSAL = "the last query is aligned with the last key: key j is visible to query i when j <= i + s - t"
 
 
 class Step(NamedTuple):

@@ -14,15 +14,15 @@ from polyhead import config as configs
 from polyhead.models.transformer import Transformer
 
 AUTO = transformers.AutoModelForCausalLM
-TIED = ph.SymbolicAttention(shared=False, tied=True, count=6)
+OWN = ph.SymbolicAttention(shared=False, count=6)
 MODELS = {
     "rotary": {"heads": (ph.Softmax(2), ph.Hyla(2)), "positions": ph.Rotary(), "outputs": ph.Logits(50, tied=True)},
     "sinusoidal": {"heads": (ph.Hyla(2),), "positions": ph.Sinusoidal(), "norm": "rms"},
     "alibi": {"heads": (ph.Linear(2), ph.Softmax(2)), "positions": ph.Alibi(), "norm_order": "post"},
     "buckets": {"heads": (ph.Softmax(2),), "positions": ph.RelativeBias(buckets=8)},
     "learned": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())), "positions": ph.Learned()},
-    "tied libraries": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=TIED)), "layers": 3},
-    "fixed libraries": {"heads": (ph.Relational(2, symbols=dataclasses.replace(TIED, trainable=False)),)},
+    "libraries": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=OWN)), "layers": 3},
+    "fixed libraries": {"heads": (ph.Relational(2, symbols=dataclasses.replace(OWN, trainable=False)),)},
     "experts": {"heads": (ph.Softmax(2),), "feedforward": ph.Experts(2, 1, 8), "window": 3},
 }
 """Everything that has constants or tables of its own: what loading on the meta device can lose."""

@@ -109,17 +109,3 @@ def test_a_window_beside_padding_keeps_all_tokens(gap):
     compare(model, torch.cat(parts, 1), x, real)
     assert cache[1].length - cache[1].gone == 12
     assert cache[1].real.shape == (2, 12)
-
-
-@torch.no_grad()
-def test_tokens_dropped_before_the_first_padding_are_outside_every_window():
-    model, x = zoo.make_model(GROUPED), torch.randint(12, (1, 12))
-    real = torch.ones(1, 12, dtype=torch.bool)
-    real[0, 5:9] = False
-    places, cache, parts = (real.cumsum(1) - 1).clamp(min=0), Cache(2), []
-    for first, last in ((0, 5), (5, 9), (9, 10), (10, 12)):
-        here = slice(first, last)
-        mask = None if first == 0 else real[:, here]
-        parts.append(model(x[:, here], mask=mask, positions=places[:, here], cache=cache))
-    assert_close(torch.cat(parts, 1)[real], model(x[real][None])[0], atol=1e-10, rtol=1e-10)
-    assert cache[0].gone == 2

@@ -13,7 +13,6 @@ import polyhead as ph
 from polyhead.models.generate.sampling import SamplingOptions, row_draws
 from polyhead.models.generate.tokens import generate, greedy, stream
 
-F64 = torch.float64
 BASE = ph.TransformerConfig(
     ph.Tokens(12), ph.Logits(12), dim=16, layers=1, heads=ph.Softmax(4), max_length=24, causal=True
 )

@@ -6,7 +6,7 @@ values are symbols are in symbolic.py.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyhead import config, ops, spec
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.config.sizes import Sizes, sizes
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads, SymbolGroup
@@ -84,7 +84,7 @@ class SoftmaxHeads(TokenHeads):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(heads, dim, value_dim, device=device, dtype=dtype, **options)
+        super().__init__(heads, dim, value_dim, **options)
         self.softcap = softcap
         self.sinks: nn.Parameter | None = None
         if sinks:
@@ -177,7 +177,7 @@ class HylaHeads(TokenHeads):
         dtype: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(heads, dim, value_dim, device=device, dtype=dtype, **options)
+        super().__init__(heads, dim, value_dim, **options)
         if value_depth not in (1, 2):
             raise ValueError(f"HylaHeads: value_depth must be 1 or 2 but is {value_depth}")
         self.depth, self.takes = value_depth, (*self.takes, "value_weight")
@@ -199,8 +199,7 @@ def build(
     *,
     bias: bool = False,
     max_length: int = 512,
-    device: Device = None,
-    dtype: torch.dtype | None = None,
+    **placement: Unpack[Placement],
 ) -> HeadGroup:
     """The module of a mechanism; a head without a given width gets width // total_heads.
 
@@ -210,39 +209,39 @@ def build(
     Raises ValueError for an unknown mechanism, and for heads that must divide the model width but do not.
     """
     name, size = type(mechanism).__name__, mechanism.sizes(width, total_heads)
-    placement: dict[str, Any] = {"device": device, "dtype": dtype}
     if isinstance(mechanism, HasCode):  # first, because a user's mechanism may inherit from one of ours
         own_sizes = dataclasses.replace(size, takes="v" if mechanism.share else "qkv")
         return OwnHeads(mechanism, own_sizes, **placement)
+    options: dict[str, Any] = {"impl": mechanism.impl, **placement}
     if isinstance(mechanism, config.SymbolHeads):
-        symbol_std = mechanism.symbols.start_std(width, max_length)
-        return _build_symbol_heads(mechanism, width, size, symbol_std, bias=bias, **placement)
+        options |= {"symbol_dim": mechanism.symbols.dim, "hidden": mechanism.hidden, "bias": bias}
+        return _build_symbol_heads(mechanism, width, size, max_length, options)
     if not isinstance(mechanism, MECHANISMS):
         names = ", ".join(known.__name__ for known in MECHANISMS)
         raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
     row = next(row for row in spec.MECHANISMS if isinstance(mechanism, getattr(config, row.config)))
-    options: dict[str, Any] = {option: getattr(mechanism, option) for option in row.options}
-    options |= {"kv_heads": size.kv_heads, "share": mechanism.share, "impl": mechanism.impl, **placement}
+    options |= {option: getattr(mechanism, option) for option in row.options}
+    options |= {"kv_heads": size.kv_heads, "share": mechanism.share}
+    widths = (size.heads, size.dim, size.value_dim)
     if isinstance(mechanism, config.Softmax):
-        options |= {"softcap": mechanism.softcap, "sinks": mechanism.sinks}
-        return SoftmaxHeads(size.heads, size.dim, size.value_dim, **options)
+        return SoftmaxHeads(*widths, softcap=mechanism.softcap, sinks=mechanism.sinks, **options)
     if isinstance(mechanism, config.Linear):
-        return LinearHeads(size.heads, size.dim, size.value_dim, **options)
+        return LinearHeads(*widths, **options)
     if isinstance(mechanism, config.Hyla):
-        return HylaHeads(size.heads, size.dim, size.value_dim, value_depth=mechanism.value_depth, **options)
-    return TokenHeads(size.heads, size.dim, size.value_dim, op=row.op, **options)
+        return HylaHeads(*widths, value_depth=mechanism.value_depth, **options)
+    return TokenHeads(*widths, op=row.op, **options)
 
 
 def _build_symbol_heads(
-    mechanism: config.SymbolHeads, width: int, size: Sizes, symbol_std: float, **options: Any
+    mechanism: config.SymbolHeads, width: int, size: Sizes, max_length: int, options: dict[str, Any]
 ) -> SymbolGroup:
-    options |= {"symbol_dim": mechanism.symbols.dim, "hidden": mechanism.hidden, "impl": mechanism.impl}
     if isinstance(mechanism, config.Abstractor):
         return AbstractorHeads(width, size, act=mechanism.act, **options)
     assert isinstance(mechanism, config.Disentangled | config.Relational)
-    options |= {"relation_dim": mechanism.relation_dim, "relation_act": mechanism.relation_act}
-    options |= {"symmetric": mechanism.symmetric}
+    for name in ("relation_dim", "relation_act", "symmetric"):
+        options[name] = getattr(mechanism, name)
     if isinstance(mechanism, config.Disentangled):
         return DisentangledHeads(width, size, **options)
     options |= {"relations": mechanism.relations, "relation_init": mechanism.relation_init}
+    symbol_std = mechanism.symbols.start_std(width, max_length)
     return RelationalHeads(width, size, symbol_std=symbol_std, **options)

@@ -10,15 +10,14 @@ have as many heads as queries.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
-import torch
 from einops import einsum
 from torch import Tensor
 
 from polyhead.config import Mechanism
 from polyhead.config.sizes import Sizes
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import Functions, HeadGroup
 from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
@@ -37,16 +36,14 @@ class OwnHeads(HeadGroup, OwnParameters):
     kind = normalise = "own"
     act = "identity"
 
-    def __init__(
-        self, mechanism: Mechanism, sizes: Sizes, *, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, mechanism: Mechanism, sizes: Sizes, **placement: Unpack[Placement]) -> None:
         super().__init__(sizes)
         if mechanism.impl not in ("auto", "reference"):
             raise ValueError(f"{type(mechanism).__name__}: impl must be auto or reference but is {mechanism.impl!r}")
         self.mechanism = mechanism
         self.attend = partial(attend, self)
         self.functions = Functions(self.attend, partial(code, self), is_user_defined=True)
-        self._hold(mechanism, (sizes.heads, sizes.dim, sizes.value_dim), device, dtype)
+        self._hold(mechanism, (sizes.heads, sizes.dim, sizes.value_dim), **placement)
 
 
 def code(heads: OwnHeads, q: Tensor, k: Tensor, **limits: Any) -> Tensor:

@@ -5,7 +5,7 @@ hidden features.  `value` maps symbols; `q_rel` and `k_rel` (one map if symmetri
 keys.  A layer calls `features`, then `receive`, `send` and `values`, and passes the results to the op.
 """
 
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.config.sizes import Sizes
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relations as relate
@@ -22,45 +22,16 @@ from polyhead.spec.numbers import PROBE
 from polyhead.spec.shapes import one_of
 
 
-class HiddenMaps(nn.Module):
-    """Queries and keys by an MLP: linear maps of the hidden layer `gelu(W x + b)`."""
-
-    def __init__(
-        self,
-        width: int,
-        hidden: int,
-        sizes: Sizes,
-        *,
-        bias: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__()
-        self.sizes = sizes
-        self.features = nn.Linear(width, hidden, device=device, dtype=dtype)
-        self.q = nn.Linear(hidden, sizes.heads * sizes.dim, bias=bias, device=device, dtype=dtype)
-        self.k = nn.Linear(hidden, sizes.kv_heads * sizes.dim, bias=bias, device=device, dtype=dtype)
-
-    def forward(self, x: Float[Tensor, "b t m"]) -> Float[Tensor, "b t f"]:
-        """The hidden features of each token."""
-        return F.gelu(self.features(x))
-
-    def queries(self, f: Float[Tensor, "b t f"]) -> Float[Tensor, "b t h d"]:
-        return self.q(f).unflatten(-1, (self.sizes.heads, self.sizes.dim))
-
-    def keys(self, f: Float[Tensor, "b s f"]) -> Float[Tensor, "b s g d"]:
-        return self.k(f).unflatten(-1, (self.sizes.kv_heads, self.sizes.dim))
-
-
 class SymbolGroup(HeadGroup):
     """The base of heads whose values are symbols: `value` maps symbols, `q_rel` and `k_rel` map tokens.
 
     `related`: numbers of relations of a query and of a key, of width `relation_dim`; `symmetric`: both use one map.
+    `relation_act` is that of relations or, for the Abstractor, of scores.  `symbol_dim`: width of a symbol, by default
+    that of the model.  `hidden`: width of hidden features `gelu(W x + b)`, from which queries and keys are mapped.
     """
 
     normalise, act = "softmax", "identity"
     takes = ("relation_act",)
-    relation_act: str
 
     def __init__(
         self,
@@ -69,42 +40,47 @@ class SymbolGroup(HeadGroup):
         related: tuple[int, int] = (0, 0),
         relation_dim: int = 0,
         *,
+        relation_act: str = "identity",
         symmetric: bool = False,
         symbol_dim: int | None = None,
         hidden: int | None = None,
         bias: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        impl: str = "auto",
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__(sizes)
+        self.relation_act = one_of(type(self).__name__, "relation_act", relation_act, RELATION_ACTS)
         self.symbol_dim = symbol_dim or width
-        self.relation_dim = relation_dim
-        self.related = related
+        self.width, self.related, self.relation_dim = width, related, relation_dim
         wide = hidden or width
-        self.hidden: HiddenMaps | None = None
+        self.hidden: nn.ModuleDict | None = None
         if hidden:
-            self.hidden = HiddenMaps(width, hidden, sizes, bias=bias, device=device, dtype=dtype)
+            self.hidden = nn.ModuleDict()
+            self.hidden["features"] = nn.Linear(width, hidden, **placement)
+            self.hidden["q"] = nn.Linear(hidden, sizes.heads * sizes.dim, bias=bias, **placement)
+            self.hidden["k"] = nn.Linear(hidden, sizes.kv_heads * sizes.dim, bias=bias, **placement)
         # Relations are mapped from the hidden features, if there are any; symmetric ones use `q_rel` on both sides.
         self.q_rel: nn.Linear | None = None
         self.k_rel: nn.Linear | None = None
         if relation_dim:
-            self.q_rel = nn.Linear(wide, related[0] * relation_dim, bias=False, device=device, dtype=dtype)
+            self.q_rel = nn.Linear(wide, related[0] * relation_dim, bias=False, **placement)
             if not symmetric:
-                self.k_rel = nn.Linear(wide, related[1] * relation_dim, bias=False, device=device, dtype=dtype)
-        self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * sizes.value_dim, bias=bias, device=device, dtype=dtype)
+                self.k_rel = nn.Linear(wide, related[1] * relation_dim, bias=False, **placement)
+        self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * sizes.value_dim, bias=bias, **placement)
         self.relation_weight: nn.Parameter | None = None
+        self.begin(self.kind, impl)
 
     def features(self, x: Tensor) -> Tensor:
         """The tokens or their hidden features, from which relations (and hidden queries and keys) are mapped."""
         if self.hidden is None:
             return x
-        return self.hidden(x)
+        return F.gelu(self.hidden["features"](x))
 
     def receive(self, f: Tensor) -> dict[str, Tensor]:
         """From the features of receivers: q_rel (b t r p) or (b t h p), and q (b t h d) with hidden features."""
         tensors = {}
         if self.hidden is not None:
-            tensors["q"] = self.hidden.queries(f)
+            tensors["q"] = self.hidden["q"](f).unflatten(-1, (self.sizes.heads, self.sizes.dim))
         if self.q_rel is not None:
             tensors["q_rel"] = self.q_rel(f).unflatten(-1, (self.related[0], self.relation_dim))
         return tensors
@@ -113,7 +89,7 @@ class SymbolGroup(HeadGroup):
         """From the features of senders: k_rel (b s r p) or (b s g p), and k (b s g d) with hidden features."""
         tensors = {}
         if self.hidden is not None:
-            tensors["k"] = self.hidden.keys(f)
+            tensors["k"] = self.hidden["k"](f).unflatten(-1, (self.sizes.kv_heads, self.sizes.dim))
         k_rel = self.k_rel
         if k_rel is None:  # symmetric, or no relations
             k_rel = self.q_rel
@@ -149,29 +125,16 @@ class RelationalHeads(SymbolGroup):
         *,
         relations: int | None = None,
         relation_dim: int | None = None,
-        relation_act: str = "identity",
-        symmetric: bool = False,
         relation_init: str = "balanced",
-        symbol_dim: int | None = None,
         symbol_std: float = 1.0,
-        hidden: int | None = None,
-        bias: bool = False,
-        impl: str = "auto",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         heads, e = sizes.heads, sizes.value_dim
         r = relations or heads
-        p = relation_dim or max(1, heads * e // r)
-        super().__init__(
-            width, sizes, (r, r), p,
-            symmetric=symmetric, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype,
-        )  # fmt: skip
+        super().__init__(width, sizes, (r, r), relation_dim or max(1, heads * e // r), **options)
         self.relations, self.symbol_std = r, symbol_std
-        self.relation_act = one_of("RelationalHeads", "relation_act", relation_act, RELATION_ACTS)
         self.relation_init = one_of("RelationalHeads", "relation_init", relation_init, RELATION_INIT)
-        self.relation_weight = nn.Parameter(torch.empty(heads, e, r, device=device, dtype=dtype))
-        self.begin("relational", impl)
+        self.relation_weight = nn.Parameter(self.value.weight.new_empty(heads, e, r))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -193,9 +156,10 @@ class RelationalHeads(SymbolGroup):
             nn.init.uniform_(self.relation_weight, -bound, bound)
             return
         draw = torch.Generator().manual_seed(0)
-        wide = (self.q_rel if self.hidden is None else self.hidden.features).in_features
         like = self.q_rel.weight
-        x, symbols = (torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (wide, self.symbol_dim))
+        x, symbols = (
+            torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (self.width, self.symbol_dim)
+        )
         f = self.features(x)
         # With equal attention a head gets the means over keys of relations (1 r t) and of mapped symbols (1 g*e).
         related = relate(self.receive(f)["q_rel"], self.send(f)["k_rel"], relation_act=self.relation_act).mean(-1)
@@ -212,57 +176,29 @@ class DisentangledHeads(SymbolGroup):
     kind = "disentangled"
 
     def __init__(
-        self,
-        width: int,
-        sizes: Sizes,
-        *,
-        relation_dim: int | None = None,
-        relation_act: str = "identity",
-        symmetric: bool = False,
-        symbol_dim: int | None = None,
-        hidden: int | None = None,
-        bias: bool = False,
-        impl: str = "auto",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        self, width: int, sizes: Sizes, *, relation_dim: int | None = None, symmetric: bool = False, **options: Any
     ) -> None:
         if symmetric and sizes.kv_heads != sizes.heads:
             raise ValueError(
                 f"Disentangled: symmetric relations need kv_heads = heads = {sizes.heads} but it is {sizes.kv_heads}"
             )
-        super().__init__(
-            width, sizes, (sizes.heads, sizes.kv_heads), sizes.value_dim if relation_dim is None else relation_dim,
-            symmetric=symmetric, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype,
-        )  # fmt: skip
-        self.relation_act = one_of("DisentangledHeads", "relation_act", relation_act, RELATION_ACTS)
-        self.begin("disentangled", impl)
+        related = (sizes.heads, sizes.kv_heads)
+        if relation_dim is None:
+            relation_dim = sizes.value_dim
+        super().__init__(width, sizes, related, relation_dim, symmetric=symmetric, **options)
 
 
 class AbstractorHeads(SymbolGroup):
-    """Relational cross-attention of the Abstractor (ops.abstractor_attention): symbols weighted by `relation_act` of
-    the scores, a softmax or a pointwise activation."""
+    """Relational cross-attention of the Abstractor (ops.abstractor_attention): symbols weighted by `act` of the scores,
+    a softmax or a pointwise activation."""
 
     kind = "abstractor"
 
-    def __init__(
-        self,
-        width: int,
-        sizes: Sizes,
-        *,
-        act: str = "softmax",
-        symbol_dim: int | None = None,
-        hidden: int | None = None,
-        bias: bool = False,
-        impl: str = "auto",
-        device: Device = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(width, sizes, symbol_dim=symbol_dim, hidden=hidden, bias=bias, device=device, dtype=dtype)
-        self.relation_act = one_of("AbstractorHeads", "act", act, RELATION_ACTS)
+    def __init__(self, width: int, sizes: Sizes, *, act: str = "softmax", **options: Any) -> None:
+        super().__init__(width, sizes, relation_act=act, **options)
         # A pointwise activation acts on the scores itself, and its code is not normalised.
         if act != "softmax":
             self.normalise = "identity"
-        self.begin("abstractor", impl)
 
     def options(self, call: AttentionCall) -> dict[str, Any]:
         return {"act": self.relation_act}

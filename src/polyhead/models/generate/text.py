@@ -1,12 +1,10 @@
 """Decoding of text: it yields complete characters only, and finds stop strings across token borders."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import Protocol, Unpack, runtime_checkable
 
 from polyhead import config
-from polyhead.models.generate.tokens import stream
+from polyhead.models.generate.tokens import Decoding, stream
 from polyhead.models.transformer import Transformer
 
 # The last character of a decoded text whose last bytes are an incomplete character.
@@ -38,12 +36,8 @@ def generate_text(
     prompts: Sequence[str],
     *,
     steps: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop: str | Sequence[str] = (),
-    generator: torch.Generator | None = None,
-    use_cache: bool = True,
+    **decoding: Unpack[Decoding],
 ) -> list[str]:
     """The continuation of each prompt, without the prompt: up to `steps` tokens, or to the end of the document, or up
     to the first complete string of `stop`, which is not included.  The other arguments are those of `generate`.
@@ -52,10 +46,7 @@ def generate_text(
     from the model's.
     """
     texts = [""] * len(prompts)
-    for pieces in stream_text(
-        model, codec, prompts, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop,
-        generator=generator, use_cache=use_cache,
-    ):  # fmt: skip
+    for pieces in stream_text(model, codec, prompts, steps=steps, stop=stop, **decoding):
         for i, piece in enumerate(pieces):
             if piece is not None:
                 texts[i] += piece
@@ -68,12 +59,8 @@ def stream_text(
     prompts: Sequence[str],
     *,
     steps: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
     stop: str | Sequence[str] = (),
-    generator: torch.Generator | None = None,
-    use_cache: bool = True,
+    **decoding: Unpack[Decoding],
 ) -> Iterator[list[str | None]]:
     """`generate_text` as a stream: at each step the new text of each row ("" if none is certain yet), None after its
     end.
@@ -98,17 +85,7 @@ def stream_text(
     tokens = [codec.encode(prompt) or document_ends for prompt in prompts]
     if [] in tokens:
         raise ValueError("generate: a prompt is empty, and the tokenizer has no token that begins a document")
-    steps_of = stream(
-        model,
-        tokens,
-        steps=steps,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=document_ends,
-        generator=generator,
-        use_cache=use_cache,
-    )
+    steps_of = stream(model, tokens, steps=steps, stop=document_ends, **decoding)
     return _pieces(steps_of, [_Row(codec, row, stops) for row in tokens])
 
 

@@ -7,7 +7,7 @@ the cache.
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex, TypedDict, Unpack
 
 import torch
 from jaxtyping import Bool, Int
@@ -23,44 +23,30 @@ from polyhead.spec.shapes import shaped
 Prompts = Sequence[Sequence[int]] | Int[Tensor, "b t"]
 
 
+class Decoding(TypedDict, total=False):
+    """How tokens are chosen, see `stream`, where the defaults are."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    generator: torch.Generator | None
+    use_cache: bool
+
+
 def generate(
-    model: Transformer,
-    prompts: Prompts,
-    *,
-    steps: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    stop: int | Sequence[int] = (),
-    generator: torch.Generator | None = None,
-    use_cache: bool = True,
+    model: Transformer, prompts: Prompts, *, steps: int, stop: int | Sequence[int] = (), **decoding: Unpack[Decoding]
 ) -> list[list[int]]:
     """The continuation of each prompt: up to `steps` tokens, without the prompt and without the final token of `stop`.
-
-    `temperature`, `top_k`, `top_p`: see `sampling.SamplingOptions`; temperature 0 takes the most likely token.  Row i
-    draws from its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on
-    the cache.
 
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
     >>> said = generate(model, [[1, 2, 3], [4]], steps=5, top_k=3, generator=torch.Generator().manual_seed(0))
     >>> [len(tokens) for tokens in said]
     [5, 5]
 
-    Raises ValueError unless the model is causal, reads tokens, and returns logits over the same tokens.  A model with
-    an encoder raises it, too: use `greedy`.  So does a prompt that exceeds the model's positions together with `steps`.
+    The other arguments, and what raises ValueError: see `stream`.
     """
     rows: list[list[int]] = [[] for _ in prompts]
-    for new_tokens in stream(
-        model,
-        prompts,
-        steps=steps,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        stop=stop,
-        generator=generator,
-        use_cache=use_cache,
-    ):
+    for new_tokens in stream(model, prompts, steps=steps, stop=stop, **decoding):
         for row, token in zip(rows, new_tokens, strict=True):
             if token is not None:
                 row.append(token)
@@ -81,7 +67,13 @@ def stream(
 ) -> Iterator[list[int | None]]:
     """`generate` as a stream: yields per step the token of each row, None after the end of a row.
 
-    Wrong arguments raise ValueError in this call, before the first step.
+    `temperature`, `top_k`, `top_p`: see `sampling.SamplingOptions`; temperature 0 takes the most likely token.  Row i
+    draws from its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on
+    the cache.
+
+    Raises ValueError, before the first step, unless the model is causal, reads tokens, and returns logits over the same
+    tokens.  A model with an encoder raises it, too: use `greedy`.  So does a prompt that exceeds the model's positions
+    together with `steps`.
     """
     check_model("generate", model, steps)
     if model.encoder is not None:
@@ -140,15 +132,12 @@ def greedy(
             encoded = model.encode(source, source_mask)
     stops = stops_of("greedy", stop)
     likeliest = SamplingOptions(temperature=0.0)
+
+    def choose(logits: Tensor, _: int) -> Tensor:
+        return likeliest(logits, logits[:, 0])  # no draw decides
+
     loop = _steps(
-        model,
-        Padded(start),
-        steps,
-        lambda logits, _: likeliest(logits, logits[:, 0]),  # no draw decides
-        stops,
-        encoded=encoded,
-        source_mask=source_mask,
-        use_cache=use_cache,
+        model, Padded(start), steps, choose, stops, encoded=encoded, source_mask=source_mask, use_cache=use_cache
     )
     columns = [start]
     for new, _ in loop:
@@ -250,14 +239,9 @@ def _steps(
     last = torch.tensor(stops, device=ended.device)
     for step in range(steps):
         with looking(model):
+            tokens, mask, positions = sequences
             logits = model(
-                sequences.tokens,
-                mask=sequences.mask,
-                positions=sequences.positions,
-                source_mask=source_mask,
-                tail=1,
-                encoded=encoded,
-                cache=cache,
+                tokens, mask=mask, positions=positions, source_mask=source_mask, tail=1, encoded=encoded, cache=cache
             )
             new = choose(logits[:, 0], step)
         if stops:

@@ -12,14 +12,15 @@ put the residual on the objects instead; then there is no bottleneck.)  With `Cl
 without outputs it returns the abstract states (b s m), to which a decoder may attend.
 """
 
-import torch
+from typing import Unpack
+
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead.config import Abstractor as RelationalCrossAttention, AbstractorConfig, Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.feedforward import MlpLayer
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.symbols import build_symbols
@@ -39,22 +40,22 @@ class AbstractorModel(nn.Module):
     torch.Size([5, 10, 32])
     """
 
-    def __init__(self, settings: AbstractorConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, settings: AbstractorConfig, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.config = settings
-        self.inputs = build_input(settings.inputs, settings.dim, device=device, dtype=dtype)
+        self.inputs = build_input(settings.inputs, settings.dim, **placement)
         self.blocks = nn.ModuleList()
         for _ in range(settings.encoder_layers):
-            self.blocks.append(_block(settings, device, dtype))
+            self.blocks.append(_block(settings, **placement))
         length = settings.max_length
-        self.symbols = build_symbols(settings.symbols, settings.dim, max_length=length, device=device, dtype=dtype)
+        self.symbols = build_symbols(settings.symbols, settings.dim, max_length=length, **placement)
         self.layers = nn.ModuleList()
         for _ in range(settings.layers):
-            self.layers.append(AbstractorLayer(settings, device=device, dtype=dtype))
+            self.layers.append(AbstractorLayer(settings, **placement))
         self.dropout = nn.Dropout(settings.dropout)
         self.outputs: nn.Module | None = None
         if settings.outputs is not None:
-            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, device=device, dtype=dtype)
+            self.outputs = build_output(settings.outputs, self.inputs, settings.dim, **placement)
         initialise(self, PRESET)
 
     @shaped
@@ -90,19 +91,19 @@ class AbstractorLayer(nn.Module):
 
     self_attention: MultiHeadAttention | None
 
-    def __init__(self, settings: AbstractorConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, settings: AbstractorConfig, **placement: Unpack[Placement]) -> None:
         super().__init__()
         dim, act = settings.dim, settings.act
         width = settings.head_dim or dim
         relational = RelationalCrossAttention(settings.heads, dim=width, value_dim=width, act=act)
         self.self_attention = None
         if settings.self_attention:
-            self.self_attention = _attention(settings, Softmax(settings.heads, width, width), device, dtype)
-            self.norm0 = LayerNorm(dim, device=device, dtype=dtype)
-        self.relational_attention = _attention(settings, relational, device, dtype)
-        self.norm1 = LayerNorm(dim, device=device, dtype=dtype)
-        self.feedforward = _feedforward(settings, device, dtype)
-        self.norm2 = LayerNorm(dim, device=device, dtype=dtype)
+            self.self_attention = _attention(settings, Softmax(settings.heads, width, width), **placement)
+            self.norm0 = LayerNorm(dim, **placement)
+        self.relational_attention = _attention(settings, relational, **placement)
+        self.norm1 = LayerNorm(dim, **placement)
+        self.feedforward = _feedforward(settings, **placement)
+        self.norm2 = LayerNorm(dim, **placement)
         self.dropout = nn.Dropout(settings.dropout)
 
     def forward(
@@ -121,7 +122,7 @@ class AbstractorLayer(nn.Module):
 
 
 def _attention(
-    settings: AbstractorConfig, heads: Softmax | RelationalCrossAttention, device: Device, dtype: torch.dtype | None
+    settings: AbstractorConfig, heads: Softmax | RelationalCrossAttention, **placement: Unpack[Placement]
 ) -> MultiHeadAttention:
     """Attention with biases, as in the authors' code; the caller passes symbols."""
     return MultiHeadAttention(
@@ -131,24 +132,22 @@ def _attention(
         dropout=settings.dropout,
         max_length=settings.max_length,
         own_symbols=False,
-        device=device,
-        dtype=dtype,
+        **placement,
     )
 
 
-def _feedforward(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> MlpLayer:
+def _feedforward(settings: AbstractorConfig, **placement: Unpack[Placement]) -> MlpLayer:
     hidden = settings.hidden or 2 * settings.dim
-    return MlpLayer(settings.dim, hidden, act="relu", device=device, dtype=dtype)
+    return MlpLayer(settings.dim, hidden, act="relu", **placement)
 
 
-def _block(settings: AbstractorConfig, device: Device, dtype: torch.dtype | None) -> TransformerBlock:
+def _block(settings: AbstractorConfig, **placement: Unpack[Placement]) -> TransformerBlock:
     """A block of the encoder before the Abstractor's layers."""
     width = settings.head_dim or settings.dim
     return TransformerBlock(
-        _attention(settings, Softmax(settings.heads, width, width), device, dtype),
-        _feedforward(settings, device, dtype),
+        _attention(settings, Softmax(settings.heads, width, width), **placement),
+        _feedforward(settings, **placement),
         norm_order="post",
         dropout=settings.dropout,
-        device=device,
-        dtype=dtype,
+        **placement,
     )

@@ -16,12 +16,14 @@ Both need a fixed number of objects.  An object is an embedded patch of an image
 from -1 to 1, and that of another object its position from -1 to 1.
 """
 
+from typing import Unpack
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead.config import CoRelNetConfig, Patches, PrediNetConfig
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.feedforward import MlpLayer
 from polyhead.models.initialise import initialise
 from polyhead.models.inputs_outputs import build_input
@@ -36,15 +38,15 @@ class CoRelNet(nn.Module):
     (torch.Size([5, 1, 2]), 215522)
     """
 
-    def __init__(self, settings: CoRelNetConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, settings: CoRelNetConfig, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.config = settings
         dim, objects = settings.dim, settings.objects
-        self.inputs = build_input(settings.inputs, dim, device=device, dtype=dtype)
-        self.embed = MlpLayer(dim, settings.hidden, act="relu", device=device, dtype=dtype)
-        self.compare = nn.Linear(objects**2, dim, device=device, dtype=dtype)
-        self.hidden = nn.Linear(dim, dim, device=device, dtype=dtype)
-        self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, device=device, dtype=dtype)
+        self.inputs = build_input(settings.inputs, dim, **placement)
+        self.embed = MlpLayer(dim, settings.hidden, act="relu", **placement)
+        self.compare = nn.Linear(objects**2, dim, **placement)
+        self.hidden = nn.Linear(dim, dim, **placement)
+        self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, **placement)
         initialise(self, "cs336")
 
     @shaped
@@ -71,7 +73,7 @@ class PrediNet(nn.Module):
     torch.Size([5, 1, 2])
     """
 
-    def __init__(self, settings: PrediNetConfig, *, device: Device = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, settings: PrediNetConfig, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.config = settings
         dim, heads, objects = settings.dim, settings.heads, settings.objects
@@ -80,14 +82,14 @@ class PrediNet(nn.Module):
         if isinstance(settings.inputs, Patches):  # row and column
             self.places = 2
         width = dim + self.places
-        self.inputs = build_input(settings.inputs, dim, device=device, dtype=dtype)
-        self.query1 = nn.Linear(objects * width, heads * key_dim, bias=False, device=device, dtype=dtype)
-        self.query2 = nn.Linear(objects * width, heads * key_dim, bias=False, device=device, dtype=dtype)
-        self.key = nn.Linear(width, key_dim, bias=False, device=device, dtype=dtype)
-        self.relations = nn.Linear(width, settings.relations, bias=False, device=device, dtype=dtype)
+        self.inputs = build_input(settings.inputs, dim, **placement)
+        self.query1 = nn.Linear(objects * width, heads * key_dim, bias=False, **placement)
+        self.query2 = nn.Linear(objects * width, heads * key_dim, bias=False, **placement)
+        self.key = nn.Linear(width, key_dim, bias=False, **placement)
+        self.relations = nn.Linear(width, settings.relations, bias=False, **placement)
         related = heads * (settings.relations + 2 * self.places)
-        self.hidden = nn.Linear(related, dim, device=device, dtype=dtype)
-        self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, device=device, dtype=dtype)
+        self.hidden = nn.Linear(related, dim, **placement)
+        self.outputs = nn.Linear(dim, settings.outputs.count, bias=settings.outputs.bias, **placement)
         initialise(self, "cs336")
 
     @shaped
