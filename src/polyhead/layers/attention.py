@@ -160,12 +160,11 @@ class MultiHeadAttention(nn.Module):
                 continue
             source = mechanism.symbols
             if source not in distinct:
-                place, length = len(distinct), self.max_length
-                module = build_symbols(
-                    source, self.dim, causal=self.causal, max_length=length, place=place, **placement
+                length, index = self.max_length, len(distinct)
+                self.symbols.append(
+                    build_symbols(source, self.dim, causal=self.causal, max_length=length, place=index, **placement)
                 )
                 distinct.append(source)
-                self.symbols.append(module)
             self.source_of.append(distinct.index(source))
 
     @shaped

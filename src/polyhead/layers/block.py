@@ -108,8 +108,8 @@ class TransformerBlock(nn.Module):
             source = self._before(x, self.norm1)
             # What reads all queries computes all outputs; the tail is cut off the result.
             if num_outputs == x.shape[1] or self.reads_all_queries:
-                given = {"positions": positions, "cu_seqlens": cu_seqlens, "cache": cache}
-                y = self.attention(source, mask=mask, keep=keep, symbols=symbols, taps=taps, **given)
+                options = {"positions": positions, "cu_seqlens": cu_seqlens, "cache": cache}
+                y = self.attention(source, mask=mask, keep=keep, symbols=symbols, taps=taps, **options)
             else:
                 if positions is not None or cache is not None:
                     name = "positions" if cache is None else "a cache"

@@ -67,8 +67,8 @@ class LayerCache:
     def __contains__(self, name: Hashable) -> bool:
         return name in self._kept
 
-    def extend(self, name: Hashable, new: Tensor, most: int | None = None) -> Tensor:
-        """What is stored under `name`, followed by `new` (b t ...); only the last `most` (None: all) stay stored.
+    def extend(self, name: Hashable, new: Tensor, limit: int | None = None) -> Tensor:
+        """What is stored under `name`, followed by `new` (b t ...); only the last `limit` (None: all) stay stored.
 
         It is copied, because the caller may write the next tokens into the same memory.  Raises ValueError if the
         shapes do not match.
@@ -81,7 +81,7 @@ class LayerCache:
         else:
             stored_shape, shape = tuple(old.shape), tuple(new.shape)
             raise ValueError(f"LayerCache: stored {name} is (b s ...) = {stored_shape} but new {name} is {shape}")
-        self._kept[name] = _end(joined, most)
+        self._kept[name] = _end(joined, limit)
         return joined
 
     def state(self, name: Hashable) -> Tensor | None:
@@ -174,20 +174,20 @@ class LayerCache:
             real[:, num_held:] = mask
         self.real = real
 
-    def advance(self, t: int, most: int | None) -> None:
-        """Record `t` new tokens, of which, with the earlier ones, the last `most` (None: all) stay stored."""
+    def advance(self, t: int, limit: int | None) -> None:
+        """Record `t` new tokens, of which, with the earlier ones, the last `limit` (None: all) stay stored."""
         self.length += t
-        if most is not None and self.length - self.gone > most:
-            self.gone = self.length - most
+        if limit is not None and self.length - self.gone > limit:
+            self.gone = self.length - limit
             if self.real is not None:
-                self.real = _end(self.real, most)
+                self.real = _end(self.real, limit)
 
 
-def _end(tensor: Tensor, most: int | None) -> Tensor:
-    """The last `most` (None: all) of (b s ...), copied: a view would keep the memory of the whole tensor."""
-    if most is None or tensor.shape[1] <= most:
+def _end(tensor: Tensor, limit: int | None) -> Tensor:
+    """The last `limit` (None: all) of (b s ...), copied: a view would keep the memory of the whole tensor."""
+    if limit is None or tensor.shape[1] <= limit:
         return tensor
-    return tensor[:, tensor.shape[1] - most :].clone()
+    return tensor[:, tensor.shape[1] - limit :].clone()
 
 
 class Cache:

@@ -91,9 +91,13 @@ class PatchInput(nn.Module):
         super().__init__()
         self.image, self.patch = image, patch
         size = image[0] * patch[0] * patch[1]
-        self.norm = LayerNorm(size, **placement) if norm else nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        if norm:
+            self.norm = LayerNorm(size, **placement)
         self.linear = nn.Linear(size, dim, **placement)
-        self.norm_out = LayerNorm(dim, **placement) if norm else nn.Identity()
+        self.norm_out: nn.Module = nn.Identity()
+        if norm:
+            self.norm_out = LayerNorm(dim, **placement)
         self.class_token: nn.Embedding | None = None
         if class_token:
             self.class_token = nn.Embedding(1, dim, **placement)

@@ -114,13 +114,13 @@ class Sources:
         *,
         cache: LayerCache | None,
         again: bool,
-        **given: Tensor | None,
+        **arguments: Tensor | None,
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer (None for a group without symbols), or None if no group has any.
 
         `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`;
         `computed_symbols` keeps their symbols from layer to layer.  `again`: with activation checkpointing the backward
-        pass recomputes a source.  `given`: further arguments of a source.
+        pass recomputes a source.  `arguments`: further arguments of a source.
         """
         reads = self.reads[layer]
         if all(number is None for number in reads):
@@ -129,7 +129,7 @@ class Sources:
         def computed(number: int) -> Tensor:
             source = recomputed(self.module(number, owners), again and cache is None)
             tokens = embedded if self.once[number] else x
-            ask = functools.partial(source, tokens, **given)
+            ask = functools.partial(source, tokens, **arguments)
             if cache is None:
                 return ask()
             if self.cross:  # the context is the same in every step
@@ -152,7 +152,7 @@ class Sources:
         owners: Owners,
         x: Float[Tensor, "b s m"],
         embedded: Float[Tensor, "b s m"],
-        **given: Tensor | None,
+        **arguments: Tensor | None,
     ) -> Taps:
         """`taps` of a layer with the attention of tokens over symbols, for groups with symbolic attention.
 
@@ -165,7 +165,7 @@ class Sources:
             module = self.module(number, owners)
             if isinstance(module, (SymbolicAttention, RelationalSymbols)):
                 tokens = embedded if self.once[number] else x
-                assigned = module.assignments(tokens, **given)
+                assigned = module.assignments(tokens, **arguments)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))
 

@@ -277,31 +277,29 @@ class Transformer(nn.Module):
         again = self.config.checkpoint and self.training and taps is None and arguments.cache is None
         embedded, last = x, len(self.blocks) - 1
         # Symbols by number of their source; those of a source that is called once per model serve later layers, too.
-        made: dict[int, Tensor] = {}
-        made_of_context: dict[int, Tensor] = {}
+        own_symbols: dict[int, Tensor] = {}
+        cross_symbols: dict[int, Tensor] = {}
         # Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context.
         mask = context_mask = None
         if arguments.mask is not None and arguments.cache is None:
             mask = arguments.mask[:, None, None]
         if arguments.context_mask is not None:
             context_mask = arguments.context_mask[:, None, None]
-        nothing = [None] * len(self.blocks)
-        keeps = nothing if arguments.keep is None else arguments.keep
-        caches = nothing if arguments.cache is None else arguments.cache
         for i, block in enumerate(self.blocks):
             if arguments.stream is not None:
                 arguments.stream.append(x)
             # A model may have lost blocks: symbols go by the number of the layer, caches by the place of the block.
-            layer, cache, owners = self._own.layer_of(block, i), caches[i], (self, block)
-            how: dict[str, Any] = {"cache": cache, "again": again}
+            layer, owners = self._own.layer_of(block, i), (self, block)
+            cache = None if arguments.cache is None else arguments.cache[i]
+            options: dict[str, Any] = {"cache": cache, "again": again}
             symbols = self._own.read(
-                layer, owners, x, embedded, made, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
-                positions=arguments.positions, **how,
+                layer, owners, x, embedded, own_symbols, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
+                positions=arguments.positions, **options,
             )  # fmt: skip
             context, context_symbols = arguments.context, None
             if context is not None:
                 context_symbols = self._across.read(
-                    layer, owners, context, context, made_of_context, mask=arguments.context_mask, **how
+                    layer, owners, context, context, cross_symbols, mask=arguments.context_mask, **options
                 )
             entering = x
             layer_taps: list[Taps] | None = None if taps is None else []
@@ -312,7 +310,7 @@ class Transformer(nn.Module):
                 context_mask=context_mask,
                 positions=arguments.positions,
                 tail=tail if i == last else None,
-                keep=keeps[i],
+                keep=None if arguments.keep is None else arguments.keep[i],
                 symbols=symbols,
                 context_symbols=context_symbols,
                 cu_seqlens=arguments.cu_seqlens,
