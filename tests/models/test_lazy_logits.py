@@ -31,7 +31,7 @@ def batch():
 @pytest.mark.parametrize("tail", [None, 2])
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 def test_they_are_the_logits(monkeypatch, end, tail):
-    monkeypatch.setitem(cross_entropy.TILE, "cpu", 20)
+    monkeypatch.setattr(cross_entropy, "BLOCK", 50)
     model, (tokens, targets) = model_of(end), batch()
     targets = targets if tail is None else targets[:, -tail:]
     lazy, logits = model(tokens, tail=tail, lazy=True), model(tokens, tail=tail)

@@ -15,7 +15,6 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.native import structs
 from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.ops.relational import sdpa
 
@@ -81,14 +80,13 @@ def run(op, impl, tensors, options, variant, weight, cotangent):
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("case", GRID, ids=name)
-def test_backend_equals_reference(monkeypatch, problem, arguments, case):
+def test_backend_equals_reference(problem, arguments, case):
     op, impl, variant = case
     offset = GRID.index(case)
     torch.manual_seed(offset)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
     for n, ((t, s), window, edges, *how) in some(enumerate(cases(op, impl, offset))):
         bias, mask, keep, causal = how
-        monkeypatch.setattr(structs, "FEW_QUERIES", 100 * (n % 2))
         limits = {"window": window, "edges": edges}
         b = 3 if n % 3 == 1 else 2
         g, scale = (2, 1, 4)[n // 3 % 3], (None, -0.3)[n // 2 % 2]

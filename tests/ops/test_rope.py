@@ -10,7 +10,7 @@ from refusals import refused
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from polyhead.ops.rope import convert_layout, layout_permutation, rope
+from polyhead.ops.rope import rope
 
 LAYOUTS = ("interleaved", "half")
 
@@ -78,25 +78,6 @@ def test_memory_layout_does_not_matter(layout, where):
     torch.testing.assert_close(rope(x, positions, layout=layout), expected, atol=1e-12, rtol=0)
 
 
-def test_layouts_convert_exactly():
-    heads, d, m, t = 3, 6, 10, 5
-    x, positions = draw(t, m), torch.arange(t)[:, None]
-    weight = draw(heads * d, m)
-    turned = {}
-    for layout in LAYOUTS:
-        rows = convert_layout(weight, d, source="interleaved", target=layout)
-        turned[layout] = rope((x @ rows.T).view(t, heads, d), positions, layout=layout)
-    index = layout_permutation(d, source="interleaved", target="half")
-    torch.testing.assert_close(turned["half"], turned["interleaved"][..., index], atol=1e-12, rtol=0)
-    there = convert_layout(weight, d, source="interleaved", target="half")
-    assert torch.equal(convert_layout(there, d, source="half", target="interleaved"), weight)
-    assert torch.equal(convert_layout(weight, d, source="half", target="half"), weight)
-    bias = draw(heads * d)
-    assert torch.equal(
-        convert_layout(bias, d, source="interleaved", target="half").view(heads, d), bias.view(heads, d)[:, index]
-    )
-
-
 def test_mistakes_are_one_line():
     x, where = torch.zeros(2, 5, 4), torch.arange(5)
     for call, text in (
@@ -107,11 +88,6 @@ def test_mistakes_are_one_line():
         (lambda: rope(x, where[:4]), r"rope: positions of shape \(4,\) do not broadcast to \(2, 5\)$"),
         (lambda: rope(x, where[None, None] % 2), r"rope: positions of shape \(1, 1, 5\) do not broadcast to \(2, 5\)$"),
         (lambda: rope(x, where[:0]), r"rope: positions of shape \(0,\) do not broadcast to \(2, 5\)$"),
-        (
-            lambda: convert_layout(torch.zeros(7, 2), 4, source="half", target="interleaved"),
-            "convert_layout: 7 rows are not a multiple of the head width 4$",
-        ),
-        (lambda: layout_permutation(4, source="neox", target="half"), "layout_permutation: unknown layout 'neox'"),
     ):
         refused(call, f"^{text}")
 

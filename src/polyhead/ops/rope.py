@@ -74,34 +74,6 @@ def _viewable_as_complex(x: Tensor) -> bool:
     return x.stride(-1) == 1 and all(n % 2 == 0 for n in (x.storage_offset(), *x.stride()[:-1]))
 
 
-def layout_permutation(dim: int, *, source: str, target: str) -> Tensor:
-    """The index that permutes a vector from one layout to the other: `x_target = x_source[..., index]`.
-
-    >>> layout_permutation(6, source="interleaved", target="half")
-    tensor([0, 2, 4, 1, 3, 5])
-    """
-    for layout in (source, target):
-        one_of("layout_permutation", "layout", layout, LAYOUTS)
-    check_even("layout_permutation", dim)
-    index = torch.arange(dim)
-    if source == target:
-        return index
-    return index.view(-1, 2).T.flatten() if source == "interleaved" else index.view(2, -1).T.flatten()
-
-
-def convert_layout(weight: Tensor, dim: int, *, source: str, target: str) -> Tensor:
-    """Reorder the rows of a query or key projection (heads * dim, ...), or of its bias, for the other layout.
-
-    The layouts differ only in the order of components, so scores do not change when both q and k are converted.
-
-    Raises ValueError if the number of rows is not a multiple of `dim`, or for an unknown layout.
-    """
-    if weight.shape[0] % dim:
-        raise ValueError(f"convert_layout: {weight.shape[0]} rows are not a multiple of the head width {dim}")
-    index = layout_permutation(dim, source=source, target=target).to(weight.device)
-    return weight.unflatten(0, (-1, dim))[:, index].flatten(0, 1)
-
-
 # --------------------------------------------------------------------------------------------------------------- checks
 def check_even(function: str, dim: int) -> None:
     """Raise ValueError unless the width is even: components are rotated in pairs."""

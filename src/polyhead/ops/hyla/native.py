@@ -4,7 +4,7 @@ Memory is O(t); only the arguments are saved.  There are no atomic additions: re
 number of threads.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
 """
 
-import ctypes
+from ctypes import Structure, c_double, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -14,13 +14,14 @@ from polyhead.ops.kernel import Gradients, Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
 from polyhead.ops.native.structs import (
     BACKWARD,
+    FORWARD,
+    ONE_QUERY,
     BiasGradientStruct,
     MasksStruct,
     RowsStruct,
     backward_parts,
     bias_gradient,
-    forward_parts,
-    has_few_queries,
+    fields,
     masks_struct,
     openmp_entry,
     rows_struct,
@@ -28,13 +29,13 @@ from polyhead.ops.native.structs import (
     thread_count,
     to_compute_dtype,
 )
-from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS
+from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 
 MIN_PAIRS = 1 << 12
 """Pairs b t s from which on native code is no slower than the reference and tiles."""
 
-MIN_PAIRS_FEW_QUERIES = 1 << 8
-"""The same for calls of fewer than FEW_QUERIES queries."""
+MIN_PAIRS_ONE_QUERY = 1 << 8
+"""The same for the pass of one query."""
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -48,45 +49,35 @@ def is_preferred(call: AttentionCall) -> bool:
     """Whether native code was measured to be no slower than the reference and tiles.
 
     On one core with AVX2 it is 1.8 times as fast as the reference at MIN_PAIRS, and 3.4 times at 2^17 pairs (8 heads of
-    width 8, forward and backward).  A single query takes no longer from MIN_PAIRS_FEW_QUERIES on.
+    width 8, forward and backward).  A single query takes no longer from MIN_PAIRS_ONE_QUERY on.
     """
     if call.q.device.type != "cpu":
         return False
     b = call.q.shape[0]
     t, s = call.lengths
-    return b * t * s >= (MIN_PAIRS_FEW_QUERIES if has_few_queries(call) else MIN_PAIRS)
+    return b * t * s >= (MIN_PAIRS_ONE_QUERY if is_one_query(call) else MIN_PAIRS)
 
 
-class HylaCallStruct(ctypes.Structure):
+def is_one_query(call: AttentionCall) -> bool:
+    """Whether C++ takes its pass of one query, which holds keys in its SIMD lanes and reads each key once."""
+    return call.q.shape[1] == 1 and SOFTMAX_AXIS.get(call.normalise) != "s"
+
+
+class HylaCallStruct(Structure):
     """The struct HylaCall of native/hyla.cpp, with the fields in the same order."""
 
-    _fields_ = [
-        ("b", ctypes.c_int64),
-        ("t", ctypes.c_int64),
-        ("s", ctypes.c_int64),
-        ("h", ctypes.c_int64),
-        ("g", ctypes.c_int64),
-        ("d", ctypes.c_int64),
-        ("e", ctypes.c_int64),
-        ("q", RowsStruct),
-        ("k", RowsStruct),
-        ("v", RowsStruct),
-        ("dout", RowsStruct),
-        ("out", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p),
-        ("dv", ctypes.c_void_p),
+    _fields_ = fields(
+        ("b t s h g d e", c_int64),
+        ("q k v dout", RowsStruct),
+        ("out dq dk dv", c_void_p),
         ("masks", MasksStruct),
         ("dbias", BiasGradientStruct),
-        ("sample_parts", ctypes.c_int64),
-        ("key_parts", ctypes.c_int64),
-        ("scale", ctypes.c_double),
-        ("eps", ctypes.c_double),
-        ("normalise", ctypes.c_int32),
-        ("act", ctypes.c_int32),
-        ("openmp_entry", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
-    ]
+        ("sample_parts key_parts", c_int64),
+        ("scale eps", c_double),
+        ("normalise act", c_int32),
+        ("openmp_entry", c_void_p),
+        ("threads", c_int64),
+    )
     owners: list[Tensor]
     """The tensors whose memory the struct points into: they must live as long as it does."""
 
@@ -115,7 +106,10 @@ def call_struct(call: AttentionCall, dtype: torch.dtype) -> HylaCallStruct:
 def forward_pass(call: AttentionCall) -> Outputs:
     """The output (b t h e)."""
     dtype = library.COMPUTE_DTYPES[call.q.dtype]
-    sample_parts, key_parts, pass_ = forward_parts(call)
+    sample_parts, key_parts, pass_ = 1, 1, FORWARD
+    if is_one_query(call):  # threads share the keys
+        sample_parts, key_parts = backward_parts(call.q.shape[0], call.k.shape[1], None)
+        pass_ = ONE_QUERY
     out = torch.empty(key_parts, *call.q.shape[:3], call.v.shape[-1], dtype=dtype)
     if call.v.numel() == 0:
         out.zero_()  # no keys
@@ -166,19 +160,11 @@ def examples() -> list[AttentionCall]:
     keep = (randn(1, 1, 18, 33) < 1).double() / 0.8
     cu_seqlens = torch.tensor([0, 9, 9, 30], dtype=torch.int32)
     bias_by_offset = randn(8, 73)
-    few_queries = slice(5)  # fewer than FEW_QUERIES
+    one = slice(1)
     return [
         AttentionCall(q8, k8, v8, bias_by_offset, causal=True, normalise="rms_heads", act="relu"),
         AttentionCall(q6, k6, v6, bias, window=9, normalise="softmax_rms_heads", act="gelu"),
         AttentionCall(9 * q6, k6, v6, None, mask, keep, normalise="softmax_heads", act="silu"),
         AttentionCall(q8, q8, v8, cu_seqlens=cu_seqlens, normalise="softmax", act="gelu_tanh"),
-        AttentionCall(
-            q6[:, few_queries],
-            k6,
-            v6,
-            mask=mask[:, :, few_queries],
-            keep=keep[:, :, few_queries],
-            window=9,
-            normalise="softmax_rms_heads",
-        ),
+        AttentionCall(q6[:, one], k6, v6, None, mask[:, :, one], keep[:, :, one], window=9, normalise="rms_heads"),
     ]

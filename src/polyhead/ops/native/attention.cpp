@@ -27,13 +27,12 @@
 // than lane l - 1: one load then reads the symbols of 16 pairs.
 //
 // Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
-// parallel.h (threads), attention_few.h (a few queries over a long cache).
+// parallel.h (threads).
 //
 // Vaswani et al. 2017, Altabaa and Lafferty 2024 (arXiv 2405.16727).
 
 #include "acts.h"
 #include "parallel.h"
-#include "attention_few.h"
 #include "tiles.h"
 
 using namespace polyhead;
@@ -41,7 +40,7 @@ using namespace polyhead;
 extern "C" struct AttentionCall {
   int64_t b, t, s, h, g, d, e, r, p;
   Rows q, k, q_rel, k_rel, symbols, dretrieved, drelated;
-  number *retrieved, *related, *stats;      // (b t h e), (b t h r), (b h t 2); for few queries the first two have a part for each strip
+  number *retrieved, *related, *stats;      // (b t h e), (b t h r), (b h t 2)
   const number* delta;                      // (b h t)
   number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel have a part for each strip
   Limits limits;                            // own: queries
@@ -392,6 +391,5 @@ bool backward(const AttentionCall& c) {
 
 // 0, or 1 if there was no memory.
 extern "C" int polyhead_attention(const AttentionCall* call, int pass) {
-  if (pass == FEW) return AttentionFew<AttentionCall>(*call).run() ? 0 : 1;
   return (pass == BACKWARD ? backward(*call) : forward(*call)) ? 0 : 1;
 }

@@ -5,7 +5,7 @@ largest score, and one over the sum of exponentials relative to it.  The logarit
 sum if all scores are -1e9.
 """
 
-import ctypes
+from ctypes import Structure, c_double, c_int32, c_int64, c_void_p
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,13 @@ from polyhead.ops.native import library
 from polyhead.ops.native.structs import (
     BACKWARD,
     FORWARD,
-    FORWARD_FEW_QUERIES,
     LANES,
     BiasGradientStruct,
     MasksStruct,
     RowsStruct,
     backward_parts,
     bias_gradient,
-    forward_parts,
-    has_few_queries,
+    fields,
     masks_struct,
     openmp_entry,
     rows_struct,
@@ -36,48 +34,22 @@ from polyhead.ops.native.structs import (
 from polyhead.spec import RELATION_ACTS
 
 
-class AttentionCallStruct(ctypes.Structure):
+class AttentionCallStruct(Structure):
     """The struct AttentionCall of native/attention.cpp, with the fields in the same order."""
 
-    _fields_ = [
-        ("b", ctypes.c_int64),
-        ("t", ctypes.c_int64),
-        ("s", ctypes.c_int64),
-        ("h", ctypes.c_int64),
-        ("g", ctypes.c_int64),
-        ("d", ctypes.c_int64),
-        ("e", ctypes.c_int64),
-        ("r", ctypes.c_int64),
-        ("p", ctypes.c_int64),
-        ("q", RowsStruct),
-        ("k", RowsStruct),
-        ("q_rel", RowsStruct),
-        ("k_rel", RowsStruct),
-        ("symbols", RowsStruct),
-        ("dretrieved", RowsStruct),
-        ("drelated", RowsStruct),
-        ("retrieved", ctypes.c_void_p),
-        ("related", ctypes.c_void_p),
-        ("stats", ctypes.c_void_p),
-        ("delta", ctypes.c_void_p),
-        ("dq", ctypes.c_void_p),
-        ("dk", ctypes.c_void_p),
-        ("dq_rel", ctypes.c_void_p),
-        ("dk_rel", ctypes.c_void_p),
-        ("dsymbols", ctypes.c_void_p),
+    _fields_ = fields(
+        ("b t s h g d e r p", c_int64),
+        ("q k q_rel k_rel symbols dretrieved drelated", RowsStruct),
+        ("retrieved related stats delta dq dk dq_rel dk_rel dsymbols", c_void_p),
         ("masks", MasksStruct),
         ("dbias", BiasGradientStruct),
-        ("symbol_columns", ctypes.c_void_p),
-        ("num_columns", ctypes.c_int64),
-        ("dsymbols_part", ctypes.c_int64),
-        ("sample_parts", ctypes.c_int64),
-        ("key_parts", ctypes.c_int64),
-        ("scale", ctypes.c_double),
-        ("relation_scale", ctypes.c_double),
-        ("act", ctypes.c_int32),
-        ("openmp_entry", ctypes.c_void_p),
-        ("threads", ctypes.c_int64),
-    ]
+        ("symbol_columns", c_void_p),
+        ("num_columns dsymbols_part sample_parts key_parts", c_int64),
+        ("scale relation_scale", c_double),
+        ("act", c_int32),
+        ("openmp_entry", c_void_p),
+        ("threads", c_int64),
+    )
     owners: list[Tensor]
     """The tensors whose memory the struct points into: they must live as long as it does."""
 
@@ -101,9 +73,6 @@ def call_struct(call: AttentionCall, pass_: int) -> AttentionCallStruct:
     if call.v.ndim == 4:
         symbols = to_compute_dtype(call.v, dtype)
         struct.symbols = rows_struct(symbols)
-    elif pass_ == FORWARD_FEW_QUERIES:
-        symbols = to_compute_dtype(call.v.expand(1, -1, -1, -1), dtype)
-        struct.symbols, struct.num_columns = rows_struct(symbols), len(call.v)
     else:
         # Symbols by offset as (g e columns), so that lanes read one column after the other; the forward pass, with
         # queries in the lanes, reads them backwards.
@@ -135,21 +104,14 @@ def forward_pass(call: AttentionCall) -> Outputs:
 
     The statistics are the largest score, and one over the sum of exponentials relative to it.
     """
-    return _forward(call, *forward_parts(call))
-
-
-def _forward(call: AttentionCall, sample_parts: int, key_parts: int, pass_: int) -> Outputs:
-    retrieved, related, stats = (torch.empty_like(output) for output in empty_outputs(call))
+    retrieved, related, stats = empty_outputs(call)
     if call.k.numel() == 0:
         return [retrieved.zero_(), related.zero_(), stats.zero_()]
-    retrieved = retrieved.new_empty(key_parts, *retrieved.shape)
-    related = related.new_empty(key_parts, *related.shape)
     if call.q.numel() > 0:
-        struct = call_struct(call, pass_)
-        struct.sample_parts, struct.key_parts = sample_parts, key_parts
+        struct = call_struct(call, FORWARD)
         struct.retrieved, struct.related, struct.stats = retrieved.data_ptr(), related.data_ptr(), stats.data_ptr()
-        library.call("attention", stats.dtype, struct, pass_)
-    return [sum_key_parts(retrieved), sum_key_parts(related), stats]
+        library.call("attention", stats.dtype, struct, FORWARD)
+    return [retrieved, related, stats]
 
 
 def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
@@ -159,11 +121,6 @@ def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
     dtype = library.COMPUTE_DTYPES[call.q.dtype]
     dretrieved, drelated = to_compute_dtype(grad_outputs[0], dtype), to_compute_dtype(grad_outputs[1], dtype)
     retrieved, related, stats = grad_outputs[3:]
-    if has_few_queries(call):
-        # The forward pass for few queries rounds scores in another way.  A score that is rounded in two ways is off by
-        # so much of itself, and the sum over keys of its gradients is no longer 0.
-        retrieved, related, stats = _forward(call, 1, 1, FORWARD)
-
     struct = call_struct(call, BACKWARD)
     stats = stats.contiguous()  # vmap may expand it
     # The sum over keys of a da, which the gradient of a softmax subtracts: from the outputs, without another pass.

@@ -30,11 +30,11 @@
 // the keys (`sums`), and in a backward pass one more (`stats`) for the sums that its gradient subtracts.
 //
 // Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
-// parallel.h (threads), hyla_few.h (a few queries over a long cache).
+// parallel.h (threads), hyla_one.h (one query over a long cache).
 //
 // Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
 
-#include "hyla_few.h"
+#include "hyla_one.h"
 #include "hyla_pairs.h"
 
 using namespace polyhead;
@@ -42,7 +42,7 @@ using namespace polyhead;
 extern "C" struct HylaCall {
   int64_t b, t, s, h, g, d, e;
   Rows q, k, v, dout;
-  number *out, *dq, *dk, *dv;  // contiguous; dq has a part for each strip, and so has out for few queries
+  number *out, *dq, *dk, *dv;  // contiguous; dq has a part for each strip, and so has out for one query
   Limits limits;               // own: queries
   BiasGrad dbias;
   int64_t sample_parts, key_parts;  // numbers of parts of the batch and of the keys; parts are independent
@@ -287,7 +287,7 @@ template <int H> int run(const HylaCall& c, int pass) { return (pass == BACKWARD
 
 // 0, or 1 if there was no memory.
 extern "C" int polyhead_hyla(const HylaCall* call, int pass) {
-  if (pass == FEW) return HylaFew<HylaCall>(*call).run() ? 0 : 1;
+  if (pass == ONE_QUERY) return HylaOne<HylaCall>(*call).run() ? 0 : 1;
   switch (call->g == call->h ? call->h : 0) {
     case 1: return run<1>(*call, pass);
     case 2: return run<2>(*call, pass);

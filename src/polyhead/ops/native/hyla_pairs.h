@@ -43,7 +43,7 @@ template <class Call, int H> struct HylaPairs {
     for (int r = 0; r < n; r++) {
       Sight sight(limits, tile, other + r);
       number *a = code.a + r * heads() * LANES, *u = code.u + r * heads() * LANES;
-      add_bias(sight, a, heads(), c.normalise == RMS_HEADS || c.normalise == NONE ? 0.0f : HIDDEN);
+      add_bias(sight, a, heads(), hidden_score(c.normalise));
       store(code.scale + r * LANES, normalise(c.normalise, sight, stats, a, heads(), number(c.eps)));
       if (limits.keep.at) drop(sight, a, u, heads());
       for (int g = 0; shared() > 1 && g < groups(); g++) {

@@ -95,10 +95,12 @@ struct Sight {
   Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
 };
 
-enum Pass { FORWARD, BACKWARD, FEW };  // FEW: forward, of few queries; as in library.py
+enum Pass { FORWARD, BACKWARD, ONE_QUERY };  // as in structs.py; the last one is a forward pass of HYLA
 enum Normalise { SOFTMAX, RMS_HEADS, NONE, SOFTMAX_RMS_HEADS, SOFTMAX_HEADS };  // as in spec/table.py
 
 inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise == SOFTMAX_RMS_HEADS; }
+// The score of a hidden pair before its normaliser.
+inline number hidden_score(int normalise) { return normalise == RMS_HEADS || normalise == NONE ? 0.0f : HIDDEN; }
 inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || normalise == SOFTMAX_RMS_HEADS; }
 
 // Of each query and head, for a softmax over keys: the largest score, one over the sum of e^(score - top) over keys,

@@ -8,8 +8,10 @@ import ctypes
 import functools
 import math
 import os
+from ctypes import c_int64, c_void_p
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,69 +23,49 @@ from polyhead.ops.tiles import visible_ranges
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
 
-FORWARD, BACKWARD, FORWARD_FEW_QUERIES = range(3)
+FORWARD, BACKWARD, ONE_QUERY = range(3)
 """The pass to compute; the same numbers as in native/pairs.h."""
-
-FEW_QUERIES = 8
-"""Calls with fewer queries hold keys in the SIMD lanes."""
 
 LARGE_BIAS = 1 << 20
 """A bias with more numbers is not searched for -inf: reading it would take as long as it saves."""
+
+
+def fields(*groups: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """The `_fields_` of a struct from names of one type, then names of the next, as C++ declares them."""
+    pairs = []
+    for names, kind in groups:
+        for name in names.split():
+            pairs.append((name, kind))
+    return pairs
 
 
 # The fields below are those of the structs in native/pairs.h, in the same order.
 class RowsStruct(ctypes.Structure):
     """A tensor (b n h width): pointer and strides in numbers."""
 
-    _fields_ = [
-        ("pointer", ctypes.c_void_p),
-        ("b", ctypes.c_int64),
-        ("n", ctypes.c_int64),
-        ("h", ctypes.c_int64),
-    ]
+    _fields_ = fields(("pointer", c_void_p), ("b n h", c_int64))
 
 
 class PairsStruct(ctypes.Structure):
     """A tensor (b h t s): pointer and strides in numbers."""
 
-    _fields_ = [
-        ("pointer", ctypes.c_void_p),
-        ("b", ctypes.c_int64),
-        ("h", ctypes.c_int64),
-        ("own", ctypes.c_int64),
-        ("other", ctypes.c_int64),
-    ]
+    _fields_ = fields(("pointer", c_void_p), ("b h own other", c_int64))
 
 
 class BiasGradientStruct(ctypes.Structure):
     """The partial gradients of a bias: pointer and strides in numbers."""
 
-    _fields_ = [
-        ("pointer", ctypes.c_void_p),
-        ("b", ctypes.c_int64),
-        ("h", ctypes.c_int64),
-        ("query", ctypes.c_int64),
-        ("key", ctypes.c_int64),
-        ("sample_part", ctypes.c_int64),
-        ("key_part", ctypes.c_int64),
-    ]
+    _fields_ = fields(("pointer", c_void_p), ("b h query key sample_part key_part", c_int64))
 
 
 class MasksStruct(ctypes.Structure):
     """Ranges of visible keys and queries, bias, dropout and mask."""
 
-    _fields_ = [
-        ("first_key", ctypes.c_void_p),
-        ("end_key", ctypes.c_void_p),
-        ("first_query", ctypes.c_void_p),
-        ("end_query", ctypes.c_void_p),
-        ("bias", PairsStruct),
-        ("keep", PairsStruct),
-        ("mask", PairsStruct),
-        ("owns", ctypes.c_int64),
-        ("others", ctypes.c_int64),
-        ("bias_hides", ctypes.c_int64),
-    ]
+    _fields_ = fields(
+        ("first_key end_key first_query end_query", c_void_p),
+        ("bias keep mask", PairsStruct),
+        ("owns others bias_hides", c_int64),
+    )
     owners: list[Tensor]
     """The tensors whose memory the struct points into: they must live as long as it does."""
 
@@ -195,7 +177,7 @@ def backward_parts(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     """Into how many parts a backward pass cuts the samples and the keys, for the threads.
 
     Each part of the keys needs its own dq, and each part of either needs its own gradient of a bias by offset; so the
-    parts are few.  Samples that share a dense bias are not cut.
+    parts are few.  Samples that share a dense bias are not cut.  A forward pass of one query is cut alike.
     """
     threads = thread_count()
     if threads == 1:
@@ -205,18 +187,6 @@ def backward_parts(b: int, s: int, bias: Tensor | None) -> tuple[int, int]:
     sample_parts = 1 if bias_is_shared else max(1, min(b, 4 * threads))
     lane_tiles = max(1, math.ceil(s / LANES))
     return sample_parts, min(lane_tiles, math.ceil(2 * threads / sample_parts))
-
-
-def has_few_queries(call: AttentionCall) -> bool:
-    """Whether native code holds keys in its SIMD lanes, because the queries of a call would not fill them."""
-    return call.q.shape[1] < FEW_QUERIES
-
-
-def forward_parts(call: AttentionCall) -> tuple[int, int, int]:
-    """The same for a forward pass, and the pass: with few queries threads share the keys, otherwise the queries."""
-    if has_few_queries(call):
-        return *backward_parts(call.q.shape[0], call.k.shape[1], None), FORWARD_FEW_QUERIES
-    return 1, 1, FORWARD
 
 
 def sum_key_parts(parts: Tensor) -> Tensor:

@@ -12,15 +12,10 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
-from polyhead.ops.native.structs import has_few_queries
+from polyhead.ops.native.structs import LANES
 
 MIN_PAIRS = 1 << 16
 """Pairs b t s from which on native code is no slower than the reference, tiles and PyTorch's kernels."""
-
-MIN_PAIRS_FEW_QUERIES = 1 << 10
-"""The same for calls of fewer than FEW_QUERIES queries: a single one, or a batch of MIN_SAMPLES."""
-
-MIN_SAMPLES = 8
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -35,9 +30,8 @@ def is_preferred(call: AttentionCall) -> bool:
     if call.q.device.type != "cpu":
         return False
     b, (t, s) = call.q.shape[0], call.lengths
-    if not has_few_queries(call):
-        return b * t * s >= MIN_PAIRS
-    return (t == 1 or b >= MIN_SAMPLES) and b * t * s >= MIN_PAIRS_FEW_QUERIES
+    fills_lanes = 2 * t >= LANES
+    return fills_lanes and b * t * s >= MIN_PAIRS
 
 
 def combine(call: AttentionCall, outputs: Outputs) -> Tensor:
@@ -65,15 +59,6 @@ def examples() -> list[AttentionCall]:
     )
     by_offset = replace(by_key, q=9 * q, v=randn(50, 3, 7), bias=None, mask=mask, keep=keep, window=None, act="tanh")
 
-    first = slice(5)  # fewer than FEW_QUERIES
-    few_queries = replace(
-        by_offset,
-        q=q[:, first],
-        v=randn(37, 3, 7),
-        q_rel=q_rel[:, first],
-        mask=mask[:, :, first],
-        keep=keep[:, :, first],
-    )
     # One tensor in two places: its gradient is a sum.
     x, x_rel = randn(1, 37, 6, 5), randn(1, 37, 5, 6)
     symmetric = AttentionCall(
@@ -87,4 +72,4 @@ def examples() -> list[AttentionCall]:
         k_rel=x_rel,
         relation_weight=weight,
     )
-    return [by_key, by_offset, few_queries, symmetric]
+    return [by_key, by_offset, symmetric]
