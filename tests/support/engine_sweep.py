@@ -22,11 +22,12 @@ from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.tasks import KINDS
 from polyhead.train import Interrupted
+from polyhead.train.store.folder import read_metrics
 
 
 def stop_at_first_row(screen):
-    if screen.jobs[0].has_rows:
-        screen.jobs[0].has_rows = False  # once
+    if read_metrics(screen.jobs[0].folder) and screen.enabled:
+        screen.enabled = False  # once
         raise KeyboardInterrupt
 
 

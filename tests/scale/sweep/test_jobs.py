@@ -109,30 +109,24 @@ def test_the_time_that_is_left(tiny, tmp_path):
     assert screen.seconds_left(jobs, 1) == pytest.approx(225)
 
 
-def test_without_a_terminal_a_line_at_intervals(runs, tmp_path, capfd, monkeypatch):
+def test_the_lines_of_a_sweep(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(screen, "QUIET_SECONDS", -1.0)
     sweep(runs[:2], tmp_path, engine=Fake({1: 2}))
     output = capfd.readouterr().err
-    assert "all: 2 waiting\n" in output
+    assert "seed=0: starting\n" in output
+    assert "seed=0: done in 0:06\n" in output
     assert "seed=1: failed: it said 2\n" in output
     assert output.endswith("all: 1 done, 1 failed\n")
 
 
-def test_the_rows_of_a_run_that_resumed_from_an_earlier_step_are_read_again(tiny, tmp_path):
+def test_the_progress_of_a_run_is_that_of_its_rows(tiny, tmp_path):
     job = Job(tiny(tmp_path), tmp_path)
-    row = {"kind": "train", "loss": 0.5, "steps_per_second": 4.0}
-    first, second = (json.dumps({**row, "step": step}) + "\n" for step in (1, 2))
-    for text, step in ((first + second[:20], 1), (first + second, 2), (first, 1)):
-        (tmp_path / "metrics.jsonl").write_text(text)
-        job.poll()
-        assert job.step == step
-
-
-def test_damaged_rows_are_left_out(tiny, tmp_path):
+    assert job.progress() == "starting"
     row = {"kind": "train", "step": 3, "loss": 0.5, "steps_per_second": 4.0}
-    lines = [json.dumps(row), '{"step": "seven"}', '{"step": 1e999}', '{"kind": "train", "step": 3, "loss": null}', "3"]
-    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, "[" * 100_000]) + "\n")
-    assert Job(tiny(tmp_path), tmp_path).scores == {"loss": "0.5000"}
+    scored = {"kind": "eval", "step": 3, "split": "iid", "r2": 0.25}
+    damaged = ['{"step": "seven"}', '{"step": 1e999}', "3", "[" * 100_000, '{"kind": "train", "st']
+    (tmp_path / "metrics.jsonl").write_text("\n".join([json.dumps(row), json.dumps(scored), *damaged]))
+    assert job.progress() == "step 3/12  loss 0.500  iid r2 0.250  4.0 steps/s"
 
 
 def test_bad_arguments_are_one_line_and_leave_no_files(runs, tmp_path):

@@ -1,18 +1,15 @@
-"""One run of a sweep: its worker, what its rows say, and how it ended."""
+"""One run of a sweep: its worker, its progress, and how it ended."""
 
 import contextlib
-import json
-import os
 import pathlib
 from dataclasses import dataclass
-from typing import Any
 
 from polyhead.config import Run, digest
 from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, open_log
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.claims import FolderInUse, claim
-from polyhead.train.store.folder import METRICS, Result, finished
+from polyhead.train.store.folder import Result, finished, read_metrics
 from polyhead.train.store.state import State, write_end
 
 
@@ -36,14 +33,9 @@ class Job:
         self.label = label or run.name
         self.worker: ExitCode | None = None
         self.outcome: Result | Failure | None = finished(folder, self.digest)
-        self.has_rows = False
-        """Whether the worker has written rows, so that it is past its start."""
         self.step = 0
         self.steps_per_second = 0.0
-        self.scores: dict[str, str] = {}
-        """The latest loss, and the latest main metric of each split, as text."""
-        self.position = 0
-        self.read_rows()
+        """As `progress` has read them."""
 
     @property
     def state(self) -> State:
@@ -51,7 +43,7 @@ class Job:
             return State.DONE
         if self.outcome is not None:
             return State.FAILED
-        if self.has_rows:
+        if self.worker is not None:
             return State.RUNNING
         return State.WAITING
 
@@ -74,14 +66,12 @@ class Job:
         return self.outcome is None
 
     def poll(self) -> bool:
-        """Read new rows.  Return whether the worker has just ended, with a result or a failure."""
-        self.has_rows = self.read_rows() or self.has_rows
+        """Return whether the worker has just ended, with a result or a failure."""
         if self.worker is None:
             return False
         code = self.worker()
         if code is None:
             return False
-        self.read_rows()
         self.outcome = finished(self.folder, self.digest)
         if self.outcome is None:
             text = last_words(self.folder / LOG, code)
@@ -95,31 +85,21 @@ class Job:
         self.outcome = Failure(self.run.name, self.folder, code, text)
 
     # --------------------------------------------------------------------------------------------------------- progress
-    def read_rows(self) -> bool:
-        """Read the rows of metrics.jsonl that are new since the last call; return whether there were any."""
-        try:
-            with open(self.folder / METRICS, "rb") as file:
-                if file.seek(0, os.SEEK_END) < self.position:
-                    self.position = 0  # a resumed run has truncated the file
-                file.seek(self.position)
-                text = file.read()
-        except OSError:
-            return False
-        complete_rows = text[: text.rfind(b"\n") + 1]
-        self.position += len(complete_rows)
-        for line in complete_rows.splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                self._read_row(json.loads(line))
-        return bool(complete_rows)
-
-    def _read_row(self, row: dict[str, Any]) -> None:
-        self.step = int(row["step"])
-        if row["kind"] == "train":
-            self.scores["loss"] = f"{row['loss']:.4f}"
-            self.steps_per_second = float(row["steps_per_second"])
-        elif row["kind"] == "eval":
+    def progress(self) -> str:
+        """Read the rows of the run; return its step, its latest scores and its speed in words."""
+        scores: dict[str, float] = {}
+        for row in read_metrics(self.folder):
+            self.step = row["step"]
             metric = self.run.task.metric
-            self.scores[f"{row['split']} {metric}"] = f"{row[metric]:.3f}"
+            if row["kind"] == "train":
+                self.steps_per_second = row.get("steps_per_second", 0.0)
+                scores["loss"] = row.get("loss", 0.0)
+            elif row["kind"] == "eval" and metric in row:
+                scores[f"{row.get('split')} {metric}"] = row[metric]
+        if not scores:
+            return "starting"
+        parts = [f"{name} {score:.3f}" for name, score in scores.items()]
+        return "  ".join([f"step {self.step}/{self.run.train.steps}", *parts, f"{self.steps_per_second:.1f} steps/s"])
 
     def seconds_per_step(self) -> float | None:
         """Return the measured seconds of a step; None if unknown."""
@@ -129,20 +109,17 @@ class Job:
             return None
         return 1 / self.steps_per_second
 
-    def text(self) -> str:
-        """Return the scores and the progress in words."""
-        parts = [f"{name} {score}" for name, score in self.scores.items()]
+    def ending(self) -> str:
+        """Return the scores of a result, or the reason of a failure, in words."""
         if isinstance(self.outcome, Failure):
             return f"failed: {self.outcome.error}"
-        if self.outcome is not None:
-            parts.append(f"done in {duration(self.outcome.seconds)}")
-        elif self.has_rows:
-            parts.append(f"{self.steps_per_second:.1f} steps/s")
-        elif self.worker is not None:
-            return "starting"
-        else:
+        if self.outcome is None:
             return ""
-        return "  ".join(parts)
+        parts = []
+        for split, scores in self.outcome.scores.items():
+            if self.run.task.metric in scores:
+                parts.append(f"{split} {self.run.task.metric} {scores[self.run.task.metric]:.3f}")
+        return "  ".join([*parts, f"done in {duration(self.outcome.seconds)}"])
 
 
 def last_words(log: pathlib.Path, code: int) -> str:

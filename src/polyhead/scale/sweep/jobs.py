@@ -68,8 +68,7 @@ def sweep(
             at_a_time = 1
             if unfinished:
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
-            display = stack.enter_context(SweepScreen(jobs, at_a_time, enabled=progress))
-            train_all(jobs, engine, at_a_time, display)
+            train_all(jobs, engine, at_a_time, SweepScreen(jobs, at_a_time, enabled=progress))
         except KeyboardInterrupt:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
@@ -115,7 +114,7 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
                 starting.append(job)
                 screen.tell(job, f"started ({job.folder})")
             else:
-                screen.tell(job, job.text())
+                screen.tell(job, job.ending())
         if starting:
             workers = engine.start([job.folder for job in starting])
             for job, worker in zip(starting, workers, strict=True):
@@ -124,6 +123,6 @@ def train_all(jobs: Sequence[Job], engine: Engine, at_a_time: int, screen: Sweep
         for job in list(working):
             if job.poll():
                 working.remove(job)
-                screen.tell(job, job.text())
+                screen.tell(job, job.ending())
         screen.update()
         time.sleep(engine.poll_seconds)

@@ -1,23 +1,16 @@
-"""Progress of a sweep: a live table on a terminal, else a line at events and at intervals.
+"""Progress of a sweep: a line when a run starts or ends, and at intervals a line for each run that trains.
 
 Output never decides a sweep: whatever cannot be written is left out.
 """
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from polyhead.scale.sweep.job import Job
 from polyhead.train.messages import print_notice
 from polyhead.train.progress import QUIET_SECONDS, duration, wanted
 from polyhead.train.store.state import State
-
-MAX_ROWS = 20
-"""With more runs, a terminal shows only the active ones."""
 
 
 def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
@@ -37,60 +30,25 @@ def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
 
 
 class SweepScreen:
-    """A progress bar per run, and one for all runs."""
+    """The lines about a sweep on standard error."""
 
     def __init__(self, jobs: Sequence[Job], at_a_time: int, *, enabled: bool) -> None:
         self.jobs = jobs
         self.at_a_time = at_a_time
         self.enabled = wanted(enabled)
-        console = Console(stderr=True)
-        self.live = self.enabled and console.is_terminal
-        self.bars = Progress(
-            TextColumn("{task.description}"),
-            TextColumn("{task.fields[state]}"),
-            BarColumn(24),
-            TextColumn("{task.completed}/{task.total}"),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            disable=not self.live,
-        )
-        self.ids: list[TaskID] = []
         self.last_lines = time.monotonic()
-
-    def __enter__(self) -> "SweepScreen":
-        with contextlib.suppress(OSError):
-            self.bars.start()
-        for job in self.jobs:
-            self.ids.append(self.bars.add_task(job.label, total=job.run.train.steps, state="", text=""))
-            if job.state == State.DONE:
+        for job in jobs:
+            if job.outcome is not None:
                 self.tell(job, "already done")
-        total = sum(job.run.train.steps for job in self.jobs)
-        self.ids.append(self.bars.add_task("all", total=total, state="", text=""))
-        self.update()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.update()
-        with contextlib.suppress(OSError):
-            self.bars.stop()
 
     def update(self) -> None:
-        """Draw the bars, or print the active runs from time to time."""
-        if self.live:
-            with contextlib.suppress(OSError):
-                self.draw()
-        elif self.enabled and time.monotonic() - self.last_lines > QUIET_SECONDS:
+        """Print the runs that train, if the last time is some time ago."""
+        if self.enabled and time.monotonic() - self.last_lines > QUIET_SECONDS:
             self.last_lines = time.monotonic()
             for job in self.jobs:
                 if job.state == State.RUNNING:
-                    self.tell(job, f"step {job.step}/{job.run.train.steps}  {job.text()}")
+                    self.tell(job, job.progress())
             print_notice(f"all: {self.summary()}")
-
-    def draw(self) -> None:
-        for job, bar in zip(self.jobs, self.ids, strict=False):
-            is_visible = len(self.jobs) <= MAX_ROWS or job.state not in (State.DONE, State.WAITING)
-            self.bars.update(bar, completed=job.step, state=job.state, text=job.text(), visible=is_visible)
-        self.bars.update(self.ids[-1], completed=sum(job.step for job in self.jobs), text=self.summary())
 
     def summary(self) -> str:
         """Return the number of runs by state, and the time left."""
@@ -102,6 +60,6 @@ class SweepScreen:
         return ", ".join(parts)
 
     def tell(self, job: Job, text: str) -> None:
-        """Print an event of a run as one line, where no bar shows it."""
-        if self.enabled and not self.live:
+        """Print a line about a run."""
+        if self.enabled:
             print_notice(f"{job.label}: {text}")
