@@ -12,7 +12,7 @@ import forked
 import pytest
 import torch
 from jaxtyping import Float
-from scripts import PACKAGE, ROOT, short_name
+from scripts import PACKAGE, short_name
 from some import some
 
 import polyhead as ph
@@ -109,53 +109,6 @@ def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------ encodings
-PLACES = ("src", "benchmarks", "examples", "docs", "packaging")
-OTHERS = ("os", "engine", "Image", "tarfile", "zipfile")
-"""Whose `open` is not of text."""
-
-
-CALLS = ("read_text", "write_text", "open", "run", "Popen", "check_output")
-
-
-def unencoded(source):
-    """Lines where text is read or written in the encoding of the machine."""
-    for call in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)):
-        if getattr(call.func, "attr", getattr(call.func, "id", None)) not in CALLS:
-            continue  # before it is written out, which takes its time
-        owner, _, name = ast.unparse(call.func).rpartition(".")
-        named = {keyword.arg: keyword.value for keyword in call.keywords}
-        words = [*call.args, named.get("mode")]
-        binary = any(isinstance(word, ast.Constant) and word.value in ("rb", "wb", "ab", "r+b", "xb") for word in words)
-        text = (
-            name in CALLS[:2]
-            or (name == "open" and owner.rpartition(".")[2] not in OTHERS and not binary)
-            or (name in CALLS[3:] and "text" in named)
-        )
-        if text and "encoding" not in named:
-            yield call.lineno
-
-
-CODE = """path.read_text()
-(folder / 'a').write_text('x')
-open(path)
-path.open('a', buffering=1)
-open(path, mode='w')
-subprocess.run(['x'], text=True)
-path.read_text(encoding='utf-8')
-open(path, 'rb')
-self.path.open(mode='wb')
-os.open(path, os.O_RDONLY)
-self.engine.open(runs, folder)
-subprocess.run(['x'], check=True)
-"""
-
-
-def test_text_is_utf_8():
-    assert list(unencoded(CODE)) == [1, 2, 3, 4, 5, 6]
-    files = [path for place in PLACES for path in some((ROOT / place).rglob("*.py"))]
-    assert not [f"{path}:{line}" for path in files for line in unencoded(path.read_text(encoding="utf-8"))]
-
-
 COMMANDS = """
 import sys
 from polyhead.cli.dispatch import main

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import importlib.util
 import pathlib
 import subprocess
 import sys
