@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import legal
+from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.naming import differing, labels, setting
-from polyhead.scale.sweep.status import place_of, state_of
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.train.store import folder as run_folder, shipped
-from polyhead.train.store.folder import CONFIG, finished, read_config
-from polyhead.train.store.state import State
+from polyhead.train.store.claims import is_claimed
+from polyhead.train.store.folder import CONFIG, finished, place_of, read_config, read_metrics
+from polyhead.train.store.state import State, read_end
 
 if TYPE_CHECKING:
     import pandas
@@ -66,6 +67,33 @@ class Record:
         if error is None:
             return f"{score:.3f}"
         return f"{score:.3f} ± {error:.3f}"
+
+
+def state_of(run: Run, folder: pathlib.Path) -> tuple[State, int, str]:
+    """Return the state of a run, its number of steps, and the error of a failed run.
+
+    running: a process trains it, here or elsewhere.  failed: it ended with an error, and no process works on it.
+    stopped: no error; the same command resumes it.
+    """
+    if not folder.is_dir():
+        return State.WAITING, 0, ""
+    result = finished(folder, digest(run))
+    if result is not None:
+        return State.DONE, result.steps, ""
+    rows = read_metrics(folder)
+    step = max((row["step"] for row in rows), default=0)
+    if is_claimed(folder):
+        return State.RUNNING, step, ""
+    end = read_end(folder)
+    if end is not None:
+        state, message = end
+        if state == State.STOPPED:
+            message = ""
+        return state, step, message
+    log = folder / LOG
+    if rows or (log.is_file() and log.stat().st_size > 0):
+        return State.STOPPED, step, ""
+    return State.WAITING, 0, ""
 
 
 # ------------------------------------------------------------------------------------------------------ a table of runs

@@ -8,11 +8,10 @@ from dataclasses import replace
 from polyhead import train
 from polyhead.scale.records import of_sweep
 from polyhead.scale.sweep.engines import LOG
-from polyhead.scale.sweep.status import place_of
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
 from polyhead.train.store.claims import claim
-from polyhead.train.store.folder import METRICS
+from polyhead.train.store.folder import METRICS, place_of
 from polyhead.train.store.state import ENDED, State, write_end
 
 

@@ -1,5 +1,5 @@
 """Many runs in parallel: jobs.py (the queue), job.py (one run), engines/ (they start workers), naming.py (names of
-runs), status.py (states), screen.py (lines about progress)."""
+runs), screen.py (lines about progress)."""
 
 from polyhead.scale.sweep.job import Failure
 from polyhead.scale.sweep.jobs import sweep

@@ -19,12 +19,11 @@ from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import SweepScreen
-from polyhead.scale.sweep.status import place_of
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import StopSignals, signals_to
 from polyhead.train.store.claims import claim
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import Result, clear
+from polyhead.train.store.folder import Result, clear, place_of
 from polyhead.train.store.state import State
 
 

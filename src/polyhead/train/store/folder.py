@@ -51,7 +51,12 @@ class Result:
 # ------------------------------------------------------------------------------------------------------- configuration
 def folder_of(config: Run) -> pathlib.Path:
     """`config.folder`, or by default runs/NAME-DIGEST, which differs for every run."""
-    return pathlib.Path(config.folder or f"runs/{config.name}-{configs.digest(config)}")
+    return pathlib.Path(config.folder or place_of(config, "runs"))
+
+
+def place_of(config: Run, folder: str | pathlib.Path) -> pathlib.Path:
+    """The folder in which a sweep trains a run."""
+    return pathlib.Path(folder) / f"{config.name}-{configs.digest(config)}"
 
 
 def place(folder: str | pathlib.Path) -> pathlib.Path:
