@@ -33,14 +33,14 @@ def evaluate(
     examples:
       polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f
       polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --splits compositional novel --batches 64
-      polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint best
+      polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint 500
 
     Args:
         splits: Default: all except train and validation.
         batches: Batches per split (default: the run's own).
         batch_size: Sequences per batch (default: the run's own).
         seed: Seed of the sequences (default: the run's own).
-        checkpoint: newest, best (on the validation split, or the first evaluated split), or a step.
+        checkpoint: newest, or the step of a kept checkpoint.
     """
     from polyhead import train
 

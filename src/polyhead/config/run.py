@@ -287,7 +287,7 @@ class Train(Checked):
     log_every: Count = non_semantic(50)
     save_every: Count = non_semantic(500)
     keep: Count = non_semantic(2)
-    """How many of the last checkpoints are kept; the best one is kept in addition."""
+    """How many of the last checkpoints are kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,11 +18,10 @@ from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
 from polyhead.train.stop import StopSignals
-from polyhead.train.store.checkpoint import checkpoints, read_metadata, restore, save_checkpoint, save_sharded
+from polyhead.train.store.checkpoint import checkpoints, restore, save_checkpoint, save_sharded
 from polyhead.train.store.claims import claim
 from polyhead.train.store.files import Damaged, delete
 from polyhead.train.store.folder import (
-    BEST,
     CONFIG,
     RESULT,
     Metrics,
@@ -128,8 +127,6 @@ class Training:
         self.digest = digest(config)
         self.step = self.saved_step = 0
         self.scores: dict[str, dict[str, float]] = {}
-        self.score: float | None = None  # of this step, on the selection split
-        self.best_score: float | None = None
         self.stop_broadcast = StopBroadcast(world)
         seconds = self._load()
 
@@ -174,11 +171,6 @@ class Training:
         if metadata.get("scaler"):
             self.network.scaler.load_state_dict(metadata["scaler"])
         self.step = self.saved_step = metadata["step"]
-        self.score = metadata.get("score")
-        with contextlib.suppress(ValueError):  # a missing or damaged best checkpoint does not count
-            best = read_metadata(self.folder / BEST)
-            if best["digest"] == self.digest:
-                self.best_score = best.get("score")
         return float(metadata.get("seconds", 0.0))
 
     def fit(self) -> Result:
@@ -190,8 +182,6 @@ class Training:
             is_logged = is_last or self.step == 0 or (self.step + 1) % train.log_every == 0
             values = self.network.step(self.step, needs_metrics=is_logged)
             self.step += 1
-            # A score belongs to one step: an older one must not make the next checkpoint the best.
-            self.score = None
             self.progress.step()
             if is_logged:
                 self._log(values)
@@ -242,17 +232,11 @@ class Training:
     def _evaluate(self) -> None:
         """Evaluate: write a row for each split."""
         begin_time = time.perf_counter()
-        splits = self.config.train.evaluate
-        for split in splits:
+        for split in self.config.train.evaluate:
             scores = self.network.evaluate(split)
             self.scores[split] = scores
             self._add({"kind": "eval", "step": self.step, "split": split, **scores})
             self.progress.evaluated({"split": split, **scores})
-            # The main metric on validation, or else on the first split, selects the best checkpoint.  NaN compares as
-            # neither better nor worse: once the best, it would stay so for ever.
-            selects = split == "validation" or (split == splits[0] and "validation" not in splits)
-            if selects and math.isfinite(scores[self.config.task.metric]):
-                self.score = scores[self.config.task.metric]
         self.rate_start += time.perf_counter() - begin_time
 
     def _save(self) -> None:
@@ -264,18 +248,14 @@ class Training:
         # Rows first: a run that resumes from this step never repeats them, so a power cut must not lose them.
         if self.metrics is not None:
             self.metrics.sync()
-        gain = self.config.task.gain
-        is_best = self.score is not None and (self.best_score is None or gain(self.score) > gain(self.best_score))
         save = save_sharded if self.network.is_sharded else save_checkpoint
-        save(self.folder, self.network, self._metadata(), self.config.train.keep, is_best=is_best)
-        if is_best:
-            self.best_score = self.score
+        save(self.folder, self.network, self._metadata(), self.config.train.keep)
         self.saved_step = self.step
         self.rate_start += time.perf_counter() - begin_time
 
     def _metadata(self) -> Row:
         seconds, scaler = time.perf_counter() - self.start, self.network.scaler.state_dict()
-        return {"digest": self.digest, "step": self.step, "seconds": seconds, "score": self.score, "scaler": scaler}
+        return {"digest": self.digest, "step": self.step, "seconds": seconds, "scaler": scaler}
 
     def _interrupt(self) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""

@@ -1,4 +1,4 @@
-"""Checkpoints: the last two and the best are kept, and a damaged one is left for the one before."""
+"""Checkpoints: the last two are kept, and a damaged one is left for the one before."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import pytest
 import tiny_runs
 import torch
 from refusals import refusing
-from run_folders import copied, damage, flip, full_disk, names, rows, same, steps
+from run_folders import copied, damage, flip, full_disk, names, same, steps
 from safetensors.torch import load, save
 from tiny_runs import interrupted
 
@@ -23,7 +23,6 @@ from polyhead.train.store.checkpoint import (
     read_metadata,
     restore,
     save_sharded,
-    step_of,
 )
 from polyhead.train.store.files import Damaged
 from polyhead.train.world import World
@@ -38,39 +37,20 @@ def begun(tmp_path_factory):
 
 
 # ------------------------------------------------------------------------------------------------------------- keeping
-def test_the_last_ones_and_the_best_are_kept(tiny, tmp_path):
-    config = tiny(tmp_path, save_every=2, eval_every=4, keep=3)
+def test_the_last_ones_are_kept(tiny, tmp_path):
+    config = tiny(tmp_path, save_every=2, keep=3)
     run(config, progress=False)
     assert steps(tmp_path) == [12, 10, 8]
     assert names(tmp_path) == [
-        *(".lock", "best.safetensors", "checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors"),
+        *(".lock", "checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors"),
         *("checkpoint.safetensors", "config.json", "metrics.jsonl", "result.json"),
     ]
-    scores = {row["step"]: row["r2"] for row in rows(tmp_path) if row.get("split") == "iid"}
-    best = read_metadata(tmp_path / "best.safetensors")
-    assert (best["score"], best["step"]) == max((score, step) for step, score in scores.items())
-    for which, name in (("best", "best"), (10, "checkpoint-00000010"), ("newest", "checkpoint")):
+    for which, name in ((10, "checkpoint-00000010"), ("newest", "checkpoint")):
         weights = load_model(tmp_path, which=which)[1].state_dict()
         stored = read_checkpoint(tmp_path / f"{name}.safetensors", ph.digest(config))[0]
         assert all(torch.equal(value, stored[f"model/{key}"]) for key, value in weights.items())
-    with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, best, 12, 10, 8\)$"):
+    with pytest.raises(ValueError, match=r"has none of 3 \(choose from newest, 12, 10, 8\)$"):
         load_model(tmp_path, which=3)
-
-
-@pytest.mark.parametrize(("better", "best_step"), [("higher", 4), ("lower", 2)])
-def test_the_best_is_that_of_the_main_metric_on_validation(tiny, tmp_path, monkeypatch, better, best_step):
-    """Also after a pause; nan is no score."""
-    config = tiny(tmp_path, steps=6, save_every=1, eval_every=1, keep=1, evaluate=("iid", "validation"))
-    scores = iter([0.1, -5.0, float("nan"), 0.7, 0.6, 0.5])
-    kind = type(config.task)
-    draw = kind.batch
-    monkeypatch.setattr(Network, "evaluate", lambda network, split: {"r2": 0.0 if split == "iid" else next(scores)})
-    monkeypatch.setattr(kind, "better", better)
-    monkeypatch.setattr(kind, "splits", ("train", "validation", "iid"))
-    monkeypatch.setattr(kind, "batch", lambda task, split, size, **at: draw(task, "train", size, **at))
-    interrupted(config, 5)
-    run(config, progress=False, resume=True)
-    assert step_of(tmp_path / "best.safetensors") == best_step
 
 
 def test_an_undamaged_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
@@ -181,7 +161,7 @@ def sharded(tiny, tmp_path):
         config = tiny(tmp_path / "run", parallel="sharded")
         network = Network(config, torch.device("cpu"), World.alone())
         network.step(0, needs_metrics=False)
-        about = {"digest": ph.digest(config), "step": 1, "seconds": 1.0, "score": None, "scaler": {}}
+        about = {"digest": ph.digest(config), "step": 1, "seconds": 1.0, "scaler": {}}
         (tmp_path / "run").mkdir()
         save_sharded(tmp_path / "run", network, about, num_kept=2)
     finally:
@@ -219,10 +199,3 @@ def test_a_newest_checkpoint_in_parts_is_not_passed_over(tmp_path, whole):
     (tmp_path / "run" / "checkpoint-00000099.sharded").mkdir()
     with refusing("checkpoint-00000099.sharded is in parts: `polyhead resume "):
         load_model(tmp_path / "run")
-
-
-def test_a_trained_run_without_a_best_checkpoint_says_what_it_has(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / "best.safetensors").unlink(missing_ok=True)
-    with refusing("has none of 'best' (choose from newest, "):
-        load_model(tmp_path / "run", which="best")

@@ -6,7 +6,7 @@
 
     model/<name>                                   parameters and persistent buffers
     optimiser/<parameter>/{exp_avg, exp_avg_sq, step}
-    metadata "polyhead", or about.json             JSON: format, digest, step, seconds, score, loss scale, checksums
+    metadata "polyhead", or about.json             JSON: format, digest, step, seconds, loss scale, checksums
 
 Batches and dropout are pure functions of (seed, step), so no generator state is stored.  Nothing is unpickled.
 """
@@ -30,7 +30,7 @@ from polyhead.models.build import build
 from polyhead.train.device import usual_defaults
 from polyhead.train.parallel import like, whole
 from polyhead.train.store.files import Damaged, delete, one_line, sync_folder, write, write_beside
-from polyhead.train.store.folder import BEST, CHECKPOINT, CONFIG, EARLIER, checkpoint_files, read_config
+from polyhead.train.store.folder import CHECKPOINT, CONFIG, EARLIER, checkpoint_files, read_config
 from polyhead.train.world import World
 
 if TYPE_CHECKING:
@@ -46,18 +46,17 @@ UNKNOWN = 1 << 62
 
 
 # -------------------------------------------------------------------------------------------------------------- saving
-def save_checkpoint(
-    folder: pathlib.Path, network: "Network", metadata: dict[str, Any], num_kept: int, *, is_best: bool = False
-) -> None:
-    """Write a new checkpoint and delete all but the last `num_kept`; all processes call it.  Raises OSError.
-
-    `is_best`: write it also as the best checkpoint.
-    """
-    data = _whole_file(network, metadata)
+def save_checkpoint(folder: pathlib.Path, network: "Network", metadata: dict[str, Any], num_kept: int) -> None:
+    """Write a new checkpoint and delete all but the last `num_kept`; all processes call it.  Raises OSError."""
+    # Every process takes part in putting the tensors of a sharded model together; process 0 writes.
+    tensors = {}
+    for name, value in training_state(network):
+        tensor = whole(value)
+        if network.world.first:
+            tensors[name] = tensor.to("cpu", copy=True).contiguous()
     if not network.world.first:
         return
-    if is_best:  # before the newest: a run that is killed in between comes to this step again
-        write(folder / BEST, data)
+    data = save(tensors, {"polyhead": json.dumps(with_checksums(metadata, tensors))})
     # The new file is complete before the old one is renamed, so at any moment one of them can be read.
     newest = folder / CHECKPOINT
     partial = write_beside(newest, data)
@@ -68,19 +67,13 @@ def save_checkpoint(
     delete_old_checkpoints(folder, num_kept)
 
 
-def save_sharded(
-    folder: pathlib.Path, network: "Network", metadata: dict[str, Any], num_kept: int, *, is_best: bool = False
-) -> None:
-    """`save_checkpoint` for a sharded model: each process writes its part; the best checkpoint is one file."""
+def save_sharded(folder: pathlib.Path, network: "Network", metadata: dict[str, Any], num_kept: int) -> None:
+    """`save_checkpoint` for a sharded model: each process writes its part.  Raises OSError."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
     world = network.world
-    if is_best:
-        data = _whole_file(network, metadata)
-        if world.first:
-            write(folder / BEST, data)
     path = folder / f"{EARLIER.format(metadata['step'])}.sharded"
     partial = path.with_name(path.name + ".partial")
     world.on_rank_zero(lambda: delete(partial))
@@ -102,18 +95,6 @@ def save_sharded(
         delete_old_checkpoints(folder, num_kept)
 
     world.on_rank_zero(finish)
-
-
-def _whole_file(network: "Network", metadata: dict[str, Any]) -> bytes:
-    """The bytes of a checkpoint in process 0; every process takes part in putting a sharded model together."""
-    tensors = {}
-    for name, value in training_state(network):
-        tensor = whole(value)
-        if network.world.first:
-            tensors[name] = tensor.to("cpu", copy=True).contiguous()
-    if not network.world.first:
-        return b""
-    return save(tensors, {"polyhead": json.dumps(with_checksums(metadata, tensors))})
 
 
 def _first_failure(error: Any) -> BaseException:
@@ -171,7 +152,7 @@ def with_checksums(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> dict
 
 
 def delete_old_checkpoints(folder: pathlib.Path, num_kept: int) -> None:
-    """Delete all checkpoints except the last `num_kept` and the best."""
+    """Delete all checkpoints except the last `num_kept`."""
     for path in checkpoints(folder)[num_kept:]:
         delete(path)
 
@@ -312,8 +293,7 @@ def load_model(
 ) -> tuple[Run, Any]:
     """The run of a folder and its trained model in eval mode on `device`.
 
-    `which`: "newest"; "best": the best evaluated checkpoint by the main metric, on the validation split or else on
-    the first evaluated split; or the step of an existing checkpoint.
+    `which`: "newest", or the step of an existing checkpoint.
     """
     config = read_config(folder)
     path = _path_of(pathlib.Path(config.folder or folder), which)
@@ -331,8 +311,6 @@ def _path_of(folder: pathlib.Path, name: str | int) -> pathlib.Path:
     if not paths:
         return folder / CHECKPOINT  # whose absence its reader reports
     path_by_name = {"newest": paths[0]}
-    if (folder / BEST).exists():
-        path_by_name["best"] = folder / BEST
     for path in paths:
         path_by_name.setdefault(str(step_of(path)), path)
     if str(name) not in path_by_name:

@@ -15,7 +15,7 @@ from polyhead.train.store.files import Damaged, delete, named, write
 from polyhead.train.store.state import ENDED
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
-EARLIER, BEST = "checkpoint-{:08}", "best.safetensors"
+EARLIER = "checkpoint-{:08}"
 DIGEST = "digest"
 
 
@@ -143,7 +143,7 @@ def write_result(result: Result) -> None:
 
 
 def checkpoint_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All checkpoints in `folder` except the best, in no order: the newest, and those named by step."""
+    """All checkpoints in `folder`, in no order: the newest, and those named by step."""
     paths = [*folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
     if (folder / CHECKPOINT).exists():
         paths.append(folder / CHECKPOINT)
@@ -160,7 +160,7 @@ def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def clear(folder: pathlib.Path) -> None:
     """Delete everything that training wrote in `folder`."""
-    files = [folder / name for name in (ENDED, RESULT, METRICS, BEST)]
+    files = [folder / name for name in (ENDED, RESULT, METRICS)]
     for path in (*files, *data_files(folder), *checkpoint_files(folder)):
         delete(path)
 
