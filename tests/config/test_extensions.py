@@ -1,7 +1,6 @@
-"""Tasks and recipes of users: registered, declared by an installed package, written to files and read again."""
+"""Tasks and recipes of users: registered, written to files and read again."""
 
 import dataclasses
-import importlib.metadata
 import json
 import os
 import sys
@@ -63,17 +62,12 @@ def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path, monke
     assert not list(tmp_path.glob("*.damaged*"))
 
 
-def test_the_environment_brings_recipes_and_tasks(theirs, tmp_path, monkeypatch):
-    lines = "import polyhead as ph", "from parity_heads import recipes, task"
-    lines += "ph.register(recipes.parity_hyla)", "ph.register(task.Parity)"
-    (tmp_path / "brought.py").write_text("\n".join(lines), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "brought", None)  # so that it is forgotten afterwards
-    del sys.modules["brought"]
+def test_the_environment_brings_what_a_module_registers(theirs, monkeypatch):
     assert "parity-hyla" not in extensions.added("recipes")
-    monkeypatch.setenv("POLYHEAD_IMPORT", "brought")
+    monkeypatch.setenv("POLYHEAD_IMPORT", "parity_heads.registered")
     assert extensions.added("tasks") == {"Parity": theirs.task.Parity}
-    assert "parity-hyla" in extensions.added("recipes")
+    assert extensions.added("mechanisms") == {"Cosine": theirs.heads.Cosine}
+    assert extensions.added("recipes").keys() == {"parity-hyla", "parity-heads"}
 
 
 def test_a_split_that_a_task_lacks_is_refused(theirs):
@@ -183,10 +177,3 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
 def test_what_is_neither_task_nor_recipe_is_one_line():
     with pytest.raises(ValueError, match=r"^register: give a class or a recipe, got 3$"):
         ph.register(3)
-
-
-def test_a_declaration_that_cannot_be_loaded_is_one_line(monkeypatch):
-    point = importlib.metadata.EntryPoint(group="polyhead.tasks", name="Mine", value="no_such:Mine")
-    monkeypatch.setattr(extensions, "_points", lambda sort: (point,) if sort == "tasks" else ())
-    with pytest.raises(ValueError, match=r"^polyhead.tasks: Mine = no_such:Mine cannot be loaded \(No module named"):
-        extensions.added("tasks")

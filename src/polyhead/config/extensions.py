@@ -1,22 +1,13 @@
 """Extensions by users: tasks, mechanisms, positions, feed-forward layers and recipes, by module and name.
 
 A file names a class outside the package as "module:Class"; its module must be imported before the file is read.
-Reading a file never imports a module.  Import it by `import`, by `--import MODULE`, by the environment variable
-POLYHEAD_IMPORT (modules separated by commas), or by an entry point of an installed package:
-
-    [project.entry-points."polyhead.tasks"]
-    parity = "my_package.tasks:Parity"
-    [project.entry-points."polyhead.mechanisms"]
-    Cosine = "my_package.heads:Cosine"
-    [project.entry-points."polyhead.recipes"]
-    parity-hyla = "my_package.recipes:parity_hyla"
+Reading a file never imports a module.  Import it by `import`, by `--import MODULE`, or by the environment variable
+POLYHEAD_IMPORT (modules separated by commas).
 """
 
 import contextlib
 import dataclasses
-import functools
 import importlib
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +16,8 @@ from typing import TypeVar
 BASES = {"Mechanism": "mechanisms", "Position": "positions", "FeedForward": "feedforwards"}
 """Base class -> sort of the extension; a class without any of these bases is a task."""
 
-GROUPS = {sort: f"polyhead.{sort}" for sort in ("tasks", *BASES.values(), "recipes")}
-"""Sort of an extension -> the group of its entry points."""
+GROUPS = ("tasks", *BASES.values(), "recipes")
+"""The sorts of extensions."""
 
 IMPORTS = "POLYHEAD_IMPORT"
 """The environment variable that names modules to import before a configuration is read."""
@@ -45,10 +36,9 @@ class UnknownKind(ValueError):
 def register(extension: Extension, *, name: str | None = None) -> Extension:
     """Register a class or a recipe (a function that returns runs) under a name; also a decorator.
 
-    Classes are tasks, mechanisms, positions and feed-forward layers.  The command line then knows it, if its module is
-    imported or declared as an entry point.  `name` is used on the command line; by default it is the name of the class,
-    or of the function with "-" for "_".  Raises ValueError for a class or function that another process could not
-    import, and for a name that is taken.
+    Classes are tasks, mechanisms, positions and feed-forward layers.  The command line then knows it by `name`: by
+    default the name of the class, or of the function with "-" for "_".  Raises ValueError for a class or function that
+    another process could not import, and for a name that is taken.
     """
     if not callable(extension):
         raise ValueError(f"register: give a class or a recipe, got {extension!r}")
@@ -76,11 +66,9 @@ def _sort(extension: Callable[..., object]) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- finding
 def added(sort: str) -> dict[str, object]:
-    """All extensions of a sort, by name: registered ones, also by modules of POLYHEAD_IMPORT, and entry points of
-    installed packages."""
+    """All registered extensions of a sort, by name, also those of modules of POLYHEAD_IMPORT."""
     _bring_from_environment()
-    extensions = {point.name: _load(point) for point in _points(sort)}
-    return extensions | _ADDED[sort]
+    return dict(_ADDED[sort])
 
 
 def bring(modules: Iterable[str], option: str = "--import") -> None:
@@ -113,13 +101,9 @@ def kind_of(definition: object) -> str:
 
 def find(kind: str, path: str) -> type:
     """The class of the name "module:Class".  Raises UnknownKind, which begins with `path`, unless its module is
-    imported or it is an entry point."""
+    imported."""
     module, _, name = kind.partition(":")
     _bring_from_environment()
-    for sort in GROUPS:
-        for point in _points(sort):
-            if f"{point.module}:{point.attr}" == kind:
-                _load(point)
     cls = _imported(module, name)
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         raise UnknownKind(f"{path}: {kind} is not of this package; import {module} first, or give --import {module}")
@@ -174,15 +158,3 @@ def handed_on(config: object, caller: str) -> Iterator[None]:
             os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
-
-
-def _load(point: importlib.metadata.EntryPoint) -> object:
-    try:
-        return point.load()
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{point.group}: {point.name} = {point.value} cannot be loaded ({error})") from error
-
-
-@functools.cache
-def _points(sort: str) -> tuple[importlib.metadata.EntryPoint, ...]:
-    return tuple(importlib.metadata.entry_points(group=GROUPS[sort]))
