@@ -233,9 +233,8 @@ class SymbolHeads(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        name = type(self).__name__
-        check_source(name, self.symbols)
         if self.share and self.hidden is not None:
+            name = type(self).__name__
             raise ValueError(f"{name}: share takes another group's queries and keys, so hidden must be None")
 
     def sizes(self, width: int, total_heads: int) -> Sizes:

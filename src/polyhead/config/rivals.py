@@ -16,15 +16,10 @@ from polyhead.config.mechanisms import LARGEST, LayerCount, PositionSymbols, Rel
 __all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
 
 
-def _check(part: "Objects | AbstractorConfig") -> None:
-    """Raise ValueError unless inputs are valid and outputs are classes."""
-    name = type(part).__name__
-    if not isinstance(part.inputs, typing.get_args(Input)):
-        raise ValueError(f"{name}: inputs must be Tokens(), Vectors() or Patches() but is {part.inputs!r}")
-    if not isinstance(part.outputs, (Classes, type(None))) or (part.outputs is None and name != "AbstractorConfig"):
-        raise ValueError(f"{name}: outputs must be Classes() but is {part.outputs!r}")
+def _check_pool(part: "Objects | AbstractorConfig") -> None:
+    """Raise ValueError for a class token, which these models lack."""
     if part.outputs is not None and part.outputs.pool != "mean":
-        raise ValueError(f"{name}: outputs must be Classes(pool='mean'): it has no class token")
+        raise ValueError(f"{type(part).__name__}: outputs must be Classes(pool='mean'): it has no class token")
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Objects(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self)
+        _check_pool(self)
         name = type(self).__name__
         if isinstance(self.inputs, Patches):
             if self.inputs.class_token:
@@ -107,8 +102,8 @@ class AbstractorConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check(self)
-        if not isinstance(self.symbols, typing.get_args(SymbolSource)) or isinstance(self.symbols, RelativeSymbols):
+        _check_pool(self)
+        if isinstance(self.symbols, RelativeSymbols):
             raise ValueError(
                 "AbstractorConfig: symbols must be one for each object, such as PositionSymbols(), "
                 f"but is {self.symbols!r}"
