@@ -5,9 +5,8 @@
     nice -n 19 python benchmarks/long_trainings.py train --seeds 0 --models softmax hyla --sraven
     python benchmarks/long_trainings.py draw [runs/long/main/*]
 
-`train`: first six runs of 5,000 steps of seed 0 choose each model's rate by R² on `validation`, then every seed trains
-softmax, HYLA and linear for 50,000 steps.  `--models` names others, ablations and other settings: they take the rate of
-the model that they change.  Give the same command again to resume: finished runs are skipped, begun ones go on exactly.
+`train`: every seed trains softmax, HYLA and linear for 50,000 steps.  `--models` names others, ablations and other
+settings.  Give the same command again to resume: finished runs are skipped, begun ones go on exactly.
 `--sraven` is the pilot on SRAVEN: the paper's network and permuted columns, two features in place of four, 40,000 steps
 in place of 156,250, and one rate.
 
@@ -25,14 +24,12 @@ from pathlib import Path
 from polyhead.config import Run, Train, digest
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla import inside, long
-from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.hyla.singles import fuzzy_model
-from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_SPLITS, make
+from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, SRAVEN_SPLITS, make
 from polyhead.papers.page import write_all
 from polyhead.papers.reproduce import described
 from polyhead.papers.sizes import Setting
 from polyhead.papers.study import Study
-from polyhead.scale.sweep import jobs as sweep
+from polyhead.scale.sweep.jobs import sweep
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.train import Result, read_config, read_result
 from polyhead.train.store import shipped
@@ -65,11 +62,9 @@ SETTINGS = {
 CHANGED = ABLATIONS | {name: variant.row for name, variant in SETTINGS.items()}
 """A run beside the main test -> the model that it changes."""
 
-RATE_GRID = (1e-3, 3e-3)
 CHOSEN_RATES = {"softmax": 3e-3, "hyla": 3e-3, "linear": 1e-3}
-"""What the first runs chose (the protocol); other runs take the rate of the model that they change."""
+"""What six runs of seed 0 chose (docs/results/fuzzy/rates); other runs take the rate of the model that they change."""
 SEEDS = (1, 2, 3, 4, 5, 6)
-TIE = 0.005  # of R²: within it the lower rate is taken
 SPLITS = ("validation", "iid", "compositional", "novel")
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -96,22 +91,22 @@ CHANGED_ROWS = {"parts": tuple(ABLATIONS), "settings": OTHERS, "width": WIDE}
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-def training(row: str, seed: int, lr: float, *, steps: int = 50_000, every: int = 2500) -> Run:
+def training(row: str, seed: int, lr: float) -> Run:
     """One run: the paper's network, a split of the seed's own, scores on 16,000 sequences a split."""
     variant = SETTINGS.get(row, Variant(row))
     task = FuzzyLogic(variables=4, terms=2, length=variant.length, held_out=0.7, split="covered", split_seed=seed)
     train = Train(
-        steps=steps,
+        steps=50_000,
         lr=lr,
         weight_decay=variant.decay,
         evaluate=SPLITS,
         eval_batches=125,
-        eval_every=every,
+        eval_every=2500,
         save_every=500,
     )
-    heads = ROWS[variant.row].sized(8, variant.width)
-    model = replace(fuzzy_model(task, heads, dim=128, hidden=256), dropout=variant.dropout)
-    return Run(name=f"{row}-{seed}", task=task, model=model, train=train, seed=seed, threads=1)
+    shape = replace(FUZZY["paper"], head_dim=variant.width)
+    run = make(task, variant.row, shape, shape.grid()[0], seed)
+    return replace(run, name=f"{row}-{seed}", model=replace(run.transformer, dropout=variant.dropout), train=train)
 
 
 def pilot(row: str, seed: int) -> Run:
@@ -130,41 +125,8 @@ def pilot(row: str, seed: int) -> Run:
     return replace(run, name=f"sraven-{row}-{seed}", train=train)
 
 
-def runs_that_choose_rates() -> tuple[Run, ...]:
-    """Scored once, at their end, and on `validation` alone."""
-    runs = []
-    for row, lr in itertools.product(MODELS, RATE_GRID):
-        run = training(row, 0, lr, steps=5000, every=5000)
-        runs.append(replace(run, name=f"{row}-rate-{lr:g}", train=replace(run.train, evaluate=("validation",))))
-    return tuple(runs)
-
-
-def choose_rate(scores: dict[float, float]) -> float:
-    """The rate with the higher R² on `validation`; the lower rate if they are within `TIE`."""
-    low, high = sorted(scores)
-    return high if scores[high] - scores[low] > TIE else low
-
-
-def choose_rates(folder: Path, workers: int | None) -> dict[str, float]:
-    """The rate of every model.  Raises RuntimeError if a run failed."""
-    scores: dict[str, dict[float, float]] = {row: {} for row in MODELS}
-    runs = runs_that_choose_rates()
-    for run, result in zip(runs, train_all(runs, folder, workers), strict=True):
-        row = run.name.partition("-rate-")[0]
-        scores[row][run.train.lr] = result.scores["validation"]["r2"]
-    return {row: choose_rate(scores_of_row) for row, scores_of_row in scores.items()}
-
-
-def train_all(runs: tuple[Run, ...], folder: Path, workers: int | None) -> list[Result]:
-    outcomes = sweep.sweep(runs, folder, workers=workers, threads=1)
-    results = [outcome for outcome in outcomes if isinstance(outcome, Result)]
-    if len(results) < len(runs):
-        raise RuntimeError(f"long trainings: {len(runs) - len(results)} of {len(runs)} runs failed, see {folder}")
-    return results
-
-
 def train(options: argparse.Namespace) -> None:
-    """Choose the rates, then train seed by seed."""
+    """Train seed by seed.  Raises RuntimeError if a run failed."""
     named = [(row, seed) for seed in options.seeds for row in options.models]
     if options.sraven:
         runs = tuple(pilot(row, seed) for row, seed in named)
@@ -173,13 +135,11 @@ def train(options: argparse.Namespace) -> None:
     if options.list:
         for run in runs:
             print(f"{run.name:20} {run.train.steps:6} steps")
-    elif options.sraven:
-        train_all(runs, options.folder / "sraven", options.workers)
-    else:
-        rates = choose_rates(options.folder / "rates", options.workers)
-        print("learning rates:", ", ".join(f"{row} {lr:g}" for row, lr in rates.items()))
-        assert rates == CHOSEN_RATES, "other rates than those of the protocol"
-        train_all(runs, options.folder / "main", options.workers)
+        return
+    folder = options.folder / ("sraven" if options.sraven else "main")
+    failed = [outcome for outcome in sweep(runs, folder, workers=options.workers) if not isinstance(outcome, Result)]
+    if failed:
+        raise RuntimeError(f"long trainings: {len(failed)} of {len(runs)} runs failed, see {folder}")
 
 
 # -------------------------------------------------------------------------------------------------------------- drawing

@@ -7,8 +7,8 @@ import pytest
 
 import polyhead.papers.reproduce as reproduce
 from polyhead import train as training
+from polyhead.analysis import claims
 from polyhead.config import digest
-from polyhead.papers import claims
 from polyhead.papers.recipes import FIGURES
 from polyhead.train.store.folder import METRICS, Result
 

@@ -6,8 +6,8 @@ import pandas
 import pytest
 import scipy.stats
 
-from polyhead.papers import claims as estimates
-from polyhead.papers.claims import NO, NO_DIFFERENCE, UNDECIDED, YES, Estimate, above, all_of, holm
+from polyhead.analysis import claims as estimates
+from polyhead.analysis.claims import NO, NO_DIFFERENCE, UNDECIDED, YES, Estimate, above, all_of, holm
 from polyhead.papers.hyla import counts, fuzzy, probes, scaling, tables
 from polyhead.papers.outcome import FigureOutcome
 
@@ -24,11 +24,13 @@ def test_differences_are_seed_by_seed_where_seeds_are_shared():
     assert found.above(0.01) == pytest.approx(greater.pvalue)
 
 
-def test_differences_are_welchs_where_seeds_differ():
+def test_differences_are_welchs_where_seeds_differ_and_of_one_sample_from_a_number():
     found = Estimate.of(A) - Estimate.of({seed + 5: value for seed, value in B.items()})
     expected = scipy.stats.ttest_ind(list(A.values()), list(B.values()), equal_var=False)
     assert found.mean / found.error == pytest.approx(expected.statistic)
     assert found.freedom == pytest.approx(expected.df)
+    one_sample = scipy.stats.ttest_1samp(list(A.values()), 0.6, alternative="greater")
+    assert (Estimate.of(A) - estimates.constant(0.6)).above(0.0) == pytest.approx(one_sample.pvalue)
 
 
 def test_equal_scores_on_a_finite_test_set_leave_its_sampling_error():
@@ -82,6 +84,12 @@ def test_no_difference_is_the_two_one_sided_tests():
     assert outcome(five(1.0), 1.0) == UNDECIDED  # with a margin, `within` is 0 by default
 
 
+def test_a_spread_that_is_only_rounding_is_none():
+    always_right = Estimate.of(dict.fromkeys(range(5), 0.1 + 0.2)) - Estimate.of(dict.fromkeys(range(5), 0.3))
+    assert always_right.error == 0.0
+    assert outcome(Estimate.of(dict.fromkeys(range(5), 1.0)) - estimates.constant(1.0)) == NO_DIFFERENCE
+
+
 def test_equal_values_leave_no_doubt():
     assert outcome(five(0.5, 0.0), 0.4) == YES
     assert outcome(five(0.5, 0.0), 0.6) == NO
@@ -89,11 +97,9 @@ def test_equal_values_leave_no_doubt():
 
 def test_a_claim_in_parts_falls_with_any():
     assert all_of([YES, YES]) == YES
-    assert all_of([YES, UNDECIDED]) == all_of([YES, NO_DIFFERENCE]) == UNDECIDED
+    assert all_of([YES, UNDECIDED]) == all_of([YES, NO_DIFFERENCE]) == all_of([]) == UNDECIDED
     assert all_of([NO_DIFFERENCE, NO_DIFFERENCE]) == NO_DIFFERENCE
     assert all_of([YES, UNDECIDED, NO, UNDECIDED]) == NO
-    assert all_of([YES, UNDECIDED]) == UNDECIDED
-    assert all_of([]) == UNDECIDED
 
 
 def test_p_values_are_corrected_by_holm():

@@ -9,9 +9,9 @@ from commands import mistake
 
 import polyhead.papers.reproduce as module
 from polyhead import train as training
+from polyhead.analysis.claims import Estimate, above
 from polyhead.cli import dispatch as cli
 from polyhead.config import digest
-from polyhead.papers.claims import Estimate, above
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.page import write_page
 from polyhead.papers.recipes import STUDIES, for_seeds

@@ -53,4 +53,4 @@ def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
             bare.score(split)
     (point.result.folder / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match=r"metrics\.jsonl: no row of training"):
-        point.training_loss()
+        point.course("training loss")

@@ -10,8 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from polyhead.analysis.claims import Estimate, Verdict, judge
 from polyhead.config import Run
-from polyhead.papers.claims import Estimate, Verdict, judge
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Score
 

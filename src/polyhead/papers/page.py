@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Verdict
 from polyhead.config.serial import legal
 from polyhead.pages.document import figure_as_svg, render
-from polyhead.papers.claims import Verdict
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.train.store.files import write
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
+from polyhead.analysis.claims import Verdict
 from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import numbers
-from polyhead.papers.claims import Verdict
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
-from polyhead.papers.study import FinishedRun, Study
+from polyhead.papers.study import TRAINING_LOSS, FinishedRun, Study
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.jobs import sweep
@@ -158,6 +158,11 @@ def outcome_as_json(outcome: FigureOutcome) -> About:
 def run_as_json(study: Study, point: FinishedRun) -> About:
     """Return a run in the layout of results.json."""
     run, result = point.run, point.result
+    courses: dict[str, dict[str, float]] = {}
+    for split, score_by_step in point.read_courses(run.task.metric).items():
+        courses[split] = {}
+        for step, score in score_by_step.items():
+            courses[split][str(step)] = score if split == TRAINING_LOSS else round(score, 6)
     row: About = {"name": run.name, "digest": digest(run)}
     for axis, value in study.paper.coordinates(run).items():
         if axis not in ("length", "held out"):
@@ -174,7 +179,7 @@ def run_as_json(study: Study, point: FinishedRun) -> About:
         "device": result.environment.get("device", ""),
         "date": result.environment.get("date", ""),
         "scores": result.scores,
-        "courses": point.read_courses(),
+        "courses": courses,
     }
     fingerprint = point.fingerprint()
     if fingerprint is not None:

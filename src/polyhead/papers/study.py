@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from polyhead.analysis.claims import Estimate
 from polyhead.config import Run, TransformerConfig
-from polyhead.papers.claims import Estimate
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
 from polyhead.spec.optional import optional
@@ -104,31 +104,31 @@ class FinishedRun:
         return float(self.result.scores[split].get(f"{metric or self.run.task.metric}_se", 0.0))
 
     def course(self, split: str, metric: str | None = None) -> dict[int, float]:
-        """The scores on `split` during training, by optimiser step."""
+        """The scores on `split` during training, by optimiser step; for `TRAINING_LOSS` the last one."""
         name = metric or self.run.task.metric
-        if self.courses is not None:
-            if name != self.run.task.metric or split not in self.courses:
-                raise ValueError(f"{self.run.name}: no {name} on {split} during training is kept")
-            return dict(self.courses[split])
-        course = {}
-        for row in read_metrics(self.result.folder):
-            if row["kind"] == "eval" and row["split"] == split:
-                course[row["step"]] = float(row[name])
-        if not course:
-            raise ValueError(f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again")
-        return course
+        if self.courses is None:
+            courses: Mapping[str, Mapping[int, float]] = self.read_courses(name)
+            problem = f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again"
+        else:
+            courses = self.courses
+            problem = f"{self.run.name}: no {name} on {split} during training is kept"
+        if split not in courses or (self.courses is not None and name != self.run.task.metric):
+            raise ValueError(problem)
+        return dict(courses[split])
 
-    def read_courses(self) -> dict[str, dict[str, float]]:
-        """`courses` as the run's folder has them, scores to six digits, as JSON."""
-        metric = self.run.task.metric
-        courses: dict[str, dict[str, float]] = {}
-        loss = self._last_losses()
-        if loss is not None:
-            courses[TRAINING_LOSS] = {str(self.result.steps): loss}
+    def read_courses(self, metric: str) -> dict[str, dict[int, float]]:
+        """The scores in the run's folder by split and step, and the mean of the last training losses."""
+        courses: dict[str, dict[int, float]] = {}
+        losses = []
         for row in read_metrics(self.result.folder):
-            if row["kind"] == "eval" and metric in row:
-                courses.setdefault(row["split"], {})[str(row["step"])] = round(float(row[metric]), 6)
-        return courses
+            if row["kind"] == "train":
+                losses.append(row["loss"])
+            elif row["kind"] == "eval" and metric in row:
+                courses.setdefault(row["split"], {})[row["step"]] = float(row[metric])
+        last = losses[-LAST_LOSSES:]
+        if not last:
+            return courses
+        return {TRAINING_LOSS: {self.result.steps: float(sum(last) / len(last))}, **courses}
 
     def fingerprint(self) -> str | None:
         """The fingerprint of its text or files; None if its data are generated, or where it was not kept."""
@@ -136,24 +136,6 @@ class FinishedRun:
             return self.text or str(json.loads((self.result.folder / RECORD).read_bytes())["fingerprint"])
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
-
-    def training_loss(self) -> float:
-        """The mean of the last logged training losses."""
-        if self.courses is not None:
-            if TRAINING_LOSS not in self.courses:
-                raise ValueError(f"{self.run.name}: no {TRAINING_LOSS} is kept")
-            course = self.courses[TRAINING_LOSS]
-            return course[max(course)]
-        loss = self._last_losses()
-        if loss is None:
-            raise ValueError(f"{self.result.folder / METRICS}: no row of training; delete the folder to train again")
-        return loss
-
-    def _last_losses(self) -> float | None:
-        losses = [row["loss"] for row in read_metrics(self.result.folder) if row["kind"] == "train"][-LAST_LOSSES:]
-        if not losses:
-            return None
-        return float(sum(losses) / len(losses))
 
 
 @dataclass(frozen=True)
@@ -171,7 +153,11 @@ class Cell:
         For the split `TRAINING_LOSS`: the training loss.
         """
         if split == TRAINING_LOSS:
-            return Estimate.of({point.run.seed: point.training_loss() for point in self.points})
+            losses = {}
+            for point in self.points:
+                course = point.course(TRAINING_LOSS)
+                losses[point.run.seed] = course[max(course)]
+            return Estimate.of(losses)
         errors = []
         values = {}
         tasks = set()

@@ -1,4 +1,4 @@
-"""The figures of dual attention: pictures, baselines, and claims whose runs failed.
+"""The figures of dual attention: baselines, and claims whose runs failed.
 
 Their claims, tables and numbers are those of docs/results: test_redraw.py.
 """
@@ -10,8 +10,8 @@ import pandas
 import pytest
 from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
 
+from polyhead.analysis.claims import Estimate
 from polyhead.papers import outcome
-from polyhead.papers.claims import Estimate
 from polyhead.papers.dual import questions, shared
 from polyhead.papers.dual.models import ROWS, row_of
 from polyhead.tasks import RelationalGames
@@ -19,14 +19,7 @@ from polyhead.tasks import RelationalGames
 score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})
 
 
-@pytest.mark.parametrize("figure", ["games", "symbols"])
-def test_their_pictures(figure, study_of, tmp_path):
-    """Their names are those of docs/results: test_redraw.py."""
-    study = without(study_of(figure, score), lambda run: getattr(run.task, "game", "") in ("same", "xoccurs"))
-    assert draw(study).pictures
-
-
-def drawn(study, tmp_path, monkeypatch):
+def drawn(study, monkeypatch):
     """Draw; also returns the baselines of every panel, by the names of picture and panel."""
     monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: panels)
     found = draw(study)
@@ -37,10 +30,10 @@ def drawn(study, tmp_path, monkeypatch):
     return found, baselines
 
 
-def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypatch):
+def test_what_needs_no_relation_stands_beside_games(study_of, monkeypatch):
     """In pictures by the number of images, in the table below the models: means over the images of each seed."""
     monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 300)  # 60 of two splits have the same baseline by chance
-    found, seen = drawn(study_of("games", score), tmp_path, monkeypatch)
+    found, seen = drawn(study_of("games", score), monkeypatch)
     for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
         each = {
             n: [RelationalGames("between", n, split_seed=i).baselines(split, sequences=300, seed=i) for i in (0, 1)]
@@ -65,9 +58,9 @@ def test_what_needs_no_relation_stands_beside_games(study_of, tmp_path, monkeypa
         ("set", "validation", "known_pairs"),
     ],
 )
-def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study_of, tmp_path, monkeypatch):
+def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study_of, monkeypatch):
     study = study_of(figure, score)
-    found, seen = drawn(study, tmp_path, monkeypatch)
+    found, seen = drawn(study, monkeypatch)
     tasks = dict.fromkeys(point.run.task for point in study.points)
     most = max(one.examples or 0 for one in tasks)
     tasks = [one for one in tasks if most in (0, one.examples)]
@@ -87,7 +80,7 @@ def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study
         *((figure, "corelnet") for figure in ("games", "order", "set")),  # the others have none
     ],
 )
-def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of, tmp_path):
+def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of):
     study = study_of(figure, score)
     rest = without(study, lambda run: row_of(run) == lost)
     assert len(rest.points) < len(study.points)
@@ -100,7 +93,7 @@ def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of, tmp_p
 
 
 @pytest.mark.parametrize("figure", ["games", "maths", "sorting"])
-def test_a_place_whose_runs_failed_is_not_compared(figure, study_of, tmp_path):
+def test_a_place_whose_runs_failed_is_not_compared(figure, study_of):
     """Of relational games the others are compared, among them the same game with more images."""
     study = study_of(figure, score)
     first = next(at for at in map(place, (p.run for p in study.points)) if figure != "games" or at[0] == "between")

@@ -4,8 +4,8 @@ import pytest
 from drawn import draw, without
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import YES, constant
 from polyhead.papers import outcome
-from polyhead.papers.claims import YES, constant
 from polyhead.papers.hyla import fuzzy
 from polyhead.papers.hyla.rows import row_of
 from polyhead.papers.reproduce import FIGURES
@@ -22,7 +22,7 @@ def quick_baselines(monkeypatch):
     monkeypatch.setattr(outcome, "baselines", lambda run, split="compositional": found)
 
 
-def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
+def test_a3_has_all_scores_in_four_pictures(study_of):
     study = study_of("fig-a3", lambda run: 0.5 + BEST[row_of(run)] * (1 + 0.01 * run.seed))
     found = draw(study)
     assert [picture.stem for picture in found.pictures] == ["fig-a3a", "fig-a3b", "fig-a3c", "fig-a3d"]
@@ -32,7 +32,7 @@ def test_a3_has_all_scores_in_four_pictures(study_of, tmp_path):
     assert set(splits) == {"compositional", "iid", "novel", "training loss"}
 
 
-def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, tmp_path, monkeypatch):
+def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, monkeypatch):
     drawn, levels = [], {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
     monkeypatch.setattr(outcome, "baseline_curves", lambda cells, split: levels)
     monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
@@ -40,13 +40,13 @@ def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, tmp_pat
     assert {name for panels in drawn for _, _, baselines in panels for name in baselines} == {"Recall"}
 
 
-def test_2c_has_its_baselines_in_the_last_columns(study_of, tmp_path):
+def test_2c_has_its_baselines_in_the_last_columns(study_of):
     found = draw(study_of("fig-2c", lambda run: 0.5))
     assert (found.rows[0][0], *found.rows[0][-2:]) == ("N 8, 30 % held out", "0.300 ± 0.000", "1.000 ± 0.000")
     assert found.head[-2:] == ("Gaussian process", "Exact ceiling")
 
 
-def test_a4_is_the_training_loss_in_two_pictures(study_of, tmp_path):
+def test_a4_is_the_training_loss_in_two_pictures(study_of):
     found = draw(study_of("fig-a4", lambda run: 0.7))
     assert [picture.stem for picture in found.pictures] == ["fig-a4a", "fig-a4b"]
     losses = [v["training loss"]["mean"] for by in found.numbers.values() for v in by.values()]
@@ -57,10 +57,9 @@ def test_a4_is_the_training_loss_in_two_pictures(study_of, tmp_path):
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", ["fig-2c", "fig-a3", "fig-4a"])
-def test_runs_that_failed_take_their_claims_with_them(figure, study_of, tmp_path, monkeypatch):
-    """A whole model, one place of the grid, or one model there: the rest is drawn (without
-    files, which take long), and every verdict is about the settings that it names."""
-    monkeypatch.setattr(figures, "save", lambda drawn, path: path)
+def test_runs_that_failed_take_their_claims_with_them(figure, study_of):
+    """A whole model, one place of the grid, or one model there: the rest is drawn, and every verdict is about the
+    settings that it names."""
     study = study_of(figure, lambda run: 0.5 + 0.01 * run.seed)
     first = place(study.points[0].run)
     for lost in (

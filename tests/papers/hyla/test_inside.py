@@ -5,8 +5,8 @@ from dataclasses import replace
 import pandas
 import pytest
 
+from polyhead.analysis.claims import NO, UNDECIDED, YES
 from polyhead.config import Train
-from polyhead.papers.claims import NO, UNDECIDED, YES
 from polyhead.papers.hyla import inside
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.recipes import RECIPES

@@ -10,8 +10,8 @@ import pytest
 from scripts import loaded
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import UNDECIDED, YES
 from polyhead.config import Train, digest
-from polyhead.papers.claims import UNDECIDED, YES
 from polyhead.papers.hyla import long
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.recipes import RECIPES
@@ -91,17 +91,20 @@ def test_primary_tests_alone_are_repeated_with_seed_6():
     assert again.startswith("With seed 6 in place of seed 1: no difference: 1. on unseen combinations")
 
 
+def at(point, name, seed=1, **changes):
+    """The run of `point` under another name and seed."""
+    return replace(point, run=replace(point.run, name=name, seed=seed), **changes)
+
+
 @pytest.fixture
 def study(tmp_path):
     """One run of HYLA and one of softmax, of the courses above; softmax has 0.05 less on unseen combinations."""
     points = []
     for row, less in (("hyla", 0.0), ("softmax", 0.05)):
         task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
-        name = f"{row}-1"
-        run = replace(
-            RECIPES[f"fuzzy-{row}"](), task=task, name=name, seed=1, train=Train(batch_size=8, eval_batches=2)
-        )
-        (place := tmp_path / name).mkdir()
+        train = Train(batch_size=8, eval_batches=2)
+        run = replace(RECIPES[f"fuzzy-{row}"](), task=task, name=f"{row}-1", seed=1, train=train)
+        (place := tmp_path / run.name).mkdir()
         courses = {"iid": KNOWN, "compositional": [score - less for score in UNSEEN], "novel": (0, 0, 0)}
         rows = [
             {"kind": "eval", "split": split, "step": step, "r2": score}
@@ -110,14 +113,22 @@ def study(tmp_path):
         ]
         (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
         scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in courses.items()}
-        points.append(FinishedRun(run, Result(name, "0", 7500, 1.0, 9, scores, "", {}, place)))
+        points.append(FinishedRun(run, Result(run.name, "0", 7500, 1.0, 9, scores, "", {}, place)))
     return Study("long", HYLA, "paper", tmp_path, tuple(points))
 
 
-def test_the_figure_has_the_courses_equal_skill_and_the_baselines_of_the_same_sequences(study, tmp_path, monkeypatch):
-    panels, batches = [], []
-    monkeypatch.setattr(figures, "lines", lambda given, **_: panels.append(given))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
+@pytest.fixture
+def drawn(monkeypatch):
+    """What was asked to be drawn: (content, options) of every picture."""
+    pictures = []
+    for kind in ("lines", "results"):
+        monkeypatch.setattr(figures, kind, lambda content, **options: pictures.append((content, options)))
+    return pictures
+
+
+def test_the_figure_has_the_courses_equal_skill_and_the_baselines_of_the_same_sequences(study, drawn, monkeypatch):
+    """The second picture has the scores at the end beside those of the paper."""
+    batches = []
     plain = FuzzyLogic.batch
 
     def watched(task, split, size, *, seed, step, **options):
@@ -126,7 +137,7 @@ def test_the_figure_has_the_courses_equal_skill_and_the_baselines_of_the_same_se
 
     monkeypatch.setattr(FuzzyLogic, "batch", watched)
     found = long.draw(study)
-    (_, course, levels), (_, skill, same) = panels[0]
+    (_, course, levels), (_, skill, same) = drawn[0][0]
     assert course["HYLA"] == {2.5: [0.5], 5.0: [0.6], 7.5: [0.8]}
     assert {at: scores for at, (scores,) in skill["Softmax"].items()} == pytest.approx(
         {0.80: 0.5125, 0.85: 0.54375, 0.90: 0.65, 0.94: 0.75}
@@ -142,77 +153,40 @@ def test_the_figure_has_the_courses_equal_skill_and_the_baselines_of_the_same_se
     assert {verdict.outcome for verdict in found.verdicts} == {UNDECIDED}
     assert found.numbers["HYLA"]["late"]["1"] == pytest.approx(0.2)
 
-
-def test_seed_6_is_in_the_table_and_in_no_picture(study, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
-    monkeypatch.setattr(figures, "results", lambda measured, **said: drawn.append((measured, said)))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
-    alone = long.draw(study)
-    sixth = tuple(replace(p, run=replace(p.run, name=f"{p.run.name[:-1]}6", seed=6)) for p in study.points)
-    both = long.draw(replace(study, points=(*sixth, *study.points)))
-    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
-    assert alone.pictures == both.pictures
-    assert {row[1] for row in alone.rows} == {"1"}
-    assert {row[1] for row in both.rows} == {"1", "6"}
-    assert len([note for note in both.notes if note.startswith("With seed 6")]) == 1
-
-
-def test_the_pilot_on_sraven_is_in_the_table_and_in_no_mean(study, tmp_path, monkeypatch):
-    """The protocol: seed 0 stands apart."""
-    drawn = []
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
-    monkeypatch.setattr(long, "WORDS", {"r2": "accuracy"})
-    hyla, softmax = study.points
-    low = {split: {step: r2 - 0.2 for step, r2 in hyla.course(split).items()} for split in ("iid", "compositional")}
-    second = replace(hyla, run=replace(hyla.run, name="hyla-2", seed=2), courses=low)
-    zeroth = tuple(replace(p, run=replace(p.run, name=f"{p.run.name[:-1]}0", seed=0)) for p in study.points)
-    alone = long.draw(replace(study, points=(hyla, softmax, second)), long.RAVENS)
-    both = long.draw(replace(study, points=(*zeroth, hyla, softmax, second)), long.RAVENS)
-    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
-    assert alone.pictures == both.pictures
-    assert {row[1] for row in both.rows} == {"0", "1", "2"}
-    assert "Runs: HYLA 2, Softmax 1." in both.pictures[0].caption
-
-
-def test_scores_at_the_end_are_beside_those_of_the_paper(study, tmp_path, monkeypatch):
-    given = []
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
-    monkeypatch.setattr(figures, "results", lambda measured, **said: given.append((measured, said)))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
-    found = long.draw(study)
     assert [picture.stem for picture in found.pictures] == ["long", "long-paper"]
-    measured, said = given[0]
+    measured, said = drawn[1]
     assert measured == {"HYLA": [0.8], "Softmax": [0.75]}
     assert said["printed"]["HYLA"] == pytest.approx((0.811, 0.078, 3), abs=5e-4)
-    assert set(said["baselines"]) == {"Recall", "Mixture", "Gaussian process", "Exact ceiling"}
+    assert said["baselines"] == levels
 
 
-def test_ablations_are_beside_the_models_that_they_change(study, tmp_path, monkeypatch):
-    panels = []
-    monkeypatch.setattr(figures, "lines", lambda given, **_: panels.append(given))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
+@pytest.mark.parametrize("tests", [long.TESTS, long.RAVENS])
+@pytest.mark.parametrize("seed", [6, 0])
+def test_other_seeds_than_those_of_the_protocol_are_in_the_table_and_in_no_picture(seed, tests, study, drawn):
+    alone = long.draw(study, tests)
+    others = tuple(at(point, f"{point.run.name[:-1]}{seed}", seed) for point in study.points)
+    both = long.draw(replace(study, points=(*others, *study.points)), tests)
+    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
+    assert alone.pictures == both.pictures
+    assert [verdict.to_dict() for verdict in alone.verdicts] == [verdict.to_dict() for verdict in both.verdicts]
+    assert {row[1] for row in both.rows} == {"1", str(seed)}
+    repeated = [note for note in both.notes if note.startswith("With seed 6")]
+    assert len(repeated) == (seed == 6 and tests is long.TESTS)
+
+
+def test_ablations_are_beside_the_models_that_they_change(study, drawn):
     hyla, softmax = study.points
-    without = replace(softmax, run=replace(softmax.run, name="hyla-linear-1"))
-    found = long.draw(replace(study, points=(hyla, softmax, without)), long.PARTS)
-    assert list(panels[0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
+    found = long.draw(replace(study, points=(hyla, softmax, at(softmax, "hyla-linear-1"))), long.PARTS)
+    assert list(drawn[0][0][0][1]) == ["HYLA", "Softmax", "HYLA − nonlinearity"]
     (verdict,) = found.verdicts  # the other ablations have no runs
     assert verdict.claim == "HYLA composes better than without its nonlinearity"
     assert verdict.parts[0].estimate.values == pytest.approx({1: 0.05})
 
 
-def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_paper(study, tmp_path, monkeypatch):
+def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_paper(study, drawn):
     """Its table is of length 32 and heads of width 2."""
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
     hyla, softmax = study.points
-
-    def called(point, name):
-        return replace(point, run=replace(point.run, name=name))
-
-    wide = called(hyla, "hyla-width-8-1"), called(softmax, "softmax-width-8-1"), called(hyla, "softmax-dropout-1")
+    wide = at(hyla, "hyla-width-8-1"), at(softmax, "softmax-width-8-1"), at(hyla, "softmax-dropout-1")
     settings = long.draw(replace(study, points=(*study.points, *wide)), long.WIDE)
     assert [picture.stem for picture in settings.pictures] == ["long"]
     assert "HYLA, width 8 1" in settings.pictures[0].caption
@@ -221,38 +195,42 @@ def test_other_settings_and_other_lengths_have_pages_without_the_numbers_of_the_
         "HYLA composes better with heads of width 8": 0.0,
         "softmax composes better with dropout on its code": pytest.approx(0.05),
     }
-    short = tuple(called(point, f"length-16-{point.run.name}") for point in study.points)
+    short = tuple(at(point, f"length-16-{point.run.name}") for point in study.points)
     length = long.draw(replace(study, points=short), long.PRIMARY)
     assert [picture.stem for picture in length.pictures] == ["long"]
     assert [verdict.parts[0].estimate.values for verdict in length.verdicts] == [pytest.approx({1: 0.05})]
     assert {row[0] for row in length.rows} == {"HYLA", "Softmax", *long.BASELINES.values()}
 
 
-def test_the_page_of_raven_matrices_has_their_baselines_and_tests(study, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "lines", lambda given, **labels: drawn.append((given, labels)))
-    monkeypatch.setattr(figures, "save", lambda figure, path: path)
+def test_the_page_of_widths_has_a_line_per_kind_of_heads(study, drawn):
+    hyla, softmax = study.points
+    found = long.draw_width(replace(study, points=(hyla, softmax, at(hyla, "hyla-width-8-1"))))
+    ((_, curves, _),) = drawn[0][0]
+    assert curves == {"HYLA": {2: [0.8], 8: [0.8]}, "Softmax": {2: [0.75]}}
+    assert [verdict.claim for verdict in found.verdicts] == ["with heads of width 2 HYLA is better than Softmax"]
+
+
+def test_the_page_of_raven_matrices_has_their_baselines_and_tests(study, drawn, tmp_path):
     points = []
     for seed, point in itertools.product((0, 1), study.points):
-        run = replace(
-            point.run, task=Sraven(features=2, values=5), name=f"sraven-{point.run.name[:-2]}-{seed}", seed=seed
-        )
-        run = replace(run, train=replace(run.train, evaluate=("validation", "iid", "compositional")))
+        train = replace(point.run.train, evaluate=("validation", "iid", "compositional"))
+        run = replace(point.run, task=Sraven(features=2, values=5), train=train)
         scores = {split: {"accuracy": s["r2"], "accuracy_se": 0.01} for split, s in point.result.scores.items()}
         del scores["novel"]
-        (place := tmp_path / run.name).mkdir()
+        name = f"sraven-{point.run.name[:-2]}-{seed}"
+        (place := tmp_path / name).mkdir()
         rows = (point.result.folder / METRICS).read_text().replace('"r2"', '"accuracy"')
         (place / METRICS).write_text(rows)
-        points.append(FinishedRun(run, replace(point.result, scores=scores, folder=place)))
+        points.append(at(FinishedRun(run, replace(point.result, scores=scores, folder=place)), name, seed))
     found = long.draw(replace(study, points=tuple(points)), long.RAVENS)
-    (course, _), labels = drawn[0]
+    ((course, _), labels) = drawn[0]
     assert course[1]["Softmax"][7.5] == pytest.approx([0.75])  # without seed 0, which stands apart
     assert set(course[2]) == {"Same slot", "Known combinations", "Exact ceiling"}
     assert labels["y_label"] == "accuracy on unseen combinations"
     claims = {verdict.claim[:2]: verdict for verdict in found.verdicts}
     assert list(claims) == ["1.", "4.", "6."]  # linear has no run, so 2, 3 and 5 are left out
-    assert claims["1."].parts[0].estimate.values == pytest.approx({1: 0.05})  # without seed 0
-    assert claims["6."].parts[0].estimate.values == pytest.approx({1: 0.05})
+    for number in ("1.", "6."):
+        assert claims[number].parts[0].estimate.values == pytest.approx({1: 0.05})  # without seed 0
     rows = {(row[0], row[1]): row[2:] for row in found.rows}
     assert rows["HYLA", "0"][:3] == ("0.940 ± 0.010", "0.800 ± 0.010", "–")
     assert float(rows["Same slot", "1"][1]) < 0.5 < float(rows["Exact ceiling", "1"][1])

@@ -9,9 +9,9 @@ import pytest
 from drawn import draw
 from texts import lines
 
+from polyhead.analysis.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.config import digest
 from polyhead.papers import page
-from polyhead.papers.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
@@ -58,15 +58,21 @@ def planted(run, folder, end, text="a"):
 
 
 @pytest.fixture
-def drawn(tmp_path):
-    """The outcome of a figure at scale smoke; a run ends at `end(run)`, a little higher with each seed."""
+def study_of(tmp_path):
+    """The study of a figure at scale smoke; a run ends at `end(run)`."""
 
-    def drawn(figure, end, text=lambda run: "a"):
-        runs = STUDIES[figure]("smoke")
-        done = [planted(run, tmp_path, end(run) * (1 + 0.001 * run.seed), text(run)) for run in runs]
-        return draw(Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done))
+    def study_of(figure, end, text=lambda run: "a", seeds=(0, 1)):
+        runs = [run for run in STUDIES[figure]("smoke") if run.seed in seeds]
+        done = [planted(run, tmp_path, end(run), text(run)) for run in runs]
+        return Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done)
 
-    return drawn
+    return study_of
+
+
+@pytest.fixture
+def drawn(study_of):
+    """The outcome of a figure; a run ends at `end(run)`, a little higher with each seed."""
+    return lambda figure, end, *text: draw(study_of(figure, lambda run: end(run) * (1 + 0.001 * run.seed), *text))
 
 
 def by_row(**ends):
@@ -110,10 +116,7 @@ def test_lower_is_better(figure, end, outcomes, drawn):
 
 def test_the_table_has_a_row_for_each_kind_of_heads_and_courses_are_over_tokens(drawn, monkeypatch):
     asked = []
-    plain = kinds.figures.lines
-    monkeypatch.setattr(
-        kinds.figures, "lines", lambda panels, **options: asked.append(panels) or plain(panels, **options)
-    )
+    monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: asked.append(panels))
     found = drawn("lm-bytes", by_row(dual=1.8))
     labels = ["Softmax", "HYLA", "Dual attention", "Softmax + HYLA + relational", "Linear"]
     assert [row[0] for row in found.rows] == labels
@@ -136,11 +139,8 @@ def test_texts_that_differ_are_not_compared(figure, drawn):
     assert any("several fingerprints" in note for note in mixed.notes)
 
 
-def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
-    runs = [run for run in STUDIES["lm-long"]("smoke") if run.seed == 0]
-    study = Study.of(
-        "lm-long", FIGURES["lm-long"].paper, "smoke", tmp_path, runs, [planted(run, tmp_path, 1.8) for run in runs]
-    )
+def test_a_single_run_has_the_error_of_its_sequences(study_of):
+    study = study_of("lm-long", lambda run: 1.8, seeds=(0,))
     (cell,) = study.cells("model")
     end = kinds.ending(cell)
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
@@ -149,12 +149,10 @@ def test_a_single_run_has_the_error_of_its_sequences(tmp_path):
     assert found.pictures[0].caption.endswith("in the course of training; one seed.")
 
 
-def test_all_seeds_and_models_are_scored_on_one_text(tmp_path, monkeypatch):
+def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
     """Its sampling error stays whatever the number of seeds, and cancels in differences; the text is not read."""
     monkeypatch.delattr(Text, "count")
-    runs = STUDIES["fig-6"]("smoke")
-    done = [planted(run, tmp_path, 2.0 + 0.1 * run.seed * (row_of(run) == "hyla")) for run in runs]
-    cells = Study.of("fig-6", FIGURES["fig-6"].paper, "smoke", tmp_path, runs, done).cells("model")
+    cells = study_of("fig-6", lambda run: 2.0 + 0.1 * run.seed * (row_of(run) == "hyla")).cells("model")
     softmax, hyla = (cells[name].score("iid") for name in ("softmax", "hyla"))
     assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.01))  # not 0.01 / sqrt(2)
     assert [one.error for one in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
@@ -192,15 +190,6 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     assert next(row for row in never.rows if row[:2] == ("16", "Dual attention"))[2:4] == ("–", "–")
 
 
-def test_what_the_paper_prints():
-    assert tokens.TOKENS[1024]["dual"][18] == 5.77
-    assert 15 not in tokens.TOKENS[1024]["softmax"]
-    assert tokens.TOKENS[2048]["softmax"][15] == 6.55
-    for by in tokens.TOKENS.values():
-        for level, needed in by["dual"].items():
-            assert needed < by["softmax"].get(level, math.inf)
-
-
 def test_the_best_rate_is_chosen_on_validation():
     """Post-norm is best at the higher rate by its reported scores, at the lower by validation."""
 
@@ -219,12 +208,9 @@ def test_the_best_rate_is_chosen_on_validation():
     assert first.parts[0].estimate.mean == pytest.approx(0.2)
 
 
-def test_results_keep_their_text(tmp_path, monkeypatch):
+def test_results_keep_their_text(study_of, tmp_path, monkeypatch):
     """Drawn from results.json: the same claims, and baselines only of the text that the runs read."""
-    ends = by_row(hyla=1.9, dual=1.8, linear=2.1)
-    runs = STUDIES["lm-bytes"]("smoke")
-    known, done = FIGURES["lm-bytes"], [planted(run, tmp_path, ends(run)) for run in runs]
-    study = Study.of("lm-bytes", known.paper, "smoke", tmp_path, runs, done)
+    study, known = study_of("lm-bytes", by_row(hyla=1.9, dual=1.8, linear=2.1)), FIGURES["lm-bytes"]
     about = described(known.title, study, known.draw(study))
     assert {row["fingerprint"] for row in about["runs"]} == {"a"}
     place = tmp_path / "kept"

@@ -11,11 +11,11 @@ from torch import nn
 
 from polyhead.analysis import figures
 from polyhead.analysis.ablate import zero_heads
+from polyhead.analysis.claims import Estimate
 from polyhead.analysis.geometry import embed, means, similarity
 from polyhead.analysis.labels import distinct, targets, unreadable, views, with_field
 from polyhead.analysis.probe import Row, cluster_rows, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
-from polyhead.analysis.verdicts import difference
 from polyhead.config import Task, TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, Progress, SeedGroup, seed_score
@@ -288,11 +288,12 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
         rows.append([name, *cells_over_seeds(scores[code], scores[code])])
     mechanisms = list(scores["donor"])
     section.tables.append((["latent code of the query", *mechanisms], rows))
-    differences = []
+    differences = {}
     for mechanism in mechanisms:
-        differences.append(difference(scores["donor"][mechanism], scores["other"][mechanism]))
+        other = Estimate.of(scores["other"][mechanism])
+        differences[mechanism] = Estimate.of(scores["donor"][mechanism]) - other
     columns = ["Does it follow the donor's code?", "verdict", "donor's less a third one's", *TEST_COLUMNS]
-    section.tables.append((columns, comparison_rows(mechanisms, differences)))
+    section.tables.append((columns, comparison_rows(differences)))
     # The two codes of the test, beside one another.
     measured = {}
     for mechanism in mechanisms:

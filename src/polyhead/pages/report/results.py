@@ -1,12 +1,12 @@
 """The first sections of a report: scores beside baselines, verdicts on their order, curves of training."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from polyhead.analysis import figures
-from polyhead.analysis.verdicts import MIN_NETWORKS, Difference, difference, judge
+from polyhead.analysis.claims import SEEDS, Estimate, above, constant
 from polyhead.config import Task
 from polyhead.pages.report.runs import Entry, SeedGroup, SeedScore, different_settings, headline_split
 from polyhead.pages.report.section import Gallery, Section, Table, grouped_digits, networks, number, with_error
@@ -14,7 +14,7 @@ from polyhead.tasks.task import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}
 TEST_COLUMNS = ("90 % interval", "p (Holm)", "networks")
-OPEN_TEST = f"Fewer than {MIN_NETWORKS} networks on a side are no test: undecided."
+OPEN_TEST = f"Fewer than {SEEDS} networks on a side are no test: undecided."
 
 
 @dataclass(frozen=True)
@@ -103,39 +103,36 @@ def verdict_table(results: Results) -> Table | None:
     """Is the best mechanism ahead of each other one, and is each mechanism ahead of the best baseline?"""
     task = results.task
     order = results.ranked()
-    names = []
-    differences = []
+    differences = {}
     for rival in order[1:]:
-        names.append(f"{order[0].label} over {rival.label}")
-        differences.append(difference(_gains(results, order[0]), _gains(results, rival)))
+        differences[f"{order[0].label} over {rival.label}"] = _gains(results, order[0]) - _gains(results, rival)
     # Of the baselines only the best one.
     for baseline in [name for name in results.baseline_order() if name != "ceiling"][:1]:
-        level = float(task.gain(results.baselines[baseline][results.headline].mean))
+        level = constant(float(task.gain(results.baselines[baseline][results.headline].mean)))
         for group in order:
-            names.append(f"{group.label} over {baseline_label(task, baseline)}")
-            differences.append(difference(_gains(results, group), level))
-    if not names:
+            differences[f"{group.label} over {baseline_label(task, baseline)}"] = _gains(results, group) - level
+    if not differences:
         return None
-    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(names, differences)
+    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(differences)
 
 
-def comparison_rows(names: Sequence[str], differences: Sequence[Difference]) -> list[list[str]]:
+def comparison_rows(differences: Mapping[str, Estimate]) -> list[list[str]]:
     """Rows of differences that are judged together: name, verdict, difference, `TEST_COLUMNS`."""
     rows = []
-    for name, judged in zip(names, judge(differences), strict=True):
-        measured = judged.difference
+    for part in above("the first is ahead", differences).parts:
+        low, high = part.estimate.interval(0.9)
         interval = "–"
-        if math.isfinite(measured.low):
-            interval = f"{number(measured.low)} to {number(measured.high)}"
-        count = str(measured.num_networks)
-        rows.append([name, judged.verdict, number(measured.mean), interval, number(judged.p), count])
+        if math.isfinite(low):
+            interval = f"{number(low)} to {number(high)}"
+        count = f"{part.estimate.runs:.0f}"
+        rows.append([part.name, part.verdict, number(part.estimate.mean), interval, number(part.p_above), count])
     return rows
 
 
-def _gains(results: Results, group: SeedGroup) -> dict[int, float]:
-    """Scores on the headline's split by seed, negated if lower is better."""
+def _gains(results: Results, group: SeedGroup) -> Estimate:
+    """Scores on the headline's split over seeds, negated if lower is better."""
     by_seed = results.headline_score(group).by_seed
-    return {seed: results.task.gain(value) for seed, value in by_seed.items()}
+    return Estimate.of({seed: results.task.gain(value) for seed, value in by_seed.items()})
 
 
 # ------------------------------------------------------------------------------------------------------------ sections

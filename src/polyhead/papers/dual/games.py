@@ -4,21 +4,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from polyhead.analysis.claims import Scores, Verdict, above, mean
 from polyhead.config import Learned, Run
-from polyhead.papers.claims import Scores, Verdict, above, mean
+from polyhead.papers import outcome
 from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, label
 from polyhead.papers.dual.shared import Point, by_examples, compared, learns, notes, operators, single, table
 from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    Cells,
-    FigureOutcome,
-    Picture,
-    Table,
-    differences,
-    is_complete_grid,
-    score_table,
-)
+from polyhead.papers.outcome import Cells, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames
@@ -141,11 +133,11 @@ def claims(cells: Cells) -> list[Verdict]:
     for game, rows in cells.groupby(level="game", sort=False):
         of_game = rows.droplevel("game")
         # Missing runs would change the comparison.
-        if not is_complete_grid(of_game):
+        if not outcome.is_complete_grid(of_game):
             continue
-        curves[game] = score_table(of_game, "iid")
+        curves[game] = outcome.score_table(of_game, "iid")
         for split, by_game in novel.items():
-            by_game[game] = score_table(of_game, split).loc[max(curves[game].index)]
+            by_game[game] = outcome.score_table(of_game, split).loc[max(curves[game].index)]
         verdicts += learns(game.replace("_", " "), curves[game])
     if not curves:
         return verdicts
@@ -164,7 +156,7 @@ def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scor
     games, words = games_with(curves, "dual-package")
     if games:
         claim = "relation weights that start balanced learn more from as many examples than with the package's start"
-        lead = mean(mean(differences(curves[game], "dual", "dual-package")) for game in games)
+        lead = mean(mean(outcome.differences(curves[game], "dual", "dual-package")) for game in games)
         verdicts.append(above(claim, {words: lead}))
     for rival in ("corelnet", "predinet", "abstractor"):
         games, words = games_with(curves, rival)
@@ -202,9 +194,9 @@ def draw(study: Study) -> FigureOutcome:
     for words, split, _ in SHOWN:
         figure = by_examples(cells, split, "training images", 0.5)
         if split == "iid":
-            pictures.append(Picture("games", f"Accuracy on {words}; {SEED_CAPTION}.", figure))
+            pictures.append(Picture("games", f"Accuracy on {words}; {outcome.SEED_CAPTION}.", figure))
         else:
-            caption = f"Accuracy on {words}, never seen in training; {SEED_CAPTION}."
+            caption = f"Accuracy on {words}, never seen in training; {outcome.SEED_CAPTION}."
             pictures.append(Picture(f"games-{words}", caption, figure))
     named = cells.rename_axis(["game", "images", "model"])
     rows, numbers = table(named, SHOWN, lambda condition, model: paper(PRINTED[condition[0]].get(model, {})))

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from polyhead.analysis.claims import Verdict
 from polyhead.config import Learned, RelativeSymbols, Run
-from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import DUAL, Relations
 from polyhead.papers.dual.shared import EARLIER, RELATIVE, Point, better, compared, course, operators, percent, single
 from polyhead.papers.figure import Figure

@@ -4,8 +4,8 @@ import itertools
 import math
 from dataclasses import replace
 
+from polyhead.analysis.claims import Verdict
 from polyhead.config import Run, Sinusoidal
-from polyhead.papers.claims import Verdict
 from polyhead.papers.dual.models import BY_OFFSET, DUAL
 from polyhead.papers.dual.shared import WRITERS, Point, better, compared, course, percent, short_name, single
 from polyhead.papers.figure import Figure

@@ -3,8 +3,8 @@
 import itertools
 from dataclasses import replace
 
+from polyhead.analysis.claims import Verdict
 from polyhead.config import Learned, Run
-from polyhead.papers.claims import Verdict
 from polyhead.papers.dual import shared
 from polyhead.papers.dual.models import BY_PLACE, DUAL
 from polyhead.papers.dual.shared import ASYMMETRIC, COMPARED, better, operators

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Estimate, Verdict, above, mean
 from polyhead.config import Learned, Position, Rotary, Run, Swiglu
 from polyhead.papers import outcome
-from polyhead.papers.claims import Estimate, Verdict, above, mean
 from polyhead.papers.dual.games import SHAPES
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import model_of, run_of, size as size_of

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Verdict, above, mean
 from polyhead.config import Model, Patches, Run, Task
 from polyhead.papers import outcome
-from polyhead.papers.claims import Verdict, above, mean
 from polyhead.papers.dual.models import BY_PLACE, ROWS, Relations, classifier, label, writer
 from polyhead.papers.outcome import Cells, Column, Draw, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import Scale, Setting, training

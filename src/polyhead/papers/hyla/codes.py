@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from polyhead.analysis import clusters, embed, figures, query_codes, similarity
+from polyhead.analysis.claims import Estimate, above, mean
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import class_name, targets, with_field
 from polyhead.config import Batch, Run, Task
-from polyhead.papers.claims import Estimate, above, mean
 from polyhead.papers.figure import Figure
-from polyhead.papers.hyla.probes import FIT, TRAINED, UNTRAINED, models, probes, selected, untrained
+from polyhead.papers.hyla.probes import FIT, TERMS, TRAINED, UNTRAINED, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, fuzzy_task, grid, sraven_task, three
@@ -266,14 +266,6 @@ def picture_of_codes(stem: str, codes: Array, rules: Array, names: list[str]) ->
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-def _rule(row: dict[str, Any]) -> bool:
-    return row["target"] in ("rule", "target value")
-
-
-def _term(row: dict[str, Any]) -> bool:
-    return str(row["target"]).startswith("term")
-
-
 def _fuzzy(title: str, draw: Draw) -> Figure:
     return Figure(title, HYLA, draw, fig_codes, 8.4, FUZZY_GPU, short=True)
 
@@ -283,14 +275,14 @@ def _sraven(title: str, draw: Draw) -> Figure:
 
 
 _VALUES = ("target value", INPUTS, "rule")
-_TERMS = ("target", "function", "term 1", "term 2")
+_TERMS = ("target", "function", *TERMS)
 FIGURES = {
-    "fig-2b": _fuzzy("Fig. 2B: terms decoded from the latent code", probes("terms", _term)),
+    "fig-2b": _fuzzy("Fig. 2B: terms decoded from the latent code", probes("terms", TERMS)),
     "fig-2d": _fuzzy("Fig. 2D: latent codes on fuzzy logic", maps(("target", "term 1"))),
     "fig-5a": _sraven("Fig. 5A: SRAVEN codes by the value to predict", maps(("target value", INPUTS))),
     "fig-5b": _sraven("Fig. 5B: SRAVEN codes by rule", maps(("rule",))),
     "fig-5e": _sraven("Fig. 5E: similarity of the rules' codes, HYLA", similar("hyla")),
-    "fig-5f": _sraven("Fig. 5F: rules decoded from the latent code", probes("rule", _rule)),
+    "fig-5f": _sraven("Fig. 5F: rules decoded from the latent code", probes("rule", ("rule", "target value"))),
     "fig-a2": _fuzzy("Fig. A2: latent codes on fuzzy logic, all layers", maps(_TERMS, layers="all")),
     "fig-a6": _sraven("Fig. A6: SRAVEN codes, all layers", maps(_VALUES, layers="all")),
     "fig-a7": replace(

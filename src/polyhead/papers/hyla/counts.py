@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from polyhead.analysis import figures
-from polyhead.papers.claims import Estimate, Verdict, above
+from polyhead.analysis.claims import Estimate, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.outcome import Curves, FigureOutcome, Picture

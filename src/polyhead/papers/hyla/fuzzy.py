@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.config import Run
 from polyhead.papers import outcome
-from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, fuzzy_task, three

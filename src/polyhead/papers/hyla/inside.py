@@ -6,23 +6,30 @@ the code.  `draw` uses all finished runs; a claim is a test from five seeds on.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from polyhead.analysis import figures, mix_codes, swap_codes
+from polyhead.analysis.claims import Estimate, Verdict, above
 from polyhead.models.transformer import Transformer
-from polyhead.papers.claims import Estimate, Verdict, above
 from polyhead.papers.hyla.long import AGAIN, SEEDS
-from polyhead.papers.hyla.probes import PERMUTED, TRAINED, UNTRAINED, decodable, last_layer, learned, models, probed
+from polyhead.papers.hyla.probes import (
+    PERMUTED,
+    TERMS,
+    TRAINED,
+    UNTRAINED,
+    decodable,
+    last_layer,
+    learned,
+    models,
+    probed,
+)
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Curves, FigureOutcome, Panel, Picture
+from polyhead.papers.outcome import Curves, FigureOutcome, Panel, Picture, Table
 from polyhead.papers.study import Study
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
 PAIRS = 2000
-# The models whose probes are a test.
-PROBED = ("hyla", "softmax")
+# The models whose probes are a test, by label.
+PROBED = (label("hyla"), label("softmax"))
 # The code of the query after a swap.
 CODES = {
     "own": "its own",
@@ -34,7 +41,7 @@ CODES = {
 RULES = {"own": "against its own function", "donor": "against the donor's function"}
 
 
-def swapped(study: Study) -> tuple["DataFrame", "DataFrame"]:
+def swapped(study: Study) -> tuple[Table, Table]:
     """Return R² after swaps and after mixtures in the last layer of every finished model.
 
     A row per seed.  The columns of swaps are by model, code and rule; those of mixtures by model, share and rule.
@@ -55,7 +62,7 @@ def swapped(study: Study) -> tuple["DataFrame", "DataFrame"]:
     return pandas.DataFrame(swaps), pandas.DataFrame(mixtures)
 
 
-def verdicts(swaps: "DataFrame", seeds: Sequence[int] = SEEDS) -> list[Verdict]:
+def verdicts(swaps: Table, seeds: Sequence[int] = SEEDS) -> list[Verdict]:
     """The test of the swap, for HYLA alone, as in the protocol."""
     if "hyla" not in swaps:
         return []
@@ -66,7 +73,7 @@ def verdicts(swaps: "DataFrame", seeds: Sequence[int] = SEEDS) -> list[Verdict]:
     return [above(claim, {label("hyla"): Estimate.of(by_seed)}, family="swap")]
 
 
-def repeated(swaps: "DataFrame") -> list[Verdict]:
+def repeated(swaps: Table) -> list[Verdict]:
     """The test of the swap over the seeds of `AGAIN`; empty unless HYLA has runs of all of them."""
     if "hyla" not in swaps or not set(AGAIN) <= set(swaps["hyla"].dropna().index):
         return []
@@ -80,10 +87,10 @@ def draw(study: Study) -> FigureOutcome:
     seeds = all_swaps.index.intersection(SEEDS)
     swaps, mixtures = all_swaps.loc[seeds], all_mixtures.loc[seeds]
 
-    probes = last_layer(probed(replace(study, points=points), is_term_alone))
+    probes = last_layer(probed(replace(study, points=points), TERMS, "alone"))
     tested: dict[str, dict[str, Estimate]] = {}
     for kind, by_name in probes.items():
-        tested[kind] = {name: score for name, score in by_name.items() if is_tested(name)}
+        tested[kind] = {name: score for name, score in by_name.items() if name.rpartition(", ")[2] in PROBED}
     subject = "the terms of the function"
     probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])
     probe_verdicts += learned(subject, tested[TRAINED], tested[UNTRAINED])
@@ -104,17 +111,7 @@ def draw(study: Study) -> FigureOutcome:
     )
 
 
-def is_term_alone(row: dict[str, Any]) -> bool:
-    """Return whether a probe is of a term, with one context for all sequences."""
-    return row["target"].startswith("term") and row["query"] == "alone"
-
-
-def is_tested(name: str) -> bool:
-    """Return whether the probe's model is one of those of the protocol."""
-    return name.rpartition(", ")[2] in map(label, PROBED)
-
-
-def picture_of_mixtures(stem: str, swaps: "DataFrame", mixtures: "DataFrame") -> Picture:
+def picture_of_mixtures(stem: str, swaps: Table, mixtures: Table) -> Picture:
     """Draw a panel per model: R² against both functions by share of the donor's code."""
     panels: list[Panel] = []
     counts = []
@@ -135,7 +132,7 @@ def picture_of_mixtures(stem: str, swaps: "DataFrame", mixtures: "DataFrame") ->
 
 
 def tabulated(
-    swaps: "DataFrame", mixtures: "DataFrame", probes: Mapping[str, Mapping[str, Estimate]]
+    swaps: Table, mixtures: Table, probes: Mapping[str, Mapping[str, Estimate]]
 ) -> tuple[list[dict[str, str]], dict[str, dict[str, Any]]]:
     """Return a row for each code and rule and for each term and kind of network; and all scores as JSON values."""
     rows: dict[tuple[str, str], dict[str, str]] = {}

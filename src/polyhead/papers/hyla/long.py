@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from polyhead.analysis import figures
-from polyhead.papers.claims import Estimate, Verdict, above, judge
+from polyhead.analysis.claims import Estimate, Verdict, above, judge
 from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Picture, Table
 from polyhead.papers.study import FinishedRun, Study

@@ -5,26 +5,26 @@ information about the task.  The other is of the network before its first step: 
 examples, too, so it has information about the task before anything is learned.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 
 from polyhead.analysis import figures, probe_model
+from polyhead.analysis.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.config import Run
-from polyhead.papers.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Curves, Draw, FigureOutcome, Panel, Picture, estimates
+from polyhead.papers.outcome import Cells, Curves, Draw, FigureOutcome, Panel, Picture, estimates
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.train import load_model
 from polyhead.train.network import initial
 
-if TYPE_CHECKING:
-    from pandas import Series
-
 # Sequences to fit a probe, and equally many to score it; 2048 at other scales.
 FIT = {"smoke": 128}
+
+# The labels of fuzzy logic: the two terms of the function.
+TERMS = ("term 1", "term 2")
 
 # The kinds of probed networks and labels, as suffixes of names in tables.
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
@@ -77,11 +77,11 @@ def learned(subject: str, scores: Scores, before: Scores) -> list[Verdict]:
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def probes(subject: str, is_wanted: Callable[[dict[str, Any]], bool]) -> Draw:
+def probes(subject: str, targets: tuple[str, ...]) -> Draw:
     """Scores of logistic regressions on the code, on unseen tasks, by layer."""
 
     def draw(study: Study) -> FigureOutcome:
-        scores = probed(study, is_wanted)
+        scores = probed(study, targets)
         rows = []
         numbers: dict[str, dict[str, Any]] = {}
         for (*probe, layer), by_model in scores.groupby(level=[*PROBE, "layer"], sort=False):
@@ -110,13 +110,18 @@ def probes(subject: str, is_wanted: Callable[[dict[str, Any]], bool]) -> Draw:
     return draw
 
 
-def probed(study: Study, is_wanted: Callable[[dict[str, Any]], bool]) -> "Series":
-    """Return macro F1 of every selected model, of the network before training, and on permuted labels; see `LEVELS`."""
+def probed(study: Study, targets: tuple[str, ...], query: str | None = None) -> Cells:
+    """Return macro F1 of every selected model, of the network before training, and on permuted labels; see `LEVELS`.
+
+    `targets`: of the probes; `query`: only of this kind.
+    """
     size = FIT.get(study.scale, 2048)
     values: dict[tuple[Any, ...], dict[int, float]] = {}
     for model, point, network in models(study):
         for kind, probed_network in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
-            for row in filter(is_wanted, probe_model(probed_network, point.run.task, sequences=size, queries=1)):
+            for row in probe_model(probed_network, point.run.task, sequences=size, queries=1):
+                if row["target"] not in targets or query not in (None, row["query"]):
+                    continue
                 condition = (row["target"], row["pairs"], row["query"], row["layer"] + 1, model)
                 for any_kind in KINDS:  # fixes the order of the columns
                     values.setdefault((*condition, any_kind), {})
@@ -134,7 +139,7 @@ def is_of_paper(target: str, pairs: str, query: str) -> bool:
     return query == "alone" or not target.startswith("term")
 
 
-def panels_of(scores: "Series") -> list[Panel]:
+def panels_of(scores: Cells) -> list[Panel]:
     """Return a panel per probe: a line per model and kind of network, and the level of permuted labels."""
     panels: list[Panel] = []
     for probe, in_panel in scores.groupby(level=PROBE, sort=False):
@@ -160,7 +165,7 @@ def probe_title(target: str, pairs: str, query: str) -> str:
     return ", ".join(parts)
 
 
-def last_layer(scores: "Series") -> dict[str, dict[str, Estimate]]:
+def last_layer(scores: Cells) -> dict[str, dict[str, Estimate]]:
     """Return the scores in the last layer by kind, then by target and model, on the paper's pairs and queries."""
     by_kind: dict[str, dict[str, Estimate]] = {kind: {} for kind in KINDS}
     last = max(scores.index.unique("layer"))

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Verdict, above
 from polyhead.config import Run
 from polyhead.papers import outcome
-from polyhead.papers.claims import Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import label

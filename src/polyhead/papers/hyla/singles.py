@@ -6,22 +6,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from polyhead.config import Decay, Mechanism, Mlp, Run, Train, TransformerConfig
+from polyhead.config import Decay, Run, Train
 from polyhead.papers.hyla.rows import ROWS
-from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make, network
+from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make
 from polyhead.papers.sizes import Setting
 from polyhead.spec.shapes import one_of
-from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks import Sraven
 
 # The scales of single runs of fuzzy logic; `original`: as `paper`, with the details of the paper's code.
 LONG = ("short", "paper", "original")
 SPLITS = ("iid", "compositional", "novel")
 WORDS = {"softmax": "Softmax attention", "linear": "Linear attention", "hyla": "HYLA"}
-
-
-def fuzzy_model(task: FuzzyLogic, group: Mechanism, *, dim: int, hidden: int) -> TransformerConfig:
-    """The paper's network: two pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
-    return network(task, group, Mlp(hidden, act="gelu_tanh"), replace(FUZZY["paper"], dim=dim))
 
 
 def fuzzy(row: str) -> Callable[..., Run]:
@@ -55,12 +50,11 @@ def fuzzy_run(row: str, scale: str) -> Run:
         eval_every=2500 if scale == "short" else 10_000,
         save_every=1000,
     )
-    model = fuzzy_model(task, ROWS[row].sized(8, 2), dim=128, hidden=256)
-    run = Run(name=f"fuzzy-{row}", task=task, model=model, train=train)
+    run = replace(make(task, row, shape, shape.grid()[0], 0), name=f"fuzzy-{row}", train=train, threads=None)
     if scale != "original":
         return run
     train = replace(train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
-    model = replace(model, dropout=0.1, dropout_shared=True)
+    model = replace(run.transformer, dropout=0.1, dropout_shared=True)
     return replace(run, task=replace(task, split="legacy"), model=model, train=train)
 
 

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Scores, Verdict, above
 from polyhead.config import Run
 from polyhead.papers import outcome
-from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import OURS, ROWS, label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task

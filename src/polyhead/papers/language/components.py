@@ -5,9 +5,9 @@ import math
 from dataclasses import replace
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Scores, Verdict, above
 from polyhead.config import Rotary, Run
 from polyhead.models.size import match, parameters
-from polyhead.papers.claims import Scores, Verdict, above
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
 from polyhead.papers.language.shared import GB, course, notes_of, one_text, run_of, table, trained

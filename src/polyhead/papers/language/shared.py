@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from polyhead.analysis.claims import Estimate, Scores
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
-from polyhead.papers.claims import Estimate, Scores
 from polyhead.papers.language.models import ROWS, LanguageScale, label, model
 from polyhead.papers.outcome import choices, condition_text, score_row, settings_note
 from polyhead.papers.sizes import Setting, training

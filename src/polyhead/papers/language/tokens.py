@@ -6,23 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import Estimate, Verdict, above, mean
 from polyhead.config import Rotary, Run, SymbolicAttention
-from polyhead.papers.claims import Estimate, Verdict, above, mean
+from polyhead.papers import outcome
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import (
-    SEED_CAPTION,
-    Cells,
-    Curves,
-    FigureOutcome,
-    Panel,
-    Picture,
-    Table,
-    choices,
-    score_table,
-    settings_note,
-)
+from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, Table
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 
@@ -194,17 +184,17 @@ def draw(study: Study) -> FigureOutcome:
                     needs[width, level, model] = tokens
         panels.append((f"width {width}", curves, {}))
     figure = figures.lines(panels, x_label="million tokens", y_label="perplexity", log_x=True, log_y=True)
-    caption = f"Perplexity of validation text in the course of training; {SEED_CAPTION}."
+    caption = f"Perplexity of validation text in the course of training; {outcome.SEED_CAPTION}."
     is_same, text = one_text(study)
     verdicts = []
     if is_same:
-        verdicts = sooner(needs) + better_at_the_end(score_table(cells, "iid"))
+        verdicts = sooner(needs) + better_at_the_end(outcome.score_table(cells, "iid"))
     rows, numbers = efficiency(cells, needs, study.scale)
     columns = "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – "
-    notes = [text, f"{columns}where a seed does not come there.", *choices(ROWS, ("dual",))]
+    notes = [text, f"{columns}where a seed does not come there.", *outcome.choices(ROWS, ("dual",))]
     if not is_of_paper(cells):
         notes += paper_notes()
-    notes.append(settings_note(cells))
+    notes.append(outcome.settings_note(cells))
     return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
 
 

@@ -1,7 +1,7 @@
-"""Claims of papers as statistical tests on measured scores, and the estimates that the tests read.
+"""Claims as statistical tests on measured scores, and the estimates that the tests read: of papers and of reports.
 
-A claim is written before any result is known, as "each of these numbers is above its margin".  A number has one value
-per seed; over several settings, the mean is taken for each seed.  Each number is a *part* with a verdict:
+A claim of a paper is written before any result is known, as "each of these numbers is above its margin".  A number has
+one value per seed; over several settings, the mean is taken for each seed.  Each number is a *part* with a verdict:
 
     yes             its one-sided p-value (Student's t over seeds), corrected by Holm over the family, is below 0.05
     no              the same test in the other direction passes
@@ -18,16 +18,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polyhead.analysis.verdicts import NO, NO_DIFFERENCE, UNDECIDED, YES
 from polyhead.spec.numbers import holm
 from polyhead.spec.optional import optional
 
+YES, NO, NO_DIFFERENCE, UNDECIDED = "yes", "no", "no difference", "undecided"
 # The least number of seeds for a test.
 SEEDS = 5
 # The level of every one-sided test.
 ALPHA = 0.05
 # A smaller difference between scores (fractions) counts as none. For logarithms this is two per cent.
 WITHIN = 0.02
+# A spread over seeds that is only rounding.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,11 @@ class Estimate:
             return cls(mean, math.nan, 0.0, dict(values), 1.0, sampling, finite, test)
         squares = math.fsum((value - mean) ** 2 for value in values.values())
         variance_of_seeds = squares / (count - 1) / count
-        variance_of_test_set = sampling**2 if finite else 0.0
+        if max(values.values()) - min(values.values()) < ROUNDING:
+            variance_of_seeds = 0.0
+        variance_of_test_set = 0.0
+        if finite:
+            variance_of_test_set = sampling**2
         # Welch-Satterthwaite: the error of the test set is known, so it has infinitely many degrees of freedom.
         if variance_of_seeds > 0:
             freedom = (count - 1) * (1 + variance_of_test_set / variance_of_seeds) ** 2
@@ -85,7 +91,9 @@ class Estimate:
 
     def __abs__(self) -> "Estimate":
         """Return the absolute value: all seeds get the sign of the mean."""
-        return self if self.mean >= 0 else -self
+        if self.mean >= 0:
+            return self
+        return -self
 
     def __add__(self, other: "Estimate") -> "Estimate":
         sampling = math.hypot(self.sampling, other.sampling)
@@ -144,7 +152,7 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return mean, standard error (None for one seed) and values by seed as JSON values."""
-        by_seed = {str(seed): value for seed, value in self.values.items()}
+        by_seed = dict(zip(map(str, self.values), self.by_seed, strict=True))
         return {"mean": self.mean, "standard_error": none_for_nan(self.error), "by_seed": by_seed}
 
     def __str__(self) -> str:
@@ -159,7 +167,9 @@ Scores = Mapping[str, Estimate]
 
 def none_for_nan(number: float) -> float | None:
     """Return a number as JSON has it: null for a number that does not exist."""
-    return None if math.isnan(number) else number
+    if math.isnan(number):
+        return None
+    return number
 
 
 def student(freedom: float) -> Any:
@@ -214,8 +224,10 @@ class Part:
             return UNDECIDED
         if self.p_above < ALPHA:
             return YES
+        if self.p_below < ALPHA and not self.can_refute:
+            return UNDECIDED
         if self.p_below < ALPHA:
-            return NO if self.can_refute else UNDECIDED
+            return NO
         # Two one-sided tests at `ALPHA`: the interval of 1 - 2 `ALPHA` lies near the margin.
         low, high = self.estimate.interval(1 - 2 * ALPHA)
         if self.margin - self.within < low and high < self.margin + self.within:
@@ -236,8 +248,10 @@ class Part:
         """Mean and standard error as text, with a sign."""
         if not math.isfinite(self.estimate.mean):
             return "a run without a finite score"
-        sign = "+" if self.estimate.mean >= 0 else "−"
-        return sign + str(self.estimate).lstrip("-")
+        size = str(self.estimate).lstrip("-")
+        if self.estimate.mean >= 0:
+            return f"+{size}"
+        return f"−{size}"
 
     @property
     def interval(self) -> str:
@@ -254,20 +268,25 @@ class Part:
 
     def as_json(self) -> dict[str, object]:
         """Return the numbers of the test as JSON values."""
-        has_error = not math.isnan(self.estimate.error)
-        return {
+        numbers = {
             "name": self.name,
             "outcome": self.verdict,
             "mean": self.estimate.mean,
             "margin": self.margin,
             "standard_error": none_for_nan(self.estimate.error),
             "sampling_error": abs(self.estimate.sampling),
-            "interval": list(self.estimate.interval(self.confidence)) if has_error else None,
+            "interval": None,
             "confidence": self.confidence,
-            "p": self.estimate.above(self.margin) if has_error else None,
+            "p": None,
             "corrected_p": none_for_nan(self.p_above),
-            "runs": None if math.isinf(self.estimate.runs) else self.estimate.runs,
+            "runs": None,
         }
+        if not math.isnan(self.estimate.error):
+            numbers["interval"] = list(self.estimate.interval(self.confidence))
+            numbers["p"] = self.estimate.above(self.margin)
+        if math.isfinite(self.estimate.runs):
+            numbers["runs"] = self.estimate.runs
+        return numbers
 
 
 @dataclass(frozen=True)
@@ -286,13 +305,12 @@ class Verdict:
     def __str__(self) -> str:
         parts = []
         for part in self.parts:
-            word = "" if part.verdict == self.outcome else f": {part.verdict}"
-            parts.append(f"{part}{word}")
+            parts.append(f"{part}: {part.verdict}".removesuffix(f": {self.outcome}"))
         return f"{self.outcome}: {self.claim} ({'; '.join(parts)})"
 
     def to_dict(self) -> dict[str, object]:
         """Return the claim as JSON values for results.json."""
-        return {"claim": self.claim, "outcome": self.outcome, "parts": [part.as_json() for part in self.parts]}
+        return {"claim": self.claim, "outcome": self.outcome, "parts": list(map(Part.as_json, self.parts))}
 
 
 def above(
@@ -310,8 +328,12 @@ def above(
     `Verdict`.
     """
     if within is None:
-        within = 0.0 if margin else WITHIN
-    tested = [Part(name, part, margin, within, can_refute) for name, part in parts.items()]
+        within = WITHIN
+        if margin:
+            within = 0.0
+    tested = []
+    for name, estimate in parts.items():
+        tested.append(Part(name, estimate, margin, within, can_refute))
     return judge([Verdict(claim, tuple(tested), family)])[0]
 
 
