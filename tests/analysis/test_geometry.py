@@ -34,10 +34,7 @@ def test_few_codes_and_few_heads(method: str, shape: tuple[int, int]) -> None:
     found = embed(codes, method)
     assert found.shape == (shape[0], 2)
     assert np.isfinite(found).all()
-
-
-def test_equal_codes_are_one_point() -> None:
-    assert (embed(np.full((10, 3), 0.3)) == 0).all()
+    assert (embed(np.full(shape, 0.3), method) == 0).all()  # equal codes are one point
 
 
 def test_similarity_of_mean_codes() -> None:

@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from polyhead.analysis import class_name, targets, views
+from polyhead.analysis import targets, views
 from polyhead.config import Batch
 from polyhead.tasks import FuzzyLogic, Sraven
 
@@ -37,5 +37,5 @@ def test_the_views_of_a_task() -> None:
 
 
 def test_the_last_rule_has_a_name_by_the_size_of_the_grid() -> None:
-    names = [class_name(Sraven(features=2, grid=grid), "rule", 7) for grid in (2, 3)]
+    names = [Sraven(features=2, grid=grid).class_name("rule", 7) for grid in (2, 3)]
     assert names == ["distribute", "distribute-three"]

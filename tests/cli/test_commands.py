@@ -33,16 +33,14 @@ def recipe(monkeypatch, tmp_path):
         ph.tasks.FuzzyLogic, "baselines", lambda *args, **more: baselines(*args, **{**more, "sequences": 50})
     )
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    monkeypatch.setitem(recipes.RECIPES, "pair", lambda: (small("a-0"), small("a-1", seed=1)))
+    monkeypatch.setitem(recipes.RECIPES, "pair", lambda: [small("a-0"), small("a-1", seed=1)])
 
 
 # ----------------------------------------------------------------------------------------------------------------- help
 def test_the_overview_names_every_command(capsys):
     overview = ask(capsys, "--help")
     assert all(f"• {verb} " in overview for verb in VERBS)
-
-
-def test_the_version_is_that_of_the_package(capsys):
+    assert "complete" in ask(capsys, "--tyro-print-completion bash")
     assert ask(capsys, "--version").strip() == ph.__version__
 
 
@@ -78,12 +76,6 @@ def test_help_begins_without_torch():
 def test_lists(capsys, kind, words):
     text = " ".join(ask(capsys, f"list {kind}").replace("│", " ").split())
     assert [word for word in words if word not in text] == []
-
-
-def test_a_recipe_may_return_a_list(monkeypatch):
-    monkeypatch.setitem(recipes.RECIPES, "mine", lambda: [small("a"), small("b")])
-    runs, _ = configure("train", "mine", [["--seed", "3"]])
-    assert [run.name for run in runs] == ["a", "b"]
 
 
 def test_a_users_task_without_defaults_is_listed(monkeypatch):
@@ -247,13 +239,9 @@ def test_report_writes_a_page_of_the_runs(capsys, monkeypatch):
 def test_resume_finishes(capsys, tmp_path):
     done = ph.train.run(small(folder="here", threads=1, deterministic=True), progress=False)
     (tmp_path / "here" / "result.json").unlink()
-    assert "small: 4 steps" in ask(capsys, "resume here --seed 0 --device cpu")
+    assert "small: 4 steps" in ask(capsys, "resume here --device cpu")
     assert read_result("here").scores == done.scores
     assert read_config("here").deterministic
-
-
-def test_completion_is_that_of_tyro(capsys):
-    assert "complete" in ask(capsys, "--tyro-print-completion bash")
 
 
 @pytest.mark.usefixtures("recipe")

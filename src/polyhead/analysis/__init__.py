@@ -12,15 +12,14 @@ mix_codes(model, task)                             the output with mixtures of b
 look(model, batch, sample=0)                       attention, relations and symbols of every layer, for one input
 
 `query_codes`, `probe_model` and `clusters` use the pairs that a task recommends, `probe_run` does so for a run folder.
-`targets` gives a batch's labels, `views` a task's pairs, and `class_name` the name of a class.
+`targets` gives a batch's labels, `views` a task's pairs.
 """
 
 from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.capture import capture, codes
 from polyhead.analysis.geometry import embed, means, purity, similarity
-from polyhead.analysis.labels import class_name, targets, views
-from polyhead.analysis.layers import probe_layers
-from polyhead.analysis.probe import Probe, clusters, probe, probe_model, probe_run, query_codes
+from polyhead.analysis.labels import targets, views
+from polyhead.analysis.probe import Probe, clusters, probe, probe_layers, probe_model, probe_run, query_codes
 from polyhead.analysis.relations import look
 from polyhead.analysis.swap import mix_codes, swap_codes
 from polyhead.analysis.values import ValueNetwork, value_network
@@ -29,7 +28,6 @@ __all__ = [
     "Probe",
     "ValueNetwork",
     "capture",
-    "class_name",
     "clusters",
     "codes",
     "embed",

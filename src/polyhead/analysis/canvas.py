@@ -9,8 +9,6 @@ import pathlib
 import re
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from polyhead.spec.optional import optional
 
 if TYPE_CHECKING:
@@ -80,8 +78,6 @@ def save(figure: "Figure", *paths: str | pathlib.Path) -> pathlib.Path:
             data = _rendered(figure, kind, salt="polyhead", facecolor="white")
         except ValueError as error:
             raise ValueError(f"figures: {path} cannot be written ({' '.join(str(error).split())})") from None
-        if kind == "png":
-            data = _fewer_colours(data)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return path
@@ -127,18 +123,4 @@ def _rendered(figure: "Figure", kind: str, *, salt: str, facecolor: str) -> byte
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "image.composite_image": False}):
         figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor=facecolor)
-    return buffer.getvalue()
-
-
-def _fewer_colours(png: bytes) -> bytes:
-    """The same picture with a table of 256 colours, or itself if more than its smoothed edges would differ."""
-    from PIL import Image, ImageChops  # matplotlib needs it, too
-
-    original = Image.open(io.BytesIO(png)).convert("RGB")
-    reduced = original.quantize(256, dither=Image.Dither.NONE)
-    difference = np.asarray(ImageChops.difference(original, reduced.convert("RGB")))
-    if (difference.max(-1) > 16).mean() > 0.03:
-        return png  # for example an image in front of a matrix
-    buffer = io.BytesIO()
-    reduced.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()

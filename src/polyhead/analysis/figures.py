@@ -100,15 +100,14 @@ def results(
     errors: Mapping[str, float] | None = None,
     baselines: Mapping[str, float] | None = None,
     printed: Mapping[str, tuple[float, float, int]] | None = None,
-    metric: str = "R²",
-    score: str = "",
+    score: str = "R² on unseen combinations",
     lower_is_better: bool = False,
 ) -> "Figure":
     """One row per mechanism, best first: a dot per seed, and the mean.  Baselines and ceiling are vertical lines.
 
     `measured`: label -> the scores of its seeds.  `errors`: label -> standard error; by default the standard error over
     seeds.  `baselines`: name -> score.  `printed`: label -> mean, standard error and number of seeds in a paper: a
-    hollow mark in a row below.  `score`: the whole label of the axis, for another split.
+    hollow mark in a row below.  `score`: the label of the axis.
 
     >>> results({"HYLA": [0.76, 0.78], "Softmax": [0.71, 0.69]}, baselines={"Gaussian process": 0.78})
     """
@@ -140,7 +139,7 @@ def results(
 
     axes.set_yticks(range(len(row_names)), row_names)
     axes.set_ylim(-0.6, len(row_names) - 0.4)
-    axes.set_xlabel(score or f"{metric} on unseen combinations")
+    axes.set_xlabel(score)
     _name_baselines(axes, baselines)
     return figure
 
@@ -242,18 +241,13 @@ def _draw_series(axes: "Axes", points: Mapping[Number, Sequence[Number]], label:
     """Draw the mean and standard error at each x; several values at one x also appear as dots."""
     colour, marker = style
     xs = sorted(points)
-    scores = []
-    means = []
-    errors = []
-    for x in xs:
-        scores.append(np.asarray(points[x], float))
-        means.append(scores[-1].mean())
-        errors.append(_standard_error(scores[-1]))
+    scores = [np.asarray(points[x], float) for x in xs]
+    errors = list(map(_standard_error, scores))
     is_untrained = label.endswith(UNTRAINED)
     has_marks = len(xs) <= MAX_POINTS_AS_MARKS
     axes.errorbar(
         xs,
-        means,
+        list(map(np.mean, scores)),
         yerr=errors if any(errors) else None,
         fmt=marker if has_marks else "",
         ls="--" if is_untrained else "-",
@@ -371,7 +365,7 @@ def heat(
     rows are named at the first matrix of each row of panels, columns at the lowest; for matrices of the same names.
 
     >>> classes, matrix = similarity(codes, labels)
-    >>> names = [class_name(task, "rule", int(label)) for label in classes]
+    >>> names = [task.class_name("rule", int(label)) for label in classes]
     >>> heat([("HYLA, last layer", matrix, names, names)], label="cosine similarity", limits=(-1, 1))
     """
     if not panels:

@@ -1,4 +1,4 @@
-"""Labels that a probe may predict from the code of a task's last token, and their names.
+"""Labels that a probe may predict from the code of a task's last token.
 
 A task puts its ground truth into `Batch.latents`; here it becomes one label per sequence: the terms of a fuzzy-logic
 function, the rule behind the last query token of SRAVEN and the symbol to predict there.
@@ -75,11 +75,6 @@ def unreadable(task: Task) -> str:
     if "compositional" not in task.splits:
         return f"{name} has no split of unseen combinations (compositional), only {', '.join(task.splits)}"
     return ""
-
-
-def class_name(task: Task, target: str, label: int) -> str:
-    """The task's name for class `label` of `target`."""
-    return task.class_name(target, label)
 
 
 def views(task: Task) -> dict[str, tuple[Task, Pairs]]:

@@ -9,7 +9,7 @@ sequence.  There are three controls: the code of a third sequence, the same code
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,10 +40,8 @@ BATCH = 500
 CodeGroup = SoftmaxHeads | LinearHeads | HylaHeads
 # The code (b h s) of the last token, by group of heads.
 Codes = list[Tensor]
-# The name of a code: one of `CODES`, or a share.
-Name = TypeVar("Name", str, float)
-# Codes of the recipient and of the donor -> the codes to try, by name.
-MakeCodes = Callable[[Codes, Codes, torch.Generator], dict[Name, Codes]]
+# Codes of the recipient and of the donor -> the codes to try, by name (one of `CODES`) or share.
+MakeCodes = Callable[[Codes, Codes, torch.Generator], dict[Any, Codes]]
 
 
 def swap_codes(
@@ -111,7 +109,7 @@ def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict
 # -------------------------------------------------------------------------------------------------------------- scores
 def _scores(
     function: str,
-    make_codes: MakeCodes[Name],
+    make_codes: MakeCodes,
     model: Transformer,
     task: Task,
     split: str,
@@ -120,7 +118,7 @@ def _scores(
     layer: int,
     seed: int,
     device: torch.device | str,
-) -> dict[Name, dict[str, float]]:
+) -> dict[Any, dict[str, float]]:
     """The scores against both rules with each of the codes."""
     check_split(task, split)
     check_number(function, "pairs", pairs, 2)
@@ -128,7 +126,7 @@ def _scores(
     for group in _groups(model, layer):
         one_of(function, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
 
-    scores: dict[Name, tuple[list[Tensor], list[Tensor]]] = {}
+    scores: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
     with looking(model):
         for step, size in enumerate(batch_sizes(pairs)):
             generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))

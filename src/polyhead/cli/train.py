@@ -176,7 +176,6 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
 def resume(
     run: RunFolder,
     device: str | None = None,
-    seed: int | None = None,
     deterministic: Deterministic = False,
     devices: int = 1,
 ) -> int:
@@ -187,14 +186,11 @@ def resume(
 
     Args:
         device: auto, cpu, cuda or mps (default: the run's own).
-        seed: Only the run's own seed is allowed: another seed is another run.
         devices: Processes that train the run together, one per device; the number may differ from before.
     """
     from polyhead.train import read_config
 
     config = read_config(run)
-    if seed not in (None, config.seed):
-        raise ValueError(f"resume: {run} has seed {config.seed}; another seed is another run: use polyhead train")
     is_strict = deterministic or config.deterministic
     config = replace(config, device=device or config.device, deterministic=is_strict)
     return train_runs([config], resume=True, devices=devices)

@@ -20,7 +20,7 @@ from polyhead.analysis import capture, look
 from polyhead.cli import dispatch as cli
 from polyhead.config import Batch
 from polyhead.pages.explore import data as explore_data, writer as explore
-from polyhead.pages.explore.data import gather, quantised, visible_text
+from polyhead.pages.explore.data import gather, visible_text
 from polyhead.pages.explore.page import CODES, MORE, explore_page
 from polyhead.spec import NORMALISE
 from polyhead.tasks.text.tokens import Bytes
@@ -45,11 +45,6 @@ def unpacked(array: dict[str, Any], numbers: bytes, size: int) -> np.ndarray:
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
-def test_zeros_alone_are_bytes() -> None:
-    """Other numbers: the examples of `quantised`."""
-    assert quantised(np.zeros(3))[0].tolist() == [0, 0, 0]
-
-
 HIDDEN = "A mask or a window hides some pairs: they are shown as not visible, without numbers."
 
 

@@ -87,7 +87,9 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageC
     return PageContents(words, causal, layers, b"".join(numbers.parts), tuple(normalised), " ".join(notes))
 
 
-MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
+# Control characters have symbols of their own from 0x2400 on.
+MARKS = {code: chr(0x2400 + code) for code in range(32)}
+MARKS |= str.maketrans({" ": "·", "\n": "⏎", "\t": "⇥", "\x7f": "␡"})
 
 
 def visible_text(piece: str) -> str:
@@ -96,15 +98,7 @@ def visible_text(piece: str) -> str:
     >>> visible_text(" if"), visible_text("\\t"), visible_text("\\0"), visible_text("")
     ('·if', '⇥', '␀', '∅')
     """
-    text = ""
-    for character in piece:
-        if character in MARKS:
-            text += MARKS[character]
-        elif ord(character) < 32:
-            text += chr(0x2400 + ord(character))
-        else:
-            text += character
-    return text or "∅"
+    return piece.translate(MARKS) or "∅"
 
 
 def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:

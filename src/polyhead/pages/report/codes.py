@@ -191,7 +191,7 @@ def _over_layers(
     table: Table = ([label, *mechanisms, "chance"], [])
     for panel, by_layer in scores.items():
         series: dict[str, dict[figures.Number, list[float]]] = {}
-        levels = {}
+        levels: dict[figures.Number, float] = {}
         for layer, by_mechanism in by_layer.items():
             levels[layer] = fmean(chances[panel, layer])
             for mechanism, by_seed in by_mechanism.items():

@@ -15,7 +15,7 @@ import numpy as np
 from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.claims import Estimate, above, mean
 from polyhead.analysis.geometry import means
-from polyhead.analysis.labels import class_name, targets, with_field
+from polyhead.analysis.labels import targets, with_field
 from polyhead.config import Batch, Run, Task
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.probes import FIT, TERMS, TRAINED, UNTRAINED, models, probes, selected, untrained
@@ -116,7 +116,7 @@ def names_of_classes(task: Task, name: str, values: Array) -> dict[int, str]:
     """Return the names of the classes of a label; empty for numbers."""
     if np.issubdtype(values.dtype, np.floating) or name == "function":
         return {}
-    return {int(value): class_name(task, name, int(value)) for value in np.unique(values)}
+    return {int(value): task.class_name(name, int(value)) for value in np.unique(values)}
 
 
 def purity_of_neighbours(study: Study) -> FigureOutcome:
@@ -192,7 +192,7 @@ def similar(model: str, *, samples: bool = False) -> Draw:
                     for kind, matrix in ((TRAINED, cosines[name]), (UNTRAINED, cosines_before)):
                         by_seed = differences.setdefault(name + kind, {})
                         by_seed[seed] = _over_others(classes.tolist(), matrix)
-            names = [class_name(task, "rule", int(value)) for value in classes]
+            names = [task.class_name("rule", int(value)) for value in classes]
             matrices[str(seed)] = {"rules": names}
             for name, matrix in cosines.items():
                 matrices[str(seed)][name] = matrix.round(6).tolist()

@@ -99,7 +99,7 @@ def draw_a1(study: Study) -> FigureOutcome:
         figure = figures.results(
             {label(model): estimate.by_seed for model, estimate in scores.items()},
             baselines=outcome.baseline_means(runs),
-            metric=metric,
+            score=f"{metric} on unseen combinations",
         )
         caption = f"{column} on unseen combinations: means, standard errors and seeds of the selected settings."
         pictures.append(Picture(f"table-a1-{task}", caption, figure))
