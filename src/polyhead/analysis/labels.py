@@ -90,7 +90,9 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     unpermuted = with_field(task, "permuted", False)
     task_of_view = {}
     for name, pairs in task.pairs.items():
-        task_of_view[name] = (task if name == "self" else unpermuted, pairs)
+        task_of_view[name] = (unpermuted, pairs)
+        if name == "self":
+            task_of_view[name] = (task, pairs)
     return task_of_view
 
 

@@ -157,7 +157,9 @@ def _scores(
 
 def batch_sizes(pairs: int) -> list[int]:
     """`BATCH`, and the rest.  No pair is alone in a batch, because it takes the third code from another pair."""
-    sizes = [min(BATCH, pairs - start) for start in range(0, pairs, BATCH)]
+    sizes = [BATCH] * (pairs // BATCH)
+    if pairs % BATCH:
+        sizes.append(pairs % BATCH)
     if sizes[-1] == 1:
         sizes[-2:] = [BATCH - 1, 2]
     return sizes
@@ -212,7 +214,7 @@ def _groups(model: Transformer, layer: int) -> list[nn.Module]:
 @contextlib.contextmanager
 def replaced(model: Transformer, layer: int, codes: Codes) -> Iterator[None]:
     """A context in which the last token of `layer` has the given codes, (b h s) for each group of heads."""
-    groups = [compiled(group) for group in _groups(model, layer)]
+    groups = list(map(compiled, _groups(model, layer)))
     forwards = [partial(_with_code, group, coder(group), code) for group, code in zip(groups, codes, strict=True)]
     try:
         for group, forward in zip(groups, forwards, strict=True):

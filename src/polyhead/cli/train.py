@@ -173,12 +173,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
 
 
 # --------------------------------------------------------------------------------------------------- the command resume
-def resume(
-    run: RunFolder,
-    device: str | None = None,
-    deterministic: Deterministic = False,
-    devices: int = 1,
-) -> int:
+def resume(run: RunFolder, device: str | None = None, deterministic: Deterministic = False, devices: int = 1) -> int:
     """Resume a run that was stopped or killed; a finished run is only reported.
 
     examples:
@@ -217,18 +212,16 @@ def train_runs(
     else:
         outcomes = [run(runs[0], resume=resume, again=again)]
     results: dict[str, Result] = {}
-    config_by_name: dict[str, Run] = {}
+    tables: dict[str, tuple[Run, dict[str, Any]]] = {}  # one for each task, which has its own metric
     for name, config, outcome in zip(labels(runs), runs, outcomes, strict=True):
         if isinstance(outcome, Result):
             results[name] = outcome
-            config_by_name[name] = config
+            _, scores = tables.setdefault(config.task.name, (config, {}))
+            scores[name] = outcome.scores
 
     def show() -> None:
-        tables: dict[str, dict[str, Any]] = {}  # a table for each task, which has its own metric
-        for name, config in config_by_name.items():
-            tables.setdefault(config.task.name, {})[name] = results[name].scores
-        for scores in tables.values():
-            write_scores(config_by_name[next(iter(scores))], scores, baselines=False)
+        for config, scores in tables.values():
+            write_scores(config, scores, baselines=False)
         for name, result in results.items():
             size = f"{result.parameters:,} parameters"
             write(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")

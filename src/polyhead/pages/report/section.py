@@ -70,7 +70,9 @@ def grouped_digits(value: float | None) -> str:
 
 
 def networks(count: int) -> str:
-    return "1 network" if count == 1 else f"{count} networks"
+    if count == 1:
+        return "1 network"
+    return f"{count} networks"
 
 
 def slug(label: str, *parts: object) -> str:
