@@ -24,7 +24,6 @@ EXAMPLES = 2
 MAX_TOKENS = 32
 # In one figure.
 MAX_MATRICES = 16
-KINDS = ("attention", "relations", "symbols")
 Panel = tuple[str, np.ndarray, Sequence[str], Sequence[str]]
 
 
@@ -94,24 +93,28 @@ def _drawings(entry: Entry, label: str, gallery: Gallery) -> list:
 
 def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
     """All matrices of a layer by kind: attention of each head, relations, symbols of each symbolic head."""
-    panels: dict[str, list[Panel]] = {}
+    attention: list[Panel] = []
+    relations: list[Panel] = []
+    symbols: list[Panel] = []
     queries, keys = layer.receivers[-MAX_TOKENS:], layer.senders[-MAX_TOKENS:]
     for group in layer.groups:
-        for values in group.attention:
-            title = f"head {len(panels.get('attention', [])) + 1} ({group.kind})"
-            panels.setdefault("attention", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
+        for values in group.attention[:, -MAX_TOKENS:, -MAX_TOKENS:]:
+            attention.append((f"head {len(attention) + 1} ({group.kind})", values, queries, keys))
         if group.relations is not None:
-            for values in group.relations:
-                title = f"relation {len(panels.get('relations', [])) + 1}"
-                panels.setdefault("relations", []).append((title, values[-MAX_TOKENS:, -MAX_TOKENS:], queries, keys))
+            for values in group.relations[:, -MAX_TOKENS:, -MAX_TOKENS:]:
+                relations.append((f"relation {len(relations) + 1}", values, queries, keys))
         if group.assignments is not None:
             for values in group.assignments.transpose(1, 0, 2):
                 numbers = [""] * values.shape[1]  # a name for the first symbol and each eighth
                 numbers[0] = "1"
                 for i in range(7, len(numbers), 8):
                     numbers[i] = str(i + 1)
-                title = f"symbols, head {len(panels.get('symbols', [])) + 1}"
-                panels.setdefault("symbols", []).append((title, values[-MAX_TOKENS:], keys, numbers))
+                symbols.append((f"symbols, head {len(symbols) + 1}", values[-MAX_TOKENS:], keys, numbers))
+    panels = {"attention": attention}
+    if relations:
+        panels["relations"] = relations
+    if symbols:
+        panels["symbols"] = symbols
     return panels
 
 
