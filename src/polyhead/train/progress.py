@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,9 @@ class Progress:
 
         begin = f" from step {self.first_step:,}" if self.first_step else ""
         self.line(f"{self.name}: {num_parameters:,} parameters, {self.steps:,} steps{begin}, {folder}")
-        console = console or Console(stderr=True)
-        if console.is_terminal:
+        if console is None and sys.stderr.isatty():
+            console = Console(stderr=True)
+        if console is not None:
             self.bar, self.bar_text = make_bar(console, self.steps)
             self.bar.start()
             self._show()
