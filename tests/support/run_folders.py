@@ -6,9 +6,8 @@ import re
 import resource
 import shutil
 
-import pytest
+import torch
 from safetensors.torch import load
-from torch.testing import assert_close
 
 from polyhead.train.store.checkpoint import checkpoints, step_of
 from polyhead.train.store.folder import read_metrics
@@ -37,22 +36,14 @@ def copied(source, folder):
     return folder
 
 
-def same(one, two, rel=0.0):
-    """Two folders hold the same training: rows, checkpoint and scores, to `rel`."""
-    for a, b in zip(rows(one), rows(two), strict=True):
-        assert a.keys() == b.keys()
-        for name, value in a.items():
-            assert b[name] == (
-                value if value is None or isinstance(value, str) else pytest.approx(value, rel=rel, abs=rel)
-            )
+def same(one, two):
+    """Two folders hold the same training, bit for bit: rows, checkpoint and scores."""
+    assert rows(one) == rows(two)
     a, b = (load((folder / "checkpoint.safetensors").read_bytes()) for folder in (one, two))
     assert a.keys() == b.keys()
-    for name, value in a.items():
-        # The key bias of softmax heads has no gradient but rounding, which Adam blows up.
-        assert_close(b[name], value, rtol=rel, atol=0.0 if not rel else 1.0 if name.endswith("qkv.bias") else rel)
-    scores = [json.loads((folder / "result.json").read_text())["scores"] for folder in (one, two)]
-    for split, own in scores[0].items():
-        assert scores[1][split] == pytest.approx(own, rel=rel, abs=rel)
+    assert all(torch.equal(value, b[name]) for name, value in a.items())
+    first, second = (json.loads((folder / "result.json").read_text())["scores"] for folder in (one, two))
+    assert first == second
 
 
 def losses(folder):
