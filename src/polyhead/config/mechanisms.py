@@ -64,8 +64,8 @@ class Mechanism(Checked):
         """Whether the output for one query depends on the other queries, so that none may be hidden from another."""
         return False
 
-    def widths(self, width: int, total_heads: int) -> tuple[int, int]:
-        """`dim` and `value_dim` in a model of this width: width // total_heads where they are None.
+    def sizes(self, width: int, total_heads: int) -> Sizes:
+        """The sizes of the group in a model of this width: those that are None are width // total_heads.
 
         Raises ValueError where one needs that and the heads do not divide the model width.
         """
@@ -79,11 +79,7 @@ class Mechanism(Checked):
                 f"{type(self).__name__}: {total_heads} heads{group} do not divide the model width {width}: "
                 f"give {' and '.join(missing)} (per head)"
             )
-        return self.dim or width // total_heads, self.value_dim or width // total_heads
-
-    def sizes(self, width: int, total_heads: int) -> Sizes:
-        """The sizes of the group in a model of this width; ValueError as `widths`."""
-        dim, value_dim = self.widths(width, total_heads)
+        dim, value_dim = self.dim or width // total_heads, self.value_dim or width // total_heads
         return Sizes(self.heads, dim, value_dim, self.kv_heads or self.heads, takes="v" if self.share else "qkv")
 
 
