@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 
-from polyhead.config import Decay, Train
+from polyhead.config import Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads
@@ -30,24 +30,20 @@ FUSED = ("cpu", "cuda", "mps")
 
 def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
     """AdamW with two parameter groups: with and without weight decay."""
-    decays = is_decayed(model, train.decay)
+    kinds = parameter_kinds(model)
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            is_decayed = kinds[name] == "weights" or getattr(train.decay, kinds[name])
+            (decayed if is_decayed else others).append(parameter)
     groups = []
-    for has_decay, strength in ((True, train.weight_decay), (False, 0.0)):
-        parameters = []
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad and decays[name] == has_decay:
-                parameters.append(parameter)
+    for parameters, strength in ((decayed, train.weight_decay), (others, 0.0)):
         if parameters:
             groups.append({"params": parameters, "weight_decay": strength})
     device = next(model.parameters()).device.type
     # `lr` is set before every update; 0 here makes a missing schedule obvious.
     return torch.optim.AdamW(groups, lr=0.0, betas=train.betas, eps=train.eps, fused=device in FUSED)
-
-
-def is_decayed(model: nn.Module, decay: Decay) -> dict[str, bool]:
-    """Whether each parameter decays, by name."""
-    kinds = parameter_kinds(model)
-    return {name: kind == "weights" or getattr(decay, kind) for name, kind in kinds.items()}
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
