@@ -4,20 +4,17 @@ import dataclasses
 
 import pytest
 
-from polyhead.papers import outcome, page
-from polyhead.papers.dual import shared
+from polyhead.analysis import figures
+from polyhead.papers import outcome
 from polyhead.papers.dual.models import row_of
 from polyhead.papers.reproduce import FIGURES
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, request):
-    """No picture at all but where the test is of pictures: they take most of the time.  Few sequences."""
+def quick(monkeypatch):
+    """No pictures, which take most of the time, and few sequences for baselines."""
     monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 60)
-    if "picture" not in request.node.name:
-        monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: None)
-        monkeypatch.setattr(shared.figures, "save", lambda figure, path: path.write_text("</svg>"))
-        monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: "<svg ></svg>")
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: None)
 
 
 def draw(study):
@@ -25,10 +22,6 @@ def draw(study):
     assert all(picture.caption for picture in found.pictures)
     assert all(len(row) == len(found.head) for row in found.rows)
     return found
-
-
-def outcomes(found):
-    return {verdict.claim: verdict.outcome for verdict in found.verdicts}
 
 
 def without(study, lost):

@@ -2,12 +2,10 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pandas
 import pytest
 from drawn import draw
-from texts import lines
 
 from polyhead.analysis.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.config import digest
@@ -15,7 +13,7 @@ from polyhead.papers import page
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
 from polyhead.papers.recipes import STUDIES
-from polyhead.papers.reproduce import FIGURES, described, redraw, reproduce
+from polyhead.papers.reproduce import FIGURES, described, redraw
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
 from polyhead.tasks.record import RECORD
@@ -28,15 +26,14 @@ ZLIB = 1.81
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, request):
-    """No text and no pictures, except in the test of a whole study."""
-    if "whole" not in request.node.name:
-        monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: None)
-        monkeypatch.setattr(kinds.figures, "save", lambda figure, path: path.write_text("</svg>"))
-        monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
-        monkeypatch.setattr(Text, "count", lambda task, split: 100)
-        monkeypatch.setattr(Text, "fingerprint", lambda task: "a")
-        monkeypatch.setattr(Text, "baselines", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
+def quick(monkeypatch):
+    """No text and no pictures."""
+    monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: None)
+    monkeypatch.setattr(kinds.figures, "save", lambda figure, path: path.write_text("</svg>"))
+    monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
+    monkeypatch.setattr(Text, "count", lambda task, split: 100)
+    monkeypatch.setattr(Text, "fingerprint", lambda task: "a")
+    monkeypatch.setattr(Text, "baselines", lambda task, split, **_: {"zlib": Score(ZLIB, 0.01, 10)})
 
 
 def planted(run, folder, end, text="a"):
@@ -233,23 +230,3 @@ def test_results_keep_their_text(study_of, tmp_path, monkeypatch):
     found = again()
     assert found.verdicts == ()
     assert "its fingerprint was not kept" in found.notes[0]
-
-
-def test_a_whole_study_of_a_small_text(trained, monkeypatch, tmp_path):
-    """Trained, drawn and written as by `polyhead reproduce`, in this process."""
-    text = tmp_path / "some.txt"
-    text.write_text(lines(3000, 0))
-
-    def small(scale):
-        runs = [run for run in STUDIES["lm-bytes"](scale) if run.seed == 0 and row_of(run) in ("softmax", "hyla")]
-        return tuple(replace(r, task=replace(r.task, data=str(text), folder=str(tmp_path / "tokens"))) for r in runs)
-
-    monkeypatch.setitem(FIGURES, "lm-bytes", replace(FIGURES["lm-bytes"], runs=small))
-    path, found, failures = reproduce("lm-bytes", "smoke", folder=tmp_path / "runs", device="cpu", progress=False)
-    assert failures == ()
-    assert [verdict.outcome for verdict in found.verdicts] == [UNDECIDED]  # of one seed
-    assert "2.2 − Softmax −" in str(found.verdicts[0])
-    assert "fingerprint" in found.notes[0]
-    assert path.read_text().count("<figure ") == 1
-    results = json.loads((path.parent / "results.json").read_text())
-    assert results["numbers"]["hyla"]["bits per byte, iid"]["mean"] > 2
