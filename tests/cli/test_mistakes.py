@@ -31,7 +31,7 @@ VALUES = {
     "resume nowhere": "run folder: nowhere does not exist",
     "resume .": "run folder: . holds no config.json, so it is not a run",
     "eval RUN --batches 0": "eval: batches must be at least 1 but is 0",
-    "eval RUN --checkpoint 3": "has none of '3' (choose from newest, best, 4, 2)",
+    "eval RUN --checkpoint 3": "has none of '3' (choose from newest, 4, 2)",
     "probe RUN --sequences -1": "probe: sequences must be at least 2 but is -1",
     "report RUN/..": "holds no config.json, so it is not a run",
     "list mechanism": "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?",
