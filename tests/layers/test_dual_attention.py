@@ -58,33 +58,27 @@ def relations_of(heads, x):
     return taps[0].groups[0].relations()
 
 
+def dual(x, symbols):
+    return make(DUAL)(x, symbols=symbols)
+
+
 MISTAKES = {
-    "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table (2 distance + 1, m) but are (2, 4, 48)": (
-        lambda x: make(DUAL)(x, symbols=x[:, :4])
-    ),
-    "but are (4, 5, 48)": lambda x: make(DUAL)(x, symbols=x.repeat(2, 1, 1)),
-    "but are (5, 7)": lambda x: make(DUAL)(x, symbols=x[0, :, :7]),
-    "2 distance + 1 rows, an odd number, not 4": lambda x: make(DUAL)(x, symbols=x[0, :4]),
-    "must have x's dtype, torch.float64, but are torch.int64": lambda x: make(DUAL)(x, symbols=x.long()),
-    "one tensor or one (or None) a group: 2, not 1": lambda x: make(DUAL)(x, symbols=[x]),
-    "group 1 takes symbols, of width 48, but there are none": lambda x: make(DUAL)(x, symbols=[x, None]),
+    "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table": lambda x: dual(x, x[:, :4]),
+    "a table (2 distance + 1, m) but are (2, 4, 48)": lambda x: dual(x, x[:, :4]),
+    "but are (4, 5, 48)": lambda x: dual(x, x.repeat(2, 1, 1)),
+    "but are (5, 7)": lambda x: dual(x, x[0, :, :7]),
+    "2 distance + 1 rows, an odd number, not 4": lambda x: dual(x, x[0, :4]),
+    "must have x's dtype, torch.float64, but are torch.int64": lambda x: dual(x, x.long()),
+    "one tensor or one (or None) a group: 2, not 1": lambda x: dual(x, [x]),
+    "group 1 takes symbols, of width 48, but there are none": lambda x: dual(x, [x, None]),
     "own_symbols=False its relational heads need symbols=": lambda x: make(DUAL, own_symbols=False)(x),
-    "(share=True) needs a group before it of 2 heads, dim 24 and kv_heads 2 but there is none": (
-        lambda x: make([ph.Relational(2, share=True)])
-    ),
-    "dim 12 and kv_heads 2 but it has 2, 12 and 1": (
-        lambda x: make([ph.Softmax(2, kv_heads=1), ph.Relational(2, share=True)])
-    ),
-    "Disentangled: symmetric relations need kv_heads = heads = 4 but it is 2": (
-        lambda x: make([ph.Disentangled(4, kv_heads=2, symmetric=True)])
-    ),
+    "2 heads, dim 24 and kv_heads 2 but there is none": lambda x: make([ph.Relational(2, share=True)]),
+    "but it has 2, 12 and 1": lambda x: make([ph.Softmax(2, kv_heads=1), ph.Relational(2, share=True)]),
+    "need kv_heads = heads = 4 but it is 2": lambda x: make([ph.Disentangled(4, kv_heads=2, symmetric=True)]),
     "abstractor heads have no relations beside their code": lambda x: relations_of([ph.Abstractor(4)], x),
-    "Softmax: 5 heads in all (2 of them here) do not divide the model width 48: give dim= and value_dim=": (
-        lambda x: make([ph.Softmax(2), ph.Relational(3)])
-    ),
-    "Relational: 5 heads in all (3 of them here) do not divide the model width 48: give value_dim= (per head)": (
-        lambda x: make([ph.Softmax(2, dim=8, value_dim=8), ph.Relational(3, dim=8)])
-    ),
+    "Softmax: 5 heads in all (2 of them here) do not divide": lambda x: make([ph.Softmax(2), ph.Relational(3)]),
+    "width 48: give dim= and value_dim= (per head)": lambda x: make([ph.Softmax(2), ph.Relational(3)]),
+    "width 48: give value_dim= (per head)": lambda x: make([ph.Softmax(2, 8, 8), ph.Relational(3, dim=8)]),
 }
 
 

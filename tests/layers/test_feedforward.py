@@ -10,8 +10,7 @@ from gradients import same_with_gradients
 from problems import draw
 from refusals import refused
 
-from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer
-from polyhead.spec.numbers import swiglu_width
+from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer, swiglu_width
 
 ACTS = {
     "identity": lambda a: a,

@@ -18,9 +18,10 @@ from polyhead.layers.positions import (
     RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPositions,
+    alibi_slopes,
+    relative_buckets,
 )
 from polyhead.ops.rope import rope
-from polyhead.spec.numbers import alibi_slopes, relative_buckets
 
 
 def meta_then_cpu(make):

@@ -98,14 +98,10 @@ MISTAKES = {
     "RelationalSymbols: m = 8 but x (b s m) = (1, 7, 4)": lambda x: RelationalSymbols(8)(x),
     "PositionSymbols: 7 positions but max_length is 6": lambda x: PositionSymbols(4, 6)(x[:, :3], first=4),
     "RelativeSymbols: 7 positions but max_length is 6: give distance= to clip": lambda x: RelativeSymbols(4, 6)(x),
-    "neighbours after a token are not known yet: a cache needs causal=True": (
-        lambda x: RelationalSymbols(4, causal=False)(x, cache=LayerCache())
-    ),
+    "a cache needs causal=True": lambda x: RelationalSymbols(4, causal=False)(x, cache=LayerCache()),
     "first = 2 needs the tokens before it": lambda x: RelationalSymbols(4)(x, first=2),
     "relations must divide 6 but is 4": lambda x: RelationalSymbols(6, relations=4),
-    "SymbolicAttention: heads must divide 12 and 9 but is 2": (
-        lambda x: build_symbols(config.SymbolicAttention(dim=9, heads=2), 12)
-    ),
+    "heads must divide 12 and 9 but is 2": lambda x: build_symbols(config.SymbolicAttention(dim=9, heads=2), 12),
     "SymbolicAttention: heads must divide 4 but is 0": lambda x: SymbolicAttention(4, heads=0),
 }
 

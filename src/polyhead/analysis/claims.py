@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polyhead.spec.numbers import holm
 from polyhead.spec.optional import optional
 
 YES, NO, NO_DIFFERENCE, UNDECIDED = "yes", "no", "no difference", "undecided"
@@ -357,6 +356,22 @@ def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
             part.p_above, part.p_below = corrected_above[i], corrected_below[i]
             part.level_above, part.level_below = levels_above[i], levels_below[i]
     return tuple(judged)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """P-values corrected for multiple tests by Holm: of n, the smallest times n, the next times n - 1 and so on, made
+    non-decreasing.
+
+    >>> holm([0.04, 0.01])
+    [0.04, 0.02]
+    """
+    corrected = [0.0] * len(values)
+    largest = 0.0
+    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        # A larger value never gets a smaller result than the one before it.
+        largest = max(largest, min(1.0, (len(values) - rank) * values[i]))
+        corrected[i] = largest
+    return corrected
 
 
 def holm_levels(p_values: Sequence[float]) -> list[float]:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from polyhead.compat.foreign import check_functions, tensor_of, uncompiled
 from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers.device import Device
+from polyhead.layers.feedforward import swiglu_width
 from polyhead.models.transformer import Transformer
 from polyhead.ops import textbook
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.ops.rope import check_even, check_range, check_shape
 from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax  # noqa: F401 (the course's names)
-from polyhead.spec.numbers import swiglu_width
 from polyhead.spec.shapes import check_number
 
 TOKEN_TABLE = "token_embeddings.weight"

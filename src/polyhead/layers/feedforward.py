@@ -17,7 +17,6 @@ from polyhead.layers.device import Placement
 from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.precision import autocast_dtype
-from polyhead.spec.numbers import swiglu_width
 
 __all__ = ["MixtureOfExperts", "MlpLayer", "SwigluLayer"]
 
@@ -25,6 +24,15 @@ __all__ = ["MixtureOfExperts", "MlpLayer", "SwigluLayer"]
 def _check_width(kind: str, width: int, x: Tensor) -> None:
     if x.shape[-1] != width:
         raise ValueError(f"{kind}: m = {width} but x (... m) = {tuple(x.shape)}")
+
+
+def swiglu_width(dim: int) -> int:
+    """The hidden width of SwiGLU by default: the multiple of 64 that is nearest to 8/3 dim, at least 64.
+
+    >>> swiglu_width(64), swiglu_width(512)
+    (192, 1344)
+    """
+    return max(64, round(dim / 24) * 64)
 
 
 class MlpLayer(nn.Module):

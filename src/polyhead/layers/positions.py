@@ -5,12 +5,15 @@ whenever the module is moved, cast or materialised, so they are never rounded to
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Unpack
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from polyhead import config
@@ -21,7 +24,6 @@ from polyhead.ops.call import sequence_of
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.rope import check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec import LAYOUTS
-from polyhead.spec.numbers import alibi_slopes, bucket_table, check_buckets
 from polyhead.spec.shapes import check_number, one_of
 
 __all__ = ["AlibiBias", "LearnedPositions", "RelativePositionBias", "RotaryEmbedding", "SinusoidalPositions"]
@@ -181,12 +183,43 @@ def build_bias(
 
 
 # ----------------------------------------------------------------------------------------------------- relative biases
+def relative_buckets(
+    distance: NDArray[np.integer], buckets: int, max_distance: int, bidirectional: bool = False
+) -> NDArray[np.int64]:
+    """The T5 bucket of each `distance` = query position - key position.
+
+    With `m = buckets // 2`: n < m has bucket n.  Larger n up to `max_distance` have logarithmic buckets,
+    `m + floor(log(n / m + eps) / log(max_distance / m) * (buckets - m))`; all beyond share the last bucket.  n is the
+    distance clipped at 0, so the query itself and all keys after it share bucket 0.  If bidirectional, n is the
+    absolute distance, and the keys after the query use the upper half of the buckets.
+
+    float32 and eps = 2^-23, as in the original (Raffel et al. 2020; code of Schug et al.).
+    """
+    after = np.zeros_like(distance, dtype=np.int64)
+    n = distance.clip(min=0)
+    if bidirectional:
+        buckets //= 2
+        after = (distance < 0) * np.int64(buckets)
+        n = np.abs(distance)
+    exact = buckets // 2
+    # No distance is left for logarithmic buckets; their formula would divide by zero or change its sign.
+    if max_distance <= exact:
+        return after + n.clip(max=buckets - 1)
+    small = n.astype(np.float32) / np.float32(exact) + np.finfo(np.float32).eps
+    ratio = np.log(small) / np.log(np.float32(max_distance / exact))
+    large = exact + (ratio * np.float32(buckets - exact)).clip(max=buckets).astype(np.int64)
+    return after + np.where(n < exact, n, large.clip(max=buckets - 1))
+
+
 def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tensor:
-    return torch.tensor(bucket_table(buckets, max_distance, bidirectional).tolist())
+    """The buckets of the distances -reach ... reach; larger distances have the same buckets as the ends."""
+    reach = max(buckets, max_distance)
+    table = relative_buckets(np.arange(-reach, reach + 1), buckets, max_distance, bidirectional)
+    return torch.tensor(table.tolist())
 
 
 class RelativePositionBias(nn.Module):
-    """T5's learned bias on the scores: one number per head and bucket of distances (`spec.numbers.relative_buckets`).
+    """T5's learned bias on the scores: one number per head and bucket of distances (`relative_buckets`).
 
     `table` is (heads, buckets).  The bias is returned by offset, so no (t s) tensor is needed.
     """
@@ -200,7 +233,10 @@ class RelativePositionBias(nn.Module):
         **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
-        check_buckets(buckets, max_distance, bidirectional)
+        if bidirectional and (buckets < 4 or buckets % 2):
+            raise ValueError(f"RelativePositionBias: buckets must be even and at least 4 but is {buckets}")
+        check_number("RelativePositionBias", "buckets", buckets, 2)
+        check_number("RelativePositionBias", "max_distance", max_distance, 1)
         self.heads, self.buckets, self.max_distance, self.bidirectional = heads, buckets, max_distance, bidirectional
         self.table = nn.Parameter(torch.empty(heads, buckets, **placement))
         table = functools.partial(_bucket_table, buckets, max_distance, bidirectional)
@@ -231,6 +267,19 @@ class RelativePositionBias(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.heads}, {self.buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """`2^(-8 i / heads)` for i = 1 .. heads.  If heads is not a power of two: the slopes of the next lower power p,
+    then every second slope of 2 p (Press et al. 2022, appendix).
+
+    >>> alibi_slopes(3)
+    [0.0625, 0.00390625, 0.25]
+    """
+    power = 2 ** int(math.log2(heads))
+    exponents = [-8.0 * i / power for i in range(1, power + 1)]
+    exponents += [-4.0 * i / power for i in range(1, 2 * (heads - power), 2)]
+    return [2.0**exponent for exponent in exponents]
 
 
 def _slope_table(heads: int) -> Tensor:

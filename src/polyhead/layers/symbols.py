@@ -26,8 +26,10 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.device import Placement
 from polyhead.layers.positions import places_in, starts_in
 from polyhead.ops.rope import check_range
-from polyhead.spec.numbers import SYMBOL_HEADS
 from polyhead.spec.shapes import shaped
+
+# Default number of heads of symbolic attention, if it divides the widths.
+SYMBOL_HEADS = 4
 
 # A source outside of a model has no place in it, and so a key of its own in a cache.
 _ALONE = (f"alone {n}" for n in itertools.count())

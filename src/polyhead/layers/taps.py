@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
-from polyhead.layers.heads.groups import RelationalHeads, SymbolGroup
+from polyhead.layers.heads.groups import SymbolGroup
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import inner, relate, relations, share
 
@@ -82,27 +82,19 @@ class GroupTaps:
         return related.to(k_rel.dtype)
 
 
-def tapped(
-    group: Any,
-    x: AttentionCall,
-    output: Tensor,
-    *,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float,
-    w_value: Tensor | None,
-    b_value: Tensor | None,
-    w_out: Tensor | None,
-    gate: Tensor | None = None,
-) -> GroupTaps:
-    """The taps of a group after the call `x`.
+def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> GroupTaps:
+    """The taps of a group after the call `x`; `fields`: mask, causal, scale and the weights around the heads.
 
     A user's code function gets the limits of the call again.  For a user's function the options are unknown.
     """
     is_user_defined, bare = is_own(group), compiled(group)
+    names: dict[str, Any] = {"kind": OWN, "normalise": OWN}
+    if not is_user_defined:
+        names = {"kind": group.kind, "normalise": group.normalise}
+        if isinstance(bare, SymbolGroup):
+            fields |= {"relation_act": bare.relation_act, "relation_weight": bare.relation_weight}
     return GroupTaps(
-        kind=OWN if is_user_defined else group.kind,
-        normalise=OWN if is_user_defined else group.normalise,
+        **names,
         act=getattr(group, "act", OWN),  # a wrapper may not pass on these attributes
         depth=getattr(group, "depth", 1),
         q=x.q,
@@ -110,19 +102,11 @@ def tapped(
         v=x.v,
         output=output,
         bias=x.bias,
-        mask=mask,
-        causal=causal,
-        scale=scale,
-        w_value=w_value,
-        b_value=b_value,
-        w_out=w_out,
         value_weight=getattr(group, "value_weight", None),
         coder=seen_coder(group, x),
         q_rel=x.q_rel,
         k_rel=x.k_rel,
-        relation_act=bare.relation_act if isinstance(bare, SymbolGroup) and not is_user_defined else None,
-        relation_weight=bare.relation_weight if isinstance(bare, RelationalHeads) and not is_user_defined else None,
-        gate=gate,
+        **fields,
     )
 
 

@@ -154,15 +154,6 @@ def _file(mechanism: Mechanism) -> None:
     _same(other(x), layer(x), "a layer that is loaded computes something else")
 
 
-# Name of a promise -> its check.
-PROMISES: dict[str, Callable[[Mechanism], None]] = {
-    "parity": _parity,
-    "causality": _causality,
-    "masks": _masks,
-    "packing": _packing,
-    "dropout": _dropout,
-    "gradients": _gradients,
-    "cache": _cache,
-    "export": _export,
-    "file": _file,
-}
+CHECKS = (_parity, _causality, _masks, _packing, _dropout, _gradients, _cache, _export, _file)
+PROMISES: dict[str, Callable[[Mechanism], None]] = {check.__name__.removeprefix("_"): check for check in CHECKS}
+"""Name of a promise -> its check."""

@@ -26,8 +26,10 @@ from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 from polyhead.spec import PRESETS
-from polyhead.spec.numbers import TRUNCATION
 from polyhead.spec.shapes import one_of
+
+# Standard deviation of a unit normal truncated at +-2.
+TRUNCATION = 0.87962566103423978
 
 # Modules that initialise their own parameters under every preset.
 NORMS_AND_TABLES = (RMSNorm, LayerNorm, RelativePositionBias, LearnedPositions)

@@ -98,23 +98,18 @@ class SoftmaxHeads(TokenHeads):
     @property
     def extras(self) -> dict[str, Any]:
         """The soft cap and the sinks, as far as it has them."""
-        extras: dict[str, Any] = {}
-        if self.softcap is not None:
-            extras["softcap"] = self.softcap
-        if self.sinks is not None:
-            extras["sinks"] = self.sinks
-        return extras
+        extras = {"softcap": self.softcap, "sinks": self.sinks}
+        return {name: value for name, value in extras.items() if value is not None}
 
     def options(self, call: AttentionCall) -> dict[str, Any]:
         """A soft cap and sinks of the call, which belong to a model of transformers, or its own."""
         options = self.extras
         for name in ("softcap", "sinks"):
-            if name in options and getattr(call, name) is not None:
+            of_model = getattr(call, name)
+            if of_model is not None and name in options:
                 raise ValueError(f"Softmax: the model has {name} of its own, so its heads must have none")
-        if call.softcap is not None:
-            options["softcap"] = call.softcap
-        if call.sinks is not None:
-            options["sinks"] = call.sinks
+            if of_model is not None:
+                options[name] = of_model
         return options
 
 

@@ -18,8 +18,10 @@ from polyhead.layers.heads.functions import HeadGroup
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relations as relate
 from polyhead.spec import RELATION_ACTS, RELATION_INIT
-from polyhead.spec.numbers import PROBE
 from polyhead.spec.shapes import one_of
+
+# Number of tokens on which the weights of relations are balanced.
+PROBE = 32
 
 
 class SymbolGroup(HeadGroup):
