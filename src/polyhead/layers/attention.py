@@ -8,6 +8,7 @@ of relational groups are symbols; they come from the layer's own sources or from
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -298,11 +299,13 @@ class MultiHeadAttention(nn.Module):
             return symbols_of_groups(symbols, self.symbol_dims, call)
         if not self.symbols:
             raise ValueError("MultiHeadAttention: with own_symbols=False its relational heads need symbols=")
-        if call.context is not None:
-            outputs = [source(call.context) for source in self.symbols]
-        else:
-            options = {"first": call.num_cached, "cache": call.cache, "cu_seqlens": call.cu_seqlens}
-            outputs = [source(call.x, positions=call.positions, **options) for source in self.symbols]
+        options: dict[str, Any] = {}
+        if call.context is None:
+            options = {"first": call.num_cached, "cache": call.cache, "positions": call.positions}
+            options["cu_seqlens"] = call.cu_seqlens
+        outputs = []
+        for source in self.symbols:
+            outputs.append(source(call.key_source, **options))
         return [None if index is None else outputs[index] for index in self.source_of]
 
     def _op_tensors(

@@ -277,9 +277,12 @@ def alibi_slopes(heads: int) -> list[float]:
     [0.0625, 0.00390625, 0.25]
     """
     power = 2 ** int(math.log2(heads))
-    exponents = [-8.0 * i / power for i in range(1, power + 1)]
-    exponents += [-4.0 * i / power for i in range(1, 2 * (heads - power), 2)]
-    return [2.0**exponent for exponent in exponents]
+    slopes = []
+    for i in range(1, power + 1):
+        slopes.append(2.0 ** (-8.0 * i / power))
+    for i in range(1, 2 * (heads - power), 2):
+        slopes.append(2.0 ** (-4.0 * i / power))
+    return slopes
 
 
 def _slope_table(heads: int) -> Tensor:

@@ -180,7 +180,8 @@ class RelationalSymbols(SymbolModule):
         self.dim, self.neighbours, self.relations = dim, neighbours, relations
         self.normalise, self.causal = normalise, causal
         self.steps = neighbour_steps(neighbours, include_self, causal)
-        self.q, self.k = (nn.Linear(dim, dim, **placement) for _ in range(2))
+        self.q = nn.Linear(dim, dim, **placement)
+        self.k = nn.Linear(dim, dim, **placement)
         self.map = nn.Linear(len(self.steps) * relations, dim, **placement)
         self.symbolic = SymbolicAttention(dim, symbol_dim, count=count, heads=heads, trainable=trainable, **placement)
         self.symbol_dim = self.symbolic.symbol_dim

@@ -290,7 +290,11 @@ class Transformer(nn.Module):
                 arguments.stream.append(x)
             # A model may have lost blocks: symbols go by the number of the layer, caches by the place of the block.
             layer, owners = self._own.layer_of(block, i), (self, block)
-            cache = None if arguments.cache is None else arguments.cache[i]
+            cache = keep = None
+            if arguments.cache is not None:
+                cache = arguments.cache[i]
+            if arguments.keep is not None:
+                keep = arguments.keep[i]
             options: dict[str, Any] = {"cache": cache, "again": again}
             symbols = self._own.read(
                 layer, owners, x, embedded, own_symbols, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
@@ -310,7 +314,7 @@ class Transformer(nn.Module):
                 context_mask=context_mask,
                 positions=arguments.positions,
                 tail=tail if i == last else None,
-                keep=None if arguments.keep is None else arguments.keep[i],
+                keep=keep,
                 symbols=symbols,
                 context_symbols=context_symbols,
                 cu_seqlens=arguments.cu_seqlens,
