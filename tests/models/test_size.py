@@ -35,7 +35,7 @@ def test_a_count_by_hand():
 def test_softmax_heads_as_large_as_dual_ones():
     target = parameters(DUAL)
     assert parameters(SOFTMAX) < 0.99 * target
-    found = match(SOFTMAX, target)
+    found = match(SOFTMAX, target, field="hidden")
     assert found == replace(SOFTMAX, feedforward=found.feedforward)
     assert ph.Transformer(found).config == found
     others = [replace(found, feedforward=ph.Swiglu(found.feedforward.hidden + step)) for step in (-1, 1)]
@@ -45,7 +45,7 @@ def test_softmax_heads_as_large_as_dual_ones():
 def test_an_encoder_grows_with_its_decoder():
     model = replace(SOFTMAX, causal=True, encoder=replace(SOFTMAX, outputs=ph.Logits(30)))
     target = parameters(DUAL) + parameters(SOFTMAX)
-    found = match(model, target)
+    found = match(model, target, field="hidden")
     assert found.feedforward == found.encoder.feedforward
     assert abs(parameters(found) / target - 1) < 0.01
 

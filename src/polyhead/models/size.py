@@ -22,14 +22,14 @@ def parameters(settings: Model) -> int:
         return sum(p.numel() for p in build(settings, device="meta").parameters())
 
 
-def match(settings: M, target: int, *, field: str = "hidden", tolerance: float = 0.01) -> M:
+def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M:
     """`settings` with the width that brings the number of parameters nearest to `target`, within `tolerance` of it.
 
     `field`: "hidden", the width of the feed-forward layers, those of an encoder too; for models that are no
     transformer, any of their integer fields.
 
     >>> dual = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(2), Relational(2)])
-    >>> softmax = match(dataclasses.replace(dual, heads=Softmax(4)), parameters(dual))
+    >>> softmax = match(dataclasses.replace(dual, heads=Softmax(4)), parameters(dual), field="hidden")
     >>> softmax.feedforward.hidden, parameters(softmax), parameters(dual)
     (415, 147006, 147072)
 
