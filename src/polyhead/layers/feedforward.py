@@ -77,12 +77,10 @@ class MixtureOfExperts(nn.Module):
     scores; the gate has no noise.
 
     After a forward pass `balance_loss` is `experts * sum_i f_i P_i`: f_i is the fraction of choices of expert i, and
-    P_i its mean probability under the softmax over all experts.  It is 1 for an even load, and `experts` if one expert
-    takes all at k = 1 (Fedus et al. 2022, eq. 4, with all k choices counted equally).  Padding counts as tokens do;
-    without tokens it is 0.
+    P_i its mean probability under the softmax over all experts (Fedus et al. 2022, eq. 4, with all k choices counted
+    equally).  It is 1 for an even load.  Padding counts as tokens do; without tokens it is 0.
 
-    All experts are computed for all tokens in one batched product; experts that were not chosen have weight 0.  So
-    there is no sorting and no data-dependent shape, and results are deterministic.
+    All experts are computed for all tokens; those that were not chosen have weight 0.  So no shape depends on data.
     """
 
     balance_loss: Tensor | None

@@ -143,15 +143,12 @@ class SymbolicAttention(SymbolModule):
 
 
 class RelationalSymbols(SymbolModule):
-    """Symbolic attention whose query is a token's relations to its neighbours.
+    """Symbolic attention whose query is a token's relations to its neighbours, see `config.RelationalSymbols`.
 
-    Token i is compared with the `neighbours` tokens before it, nearest first; unless `causal`, with that many on each
-    side, from left to right.  `include_self` adds the token itself.  Beyond the ends of the sequence the first or last
-    token is used.  Padding is replaced by the real token before it, or after it if there is none.  Each comparison
-    gives `relations` inner products.  With `normalise` each relation is a softmax over the neighbours, at scale
-    (dim / relations) ** -0.5.  A linear map leads from them to `symbolic`.
+    Neighbours are nearest first or, unless `causal`, from left to right.  Beyond the ends of the sequence the first or
+    last token is used.  Padding is replaced by the real token before it, or after it if there is none.  Windows and
+    masks of pairs hide no neighbours.  A softmax over neighbours has the scale (dim / relations) ** -0.5.
 
-    Windows and masks of pairs hide no neighbours.
     `place`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
     """
 

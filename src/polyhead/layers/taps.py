@@ -115,8 +115,8 @@ class Taps:
     """One attention layer: its input `x`, the source `context` of its values (another tensor in cross-attention), its
     output and its groups.  Fields that a foreign model does not give are None.
 
-    The latent code of all pairs is `groups[i].code()`, (b h t s); of chosen pairs `analysis.codes(taps, q_index,
-    k_index)`."""
+    The code of all pairs is `groups[i].code()`, (b h t s); of chosen ones `analysis.codes(taps, q_index, k_index)`.
+    """
 
     x: Float[Tensor, "b t _"] | None
     context: Float[Tensor, "b s _"] | None

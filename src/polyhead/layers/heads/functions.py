@@ -31,8 +31,7 @@ Code = Callable[[AttentionCall], Tensor]
 
 @dataclass(frozen=True)
 class Functions:
-    """A function and its code.  The code takes a call or, for a user's function, q, k and limits; None means
-    unknown."""
+    """A function and its code, which takes a call or, for a user's function, q, k and limits; None: unknown."""
 
     attend: Callable[..., Tensor]
     code: Callable[..., Tensor] | None
@@ -180,8 +179,7 @@ def code_with(code: Code, settings: dict[str, Any], call: AttentionCall) -> Tens
 def seen_coder(group: Any, call: AttentionCall) -> Code:
     """`coder` for later use: if the code is unknown, calling the result raises ValueError.
 
-    A user's code function gets the limits of `call`.  Ours may be called for some of the pairs, with limits cut to
-    those.
+    A user's code function gets the limits of `call`.  Ours may be called for some pairs, with limits cut to those.
     """
     try:
         code = coder(group)
