@@ -121,27 +121,11 @@ def test_a_window_of_any_width(impl):
     np.testing.assert_allclose(came, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 2, 5])
-def test_no_tile_is_left_out_of_which_anything_is_seen(causal, window):
-    """With a single limit, only tiles with a visible pair are computed."""
-    for t, s, queries, keys in [(7, 7, 2, 3), (4, 9, 3, 2), (9, 4, 2, 2), (1, 6, 1, 4), (8, 8, 8, 1), (6, 6, 1, 6)]:
-        options = AttentionCall(None, None, causal=causal, window=window)
-        i, j = np.arange(s - t, s)[:, None], np.arange(s)
-        look = ((j <= i) | (not causal)) & (np.abs(i - j) < (window or t + s))
-        came = {tuple(at) for at in tiles.Grid(t, s, queries, keys, options).corners()}
-        grid = [(a, b) for a in range(0, t, queries) for b in range(0, s, keys)]
-        wanted = {(a, b) for a, b in grid if look[a : a + queries, b : b + keys].any()}
-        assert wanted <= came if causal and window else wanted == came
-
-
-@pytest.mark.parametrize(
-    ("b", "pool", "wanted"), [(8, "", (100, 100)), (64, "", (50, 60)), (9999, "", (16, 16)), (2, "max", (29, 300))]
-)
+@pytest.mark.parametrize(("b", "pool", "wanted"), [(8, "", 50), (64, "", 6), (9999, "", 1), (2, "max", 25)])
 def test_tiles_of_large_calls_are_smaller(b, pool, wanted):
-    """All numbers of a tile are at most 2^22; of pooled heads (h e = 128 numbers a pair) a tile has all keys."""
+    """All numbers of a tile are at most 2^21 (of pooled heads h e = 128 numbers a pair), and tiles are nearly equal."""
     q, k = (jax.ShapeDtypeStruct((b, n, 8, 16), jnp.float32) for n in (200, 300))
-    assert tiles.tile_sizes(AttentionCall(q, k, k, pool=pool), 128, tiles.SMALL, tiles.MAX_NUMBERS) == wanted
+    assert tiles.tile_size(AttentionCall(q, k, k, pool=pool), 128, tiles.MAX_NUMBERS) == wanted
 
 
 # --------------------------------------------------------------------------------- the rules of tests/ops/test_rules.py

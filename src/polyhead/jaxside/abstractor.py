@@ -6,13 +6,11 @@ With the softmax as `act`, the inner products select a symbol; with a pointwise 
 Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import drop, logits, relate, retrieve
 from polyhead.spec.shapes import shaped
@@ -21,14 +19,10 @@ from polyhead.spec.shapes import shaped
 def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
     scores, mask = logits(call)
-    a = relate(scores, call.act, mask, call.total).astype(call.q.dtype)
+    a = relate(scores, call.act, mask).astype(call.q.dtype)
     if mask is not None:
         a = jnp.where(mask, a, 0)
     return retrieve(drop(a, call.keep), call.v)
-
-
-def _row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
-    return {"total": logits} if call.act == "softmax" else {}
 
 
 @shaped
@@ -54,6 +48,5 @@ def abstractor_attention(
     gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static under jit: causal, window,
     impl, act. Altabaa et al. 2024.
     """
-    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    call = replace(call, act=act)
-    return compute("abstractor_attention", reference, _row_softmaxes, impl, call)
+    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, act=act)
+    return compute("abstractor_attention", reference, impl, call)

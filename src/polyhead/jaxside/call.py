@@ -1,6 +1,5 @@
 """One call of an op as one value, a pytree: its arrays, its masks and its options.  The twin of `polyhead.ops.call`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,8 +39,7 @@ def _static(default: Any) -> Any:
 class AttentionCall:
     """The arguments of one call as a pytree: arrays are leaves, options are static.  Every implementation takes it.
 
-    `v` holds the symbols of relational mechanisms.  In a tile with some of the keys (tiles.py), `total` (b h t 2) and
-    `total_rel` (b r t 2) say what normalises a softmax over all keys.
+    `v` holds the symbols of relational mechanisms.
     """
 
     # Leaves of the pytree are `Any`: under a transformation JAX puts tracers or markers in their place.
@@ -57,8 +55,6 @@ class AttentionCall:
     q_rel: Any = None
     k_rel: Any = None
     relation_weight: Any = None
-    total: Any = None
-    total_rel: Any = None
     causal: bool = _static(False)
     window: int | None = _static(None)
     normalise: str = _static("softmax")
@@ -77,7 +73,3 @@ class AttentionCall:
         if self.scale is None:
             return self.q.shape[-1] ** -0.5
         return jnp.asarray(self.scale, jnp.promote_types(self.q.dtype, jnp.float32))
-
-
-Logits = Callable[[AttentionCall], tuple[jax.Array, jax.Array | None]]
-"""A function that returns the scores of a call and the mask."""

@@ -6,33 +6,20 @@
 The product form of relational attention, from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727).
 """
 
-from dataclasses import replace
-
 import jax
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, share, visible
+from polyhead.jaxside.latent_code import code, drop, products, relate, retrieve, share, visible
 from polyhead.spec.shapes import shaped
-
-
-def relation_products(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
-    """(b h t s) products of relation queries and keys, and the mask of a softmax over them."""
-    return products(call.q_rel, share(call.k_rel, call.q.shape[2])), visible(call)
 
 
 def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    inner, mask = relation_products(call)
-    product = code(call) * relate(inner, call.act, mask, call.total_rel)
+    inner = products(call.q_rel, share(call.k_rel, call.q.shape[2]))
+    product = code(call) * relate(inner, call.act, visible(call))
     return retrieve(drop(product.astype(call.q.dtype), call.keep), call.v)
-
-
-def _row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
-    if call.act != "softmax":
-        return {"total": logits}
-    return {"total": logits, "total_rel": relation_products}
 
 
 @shaped
@@ -61,6 +48,8 @@ def disentangled_attention(
     `softmax_attention`. Static under jit: causal, window, impl, relation_act. Altabaa and Lafferty 2024, an earlier
     draft.
     """
-    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    call = replace(call, q_rel=q_rel, k_rel=k_rel, act=relation_act)
-    return compute("disentangled_attention", reference, _row_softmaxes, impl, call)
+    call = AttentionCall(
+        q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
+        q_rel=q_rel, k_rel=k_rel, act=relation_act,
+    )  # fmt: skip
+    return compute("disentangled_attention", reference, impl, call)

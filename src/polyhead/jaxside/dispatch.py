@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from polyhead.jaxside.call import AttentionCall
 from polyhead.jaxside.latent_code import blank, check_call
-from polyhead.jaxside.tiles import Reference, RowSoftmaxes, is_large, run_in_tiles
+from polyhead.jaxside.tiles import Reference, is_large, run_in_tiles
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import check_heads, one_of
 
 
-def compute(op: str, reference: Reference, row_softmaxes: RowSoftmaxes, impl: str, call: AttentionCall) -> jax.Array:
+def compute(op: str, reference: Reference, impl: str, call: AttentionCall) -> jax.Array:
     """Return the output of a call of the op `op`: by its reference, or by the reference on tiles.
 
     Raises ValueError for an unknown option or impl, more than one dtype, and invalid limits.
@@ -56,5 +56,5 @@ def compute(op: str, reference: Reference, row_softmaxes: RowSoftmaxes, impl: st
         return reference(call)
     uses_tiles = impl == "blocked" or (impl == "auto" and is_large(call))
     if uses_tiles and 0 not in call.lengths:  # without queries or keys there is no tile
-        return run_in_tiles(reference, row_softmaxes, call)
+        return run_in_tiles(reference, call)
     return reference(call)

@@ -7,15 +7,13 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, row_softmaxes, share
+from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, share
 from polyhead.spec.shapes import shaped
 
 
@@ -55,6 +53,8 @@ def hyla(
     A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static
     under jit: causal, window, impl, normalise, act. Schug et al., eq. 6; eq. 10 with value_weight.
     """
-    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    call = replace(call, value_weight=value_weight, normalise=normalise, act=act)
-    return compute("hyla", reference, row_softmaxes, impl, call)
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
+        value_weight=value_weight, normalise=normalise, act=act,
+    )  # fmt: skip
+    return compute("hyla", reference, impl, call)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Logits, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Mask, Packed, Scale
 from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.shapes import check_packed, check_window, one_of, shaped
 
@@ -71,15 +71,21 @@ def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:
     return jnp.searchsorted(cu_seqlens[1:], jnp.arange(rows, dtype=cu_seqlens.dtype), side="right")
 
 
-def visible(call: AttentionCall) -> jax.Array | None:
+def visible(call: AttentionCall, queries: jax.Array | None = None) -> jax.Array | None:
     """Where a query may attend to a key: 1 to 4 dimensions that broadcast to (b h t s), or None for everywhere.
 
-    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
+    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.  `queries`:
+    the indices of neighbouring queries, in place of all.
     """
     t, s = call.lengths
+    mask = call.mask
 
     # Computed by JAX: from NumPy they would be constants of t x s numbers in the compiled program.
-    query_position = (s - t + jnp.arange(t, dtype=jnp.int32))[:, None]
+    if queries is None:
+        queries = jnp.arange(t, dtype=jnp.int32)
+    elif mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
+        mask = jax.lax.dynamic_slice_in_dim(mask, queries[0], len(queries), mask.ndim - 2)
+    query_position = (s - t + queries)[:, None]
     key_position = jnp.arange(s, dtype=jnp.int32)
     limits: list[Any] = []
     if call.causal:
@@ -89,9 +95,9 @@ def visible(call: AttentionCall) -> jax.Array | None:
         limits.append(jnp.abs(query_position - key_position) < window)
     if call.cu_seqlens is not None:
         sequence = sequence_of(call.cu_seqlens, t)
-        limits.append(sequence[:, None] == sequence)
-    if call.mask is not None:
-        limits.append(call.mask)
+        limits.append(sequence[queries][:, None] == sequence)
+    if mask is not None:
+        limits.append(mask)
     if not limits:
         return None
     return functools.reduce(jnp.logical_and, limits)
@@ -119,27 +125,17 @@ def retrieve(code: jax.Array, symbols: jax.Array) -> jax.Array:
     return jnp.einsum("b h t n, n h e -> b t h e", by_offset(code), share(symbols[None], code.shape[1])[0])
 
 
-def softmax_visible(scores: jax.Array, mask: jax.Array | None, axis: int, total: jax.Array | None = None) -> jax.Array:
+def softmax_visible(scores: jax.Array, mask: jax.Array | None, axis: int) -> jax.Array:
     """Softmax of (... t s) scores over the visible keys, or of (b h t s) scores over heads.
 
-    A row in which nothing is visible gets zeros and no gradient.  If `total` (b h t 2) is given, the largest of all
-    scores of a query and the logarithm of the sum of exponentials relative to it, the scores may have a part of the
-    keys.
+    A row in which nothing is visible gets zeros and no gradient.
     """
-    if mask is not None:
-        # -inf, as a bias may give visible keys the least number.
-        mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
-        hidden: float | jax.Array = -jnp.inf
-        if total is None:  # 0 in an empty row, where -inf would give NaN
-            hidden = jnp.where(mask.any(axis, keepdims=True), -jnp.inf, 0)
-        scores = jnp.where(mask, scores, hidden)
-    if total is None:
-        code = jax.nn.softmax(scores, axis=axis)
-    else:
-        code = jnp.exp(scores - total[..., :1] - total[..., 1:])
     if mask is None:
-        return code
-    return jnp.where(mask, code, 0)
+        return jax.nn.softmax(scores, axis=axis)
+    mask = mask.reshape((1,) * (scores.ndim - mask.ndim) + mask.shape)
+    # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
+    hidden = jnp.where(mask.any(axis, keepdims=True), -jnp.inf, 0)
+    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, hidden), axis=axis), 0)
 
 
 def rms_heads(scores: jax.Array) -> jax.Array:
@@ -167,7 +163,7 @@ def finite_bias(call: AttentionCall) -> tuple[jax.Array | None, jax.Array | None
 
 
 def logits(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
-    """Scores (b h t s) with their bias in at least float32, and the mask: the inputs of a softmax over keys."""
+    """Scores (b h t s) with their bias in at least float32, and the mask."""
     exact = jnp.promote_types(call.q.dtype, jnp.float32)
     k = share(call.k, call.q.shape[2])
 
@@ -183,10 +179,8 @@ def code(call: AttentionCall) -> jax.Array:
     """The code (b h t s) of a call, in the dtype of q.  Masked pairs are -inf before a softmax and 0 otherwise."""
     scores, mask = logits(call)
     axis = SOFTMAX_AXIS.get(call.normalise)
-    if axis == "s":
-        scores = softmax_visible(scores, mask, 3, call.total)
-    elif axis == "h":
-        scores = softmax_visible(scores, mask, 1)
+    if axis is not None:
+        scores = softmax_visible(scores, mask, "bhts".index(axis))
     elif mask is not None:
         scores = jnp.where(mask, scores, 0)
     # After the mask, because a mean over heads must not read hidden scores.
@@ -195,16 +189,11 @@ def code(call: AttentionCall) -> jax.Array:
     return scores.astype(call.q.dtype)
 
 
-def row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
-    """The softmaxes over keys in the code of a call: see tiles.py."""
-    return {"total": logits} if SOFTMAX_AXIS.get(call.normalise) == "s" else {}
-
-
-def relate(inner: jax.Array, act: str, mask: jax.Array | None, total: jax.Array | None = None) -> jax.Array:
+def relate(inner: jax.Array, act: str, mask: jax.Array | None) -> jax.Array:
     """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) products; softmax runs over visible keys."""
     if act != "softmax":
         return ACTIVATIONS[act](inner)
-    return softmax_visible(wide(inner), mask, 3, total).astype(inner.dtype)
+    return softmax_visible(wide(inner), mask, 3).astype(inner.dtype)
 
 
 def visible_to_any_head(mask: jax.Array | None) -> jax.Array | None:

@@ -6,15 +6,13 @@ Schug et al. 2024, "Attention as a hypernetwork", eq. 3 without the softmax; `no
 other than identity are the ablations of its table A1.
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, row_softmaxes, share
+from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, share
 from polyhead.spec.shapes import shaped
 
 
@@ -48,6 +46,7 @@ def linear_attention(
     without a visible key gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static under
     jit: causal, window, impl, normalise, act. Schug et al., eq. 3 without the softmax.
     """
-    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    call = replace(call, normalise=normalise, act=act)
-    return compute("linear_attention", reference, row_softmaxes, impl, call)
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act
+    )
+    return compute("linear_attention", reference, impl, call)

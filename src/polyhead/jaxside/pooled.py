@@ -9,8 +9,6 @@ attend to; mean_i is over the queries that see a key.  Schug et al. 2024, "Atten
 proposes all of them in words; the equations are ours.
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -23,7 +21,6 @@ from polyhead.jaxside.latent_code import (
     drop,
     finite_bias,
     rms_heads,
-    row_softmaxes,
     share,
     visible_to_any_head,
     wide,
@@ -119,6 +116,8 @@ def pooled_attention(
         check_reads_all_queries(
             "pooled_attention", q.shape[1], causal=causal, window=window, is_packed=is_packed, mask=mask
         )
-    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    call = replace(call, normalise=normalise, act=act, pool=pool, network=network)
-    return compute("pooled_attention", reference, row_softmaxes, impl, call)
+    call = AttentionCall(
+        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
+        normalise=normalise, act=act, pool=pool, network=network,
+    )  # fmt: skip
+    return compute("pooled_attention", reference, impl, call)

@@ -7,36 +7,23 @@ The features of the senders are never retrieved; only their relations to the rec
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Logits, Mask, Packed, Scale, Symbols
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import code, drop, logits, products, relate, retrieve, visible, visible_to_any_head
+from polyhead.jaxside.latent_code import code, drop, products, relate, retrieve, visible, visible_to_any_head
 from polyhead.spec.shapes import shaped
-
-
-def relation_products(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
-    """(b r t s) products of relation queries and keys, and the mask of a softmax over them."""
-    return products(call.q_rel, call.k_rel), visible_to_any_head(visible(call))
 
 
 def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
     a = drop(code(call), call.keep)
-    inner, mask = relation_products(call)
-    relations = relate(inner, call.act, mask, call.total_rel).astype(call.q.dtype)
+    inner = products(call.q_rel, call.k_rel)
+    relations = relate(inner, call.act, visible_to_any_head(visible(call))).astype(call.q.dtype)
     retrieved = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
     return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, retrieved)
-
-
-def _row_softmaxes(call: AttentionCall) -> dict[str, Logits]:
-    if call.act != "softmax":
-        return {"total": logits}
-    return {"total": logits, "total_rel": relation_products}
 
 
 @shaped
@@ -65,6 +52,8 @@ def relational_attention(
     the code at both uses. A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of
     `softmax_attention`. Static under jit: causal, window, impl, relation_act. Altabaa and Lafferty 2024.
     """
-    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    call = replace(call, q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act)
-    return compute("relational_attention", reference, _row_softmaxes, impl, call)
+    call = AttentionCall(
+        q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
+        q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act,
+    )  # fmt: skip
+    return compute("relational_attention", reference, impl, call)

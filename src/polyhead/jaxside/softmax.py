@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import code, drop, row_softmaxes, share
+from polyhead.jaxside.latent_code import code, drop, share
 from polyhead.spec.shapes import shaped
 
 
@@ -44,4 +44,4 @@ def softmax_attention(
     window, impl. Vaswani et al. 2017, eq. 1.
     """
     call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
-    return compute("softmax_attention", reference, row_softmaxes, impl, call)
+    return compute("softmax_attention", reference, impl, call)
