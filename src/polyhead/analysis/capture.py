@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from polyhead.config import Batch
 from polyhead.layers.taps import OWN, GroupTaps, Taps, looking
-from polyhead.ops.call import AttentionCall
-from polyhead.spec import SOFTMAX_AXIS
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.train.evaluation import sources
 
 INTEGER = (int, np.integer)
@@ -93,9 +92,9 @@ def codes(
     """The latent code of chosen pairs: query `q_index` attending to key `k_index`, all heads.
 
     Two integers give (b h); two lists of equal length n give n pairs (b n h).  Negative indices count from the end.
-    The heads are those of all groups, concatenated, or of one `group`.  A code that is normalised over keys costs one
-    row of scores per pair, any other code one score per head.  Heads with a user's own function cost all t x s scores,
-    because the function may use any of them.  Raises ValueError if the code is unknown.
+    The heads are those of all groups, concatenated, or of one `group`.  A pair costs one row of scores.  Heads with a
+    user's own function cost all t x s scores, as the function may use any of them.  Raises ValueError if the code is
+    unknown.
     """
     check_taps("codes", taps)
     groups = taps.groups
@@ -116,43 +115,13 @@ def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Floa
     keys = [within("codes", "k_index", j, s) for j in keys]
     if taps.kind == OWN:
         return taps.code()[:, :, queries, keys].transpose(1, 2)
-    return torch.stack([_pair(taps, i, j) for i, j in zip(queries, keys, strict=True)], dim=1)
-
-
-def _pair(taps: GroupTaps, i: int, j: int) -> Float[Tensor, "b h"]:
-    """The code of one pair, from one query and one key, or all keys if the code is normalised over keys."""
-    t, s = taps.q.shape[1], taps.k.shape[1]
-    keys = slice(j, j + 1)
-    if SOFTMAX_AXIS.get(taps.normalise) == "s":
-        keys = slice(0, s)
-    bias, mask = taps.bias, _mask_row(taps, i, t, s)
-    if bias is not None:
-        bias = _bias_row(bias, i, t, s)[..., keys]
-    if mask is not None:
-        mask = mask[..., keys]
-    call = AttentionCall(taps.q[:, i : i + 1], taps.k[:, keys], taps.v, bias=bias, mask=mask, scale=taps.scale)
-    code = taps.coder(call)
-    return code[:, :, 0, j - keys.start]
-
-
-def _bias_row(bias: Tensor, i: int, t: int, s: int) -> Float[Tensor, "#b #h 1 s"]:
-    """Row `i` of a bias; in a bias by offset, key j of query i has column j - i + t - 1."""
-    if bias.ndim == 2:
-        return bias[None, :, None, t - 1 - i : t - 1 - i + s]
-    return _row(bias, i, s)
-
-
-def _row(array: Tensor, i: int, s: int) -> Tensor:
-    """Row `i` of an array that broadcasts to (b h t s), with all keys."""
-    array = array[(None,) * (4 - array.ndim)]
-    row = array if array.shape[2] == 1 else array[:, :, i : i + 1]
-    return row.expand(*row.shape[:3], s)
-
-
-def _mask_row(taps: GroupTaps, i: int, t: int, s: int) -> Tensor | None:
-    """The keys that query `i` may attend to, also causally: a single query would otherwise count as the last one."""
-    visible = None if taps.mask is None else _row(taps.mask, i, s)
-    if taps.causal:
-        past = torch.arange(s, device=taps.k.device) <= i + s - t
-        visible = past[None, None, None] if visible is None else visible & past
-    return visible
+    # Also causality is a mask: a query that is picked out would otherwise count as one of the last.
+    bias, visible = taps.bias, Masks(taps.mask, taps.causal).visible(t, s, taps.k.device)
+    if visible is not None:
+        visible = visible.expand(*visible.shape[:-2], t, s)[..., queries, :]
+    if bias is not None and bias.ndim == 2:  # by offset: key j of query i has column j - i + t - 1
+        bias = bias[:, torch.arange(t - 1, s + t - 1) - torch.tensor(queries)[:, None]]
+    elif bias is not None:
+        bias = bias.expand(*bias.shape[:-2], t, s)[..., queries, :]
+    call = AttentionCall(taps.q[:, queries], taps.k, taps.v, bias=bias, mask=visible, scale=taps.scale)
+    return taps.coder(call)[:, :, range(len(queries)), keys].transpose(1, 2)
