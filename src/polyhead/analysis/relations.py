@@ -54,10 +54,8 @@ class LayerLook:
         return f"LayerLook({self.name}: {'; '.join(map(repr, self.groups))})"
 
 
-def look(
-    model: nn.Module, batch: Batch, *, sample: int = 0, layer: int | None = None, task: Task | None = None
-) -> list[LayerLook]:
-    """Attention, relations and symbol assignments of every layer (or of `layer` alone) for one sample of `batch`.
+def look(model: nn.Module, batch: Batch, *, sample: int = 0, task: Task | None = None) -> list[LayerLook]:
+    """Attention, relations and symbol assignments of every layer for one sample of `batch`.
 
     >>> layers = look(model, batch, sample=1)
     >>> layers[0].name, layers[0].groups[0].kind, layers[0].groups[0].attention.shape, layers[0].senders[:3]
@@ -65,18 +63,14 @@ def look(
 
     An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each decoder layer.  `task`
     gives names to tokens, such as the characters of maths or the cards of SET.  Padding is omitted: tokens that the
-    batch masks and, in a causal model, tokens after the last scored one.  `layer` may be negative.  Raises ValueError
-    for a model without attention, and for a sample or layer that does not exist.
+    batch masks and, in a causal model, tokens after the last scored one.  Raises ValueError for a model without
+    attention, and for a sample that does not exist.
     """
     if "taps" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"look: the model must have attention (taps=...), got a {type(model).__name__}")
     sample = within("look", "sample", sample, len(batch.inputs))
     batch = batch.map(lambda array: array[sample : sample + 1])
-    taps = capture(model, batch)
-    if layer is None:
-        return [_layer(model, batch, layer_taps, i, task) for i, layer_taps in enumerate(taps)]
-    layer = within("look", "layer", layer, len(taps))
-    return [_layer(model, batch, taps[layer], layer, task)]
+    return [_layer(model, batch, taps, i, task) for i, taps in enumerate(capture(model, batch))]
 
 
 def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | None:
@@ -84,18 +78,16 @@ def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | Non
 
     None for a model that does not read images.  Patch n (from 1, row by row) is token n.
     """
-    for source, inputs in ((False, batch.inputs), (True, batch.source)):
-        end = _inputs(model, source=source)
-        if isinstance(end, Patches) and inputs is not None:
-            pixels = as_array(inputs[within("look", "sample", sample, len(inputs))]).astype(float)
-            # Decided by all images, as one bright image has no negative numbers.
-            if inputs.min() < 0:
-                pixels = (pixels + 1) / 2
-            channels, height, width = end.image
-            colours = pixels[[0, min(1, channels - 1), min(2, channels - 1)]]
-            rows, columns = height // end.patch[0], width // end.patch[1]
-            return np.clip(colours, 0, 1).transpose(1, 2, 0), rows, columns
-    return None
+    end = _inputs(model, source=False)
+    if not isinstance(end, Patches):
+        return None
+    pixels = as_array(batch.inputs[within("look", "sample", sample, len(batch.inputs))]).astype(float)
+    # Decided by all images, as one bright image has no negative numbers.
+    if batch.inputs.min() < 0:
+        pixels = (pixels + 1) / 2
+    channels, height, width = end.image
+    colours = pixels[[0, min(1, channels - 1), min(2, channels - 1)]]
+    return np.clip(colours, 0, 1).transpose(1, 2, 0), height // end.patch[0], width // end.patch[1]
 
 
 def _inputs(model: nn.Module, *, source: bool) -> object:
