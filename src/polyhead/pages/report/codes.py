@@ -18,7 +18,7 @@ from polyhead.analysis.probe import Row, cluster_rows, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
 from polyhead.config import Task, TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
-from polyhead.pages.report.runs import Entry, Progress, SeedGroup, seed_score
+from polyhead.pages.report.runs import Entry, Progress, SeedGroup, over_seeds
 from polyhead.pages.report.section import Gallery, Section, Table, cells_over_seeds, slug, with_error
 from polyhead.train import load_model
 
@@ -232,7 +232,7 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], ga
     for name, by_mechanism in table.items():
         cells = []
         for label in firsts:
-            cells.append(with_error(seed_score(by_mechanism.get(label, {}), errors.get((name, label)))))
+            cells.append(with_error(over_seeds(by_mechanism.get(label, {}), errors.get((name, label)))))
         rows.append([name, *cells])
     section.tables.append((["zeroed", *firsts], rows))
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from polyhead.analysis import figures
 from polyhead.analysis.claims import SEEDS, Estimate, above, constant
 from polyhead.config import Task
-from polyhead.pages.report.runs import Entry, SeedGroup, SeedScore, different_settings, headline_split
+from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
 from polyhead.pages.report.section import Gallery, Section, Table, grouped_digits, networks, number, with_error
 from polyhead.tasks.task import Score
 
@@ -39,7 +39,7 @@ class Results:
         scored = [group for group in self.groups if group.score(self.headline) is not None]
         return sorted(scored, key=lambda group: -self.task.gain(self.headline_score(group).mean))
 
-    def headline_score(self, group: SeedGroup) -> SeedScore:
+    def headline_score(self, group: SeedGroup) -> Estimate:
         """The score on the headline's split of a group of `ranked`."""
         score = group.score(self.headline)
         assert score is not None
@@ -131,7 +131,7 @@ def comparison_rows(differences: Mapping[str, Estimate]) -> list[list[str]]:
 
 def _gains(results: Results, group: SeedGroup) -> Estimate:
     """Scores on the headline's split over seeds, negated if lower is better."""
-    by_seed = results.headline_score(group).by_seed
+    by_seed = results.headline_score(group).values
     return Estimate.of({seed: results.task.gain(value) for seed, value in by_seed.items()})
 
 
@@ -149,8 +149,9 @@ def results_section(results: Results, gallery: Gallery) -> Section:
         measured, errors = {}, {}
         for group in order:
             score = results.headline_score(group)
-            measured[group.label] = list(score.by_seed.values())
-            errors[group.label] = score.standard_error or 0.0
+            measured[group.label] = score.by_seed
+            if math.isfinite(score.error):
+                errors[group.label] = score.error
         figure = figures.results(
             measured,
             errors=errors,

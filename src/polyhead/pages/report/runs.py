@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from polyhead.analysis.claims import Estimate
 from polyhead.analysis.labels import mechanism_label, with_field
 from polyhead.config import Mechanism, Model, Run, Task, TransformerConfig, digest, serial, to_dict
 from polyhead.scale.sweep.naming import differing, setting, words
@@ -50,18 +51,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class SeedScore:
-    """A mean over the networks of several seeds with its standard error, or the score of a single network.
-
-    `standard_error`: over networks if there are several, else over test sequences of the network; None: not known.
-    """
-
-    mean: float
-    standard_error: float | None
-    by_seed: dict[int, float]
-
-
-@dataclass(frozen=True)
 class SeedGroup:
     """Runs that differ only in their seeds."""
 
@@ -76,7 +65,7 @@ class SeedGroup:
     def task(self) -> Task:
         return self.entries[0].run.task
 
-    def score(self, split: str) -> SeedScore | None:
+    def score(self, split: str) -> Estimate | None:
         """The task's metric on a split; None if no finished run has a finite score."""
         metric = self.task.metric
         by_seed: dict[int, float] = {}
@@ -88,7 +77,7 @@ class SeedGroup:
             if value is not None:
                 by_seed[entry.run.seed] = value
                 error = finite(scores.get(f"{metric}_se"))
-        return seed_score(by_seed, error)
+        return over_seeds(by_seed, error)
 
     def mean(self, field: str) -> float | None:
         """The mean over finished runs of a number in result.json."""
@@ -102,14 +91,14 @@ class SeedGroup:
         return statistics.fmean(numbers)
 
 
-def seed_score(by_seed: dict[int, float], error: float | None = None) -> SeedScore | None:
-    """The score over seeds, None without any; `error` is that of a single network over its test sequences."""
-    values = list(by_seed.values())
-    if not values:
+def over_seeds(by_seed: dict[int, float], error: float | None = None) -> Estimate | None:
+    """The mean over seeds, None without any; `error` is that of a single network over its test sequences."""
+    if not by_seed:
         return None
-    if len(values) > 1:
-        error = statistics.stdev(values) / math.sqrt(len(values))
-    return SeedScore(statistics.fmean(values), error, by_seed)
+    estimate = Estimate.of(by_seed)
+    if len(by_seed) == 1 and error is not None:
+        estimate = dataclasses.replace(estimate, error=error)
+    return estimate
 
 
 def finite(value: object) -> float | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from polyhead.analysis.claims import Estimate
 from polyhead.pages.document import figure_as_svg
-from polyhead.pages.report.runs import SeedScore, seed_score
+from polyhead.pages.report.runs import over_seeds
 from polyhead.tasks.task import Score
 
 # The names of its columns, and its rows; the first cell of a row is its name.
@@ -48,18 +49,19 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
-def with_error(score: SeedScore | Score | None) -> str:
+def with_error(score: Estimate | Score | None) -> str:
     """A mean with its standard error, without a line break between them; a dash for None."""
     if score is None:
         return "–"
-    if score.standard_error is None or not math.isfinite(score.standard_error):
+    error = score.error if isinstance(score, Estimate) else score.standard_error
+    if not math.isfinite(error):
         return number(score.mean)
-    return f"{number(score.mean)}\u00a0±\u00a0{number(score.standard_error)}"
+    return f"{number(score.mean)}\u00a0±\u00a0{number(error)}"
 
 
 def cells_over_seeds(scores: Mapping[str, dict[int, float]], mechanisms: Iterable[str]) -> list[str]:
     """The mean over networks of each mechanism with its standard error.  `scores`: by mechanism and seed."""
-    return [with_error(seed_score(scores.get(mechanism, {}))) for mechanism in mechanisms]
+    return [with_error(over_seeds(scores.get(mechanism, {}))) for mechanism in mechanisms]
 
 
 def grouped_digits(value: float | None) -> str:
