@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.compat.haiku import from_haiku, from_haiku_mask, to_haiku, to_haiku_mask
+from polyhead.compat.haiku import from_haiku, from_haiku_mask, to_haiku
 
 B, S, D, H = 2, 12, 64, 8
 F64 = torch.float64
@@ -77,11 +77,11 @@ def test_there_and_back_are_the_same_bits(dtype):
             np.testing.assert_array_equal(back[key][part], entry[part])
 
 
-def test_masks_there_and_back():
+def test_masks():
     for mask in masks(S):
         ours = from_haiku_mask(mask)
         assert ours.shape == (mask.shape[0], 1, *mask.shape[1:])
-        np.testing.assert_array_equal(to_haiku_mask(ours), mask != 0)
+        np.testing.assert_array_equal(ours[:, 0], mask != 0)
     assert from_haiku_mask(np.array([[[2, 0, -1]]])).tolist() == [[[[True, False, True]]]]
     with refusing("from_haiku_mask: mask must be (b t s) or (b 1 s) but has shape (12, 12)"):
         from_haiku_mask(np.ones((S, S), dtype=int))

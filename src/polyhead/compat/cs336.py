@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from polyhead.compat.foreign import check_functions, tensor_of, uncompiled
+from polyhead.compat.mapping import TensorMapping, check_functions, fill, of_linear, tensor_of, uncompiled
 from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
 from polyhead.layers.device import Device
 from polyhead.layers.feedforward import swiglu_width
@@ -27,7 +27,8 @@ from polyhead.ops.rope import check_even, check_range, check_shape
 from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax  # noqa: F401 (the course's names)
 from polyhead.spec.shapes import check_number
 
-TOKEN_TABLE = "token_embeddings.weight"
+Dtype = torch.dtype | None
+TABLE, UP = "token_embeddings.weight", "layers.0.ffn.w1.weight"
 
 
 # ---------------------------------------------------------------------------------------------------------- checkpoints
@@ -41,42 +42,27 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
     Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match, and for a whole
     checkpoint.
     """
-    state = _course_state(state_dict)
-    # "layers.3.attn.q_proj.weight": the second part is the number of the layer.
-    layer_names = set()
-    for key in state:
-        if key.startswith("layers.") and key.count(".") > 1:
-            layer_names.add(key.split(".")[1])
-    layers = len(layer_names)
-    _compare_keys(set(state), layers)
-    table, up = state[TOKEN_TABLE], state["layers.0.ffn.w1.weight"]
-    vocabulary, dim = table.shape
-    settings = course_config(vocabulary, dim, up.shape[0], layers, heads, theta=theta, context=context)
-    model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
-    parameters = model.state_dict()
-    for name, keys in _keys_by_name(layers).items():
-        for key, part in zip(keys, parameters[name].chunk(len(keys)), strict=True):
-            if state[key].shape != part.shape:
-                raise ValueError(f"cs336.load: {key} must be {tuple(part.shape)} but is {tuple(state[key].shape)}")
-            part.copy_(state[key])
-    return model
-
-
-def _course_state(state_dict: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors by the course's names.  Raises ValueError for a whole checkpoint, which holds a state dict."""
     for name, value in state_dict.items():
-        if isinstance(value, Mapping) and any(str(key).endswith(TOKEN_TABLE) for key in value):
+        if isinstance(value, Mapping) and any(str(key).endswith(TABLE) for key in value):
             raise ValueError(f"cs336.load: a state dict must come, got a whole checkpoint; give its entry {name!r}")
-    keys = uncompiled(state_dict)
-    if all(key.startswith("module.") for key in keys):
-        keys = {key.removeprefix("module."): value for key, value in keys.items()}
+    named = uncompiled(state_dict)
+    if all(key.startswith("module.") for key in named):
+        named = {key.removeprefix("module."): value for key, value in named.items()}
     state = {}
-    for key, value in keys.items():
-        if isinstance(value, Tensor):
-            state[key] = value.detach()
-        else:
-            state[key] = tensor_of(f"cs336.load: {key}", value)
-    return state
+    for key, value in named.items():
+        state[key] = value.detach() if isinstance(value, Tensor) else tensor_of(f"cs336.load: {key}", value)
+    for key in (TABLE, UP):
+        if key not in state:
+            raise ValueError(f"cs336.load: missing {key}")
+
+    # "layers.3.attn.q_proj.weight": the second part is the number of the layer.
+    layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
+    table = state[TABLE]
+    vocabulary, dim = table.shape
+    settings = course_config(vocabulary, dim, len(state[UP]), layers, heads, theta=theta, context=context)
+    model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
+    fill("cs336.load", model, _mappings(layers, dim), state)
+    return model
 
 
 def save(model: Transformer) -> dict[str, Tensor]:
@@ -88,12 +74,12 @@ def save(model: Transformer) -> dict[str, Tensor]:
     check_functions("cs336.save", model)
     config = model.config
     course = course_config(
-        config.inputs.count if isinstance(config.inputs, Tokens) else 1,
+        getattr(config.inputs, "count", 1),
         config.dim,
-        config.feedforward.hidden if isinstance(config.feedforward, Swiglu) else None,
+        getattr(config.feedforward, "hidden", None),
         config.layers,
         sum(group.heads for group in config.layer_heads(0)),
-        theta=config.positions.theta if isinstance(config.positions, Rotary) else 1e4,
+        theta=getattr(config.positions, "theta", 1e4),
         context=config.max_length,
     )
     expected, settings = _of_the_format(course), _of_the_format(config)
@@ -103,9 +89,8 @@ def save(model: Transformer) -> dict[str, Tensor]:
             raise ValueError(f"cs336.save: {field.name} must be {value} but is {setting}")
     parameters = uncompiled(model.state_dict())
     state = {}
-    for name, keys in _keys_by_name(config.layers).items():
-        for key, part in zip(keys, parameters[name].chunk(len(keys)), strict=True):
-            state[key] = part.clone()
+    for mapping in _mappings(config.layers, config.dim):
+        state[mapping.keys[0]] = parameters[mapping.names[0]][mapping.index].clone()
     return state
 
 
@@ -114,15 +99,8 @@ def _of_the_format(settings: TransformerConfig) -> TransformerConfig:
     heads = []
     for layer in range(settings.layers):
         heads.append(tuple(dataclasses.replace(group, impl="auto") for group in settings.layer_heads(layer)))
-    return dataclasses.replace(
-        settings,
-        heads=tuple(heads),
-        init="cs336",
-        dropout=0.0,
-        dropout_shared=False,
-        residual_dropout=0.0,
-        checkpoint=False,
-    )
+    training = {"dropout": 0.0, "dropout_shared": False, "residual_dropout": 0.0, "checkpoint": False}
+    return dataclasses.replace(settings, heads=tuple(heads), init="cs336", **training)
 
 
 def course_config(
@@ -148,41 +126,31 @@ def course_config(
     )
 
 
-def _keys_by_name(layers: int) -> dict[str, tuple[str, ...]]:
-    """Our names -> the course's keys whose rows they hold."""
-    keys: dict[str, tuple[str, ...]] = {"inputs.table.weight": (TOKEN_TABLE,)}
+def _mappings(layers: int, dim: int) -> list[TensorMapping]:
+    """The course's tensors as parts of ours: those of q, k and v are rows of one matrix."""
+    names = {"token_embeddings": "inputs.table", "ln_final": "norm", "lm_head": "outputs.linear"}
+    mappings = []
     for i in range(layers):
-        block = f"blocks.{i}"
-        course = f"layers.{i}"
-        keys[f"{block}.attention.qkv.weight"] = tuple(f"{course}.attn.{name}_proj.weight" for name in "qkv")
-        keys[f"{block}.attention.out.weight"] = (f"{course}.attn.output_proj.weight",)
+        block, course = f"blocks.{i}", f"layers.{i}"
+        for j, part in enumerate("qkv"):
+            rows = slice(j * dim, (j + 1) * dim)
+            key = f"{course}.attn.{part}_proj.weight"
+            mappings.append(TensorMapping((key,), (f"{block}.attention.qkv.weight",), (rows,)))
+        names[f"{course}.attn.output_proj"] = f"{block}.attention.out"
         for n in "12":
-            keys[f"{block}.norm{n}.weight"] = (f"{course}.ln{n}.weight",)
+            names[f"{course}.ln{n}"] = f"{block}.norm{n}"
         for n in "123":
-            keys[f"{block}.feedforward.w{n}.weight"] = (f"{course}.ffn.w{n}.weight",)
-    keys["norm.weight"] = ("ln_final.weight",)
-    keys["outputs.linear.weight"] = ("lm_head.weight",)
-    return keys
-
-
-def _compare_keys(keys: set[str], layers: int) -> None:
-    expected: set[str] = set()
-    expected.update(*_keys_by_name(max(layers, 1)).values())
-    problems = []
-    for problem, names in (("missing", expected - keys), ("unknown", keys - expected)):
-        if names:
-            problems.append(f"{problem} {', '.join(sorted(names))}")
-    if problems:
-        raise ValueError(f"cs336.load: {'; '.join(problems)}")
+            names[f"{course}.ffn.w{n}"] = f"{block}.feedforward.w{n}"
+    for key, name in names.items():
+        mappings.extend(of_linear(key, name, bias=False))
+    return mappings
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
 class Linear(nn.Module):
     """`x W^T`, no bias; N(0, 2 / (in + out)) truncated at three standard deviations."""
 
-    def __init__(
-        self, in_features: int, out_features: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, in_features: int, out_features: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         std = (2.0 / (in_features + out_features)) ** 0.5
@@ -195,9 +163,7 @@ class Linear(nn.Module):
 class Embedding(nn.Module):
     """A row of the table for each token; N(0, 1) truncated at three."""
 
-    def __init__(
-        self, num_embeddings: int, embedding_dim: int, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, num_embeddings: int, embedding_dim: int, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
         nn.init.trunc_normal_(self.weight, a=-3.0, b=3.0)
@@ -213,9 +179,7 @@ class Embedding(nn.Module):
 class RMSNorm(nn.Module):
     """`textbook.rms_norm` and its gain."""
 
-    def __init__(
-        self, d_model: int, eps: float = 1e-5, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, d_model: int, eps: float = 1e-5, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         check_number("RMSNorm", "eps", eps, 0)
         self.eps = eps
@@ -228,9 +192,7 @@ class RMSNorm(nn.Module):
 class SwiGLU(nn.Module):
     """`w2(silu(w1 x) * w3 x)`; `d_ff` defaults to the multiple of 64 nearest to 8/3 d_model."""
 
-    def __init__(
-        self, d_model: int, d_ff: int | None = None, device: Device = None, dtype: torch.dtype | None = None
-    ) -> None:
+    def __init__(self, d_model: int, d_ff: int | None = None, device: Device = None, dtype: Dtype = None) -> None:
         super().__init__()
         if d_ff is None:
             d_ff = swiglu_width(d_model)
@@ -267,7 +229,7 @@ class MultiHeadSelfAttention(nn.Module):
         max_seq_len: int | None = None,
         theta: float | None = None,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or d_model % num_heads:
@@ -285,15 +247,16 @@ class MultiHeadSelfAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "... t m"], token_positions: Int[Tensor, "... t"] | None = None
     ) -> Float[Tensor, "... t m"]:
+        if self.theta is None and token_positions is not None:
+            raise ValueError("MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed")
+        rotation: tuple[Any, ...] = ()
+        if self.theta is not None:
+            if token_positions is None:
+                token_positions = torch.arange(x.shape[-2], device=x.device)
+            check_range("MultiHeadSelfAttention", token_positions, self.max_seq_len)
+            rotation = (token_positions, self.theta)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        if self.theta is None:
-            if token_positions is not None:
-                raise ValueError("MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed")
-            return self.output_proj(textbook.causal_heads(q, k, v, self.num_heads))
-        if token_positions is None:
-            token_positions = torch.arange(x.shape[-2], device=x.device)
-        check_range("MultiHeadSelfAttention", token_positions, self.max_seq_len)
-        return self.output_proj(textbook.causal_heads(q, k, v, self.num_heads, token_positions, self.theta))
+        return self.output_proj(textbook.causal_heads(q, k, v, self.num_heads, *rotation))
 
 
 class TransformerBlock(nn.Module):
@@ -308,7 +271,7 @@ class TransformerBlock(nn.Module):
         theta: float | None = None,
         *,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.attn = MultiHeadSelfAttention(d_model, num_heads, max_seq_len, theta, device, dtype)
@@ -337,7 +300,7 @@ class TransformerLM(nn.Module):
         rope_theta: float = 1e4,
         *,
         device: Device = None,
-        dtype: torch.dtype | None = None,
+        dtype: Dtype = None,
     ) -> None:
         super().__init__()
         self.context_length = context_length

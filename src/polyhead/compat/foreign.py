@@ -1,4 +1,4 @@
-"""Shared by the readers of foreign models: parameters, state dicts, masks that are added to scores, and taps.
+"""Shared by the readers of foreign models: masks that are added to scores, and taps.
 
 Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
 ours.
@@ -6,17 +6,14 @@ ours.
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.heads.functions import code_with, compiled, is_own
+from polyhead.layers.heads.functions import code_with
 from polyhead.layers.taps import GroupTaps
 from polyhead.ops.readable import is_readable
 from polyhead.ops.registry import code_of
@@ -30,41 +27,6 @@ def holds_model(folder: pathlib.Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
-
-
-def uncompiled(state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
-    return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
-
-
-def tensor_of(name: str, value: Any) -> Tensor:
-    """Return a copy of a parameter as a tensor: of PyTorch, NumPy or JAX, in bfloat16, too.
-
-    Raises ValueError for anything else.
-    """
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    array = np.array(value)
-    if array.dtype.name == "bfloat16":  # a dtype of ml_dtypes, which torch does not read
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if array.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of {array.dtype}")
-    return torch.from_numpy(array)
-
-
-def check_functions(function: str, model: nn.Module) -> None:
-    """Raise ValueError for a user's function, soft caps, sinks and gates: foreign formats have no place for them."""
-    for layer in model.modules():
-        if not isinstance(layer, MultiHeadAttention):
-            continue
-        extras = layer.gates is not None
-        for group in layer.groups:
-            if is_own(group):
-                name = type(compiled(group)).__name__
-                raise ValueError(f"{function}: {name} must compute the op of their kind but compute a user's function")
-            extras |= bool(compiled(group).extras)
-        if extras:
-            raise ValueError(f"{function}: softmax heads must have no softcap, sinks or gate, got {layer.groups}")
 
 
 def check_mask(name: str, mask: Tensor) -> None:

@@ -22,32 +22,19 @@ NORMS = {"layernorm": "layer", "rmsnorm": "rms"}
 REQUIRED = ("vocab_size", "d_model", "n_layers", "max_block_size", "dff", "activation", "dropout_rate", "norm_first")
 DEFAULTS = {"norm_type": "layernorm", "bias": True, "pos_enc_type": "pos_emb"}
 PLAIN = {**DEFAULTS, "use_flash_attention": True, "block_kwargs": None}
-DUAL = {
-    **DEFAULTS,
-    "sa_kwargs": None,
-    "ra_kwargs": None,
-    "ra_type": "relational_attention",
-    "share_attn_params": False,
-    "symbol_retrieval": "symbolic_attention",
-    "symbol_retriever_config": None,
-}
+DUAL = {**DEFAULTS, "sa_kwargs": None, "ra_kwargs": None, "ra_type": "relational_attention", "share_attn_params": False}
+DUAL |= {"symbol_retrieval": "symbolic_attention", "symbol_retriever_config": None}
 """The optional arguments of a model without and with relational heads."""
 
 SENSORY = {"n_kv_heads": None, "add_bias_kv": False, "add_bias_out": False, "key_dim": None}
 CROSS = {**SENSORY, "use_relative_positional_symbols": False}
+RELATIONS = {"n_relations": None, "rel_proj_dim": None, "symmetric_rels": False}  # shapes show rel_proj_dim, too
 HEADS: dict[str, dict[str, Any]] = {
-    "softmax": SENSORY,
-    "relational_attention": {
-        **CROSS,
-        "rel_activation": "identity",
-        "n_relations": None,
-        "rel_proj_dim": None,  # the shapes of tensors say it, too
-        "symmetric_rels": False,
-    },
+    "relational_attention": {**CROSS, **RELATIONS, "rel_activation": "identity"},
     "rca": {**CROSS, "activation": "softmax"},
     "disrca": {**CROSS, "rel_activation": "identity"},
 }
-"""The optional arguments of each kind of heads: the package's `ra_type`, or "softmax"."""
+"""The optional arguments of each kind of relational heads, the package's `ra_type`."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +71,16 @@ def fill_in(name: str, arguments: Any, defaults: Arguments, required: tuple[str,
 
 def layout_of(arguments: Arguments) -> Layout:
     """Return the model with these arguments."""
+    source = None
     if "n_heads_ra" in arguments:
-        layout_required = (*REQUIRED, "n_heads_sa", "n_heads_ra", "symbol_retrieval_kwargs")
-        options = fill_in("arguments", arguments, DUAL, layout_required)
+        required = (*REQUIRED, "n_heads_sa", "n_heads_ra", "symbol_retrieval_kwargs")
+        options = fill_in("arguments", arguments, DUAL, required)
         options["bias"] = True  # the package ignores the argument
-        source = symbol_source(options) if options["n_heads_ra"] else None
+        if options["n_heads_ra"]:
+            source = symbol_source(options)
         groups = dual_groups(options, source)
     else:
         options = fill_in("arguments", arguments, PLAIN, (*REQUIRED, "n_heads"))
-        source = None
         block = fill_in("block_kwargs", options["block_kwargs"] or {}, {"attn_kwargs": None})
         attention = fill_in("attn_kwargs", block["attn_kwargs"] or {}, SENSORY)
         attention["add_bias_out"] = options["bias"]
@@ -130,8 +118,7 @@ def layout_of(arguments: Arguments) -> Layout:
 
 def dual_groups(options: Arguments, source: config.SymbolSource | None) -> tuple[PackageHeads, ...]:
     """Return the groups of a DualAttention, sensory heads first."""
-    kinds = [kind for kind in HEADS if kind != "softmax"]
-    kind = one_of("arguments", "ra_type", options["ra_type"], kinds)
+    kind = one_of("arguments", "ra_type", options["ra_type"], HEADS)
     groups = []
     if options["n_heads_sa"]:
         sensory = fill_in("sa_kwargs", options["sa_kwargs"] or {}, SENSORY)
@@ -147,38 +134,30 @@ def package_heads(kind: str, num_heads: int, options: Arguments, prefix: str) ->
     """Return heads of a kind, from the arguments of their module with all defaults."""
     if options["key_dim"] is not None:
         raise ValueError("key_dim must be None, for which keys have the width of heads")
-    kv_heads = options["n_kv_heads"]
-    if kv_heads == num_heads:
-        kv_heads = None
-    mechanism: config.Mechanism
-    if kind == "softmax":
-        mechanism = config.Softmax(num_heads, kv_heads=kv_heads)
-    else:
+    fields: dict[str, Any] = {"kv_heads": options["n_kv_heads"]}
+    if fields["kv_heads"] == num_heads:
+        fields["kv_heads"] = None
+    mechanism: type[config.Mechanism] = config.Softmax
+    if kind != "softmax":
+        fields["symbols"] = options["symbols"]
         act_name = "activation" if kind == "rca" else "rel_activation"
         act = RELATION_ACTS[one_of("ra_kwargs", act_name, options[act_name], RELATION_ACTS)]
-        symbols, share = options["symbols"], options["share"]
         if act == "softmax" and kind != "rca":
             raise ValueError(
                 "ra_kwargs: the package's softmax of relations sees later tokens although causal, ours cannot"
             )
-        if kind == "rca":
-            mechanism = config.Abstractor(num_heads, kv_heads=kv_heads, symbols=symbols, act=act)
-        elif kind == "disrca":
-            mechanism = config.Disentangled(
-                num_heads, kv_heads=kv_heads, symbols=symbols, share=share, relation_act=act
-            )
-        else:
-            relations = options["n_relations"]
-            mechanism = config.Relational(
-                num_heads,
-                kv_heads=kv_heads,
-                symbols=symbols,
-                share=share,
-                relation_act=act,
-                relations=None if relations == num_heads else relations,
-                symmetric=options["symmetric_rels"],
-            )
-    return PackageHeads(prefix, kind, mechanism, options["add_bias_kv"], options["add_bias_out"])
+    if kind == "rca":
+        mechanism = config.Abstractor
+        fields["act"] = act
+    elif kind != "softmax":
+        mechanism = config.Disentangled
+        fields |= {"share": options["share"], "relation_act": act}
+    if kind == "relational_attention":
+        mechanism = config.Relational
+        fields["symmetric"] = options["symmetric_rels"]
+        if options["n_relations"] != num_heads:
+            fields["relations"] = options["n_relations"]
+    return PackageHeads(prefix, kind, mechanism(num_heads, **fields), options["add_bias_kv"], options["add_bias_out"])
 
 
 def symbol_source(options: Arguments) -> config.SymbolSource:

@@ -3,20 +3,9 @@
     load               a state dict and its model's arguments -> polyhead.Transformer
     from_folder        the same, as published: config.json and model.safetensors
 
-The same in both: rotary positions rotate pairs (2j, 2j + 1) of attention's queries and keys, not of relations;
-relations are scaled by p ** -0.5 and shared by heads; symbols are computed from the stream before the first norm.
-
 Different here: the package's output projections, one per kind of heads, are the diagonal blocks of one projection.
 Biases that it does not have are 0.  Its gelu is our gelu_tanh.  In training it applies dropout twice to attention
-outputs.  Its dual language model ignores `bias`, and so do we.
-
-Loading raises an error for:
-
-- keys of another width than heads (`key_dim`);
-- a `scale` of symbolic attention;
-- dropout of symbols, which the package applies in evaluation, too;
-- symbol libraries that layers share without their queries;
-- a softmax of relations under a causal mask, which attends to future tokens there.
+outputs.  Its dual language model ignores `bias`, and so do we.  An option without an equivalent in ours is an error.
 """
 
 import json
@@ -27,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.compat.dual_attention import tensors
 from polyhead.compat.dual_attention.arguments import layout_of
-from polyhead.compat.foreign import uncompiled
+from polyhead.compat.dual_attention.tensors import of_model
+from polyhead.compat.mapping import fill, uncompiled
 from polyhead.models.transformer import Transformer
 
 
@@ -37,14 +26,13 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
     """Return a language model of the package as ours, on the device and in the dtype of its tensors.
 
     `config` holds the arguments of its constructor, as a published config.json does; they may also be given by name.
-    The prefix `_orig_mod.` of torch.compile is removed.
 
     Raises ValueError, which names it, for an argument or a key that is missing or unknown, a tensor of a wrong shape,
     and an option without an equivalent in ours.
     """
+    state = uncompiled(state_dict)
     try:
         layout = layout_of({**(config or {}), **arguments})
-        state = uncompiled(state_dict)
         if layout.source is None:  # the package has retrievers that no head reads
             state = {key: value for key, value in state.items() if "symbol_retrievers" not in key}
         for key, value in state.items():
@@ -55,9 +43,9 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
         # The model gets the dtype and the device of its file; every parameter is then filled from it.
         like = next(iter(state.values()))
         model = Transformer(layout.settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
-        tensors.fill(model, list(tensors.of_model(model, layout)), state)
     except (TypeError, ValueError) as error:  # TypeError: an argument of another type
         raise ValueError(f"dual_attention.load: {error}") from None
+    fill("dual_attention.load", model, list(of_model(model, layout)), state)
     return model
 
 

@@ -4,36 +4,18 @@ Entries that no part covers are 0: those of the output projection between kinds 
 does not have.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.compat.dual_attention.arguments import Layout, PackageHeads
+from polyhead.compat.mapping import TensorMapping, of_linear
 from polyhead.config import Mlp, PositionSymbols, RelativeSymbols, Swiglu
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.heads.symbolic import DisentangledHeads, RelationalHeads
 from polyhead.layers.norms import LayerNorm
 from polyhead.models.transformer import Transformer
-
-ALL = slice(None)
-
-
-@dataclass(frozen=True)
-class TensorMapping:
-    """One tensor of the package: all its names there, all names of our tensor, and the `index` of its part of ours."""
-
-    keys: tuple[str, ...]
-    names: tuple[str, ...]
-    index: tuple[slice, ...] = (ALL,)
-
-
-def _linear(key: str, name: str, *, bias: bool = True) -> Iterator[TensorMapping]:
-    yield TensorMapping((f"{key}.weight",), (f"{name}.weight",))
-    if bias:
-        yield TensorMapping((f"{key}.bias",), (f"{name}.bias",))
 
 
 def of_attention(
@@ -55,7 +37,7 @@ def of_attention(
         if "q" in size.takes:
             yield from _queries_and_keys(groups[i : i + 2], rows, key_prefix, name_prefix)
         value_name = f"{group_name}.value"
-        value_rows = ALL
+        value_rows = slice(None)
         if group.kind == "softmax":
             value_name = f"{name_prefix}qkv"
             value_rows = rows[2]
@@ -112,7 +94,7 @@ def of_model(model: Transformer, layout: Layout) -> Iterator[TensorMapping]:
     yield TensorMapping(("layers.token_embedder.weight", "layers.final_out.weight"), tables)
     if model.positions is not None:
         yield TensorMapping(("layers.positional_embedder.weight",), ("positions.table",))
-    yield from _linear("layers.norm", "norm", bias=isinstance(model.norm, LayerNorm))
+    yield from of_linear("layers.norm", "norm", bias=isinstance(model.norm, LayerNorm))
     for i, block in enumerate(model.blocks):
         yield from _block(block, layout, f"layers.blocks.{i}.", f"blocks.{i}.")  # type: ignore[arg-type]
     if layout.source is None:
@@ -144,42 +126,9 @@ def _block(block: TransformerBlock, layout: Layout, key_prefix: str, name_prefix
     yield from of_attention(block.attention, layout.groups, key_prefix, f"{name_prefix}attention.")
     has_norm_bias = isinstance(block.norm1, LayerNorm)
     for name in ("norm1", "norm2"):
-        yield from _linear(f"{key_prefix}{name}", f"{name_prefix}{name}", bias=has_norm_bias)
+        yield from of_linear(f"{key_prefix}{name}", f"{name_prefix}{name}", bias=has_norm_bias)
     feedforward = layout.settings.feedforward
     maps = ("w1", "w2", "w3") if isinstance(feedforward, Swiglu) else ("up", "down")
     has_bias = isinstance(feedforward, (Mlp, Swiglu)) and feedforward.bias
     for number, name in enumerate(maps, 1):
-        yield from _linear(f"{key_prefix}ff_block.linear{number}", f"{name_prefix}feedforward.{name}", bias=has_bias)
-
-
-@torch.no_grad()
-def fill(module: nn.Module, mappings: Sequence[TensorMapping], state: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of `state` to our parameters and set all other entries to 0.
-
-    Raises ValueError for missing or unknown keys, wrong shapes, and keys of one tensor that differ.
-    """
-    known_keys: set[str] = set()
-    missing = []
-    for mapping in mappings:
-        known_keys.update(mapping.keys)
-        if state.keys().isdisjoint(mapping.keys):
-            missing.append(mapping.keys[0])
-    for problem, keys in (("missing", missing), ("unknown", sorted(state.keys() - known_keys))):
-        if keys:
-            raise ValueError(f"{problem} {', '.join(keys[:3])}")
-
-    targets = module.state_dict()
-    for target in targets.values():
-        target.zero_()
-    for mapping in mappings:
-        # A file may hold a shared tensor under only one of its keys.
-        keys = [key for key in mapping.keys if key in state]
-        value = state[keys[0]]
-        for key in keys[1:]:
-            if state[key].data_ptr() != value.data_ptr() and not torch.equal(state[key], value):
-                raise ValueError(f"{keys[0]} and {key} are one tensor in the package but differ")
-        for name in mapping.names:
-            part = targets[name][mapping.index]
-            if part.shape != value.shape:
-                raise ValueError(f"{keys[0]} must be {tuple(part.shape)} but is {tuple(value.shape)}")
-            part.copy_(value)
+        yield from of_linear(f"{key_prefix}ff_block.linear{number}", f"{name_prefix}feedforward.{name}", bias=has_bias)

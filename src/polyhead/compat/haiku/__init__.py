@@ -7,12 +7,12 @@ PyTorch.
 
 from typing import TYPE_CHECKING, Any
 
-from polyhead.compat.haiku.parameters import from_haiku, from_haiku_mask, to_haiku, to_haiku_mask, to_state_dict
+from polyhead.compat.haiku.parameters import from_haiku, from_haiku_mask, to_haiku, to_state_dict
 
 if TYPE_CHECKING:
     from polyhead.compat.haiku.module import MultiHeadAttention
 
-__all__ = ["MultiHeadAttention", "from_haiku", "from_haiku_mask", "to_haiku", "to_haiku_mask", "to_state_dict"]
+__all__ = ["MultiHeadAttention", "from_haiku", "from_haiku_mask", "to_haiku", "to_state_dict"]
 
 if not TYPE_CHECKING:
 

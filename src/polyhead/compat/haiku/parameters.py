@@ -17,7 +17,7 @@ from jaxtyping import Bool, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from polyhead.compat.foreign import check_functions, tensor_of, uncompiled
+from polyhead.compat.mapping import check_functions, tensor_of, uncompiled
 from polyhead.config import Softmax
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.device import Device
@@ -134,10 +134,3 @@ def from_haiku_mask(mask: Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]) 
     if array.ndim != 3:
         raise ValueError(f"from_haiku_mask: mask must be (b t s) or (b 1 s) but has shape {array.shape}")
     return torch.tensor(array != 0)[:, None]
-
-
-def to_haiku_mask(mask: Bool[Tensor, "b 1 t s"]) -> Integer[np.ndarray, "b t s"]:
-    """Return the inverse of `from_haiku_mask`: 1 where a query may attend, 0 elsewhere."""
-    if mask.ndim != 4 or mask.shape[1] != 1 or mask.dtype != torch.bool:
-        raise ValueError(f"to_haiku_mask: mask must be boolean (b 1 t s) but is {mask.dtype} {tuple(mask.shape)}")
-    return mask[:, 0].cpu().numpy().astype(np.int32)

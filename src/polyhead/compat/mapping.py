@@ -1,0 +1,99 @@
+"""State dicts of foreign models, tensor by tensor: which part of our parameters each of their tensors is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.heads.functions import compiled, is_own
+
+
+@dataclass(frozen=True)
+class TensorMapping:
+    """One foreign tensor: all its keys there, all names of our tensor, and the `index` of its part of ours."""
+
+    keys: tuple[str, ...]
+    names: tuple[str, ...]
+    index: tuple[slice, ...] = (slice(None),)
+
+
+def of_linear(key: str, name: str, *, bias: bool = True) -> Iterator[TensorMapping]:
+    """The weight of a linear layer or norm, and its bias."""
+    yield TensorMapping((f"{key}.weight",), (f"{name}.weight",))
+    if bias:
+        yield TensorMapping((f"{key}.bias",), (f"{name}.bias",))
+
+
+@torch.no_grad()
+def fill(caller: str, module: nn.Module, mappings: Sequence[TensorMapping], state: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of `state` to our parameters and set all other entries to 0.
+
+    Raises ValueError for missing or unknown keys, wrong shapes, and keys of one tensor that differ.
+    """
+    known_keys: set[str] = set()
+    missing = []
+    for mapping in mappings:
+        known_keys.update(mapping.keys)
+        if state.keys().isdisjoint(mapping.keys):
+            missing.append(mapping.keys[0])
+    problems = []
+    for problem, keys in (("missing", sorted(missing)), ("unknown", sorted(state.keys() - known_keys))):
+        if keys:
+            problems.append(f"{problem} {', '.join(keys[:3])}")
+    if problems:
+        raise ValueError(f"{caller}: {'; '.join(problems)}")
+
+    targets = module.state_dict()
+    for target in targets.values():
+        target.zero_()
+    for mapping in mappings:
+        # A file may hold a shared tensor under only one of its keys.
+        keys = [key for key in mapping.keys if key in state]
+        value = state[keys[0]]
+        for key in keys[1:]:
+            if state[key].data_ptr() != value.data_ptr() and not torch.equal(state[key], value):
+                raise ValueError(f"{caller}: {keys[0]} and {key} are one tensor in the package but differ")
+        for name in mapping.names:
+            part = targets[name][mapping.index]
+            if part.shape != value.shape:
+                raise ValueError(f"{caller}: {keys[0]} must be {tuple(part.shape)} but is {tuple(value.shape)}")
+            part.copy_(value)
+
+
+def uncompiled(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
+    return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+
+
+def tensor_of(name: str, value: Any) -> Tensor:
+    """Return a copy of a parameter as a tensor: of PyTorch, NumPy or JAX, in bfloat16, too.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    array = np.array(value)
+    if array.dtype.name == "bfloat16":  # a dtype of ml_dtypes, which torch does not read
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must be an array of numbers, got {type(value).__name__} of {array.dtype}")
+    return torch.from_numpy(array)
+
+
+def check_functions(function: str, model: nn.Module) -> None:
+    """Raise ValueError for a user's function, soft caps, sinks and gates: foreign formats have no place for them."""
+    for layer in model.modules():
+        if not isinstance(layer, MultiHeadAttention):
+            continue
+        extras = layer.gates is not None
+        for group in layer.groups:
+            if is_own(group):
+                name = type(compiled(group)).__name__
+                raise ValueError(f"{function}: {name} must compute the op of their kind but compute a user's function")
+            extras |= bool(compiled(group).extras)
+        if extras:
+            raise ValueError(f"{function}: softmax heads must have no softcap, sinks or gate, got {layer.groups}")
