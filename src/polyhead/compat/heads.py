@@ -1,7 +1,7 @@
 """Groups of our heads inside attention modules of other libraries: what all replacements share."""
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -42,53 +42,39 @@ class Groups(nn.Module):
     ) -> None:
         """Build the groups for a model of this width, and each distinct source of symbols once."""
         total = sum(mechanism.heads for mechanism in heads)
-        self.groups = nn.ModuleList()
-        self.shared: list[bool] = []
-        sources = []
+        groups: list[Any] = []
         for mechanism in heads:
             if isinstance(mechanism, config.Softmax) and mechanism.gate:
                 raise ValueError(f"{layer}: Softmax must have no gate here; use ph.MultiHeadAttention")
-            group = build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype)
-            self.groups.append(group)
-            self.shared.append(mechanism.share)
-            sources.append(getattr(mechanism, "symbols", None))
-        self.sizes = [group.sizes for group in self.own_groups()]
+            groups.append(build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype))
+        self.groups = nn.ModuleList(groups)
+        self.shared = [mechanism.share for mechanism in heads]
+        self.sizes = [group.sizes for group in groups]
         check_shared(layer, heads, self.sizes)
-        edges = [0]
-        for size in self.sizes:
-            edges.append(edges[-1] + size.heads)
+        edges = accumulate((size.heads for size in self.sizes), initial=0)
         self.heads_of = list(pairwise(edges))  # the first head of each group, and that of the next one
 
         # Groups with equal sources read one module.
         self.symbols = nn.ModuleList()
         self.source_of: list[int | None] = []
         distinct: list[config.SymbolSource] = []
-        for source in sources:
-            if source is None:
-                self.source_of.append(None)
-                continue
-            if source not in distinct:
+        for mechanism in heads:
+            source = getattr(mechanism, "symbols", None)
+            if source is not None and source not in distinct:
                 distinct.append(source)
-                self.symbols.append(
-                    build_symbols(source, width, causal=causal, max_length=max_length, device=device, dtype=dtype)
-                )
-            self.source_of.append(distinct.index(source))
-
-    def own_groups(self) -> list[Any]:
-        """Return the groups of heads, or their wrappers."""
-        return list(self.groups)
+                module = build_symbols(source, width, causal=causal, max_length=max_length, device=device, dtype=dtype)
+                self.symbols.append(module)
+            self.source_of.append(None if source is None else distinct.index(source))
 
 
 def is_plain(module: nn.Module) -> bool:
     """Whether a module has no hooks and no `forward` of its own (as accelerate sets it), which a replacement loses."""
     attributes = vars(module)
-    for name, attribute in attributes.items():
-        if name.endswith("_hooks") and attribute:
-            return False
-    return "forward" not in attributes
+    has_hooks = any(attribute for name, attribute in attributes.items() if name.endswith("_hooks"))
+    return not has_hooks and "forward" not in attributes
 
 
-def added(layer: str, groups: Sequence[nn.Module], bias: Tensor | None) -> Tensor | None:
+def added(layer: str, groups: Iterable[nn.Module], bias: Tensor | None) -> Tensor | None:
     """Return an added mask as these heads read it.
 
     Heads without a softmax over keys would read -1e9 as a score.  Raises ValueError for such numbers where they may be

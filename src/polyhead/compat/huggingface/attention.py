@@ -3,14 +3,12 @@
     attend(module, query, key, value, attention_mask, dropout=, scaling=, ...) -> (b t h e), None
 
 One function serves the names of `heads.NAMES` (one mechanism in all layers) and layers whose attention module has its
-own `Heads`.  Masks are those of SDPA: Boolean, True where a query may attend, or floating and added to the scores; no
-mask in a causal module means the causal mask.
+own `Heads`.  Masks are those of SDPA; no mask in a causal module means the causal mask.  Heads are only called as a
+module, so that wrappers (PEFT, torch.compile, FSDP) work.
 
 Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that passes the
 stream to the heads.  In place of the cache it passes `RelationalInputs`, which puts symbols in place of values and
 appends relation keys to the keys; so any cache of transformers stores them.
-
-Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
 """
 
 import dataclasses
@@ -91,11 +89,7 @@ def fitted(
 
 
 class Heads(Groups):
-    """The head groups of one layer of a foreign model, with their own parameters.
-
-    Softmax, linear and HYLA heads have none (HYLA with `value_depth=2`: its second value matrix).  Relational heads
-    have their maps and, for each of their sources, the layer's own symbols.
-    """
+    """The head groups of one layer of a foreign model, with their own parameters and the layer's own symbols."""
 
     def __init__(
         self,
@@ -123,14 +117,14 @@ class Heads(Groups):
     def begin(self, v_proj: nn.Module, *, maps: bool = False) -> None:
         """Initialise parameters that no checkpoint has filled.
 
-        The map of symbols copies the value rows of these heads, relations are balanced accordingly, and all else is
-        initialised as in our own models.  `maps`: linear maps are drawn anew, because transformers has filled them by
-        its own rule.  Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such rows.
+        The map of symbols copies the value rows of these heads.  `maps`: linear maps are drawn anew, because
+        transformers has filled them by its own rule.  Raises ValueError if `v_proj` is wrapped or quantised, so that it
+        has no such rows.
         """
         for module in self.modules():
             if maps and isinstance(module, nn.Linear) and _is_fresh(module.weight):
                 module.reset_parameters()
-        for group, (_, keys) in zip(self.own_groups(), self.slices, strict=True):
+        for group, (_, keys) in zip(self.groups, self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
@@ -161,26 +155,25 @@ class Heads(Groups):
         first: int = 0,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"] | FromStream:
-        """The output of all heads; `limits`: bias, mask, causal and keep for all of them; `relational`: for each
-        group, tensors that q, k and v do not give.
+        """The output of all heads; `relational`: for each group, tensors that q, k and v do not give.
 
         Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
         if k is None or v is None:
             return self._from_stream(q, first, positions)
         limits = limits or LayerLimits()
-        limits = dataclasses.replace(limits, bias=added("polyhead", self.own_groups(), limits.bias))
+        limits = dataclasses.replace(limits, bias=added("polyhead", self.groups, limits.bias))
         outputs = []
-        for i, (group, (heads, keys)) in enumerate(zip(self.own_groups(), self.slices, strict=True)):
+        for i, (group, (heads, keys)) in enumerate(zip(self.groups, self.slices, strict=True)):
+            tensors = {"q": q[:, :, heads]}
             if keys is None:  # the group's heads cut through a set that shares keys: each head gets a copy
-                tensors = {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
+                tensors |= {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
             else:
-                tensors = {"k": k[:, :, keys], "v": v[:, :, keys]}
-            tensors["q"] = q[:, :, heads]
+                tensors |= {"k": k[:, :, keys], "v": v[:, :, keys]}
             if relational is not None:
                 tensors |= relational[i]
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        return torch.cat(outputs, dim=2)
 
     def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
         symbols = [source(x, first=first, positions=positions) for source in self.symbols]
@@ -288,8 +281,8 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The function of the interface, on (b h t d) tensors; returns (b t h e).
 
-    `heads` is a module that is called like `Heads`, possibly wrapped.  Its softmax heads get the model's soft cap and
-    sinks; heads of other kinds have neither.  Raises ValueError for options that the ops lack.
+    `heads` is called like `Heads`.  Its softmax heads get the model's soft cap and sinks; heads of other kinds have
+    neither.  Raises ValueError for options that the ops lack.
     """
     check_options(module, options, attention_mask)
     # transformers has (b h t d), polyhead has (b t h d): views, no copies.
@@ -300,7 +293,7 @@ def attend(
 
     # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.
     is_eager = type(getattr(module, "config", None)) in EAGER
-    is_masked_by_order = is_causal_without_mask(module, is_causal, eager=is_eager) and attention_mask is None and t > 1
+    is_masked_by_order = attention_mask is None and is_causal_without_mask(module, is_causal, t, eager=is_eager)
     if is_masked_by_order:
         k, v = k[:, :t], v[:, :t]
     added_masks = masks(f"polyhead: a mask of {type(module).__name__}", (attention_mask, position_bias), k.shape[1])
@@ -332,8 +325,7 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
 
 
 def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
-    """Raise ValueError for options of some models' attention that the ops do not have, and for packed sequences that
-    no mask separates."""
+    """Raise ValueError for options of some models' attention that the ops lack, and for packed sequences without mask."""
     name = type(module).__name__
     for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
         if options.get(option) is not None:

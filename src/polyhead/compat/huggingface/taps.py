@@ -80,15 +80,15 @@ def is_polyhead(name: object) -> bool:
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
-def is_causal_without_mask(module: nn.Module, is_causal: bool | None, *, eager: bool) -> bool:
-    """Whether a module without a mask is causal.
+def is_causal_without_mask(module: nn.Module, is_causal: bool | None, t: int, *, eager: bool) -> bool:
+    """Whether a module without a mask is causal for `t` queries: a single one comes after all keys.
 
     `eager`: it is of a model without SDPA.  These never are: they make every causal mask, and their `is_causal` may be
     wrong, as nothing reads it.
     """
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    return not eager and bool(is_causal)
+    return not eager and bool(is_causal) and t > 1
 
 
 def inputs_by_name(
@@ -248,11 +248,8 @@ class _Recorder:
         # From the layout of transformers (b h t d) to ours (b t h d).
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         t, s = q.shape[1], k.shape[1]
-        if (
-            attention_mask is None
-            and is_causal_without_mask(module, is_causal, eager=module in self.eager_modules)
-            and t > 1
-        ):
+        is_eager = module in self.eager_modules
+        if attention_mask is None and is_causal_without_mask(module, is_causal, t, eager=is_eager):
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             attention_mask = torch.ones(t, s, dtype=torch.bool, device=q.device).tril()[None, None]
         bias, mask = limits(masks(f"capture: a mask of {name}", (attention_mask, position_bias), s), t, s, q.dtype)

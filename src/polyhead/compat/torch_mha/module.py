@@ -11,7 +11,6 @@ is never used, because it would compute softmax attention without calling `forwa
 
 import contextlib
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from polyhead.ops.latent_code import at_least_float32, drop
 from polyhead.spec.shapes import check_number
 
 NAME = "MultiheadAttention"
+SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 
 class MultiheadAttention(Groups):
@@ -42,9 +42,8 @@ class MultiheadAttention(Groups):
     >>> y.shape, code.shape
     (torch.Size([3, 5, 16]), torch.Size([3, 4, 5, 5]))
 
-    Rows of `in_proj_weight` are queries, keys, values, head by head, for every mechanism.  Relational heads and HYLA
-    with `value_depth=2` have further parameters in `groups` and `symbols`; relational heads have no rows for values.
-    The same seed gives the same weights as PyTorch's module.
+    Rows of `in_proj_weight` are queries, keys, values, head by head; relational heads have no rows for values.  The
+    same seed gives the same weights as PyTorch's module.
 
     Raises ValueError if the heads are not `num_heads` in total, and for add_bias_kv and add_zero_attn: only softmax can
     ignore such keys.
@@ -100,32 +99,28 @@ class MultiheadAttention(Groups):
         self.__module__ = nn.MultiheadAttention.__module__
 
         self.add_groups(NAME, groups, embed_dim, bias=bias, max_length=max_length, device=device, dtype=dtype)
-        if len(self.symbols) and (self.kdim, self.vdim) != (embed_dim, embed_dim):
-            widths = f"kdim, vdim = {embed_dim} but {self.kdim}, {self.vdim} came"
-            for group in groups:
-                if isinstance(group, config.SymbolHeads):
-                    raise ValueError(f"{NAME}: {type(group).__name__} needs {widths}")
+        for group in groups:
+            if isinstance(group, config.SymbolHeads) and (self.kdim, self.vdim) != (embed_dim, embed_dim):
+                widths = f"kdim, vdim = {embed_dim} but {self.kdim}, {self.vdim} came"
+                raise ValueError(f"{NAME}: {type(group).__name__} needs {widths}")
         self._add_projections(bias, device, dtype)
 
     def _add_projections(self, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
-        empty = partial(torch.empty, device=device, dtype=dtype)
         widths = widths_of(self.sizes)
-        input_widths = (self.embed_dim, self.kdim, self.vdim)
-        is_joint = len(set(input_widths)) == 1
-        for name, width, input_width in zip("qkv", widths, input_widths, strict=True):
-            weight = None
-            if not is_joint:
-                weight = nn.Parameter(empty(width, input_width))
-            self.register_parameter(f"{name}_proj_weight", weight)
-        joint_weight = None
-        if is_joint:
-            joint_weight = nn.Parameter(empty(sum(widths), self.embed_dim))
-        self.register_parameter("in_proj_weight", joint_weight)
-        joint_bias = None
+        shapes: dict[str, tuple[int, ...]] = {}
+        if self.kdim == self.vdim == self.embed_dim:
+            shapes["in_proj_weight"] = (sum(widths), self.embed_dim)
+        else:
+            input_widths = (self.embed_dim, self.kdim, self.vdim)
+            shapes.update(zip(SEPARATE, zip(widths, input_widths, strict=True), strict=True))
         if bias:
-            joint_bias = nn.Parameter(empty(sum(widths)))
-        self.register_parameter("in_proj_bias", joint_bias)
+            shapes["in_proj_bias"] = (sum(widths),)
+        for name in (*SEPARATE, "in_proj_weight", "in_proj_bias"):
+            parameter = None
+            if name in shapes:
+                parameter = nn.Parameter(torch.empty(shapes[name], device=device, dtype=dtype))
+            self.register_parameter(name, parameter)
         output_width = sum(size.heads * size.value_dim for size in self.sizes)
         self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, device=device, dtype=dtype)
         self._reset_parameters()
@@ -152,19 +147,16 @@ class MultiheadAttention(Groups):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the code (b h t s) after dropout or its mean over heads (b t s) if `need_weights`.
 
-        Shapes are PyTorch's: (t b m), (b t m) if `batch_first`, (t m) for one sequence.  True in a mask masks a pair;
-        floating masks are added to the scores.  `is_causal` states that `attn_mask` is the causal mask, and requires
-        one; as in PyTorch, the mask is read nevertheless if `need_weights`.  PyTorch also reads it if there is a
-        `key_padding_mask`, this module does not: a wrong hint then gives another result.
+        `is_causal` states that `attn_mask` is the causal mask, and requires one; as in PyTorch, the mask is read
+        nevertheless if `need_weights`.  PyTorch also reads it if there is a `key_padding_mask`, this module does not:
+        a wrong hint then gives another result.
         """
         _, _, calls, keep = self.read(
             query, key, value, key_padding_mask, attn_mask, is_causal=is_causal, need_weights=need_weights
         )
         # With weights PyTorch computes its softmax step by step, which has second derivatives.  So does this module.
         with sdpa_kernel(SDPBackend.MATH) if need_weights else contextlib.nullcontext():
-            outputs = []
-            for group, call in zip(self.own_groups(), calls, strict=True):
-                outputs.append(attended(group, call).flatten(2))
+            outputs = [attended(group, call).flatten(2) for group, call in zip(self.groups, calls, strict=True)]
         y = self.out_proj(torch.cat(outputs, dim=-1))
         is_single = query.ndim == 2
         if is_single:
@@ -174,10 +166,8 @@ class MultiheadAttention(Groups):
         if not need_weights:
             return y, None
 
-        codes = []
-        for group, call in zip(self.own_groups(), calls, strict=True):
-            codes.append(coder(group)(call))
-        code = drop(torch.cat(codes, 1), keep)
+        code = torch.cat([coder(group)(call) for group, call in zip(self.groups, calls, strict=True)], 1)
+        code = drop(code, keep)
         if average_attn_weights:
             code = code.mean(1)
         if is_single:
@@ -206,9 +196,8 @@ class MultiheadAttention(Groups):
             values = self._to_batch_first(value)
         b, t = x.shape[:2]
         s = keys.shape[1]
-        expected = {"query": (x, (b, t, self.embed_dim)), "key": (keys, (b, s, self.kdim))}
-        expected["value"] = (values, (b, s, self.vdim))
-        for name, (tensor, shape) in expected.items():
+        shapes = ((b, t, self.embed_dim), (b, s, self.kdim), (b, s, self.vdim))
+        for name, tensor, shape in zip(("query", "key", "value"), (x, keys, values), shapes, strict=True):
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"{NAME}: {name} must be (b t m) = {shape} but is {tuple(tensor.shape)}")
 
@@ -220,7 +209,7 @@ class MultiheadAttention(Groups):
             pairs = None
         masks = sdpa_masks(padding, pairs, self.num_heads, x, s)
         bias, mask = limits(masks, t, s, x.dtype)
-        bias = added(NAME, self.own_groups(), bias)
+        bias = added(NAME, self.groups, bias)
         keep = None
         if self.training and self.dropout > 0.0:
             keep = drawn_keep((b, self.num_heads, t, s), self.dropout, device=x.device, dtype=at_least_float32(x.dtype))
@@ -250,11 +239,10 @@ class MultiheadAttention(Groups):
         """The tensors for the op of each group: q, k and v; for relational heads symbols as v, q_rel and k_rel."""
         symbols = [source(values, mask=is_token) for source in self.symbols]
         parts: list[Rows] = []
-        for i, (group, tensors) in enumerate(zip(self.own_groups(), self._project(x, keys, values), strict=True)):
+        for i, (group, tensors) in enumerate(zip(self.groups, self._project(x, keys, values), strict=True)):
             source = self.source_of[i]
             if source is not None:
-                features = asked(group, "features")(x)
-                key_features = features
+                features = key_features = asked(group, "features")(x)
                 if keys is not x:
                     key_features = asked(group, "features")(keys)
                 tensors = {**tensors, **asked(group, "receive")(features), **asked(group, "send")(key_features)}
@@ -274,24 +262,7 @@ class MultiheadAttention(Groups):
         if self.in_proj_weight is not None and x is keys and keys is values:
             return cut(F.linear(x, self.in_proj_weight, self.in_proj_bias).split(widths, dim=-1), self.sizes)
         weights, biases = projections(self, widths)
-        rows = []
-        for tensor, weight, bias in zip((x, keys, values), weights, biases, strict=True):
-            rows.append(F.linear(tensor, weight, bias))
-        return cut(rows, self.sizes)
-
-    def values_of(self, i: int) -> tuple[Tensor | None, Tensor | None]:
-        """Return the weight (g e m) and bias (g e) of the values of group `i`; None if they are symbols."""
-        size = self.sizes[i]
-        if "v" not in size.takes:
-            return None, None
-        first = sum(previous.widths[2] for previous in self.sizes[:i])
-        rows = slice(first, first + size.widths[2])
-        weights, biases = projections(self, widths_of(self.sizes))
-        shape = (size.kv_heads, size.value_dim)
-        weight = weights[2].detach()[rows].unflatten(0, shape)
-        if biases[2] is None:
-            return weight, None
-        return weight, biases[2].detach()[rows].unflatten(0, shape)
+        return cut(list(map(F.linear, (x, keys, values), weights, biases)), self.sizes)
 
     def extra_repr(self) -> str:
         """Sizes, as `repr` shows them."""
@@ -306,23 +277,23 @@ def sdpa_masks(padding: Tensor | None, pairs: Tensor | None, heads: int, x: Tens
     """
     b, t = x.shape[:2]
     masks = []
-    if padding is not None:
-        check_mask(f"{NAME}: key_padding_mask", padding)
-        if tuple(padding.shape) not in ((s,), (b, s)):
-            raise ValueError(f"{NAME}: key_padding_mask must be one of {((s,), (b, s))} but is {tuple(padding.shape)}")
-        padding = _our_polarity(padding)
-        masks.append(padding[..., None, None, :].expand(b, 1, 1, s))
-    if pairs is not None:
-        check_mask(f"{NAME}: attn_mask", pairs)
-        if tuple(pairs.shape) not in ((t, s), (b * heads, t, s)):
-            raise ValueError(
-                f"{NAME}: attn_mask must be one of {((t, s), (b * heads, t, s))} but is {tuple(pairs.shape)}"
-            )
-        pairs = _our_polarity(pairs)
-        if pairs.ndim == 3:
-            masks.append(pairs.unflatten(0, (b, heads)))
+    for name, mask, shapes in (
+        ("key_padding_mask", padding, ((s,), (b, s))),
+        ("attn_mask", pairs, ((t, s), (b * heads, t, s))),
+    ):
+        if mask is None:
+            continue
+        check_mask(f"{NAME}: {name}", mask)
+        if tuple(mask.shape) not in shapes:
+            raise ValueError(f"{NAME}: {name} must be one of {shapes} but is {tuple(mask.shape)}")
+        mask = _our_polarity(mask)
+        if name == "key_padding_mask":
+            mask = mask[..., None, None, :].expand(b, 1, 1, s)
+        elif mask.ndim == 3:
+            mask = mask.unflatten(0, (b, heads))
         else:
-            masks.append(pairs[None, None])
+            mask = mask[None, None]
+        masks.append(mask)
     return masks
 
 

@@ -18,8 +18,7 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     2
 
     Parameters are the same objects, so an optimiser still updates them.  Relational heads map their symbols by the rows
-    of values, which are no longer used: the joint matrix is copied without them.  PyTorch's encoders no longer nest
-    padded tensors, which only their fused kernel supports.
+    of values, which are no longer used: the joint matrix is copied without them.
 
     Raises ValueError, and replaces nothing, for heads of other widths or another number, add_bias_kv, add_zero_attn, a
     subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
@@ -41,8 +40,7 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     replacements = {module: drop_in(module, heads, max_length=max_length) for module in modules}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])
+            setattr(parent, name, replacements.get(child, child))
         # Nested tensors exist for the fused kernel, which would not call our module.
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
@@ -56,16 +54,14 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
     Raises ValueError as `replace` does.
     """
     if type(old) is not nn.MultiheadAttention:
-        name = type(old).__name__
-        if isinstance(old, nn.MultiheadAttention):
-            name = f"its subclass {name}"
-        raise ValueError(f"replace: nn.MultiheadAttention was wanted but {name} came")
+        kind = "its subclass " * isinstance(old, nn.MultiheadAttention) + type(old).__name__
+        raise ValueError(f"replace: nn.MultiheadAttention was wanted but {kind} came")
     output = old.out_proj
     if not is_plain(old) or type(output) is not OUTPUT_CLASS or output._forward_pre_hooks:
-        output_name = type(output).__name__
-        if type(output) is OUTPUT_CLASS:
-            output_name += " and hooks"
-        raise ValueError(f"replace: nn.MultiheadAttention must be as PyTorch makes it, got one with a {output_name}")
+        raise ValueError(
+            "replace: nn.MultiheadAttention must be as PyTorch makes it, without hooks and wrappers, "
+            f"got one with a {type(output).__name__}"
+        )
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,
@@ -109,7 +105,7 @@ def _share_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
     # Symbols are mapped by the rows that mapped the values of these heads.
     weights, biases = projections(old, old.embed_dim)
     value_weight, value_bias = weights[2], biases[2]
-    for group, (first, last) in zip(new.own_groups(), new.heads_of, strict=True):
+    for group, (first, last) in zip(new.groups, new.heads_of, strict=True):
         if not isinstance(group, SymbolGroup):
             continue
         value_rows = slice(first * old.head_dim, last * old.head_dim)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from polyhead.compat.foreign import limits, softmax_group
 from polyhead.compat.torch_mha.module import MultiheadAttention, projections, sdpa_masks
 from polyhead.layers.heads.functions import attended
-from polyhead.layers.projection import affine, out_weight
+from polyhead.layers.projection import affine, out_weight, widths_of
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
 from polyhead.ops.call import AttentionCall
 
@@ -35,9 +35,8 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     >>> [(layer.name, *layer.q.shape) for layer in taps]
     [('layers.0.self_attn', 3, 5, 4, 4), ('layers.1.self_attn', 3, 5, 4, 4)]
 
-    `x` is the query, and `context` the tensor from which values are computed.  Afterwards hooks are removed and modes
-    are restored.  During the call PyTorch's fused encoder is switched off in this process, because it calls no
-    attention module.
+    `x` is the query, and `context` the tensor from which values are computed.  During the call PyTorch's fused encoder
+    is switched off in this process, because it calls no attention module.
 
     Raises ValueError if no attention was called, or if one has keys without inputs (add_bias_kv, add_zero_attn).
     """
@@ -46,12 +45,9 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
     def record(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple[Tensor, Tensor | None]) -> None:
         call = SIGNATURE.bind(module, *args, **kwargs).arguments
-        if isinstance(module, MultiheadAttention):
-            recorded = _taps_of_ours(module, call)
-        else:
-            recorded = _taps(module, call)
+        recorded = _taps_of_ours(module, call) if isinstance(module, MultiheadAttention) else _taps(module, call)
         output = _batch_first(module, result[0])
-        taps.append(replace(recorded, output=output, name=names[module]))
+        taps.append(replace(_detached(recorded), output=output, name=names[module]))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
     hooks = []
@@ -73,15 +69,13 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     return taps
 
 
-def _check(name: str, module: nn.Module) -> None:
-    if not isinstance(module, nn.MultiheadAttention):
-        return
-    layer = f"capture: {name or type(module).__name__}"
+def _check(name: str, module: Any) -> None:
+    layer, kind = f"capture: {name or type(module).__name__}", type(module)
     for option, is_set in (("add_bias_kv", module.bias_k is not None), ("add_zero_attn", module.add_zero_attn)):
         if is_set:
             raise ValueError(f"{layer} must have keys that its inputs make but has {option}=True")
-    if type(module).forward is not nn.MultiheadAttention.forward:
-        raise ValueError(f"{layer} must run nn.MultiheadAttention.forward but {type(module).__name__} has its own")
+    if isinstance(module, nn.MultiheadAttention) and kind.forward is not nn.MultiheadAttention.forward:
+        raise ValueError(f"{layer} must run nn.MultiheadAttention.forward but {kind.__name__} has its own")
 
 
 def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
@@ -91,16 +85,13 @@ def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
     values = _batch_first(module, call["value"])
     weights, biases = projections(module, module.embed_dim)
     split = (module.num_heads, module.head_dim)
-    heads = []
-    for tensor, weight, bias in zip((x, keys, values), weights, biases, strict=True):
-        heads.append(F.linear(tensor, weight, bias).unflatten(-1, split))
-    q, k, v = heads
+    q, k, v = (rows.unflatten(-1, split) for rows in map(F.linear, (x, keys, values), weights, biases))
 
     # is_causal is only a hint about attn_mask, which is read.
     t, s = q.shape[1], k.shape[1]
     masks = sdpa_masks(call.get("key_padding_mask"), call.get("attn_mask"), module.num_heads, q, s)
     bias, mask = limits(masks, t, s, q.dtype)
-    value_bias = _detached(biases[2])
+    value_bias = biases[2]
     if value_bias is not None:
         value_bias = value_bias.unflatten(0, split)
     group = softmax_group(
@@ -109,11 +100,11 @@ def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
         v,
         bias=bias,
         mask=mask,
-        w_value=weights[2].detach().unflatten(0, split),
+        w_value=weights[2].unflatten(0, split),
         b_value=value_bias,
-        w_out=module.out_proj.weight.detach().unflatten(1, split).transpose(0, 1),
+        w_out=module.out_proj.weight.unflatten(1, split).transpose(0, 1),
     )
-    return Taps(x=x, context=values, output=None, b_out=_detached(module.out_proj.bias), groups=(group,))
+    return Taps(x=x, context=values, output=None, b_out=module.out_proj.bias, groups=(_detached(group),))
 
 
 def _taps_of_ours(module: MultiheadAttention, call: dict[str, Any]) -> Taps:
@@ -127,30 +118,36 @@ def _taps_of_ours(module: MultiheadAttention, call: dict[str, Any]) -> Taps:
         is_causal=call.get("is_causal", False),
         need_weights=call.get("need_weights", True),
     )
-    groups = tuple(_group_taps(module, i, group_call) for i, group_call in enumerate(calls))
-    return Taps(x=x, context=context, output=None, b_out=_detached(affine(module.out_proj)[1]), groups=groups)
+    groups = tuple(_detached(_group_taps(module, i, group_call)) for i, group_call in enumerate(calls))
+    return Taps(x=x, context=context, output=None, b_out=affine(module.out_proj)[1], groups=groups)
 
 
 def _group_taps(module: MultiheadAttention, i: int, call: AttentionCall) -> GroupTaps:
-    group = module.own_groups()[i]
-    w_value, b_value = module.values_of(i)
-    taps = tapped(
+    group, size = module.groups[i], module.sizes[i]
+    w_value = b_value = None
+    if "v" in size.takes:
+        weights, biases = projections(module, widths_of(module.sizes))
+        counts = [other.widths[2] for other in module.sizes]
+        split = (size.kv_heads, size.value_dim)
+        w_value = weights[2].split(counts)[i].unflatten(0, split)
+        if biases[2] is not None:
+            b_value = biases[2].split(counts)[i].unflatten(0, split)
+    return tapped(
         group,
         call,
         attended(group, call),
         mask=call.mask,
         causal=call.causal,
-        scale=module.sizes[i].dim ** -0.5,
+        scale=size.dim**-0.5,
         w_value=w_value,
         b_value=b_value,
-        w_out=out_weight(module.out_proj, module.sizes, i).detach(),
+        w_out=out_weight(module.out_proj, module.sizes, i),
     )
-    value_weight, relation_weight = _detached(taps.value_weight), _detached(taps.relation_weight)
-    return replace(taps, value_weight=value_weight, relation_weight=relation_weight)
 
 
-def _detached(parameter: Tensor | None) -> Tensor | None:
-    return None if parameter is None else parameter.detach()
+def _detached(taps: Any) -> Any:
+    """Taps without the parameters' gradients."""
+    return replace(taps, **{name: x.detach() for name, x in vars(taps).items() if isinstance(x, Tensor)})
 
 
 def _batch_first(module: nn.MultiheadAttention | MultiheadAttention, x: Tensor) -> Tensor:
