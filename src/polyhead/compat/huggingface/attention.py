@@ -325,7 +325,7 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
 
 
 def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
-    """Raise ValueError for options of some models' attention that the ops lack, and for packed sequences without mask."""
+    """Raise ValueError for options that the ops lack, and for packed sequences that no mask separates."""
     name = type(module).__name__
     for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
         if options.get(option) is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 import transformers
@@ -14,7 +14,6 @@ from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.inputs import place_tokens
 from polyhead.config import Tokens, TransformerConfig
 from polyhead.layers.positions import Constant
-from polyhead.layers.taps import Taps
 from polyhead.models.inputs_outputs import TiedOutput
 from polyhead.models.transformer import Transformer
 
@@ -24,24 +23,6 @@ CACHE_NAME = "cache" if _NEW_NAME else "past_key_values"
 
 PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments that collators of packed sequences add for some kernels; the edges are compared with the positions."""
-
-
-class Collected(NamedTuple):
-    """Lists that a forward pass fills with the optional outputs; None if they are not requested."""
-
-    stream: list[Tensor] | None
-    taps: list[Taps] | None
-
-    def outputs(self) -> dict[str, tuple[Tensor, ...] | None]:
-        """Fields of transformers' outputs: the stream before each block and the final one; each layer's latent code of
-        all pairs (b h t s)."""
-        states = None if self.stream is None else tuple(self.stream)
-        if self.taps is None:
-            return {"hidden_states": states, "attentions": None}
-        codes = []
-        for layer in self.taps:
-            codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
-        return {"hidden_states": states, "attentions": tuple(codes)}
 
 
 class PolyheadPreTrainedModel(transformers.PreTrainedModel):
@@ -121,32 +102,30 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     # ---------------------------------------------------------------------------------------------------- embeddings
     def get_input_embeddings(self) -> nn.Module:
         """The token table."""
-        table: Any = self.model.inputs.table
-        return cast(nn.Module, table)
+        return self.model.inputs.table  # type: ignore[return-value]
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
         outputs = self.model.outputs
-        if isinstance(outputs, TiedOutput):
-            return outputs
-        return getattr(outputs, "linear", None)
+        return outputs if isinstance(outputs, TiedOutput) else getattr(outputs, "linear", None)
 
     # -------------------------------------------------------------------------------------------------------- forward
-    def _collected(self, options: dict[str, Any], known: tuple[str, ...]) -> Collected:
-        """Take the requested outputs out of `options`; what an option does not say, the configuration does.
+    def _requested(self, options: dict[str, Any], known: tuple[str, ...]) -> list[list[Any] | None]:
+        """Take `output_hidden_states` and `output_attentions` out of `options`: lists to fill, None if not requested.
 
-        Raises ValueError for an argument that no part of the model reads, unless it is None or False.
+        What an option does not say, the configuration does.  Raises ValueError for an argument that no part of the
+        model reads, unless it is None or False.
         """
-        lists: dict[str, list[Any] | None] = {}
+        lists: list[list[Any] | None] = []
         for name in ("output_hidden_states", "output_attentions"):
             requested = options.pop(name, None)
             if requested is None:
                 requested = getattr(self.config, name, False)
-            lists[name] = [] if requested else None
+            lists.append([] if requested else None)
         for name, value in options.items():
             if name not in known and value is not None and value is not False:
                 raise ValueError(f"{type(self).__name__}: it takes no argument {name}")
-        return Collected(lists["output_hidden_states"], lists["output_attentions"])
+        return lists
 
     def _read(
         self,
@@ -157,19 +136,21 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         position_ids: Tensor | None,
         use_cache: bool | None,
         options: dict[str, Any],
-        collected: Collected,
+        known: tuple[str, ...],
         *,
         tail: int | None = None,
         lazy: bool = False,
         packs: bool = True,
-    ) -> tuple[Tensor, PolyheadCache | None]:
-        """Our transformer's output for tokens or embeddings, and its cache.
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Our transformer's output for tokens or embeddings, and further fields of transformers' outputs: the cache,
+        the stream before each block and the final one, and the latent codes of all pairs (b h t s).
 
-        `caches`: what came as `cache` and as `past_key_values`.  `options` may have the edges of packed sequences.
-        `tail`: only the last positions.  `lazy`: return the stream after the last norm in place of the outputs; no
-        logits are computed.  `packs=False` refuses packed sequences.
+        `caches`: what came as `cache` and as `past_key_values`.  `options` may have the edges of packed sequences, and
+        no names but the `known`.  `tail`: only the last positions.  `lazy`: the stream after the last norm in place of
+        the outputs.  `packs=False` refuses packed sequences.
         """
         name = type(self).__name__
+        states, taps = self._requested(options, known)
         inputs = inputs_embeds if input_ids is None else input_ids
         if inputs is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError(f"{name}: give input_ids (b t) or inputs_embeds (b t m)")
@@ -180,9 +161,9 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         placement = place_tokens(name, inputs, attention_mask, position_ids, cache, boundaries, packs=packs)
         # A requested stream must be complete, and so must packed sequences: then the tail is cut out afterwards.
         model_tail = None
-        if tail is not None and collected.stream is None and placement.cu_seqlens is None:
+        if tail is not None and states is None and placement.cu_seqlens is None:
             model_tail = min(tail, inputs.shape[1])
-        stream = [] if lazy and collected.stream is None else collected.stream
+        stream = [] if lazy and states is None else states
         result = self.model(
             inputs,
             mask=placement.mask,
@@ -190,7 +171,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             cu_seqlens=placement.cu_seqlens,
             tail=model_tail,
             cache=None if cache is None else cache.memory,
-            taps=collected.taps,
+            taps=taps,
             stream=stream,
             lazy=lazy,
         )
@@ -198,7 +179,15 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             result = stream[-1]
         if tail is not None:
             result = result[:, -tail:]
-        return result, cache
+        fields: dict[str, Any] = {CACHE_NAME: cache}
+        if states is not None:
+            fields["hidden_states"] = tuple(states)
+        if taps is not None:
+            codes = []
+            for layer in taps:
+                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
+            fields["attentions"] = tuple(codes)
+        return result, fields
 
     def _loss(
         self,
@@ -207,10 +196,8 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         compared: Tensor | None = None,
         **options: object,
     ) -> Tensor | None:
-        """The loss by `loss_function`, and in training `balance_share` of the load-balance loss of mixtures of experts.
-
-        `compared`: the labels of the logits, if not all of `labels`; the loss is 0 if none of them is scored.
-        """
+        """The loss by `loss_function`, 0 if none of the labels (`compared`: of the logits) is scored; and in training
+        `balance_share` of the load-balance loss of mixtures of experts."""
         if labels is None:
             return None
         # The library chooses the loss by the class and the configuration; a user may have set another.
@@ -233,6 +220,7 @@ def select_cache(model: str, cache: object, past_key_values: object) -> Polyhead
     return cache
 
 
-def reads_tokens(settings: TransformerConfig) -> bool:
-    """Whether a model reads tokens and has no encoder."""
-    return isinstance(settings.inputs, Tokens) and settings.encoder is None
+def check_tokens(model: str, settings: TransformerConfig) -> None:
+    """Raise ValueError unless a model reads tokens and has no encoder."""
+    if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
+        raise ValueError(f"{model}: the model must read Tokens, without an encoder, got {settings.inputs}")

@@ -1,8 +1,5 @@
 """Our cache with the interface that `GenerationMixin` of transformers needs: it has a length, its rows can be reordered
-(beam search), and it can be cropped (assisted generation).
-
-It holds keys and values, symbols and relation keys; for linear heads it holds a sum of fixed size.
-"""
+(beam search), and it can be cropped (assisted generation)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +9,6 @@ import transformers
 from torch import Tensor
 
 from polyhead.layers.cache import Cache, LayerCache
-
-WHO = "PolyheadCache"
 
 
 class PolyheadCache(transformers.Cache):
@@ -35,9 +30,6 @@ class PolyheadCache(transformers.Cache):
 
     def __iter__(self) -> Iterator[LayerCache]:
         return iter(self.memory)
-
-    def __repr__(self) -> str:
-        return f"PolyheadCache(layers={len(self)}, length={self.memory.length})"
 
     @property
     def is_croppable(self) -> bool:
@@ -67,10 +59,6 @@ class PolyheadCache(transformers.Cache):
         """-1: no limit of its own."""
         return -1
 
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        """-1: no limit of its own."""
-        return -1
-
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
         """Length and offset of the mask for `query_length` new tokens."""
         return self.memory.length + int(query_length), 0
@@ -79,17 +67,17 @@ class PolyheadCache(transformers.Cache):
         """Empty the cache."""
         self.memory = Cache(len(self.memory))
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace row i by row `beam_idx[i]`."""
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row `repeats` times, adjacent to each other."""
-        self.batch_select_indices(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
-
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, in that order.  Raises ValueError as `Cache.reorder` does."""
         self.memory.reorder(indices)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """The same, for beams."""
+        self.memory.reorder(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times, adjacent to each other."""
+        self.memory.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; their number is given as a negative number.
@@ -97,11 +85,15 @@ class PolyheadCache(transformers.Cache):
         Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
         """
         if tokens_to_remove > 0:
-            raise ValueError(f"{WHO}: crop takes minus the number of tokens to forget but {tokens_to_remove} came")
+            raise ValueError(
+                f"PolyheadCache: crop takes minus the number of tokens to forget but {tokens_to_remove} came"
+            )
         if tokens_to_remove == 0 or not self.memory.length:
             return
         if not self.is_croppable:
-            raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, or only the last: none can be removed")
+            raise ValueError(
+                "PolyheadCache: some heads keep a sum of earlier tokens, or only the last: none can be removed"
+            )
         length = self.memory.length + tokens_to_remove
         for layer in self:
             layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}

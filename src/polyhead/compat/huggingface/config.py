@@ -29,18 +29,14 @@ class PolyheadConfig(transformers.PretrainedConfig):
             raise ValueError("PolyheadConfig: `transformer` must be the JSON of a TransformerConfig, got none")
         settings = _settings(transformer)
         self.transformer = configs.to_dict(settings)
-        outputs, sizes = settings.outputs, _sizes(settings)
-        # A file repeats the sizes.  Another value would be ignored without a word.
-        for name, expected in sizes.items():
-            size = others.pop(name, expected)
-            if size != expected:
-                raise ValueError(f"PolyheadConfig: {name} must be {expected!r} as in its `transformer`, got {size!r}")
+        outputs = settings.outputs
+        others = {**_sizes(settings), **others}  # a file repeats the sizes
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
             others.setdefault(name, None)
         # The library counts labels itself, two by default.
         if isinstance(outputs, Classes):
             others.setdefault("num_labels", outputs.count)
-        super().__init__(**sizes, **others)
+        super().__init__(**others)
         if isinstance(outputs, Classes) and self.num_labels != outputs.count:
             raise ValueError(f"PolyheadConfig: num_labels must be {outputs.count}, got {self.num_labels}")
 
@@ -74,12 +70,11 @@ SIZES = (
 
 
 def _sizes(settings: TransformerConfig) -> dict[str, Any]:
-    outputs = settings.outputs
     num_tokens = 0
     if isinstance(settings.inputs, Tokens):
         num_tokens = settings.inputs.count
     num_heads = sum(group.heads for group in settings.layer_heads(0))
-    is_tied = isinstance(outputs, Logits) and outputs.tied
+    is_tied = isinstance(settings.outputs, Logits) and settings.outputs.tied
     values = (num_tokens, settings.dim, settings.layers, num_heads, settings.max_length, is_tied)
     return dict(zip(SIZES, values, strict=True))
 

@@ -4,8 +4,7 @@
     to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer
     AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
 
-The configuration is our `TransformerConfig` as JSON, whose fields are all checked; a file runs no code.  Parameters
-have our names after "model.".
+Parameters have our names after "model.".
 """
 
 import pathlib
@@ -14,12 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
     CausalLMOutputWithPast,
@@ -28,7 +22,7 @@ from transformers.modeling_outputs import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
-from polyhead.compat.huggingface.base import CACHE_NAME, PACKING, PolyheadPreTrainedModel, reads_tokens, select_cache
+from polyhead.compat.huggingface.base import CACHE_NAME, PACKING, PolyheadPreTrainedModel, check_tokens, select_cache
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
@@ -51,14 +45,12 @@ class PolyheadModel(PolyheadPreTrainedModel):
     >>> out.last_hidden_state.shape, len(out.hidden_states), out.attentions[0].shape
     (torch.Size([1, 3, 32]), 3, torch.Size([1, 4, 3, 3]))
 
-    `attentions` are the latent codes of all pairs (b h t s), layer by layer; `hidden_states` are the inputs of the
-    blocks, and last the result.  Raises ValueError for a model with an encoder, or one that reads vectors.
+    `hidden_states` are the inputs of the blocks, and last the result.  Raises ValueError for a model with an encoder,
+    or one that reads vectors.
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
-        settings = config.settings
-        if not reads_tokens(settings):
-            raise ValueError(f"PolyheadModel: the model must read Tokens, without an encoder, got {settings.inputs}")
+        check_tokens("PolyheadModel", config.settings)
         super().__init__(config, outputs=False)
         self.post_init()
 
@@ -76,19 +68,10 @@ class PolyheadModel(PolyheadPreTrainedModel):
         **options: Any,
     ) -> BaseModelOutputWithPast:
         """The inputs are those of `PolyheadForCausalLM`."""
-        collected = self._collected(options, PACKING)
-        x, new_cache = self._read(
-            input_ids,
-            attention_mask,
-            (cache, past_key_values),
-            inputs_embeds,
-            position_ids,
-            use_cache,
-            options,
-            collected,
-            lazy=not isinstance(self.model.outputs, nn.Identity),  # see PolyheadForCausalLM.base_model
+        caches, lazy = (cache, past_key_values), not isinstance(self.model.outputs, nn.Identity)  # of `base_model`
+        x, fields = self._read(
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, PACKING, lazy=lazy
         )
-        fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 
@@ -105,9 +88,10 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
-        if not (reads_tokens(settings) and isinstance(settings.outputs, Logits) and settings.causal):
+        check_tokens("PolyheadForCausalLM", settings)
+        if not (isinstance(settings.outputs, Logits) and settings.causal):
             raise ValueError(
-                "PolyheadForCausalLM: the model must be causal, from Tokens to Logits and without an encoder, got "
+                "PolyheadForCausalLM: the model must be causal, from Tokens to Logits, got "
                 f"causal={settings.causal} from {settings.inputs} to {settings.outputs}"
             )
         super().__init__(config)
@@ -132,10 +116,7 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         """Use our cache instead of the library's default."""
         early_exit = generation_config.assistant_early_exit
         if early_exit is not None:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}: all layers are computed, so assistant_early_exit must be None but is {early_exit}"
-            )
+            raise ValueError(f"PolyheadForCausalLM: assistant_early_exit must be None but is {early_exit}")
         cache = select_cache(type(self).__name__, model_kwargs.get("cache"), model_kwargs.get("past_key_values"))
         if cache is not None:
             cache._is_user_defined = True
@@ -164,19 +145,16 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
         `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding, on either side.  `cache` is
-        also called `past_key_values`.  `inputs_embeds` (b t m) replaces tokens by rows of `get_input_embeddings()`, or
-        by other vectors.  `position_ids` (b|1 t) are by default the number of real tokens before each.  If those of one
-        row (1 t) without padding restart at 0, they mean several packed sequences.  `options` go to `loss_function`:
-        `num_items_in_batch`, `shift_labels`, `ignore_index`.
+        also called `past_key_values`.  `position_ids` (b|1 t) are by default the number of real tokens before each.  If
+        those of one row (1 t) without padding restart at 0, they mean several packed sequences.
 
         Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
         other arguments.
         """
-        collected = self._collected(options, (*PACKING, *LOSS_OPTIONS))
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        caches = (cache, past_key_values)
-        logits, new_cache = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, tail=tail
+        caches, known = (cache, past_key_values), (*PACKING, *LOSS_OPTIONS)
+        logits, fields = self._read(
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, known, tail=tail
         )
         # An integer is a number of last tokens, a tensor holds indices of tokens.
         if isinstance(logits_to_keep, Tensor):
@@ -192,7 +170,6 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
             options["num_items_in_batch"] = num_items
             balance_share = (compared != -100).sum() / num_items
         loss = self._loss(labels, balance_share, compared, logits=logits, vocab_size=logits.shape[-1], **options)
-        fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
 
@@ -205,19 +182,14 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
     torch.Size([2, 3])
 
     It reads the folder of a language model and adds a new map to the labels, `score`.  A model that was trained from
-    Tokens to Classes keeps its own map and its pooling: the mean, or the first token.  Raises ValueError for a model
-    that reads no tokens, or that has an encoder.
+    Tokens to Classes keeps its own map and its pooling.  Raises ValueError as `PolyheadModel` does.
     """
 
     accepts_loss_kwargs = False  # its loss is the mean of a batch, which the Trainer divides by the batches of a step
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
-        if not reads_tokens(settings):
-            raise ValueError(
-                "PolyheadForSequenceClassification: the model must read Tokens, without an encoder, "
-                f"got {settings.inputs}"
-            )
+        check_tokens("PolyheadForSequenceClassification", settings)
         has_classes = isinstance(settings.outputs, Classes)
         super().__init__(config, outputs=has_classes)
         self.num_labels = config.num_labels or 0
@@ -249,10 +221,9 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
 
         The last real token is the last with `attention_mask` 1 or, without a mask, the last that is not `pad_token_id`.
         """
-        collected = self._collected(options, ())
         caches = (cache, past_key_values)
-        x, new_cache = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, collected, packs=False
+        x, fields = self._read(
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, (), packs=False
         )
         # A model trained with Classes has pooled its tokens already: one row for each sequence.
         if self.score is None:
@@ -261,7 +232,6 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
             last = self._last(input_ids, attention_mask, x)
             logits = self.score(x[torch.arange(len(x), device=x.device), last])
         loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
-        fields: dict[str, Any] = {CACHE_NAME: new_cache, **collected.outputs()}
         return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **fields)
 
     def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
@@ -283,14 +253,10 @@ class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausalLM.__name__
 """By this table the Trainer knows whose labels to shift when it smooths them."""
 
-_AUTO = {
-    AutoModel: PolyheadModel,
-    AutoModelForCausalLM: PolyheadForCausalLM,
-    AutoModelForSequenceClassification: PolyheadForSequenceClassification,
-}
 AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
-for _auto, _kind in _AUTO.items():
-    _auto.register(PolyheadConfig, _kind, exist_ok=True)
+AutoModel.register(PolyheadConfig, PolyheadModel, exist_ok=True)
+AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, exist_ok=True)
+AutoModelForSequenceClassification.register(PolyheadConfig, PolyheadForSequenceClassification, exist_ok=True)
 
 Exported = PolyheadForCausalLM | PolyheadForSequenceClassification
 
