@@ -292,5 +292,5 @@ def test_a_name_behind_the_back_of_a_model_that_computes_attention_itself_is_ref
 
 
 def test_what_is_no_causal_language_model_is_refused():
-    with refusing("polyhead: the configuration must be that of a causal language model but NoneType has no "):
+    with refusing("polyhead: the configuration must be that of a causal language model, NoneType has no "):
         hf.swap_heads(torch.nn.Linear(3, 3), [0], ph.Hyla(4))

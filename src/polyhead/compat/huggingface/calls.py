@@ -42,14 +42,9 @@ STOCK = "sdpa"
 class Calls:
     """The attention calls of one forward pass."""
 
-    heads: dict[nn.Module, str] = field(default_factory=dict)
-    """Modules that called our function -> the heads that computed them."""
-
-    counts: Counter[nn.Module] = field(default_factory=Counter)
-    """Modules that called our function -> number of calls."""
-
-    modules: Counter[nn.Module] = field(default_factory=Counter)
-    """Modules of a class named ...Attention -> number of calls."""
+    heads: dict[nn.Module, str] = field(default_factory=dict)  # of modules that called our function
+    counts: Counter[nn.Module] = field(default_factory=Counter)  # how often they called it
+    modules: Counter[nn.Module] = field(default_factory=Counter)  # calls of modules of a class named ...Attention
 
 
 _CALLS: ContextVar[Calls | None] = ContextVar("calls", default=None)
@@ -99,16 +94,14 @@ def guard() -> None:
 
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
     """The mask of SDPA, for architectures that pass it to our function."""
+    is_compiling, padding = torch.compiler.is_compiling(), options.get("attention_mask")
     # A configuration may get a name of ours behind the model's back: the class is asked here, too.
-    if config is not None and not torch.compiler.is_compiling() and type(config) in MODEL_MAPPING:
+    if not is_compiling and type(config) in MODEL_MAPPING:
         kinds: Any = MODEL_MAPPING[type(config)]
-        if not isinstance(kinds, (tuple, list)):
-            kinds = (kinds,)
-        for kind in kinds:
+        for kind in kinds if isinstance(kinds, (tuple, list)) else (kinds,):
             check_model(kind, str(config._attn_implementation))
-    padding = options.get("attention_mask")
     # Recorded code has no numbers of the padding yet, so the mask must be made whatever they are.
-    is_recorded = padding is not None and not torch.compiler.is_compiling() and not is_readable(padding)
+    is_recorded = padding is not None and not is_compiling and not is_readable(padding)
     if type(config) in EAGER or is_recorded:  # transformers would read the padding under vmap and in make_fx
         options["allow_is_causal_skip"] = False
     return sdpa_mask(*sizes, config=config, **options)
@@ -117,14 +110,12 @@ def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
 # --------------------------------------------------------------------------------------------------------------- verify
 @dataclass(frozen=True)
 class Layer:
-    """An attention layer in one forward pass."""
+    """An attention layer in one forward pass; `heads`: what computed it, ours or another implementation."""
 
     name: str
     kind: str
     calls: int
     heads: str
-    """What computed it: our heads, or another implementation."""
-
     ours: bool
 
 
@@ -138,14 +129,12 @@ class Verified:
     def __repr__(self) -> str:
         rows = [("layer", "class", "calls", "ours", "heads")]
         for layer in self.layers:
-            is_ours = "yes" if layer.ours else "no"
-            rows.append((layer.name, layer.kind, str(layer.calls), is_ours, layer.heads))
+            rows.append((layer.name, layer.kind, str(layer.calls), ("no", "yes")[layer.ours], layer.heads))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         count = sum(layer.ours for layer in self.layers)
         lines = [f"{self.model}: {count} of {len(self.layers)} attention layers are ours"]
         for row in rows:
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            lines.append("  ".join(cells).rstrip())
+            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
         return "\n".join(lines)
 
 
@@ -233,22 +222,21 @@ def called_layers(model: nn.Module, calls: Calls) -> tuple[Layer, ...]:
 def tiny_inputs(model: Any) -> dict[str, Any]:
     """Inputs for a model of tokens, of images or, as CLIP, of both.  Raises ValueError for one of other inputs."""
     main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    parts = set(getattr(config, "sub_configs", {}))
     inputs: dict[str, Any] = {}
-    if config is not None:
-        parts = set(getattr(config, "sub_configs", {}))
-        is_dual = main == "input_ids" and {"text_config", "vision_config"} <= parts
-        # Models that put images among the tokens need as many image tokens as patches.
-        has_image_tokens = hasattr(config, "image_token_id") or hasattr(config, "image_token_index")
-        if main == "input_ids" or "text_config" in parts:
-            inputs["input_ids"] = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
-            if config.is_encoder_decoder:
-                inputs["decoder_input_ids"] = inputs["input_ids"]
-        # Noise of the right size will do: only the calls of attention are counted.
-        vision = getattr(config, "vision_config", config)
-        size = getattr(vision, "image_size", None)
-        if isinstance(size, int) and (main == "pixel_values" or (is_dual and not has_image_tokens)):
-            shape = (1, getattr(vision, "num_channels", 3), size, size)
-            inputs["pixel_values"] = torch.randn(shape, dtype=getattr(model, "dtype", None))
+    if config is not None and (main == "input_ids" or "text_config" in parts):
+        inputs["input_ids"] = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
+        if config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = inputs["input_ids"]
+    # Noise of the right size will do for images: only the calls of attention are counted.  Models that put images among
+    # the tokens would need as many image tokens as patches.
+    is_dual = main == "input_ids" and {"text_config", "vision_config"} <= parts
+    has_image_tokens = hasattr(config, "image_token_id") or hasattr(config, "image_token_index")
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None)
+    if isinstance(size, int) and (main == "pixel_values" or (is_dual and not has_image_tokens)):
+        shape = (1, getattr(vision, "num_channels", 3), size, size)
+        inputs["pixel_values"] = torch.randn(shape, dtype=getattr(model, "dtype", None))
     if main not in inputs:
         raise ValueError(f"verify: {type(model).__name__} must be given inputs by name (main: {main}) but none came")
     return inputs

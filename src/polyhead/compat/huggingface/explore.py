@@ -10,9 +10,7 @@ from transformers.utils import logging
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
-    """The causal model in `folder`, in eval mode on `device`, and its tokenizer; nothing is downloaded.
-
-    Weights are read from safetensors only, and no code in the folder is run.
+    """The causal model in `folder`, in eval mode on `device`, and its tokenizer; no code in the folder is run.
 
     Raises ValueError if the folder has no such model or no tokenizer, if weights are missing, and if the model cannot
     run.

@@ -47,8 +47,7 @@ NAMES: dict[str, Mechanism] = {
 """`attn_implementation` -> the mechanism of all heads in all layers; the model sets their number."""
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
-"""Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading such a
-model."""
+"""Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
 
 Layers = list[tuple[Mechanism, ...] | None]
 """The heads of each layer; None leaves a layer unchanged."""
@@ -57,23 +56,23 @@ Layers = list[tuple[Mechanism, ...] | None]
 def register(*types: str) -> None:
     """Register `NAMES` and the configurations with heads in transformers; may be called again.
 
+    A model that computes attention itself raises ValueError for them; `verify` shows what each layer computes.
+
     >>> register()
     >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     >>> model = transformers.AutoModelForCausalLM.from_config(llama, attn_implementation="polyhead_hyla")
     >>> model(torch.randint(100, (2, 7))).logits.shape
     torch.Size([2, 7, 100])
-
-    The names are also registered for masks; without that, transformers passes no mask and padding is attended to.  A
-    model that computes attention itself raises ValueError; `verify` shows what each layer computes.
     """
     # One function for each name, and the masks that go with it: without these transformers passes no mask.
+    functions: dict[str, Callable[..., Any]] = {BY_LAYER: _by_layer}
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
-        AttentionInterface.register(name, functools.partial(_by_name, name, alone(group)))
+        functions[name] = functools.partial(_by_name, name, alone(group))
+    for name, function in functions.items():
+        AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, mask)
-    AttentionInterface.register(BY_LAYER, _by_layer)
-    AttentionMaskInterface.register(BY_LAYER, mask)
     guard()
     for name in (*TYPES, *types):
         if name in CONFIG_MAPPING or name in types:
@@ -83,7 +82,8 @@ def register(*types: str) -> None:
 def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     """A copy of a transformers configuration with the heads of each layer.
 
-    `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.
+    `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.  Groups get
+    the model's widths.  Raises ValueError for other widths.
 
     >>> import transformers
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
@@ -91,8 +91,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     >>> type(transformers.AutoModelForCausalLM.from_config(mixed)).__name__, mixed.model_type
     ('PolyheadLlamaForCausalLM', 'polyhead_llama')
 
-    `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.  Groups get the
-    model's widths and groups of keys, so sizes may be omitted.  Raises ValueError for other widths.
+    `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.
     """
     register()
     sizes, num_layers = layer_sizes(config), config.num_hidden_layers
@@ -102,10 +101,11 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
         by_layer = [by_layer] * num_layers
     if len(by_layer) != num_layers:
         raise ValueError(f"with_heads: give heads of each of the {num_layers} layers, got {len(by_layer)}")
-    layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in by_layer]
-    for groups in layers:
+    layers: Layers = [None] * num_layers
+    for layer, groups in enumerate(by_layer):
         if groups is not None:
-            fitted("with_heads", groups, sizes)
+            layers[layer] = checked = head_list("with_heads", groups)
+            fitted("with_heads", checked, sizes)
     return _with_layers(config, layers)
 
 
@@ -121,9 +121,8 @@ def swap_heads(
     torch.Size([2, 7, 100])
 
     All weights stay, as the same parameter objects: the new heads read the model's queries, keys and values in order.
-    Relational heads get new relations and symbols; symbols are mapped by a copy of their rows of v_proj, and the
-    original rows then have no effect.  The model gets a copy of its configuration that has the heads, so it can be
-    saved and loaded.  Heads are swapped before a model is wrapped, by PEFT for example.
+    Relational heads get new relations and symbols; symbols are mapped by a copy of their rows of v_proj.  The model
+    gets a copy of its configuration that has the heads, so it can be saved.  Swap before a model is wrapped (PEFT).
 
     Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model.
     The model is then unchanged.
@@ -149,9 +148,7 @@ def swap_heads(
     attentions = _attentions(model, chosen)
     for layer in chosen:
         if any(parameter.is_meta for parameter in attentions[layer].v_proj.parameters()):
-            raise ValueError(
-                f"swap_heads: the weights of layer {layer} must be in memory but accelerate has offloaded them"
-            )
+            raise ValueError(f"swap_heads: layer {layer} must be in memory but accelerate has offloaded its weights")
     new_heads = {layer: _new_heads(attentions[layer], groups, config) for layer in chosen}
 
     by_layer: Layers = [None] * num_layers
@@ -160,8 +157,8 @@ def swap_heads(
     for layer, module in new_heads.items():
         _put(attentions[layer], module)
         by_layer[layer] = groups
-    new_config = _with_layers(config, by_layer)
-    for part in model.modules():  # the object that the caller may hold does not change
+    new_config = _with_layers(config, by_layer)  # the object that the caller may hold does not change
+    for part in model.modules():
         if vars(part).get("config") is config:
             part.config = new_config
     model.__class__ = network
@@ -173,12 +170,10 @@ def layer_heads(config: Any) -> Layers:
     stored, num_layers = config.polyhead_heads or [], config.num_hidden_layers
     if len(stored) != num_layers:
         raise ValueError(f"polyhead_heads: heads of {num_layers} layers must be there but are of {len(stored)}")
-    layers: Layers = []
-    for groups in stored:
-        if groups is None:
-            layers.append(None)
-        else:
-            layers.append(tuple(configs.from_dict(group, where="polyhead_heads") for group in groups))
+    layers: Layers = [None] * num_layers
+    for layer, groups in enumerate(stored):
+        if groups is not None:
+            layers[layer] = tuple(configs.from_dict(group, where="polyhead_heads") for group in groups)
     return layers
 
 
@@ -297,11 +292,11 @@ def _with_layers(config: Any, layers: Layers) -> Any:
 
 def layer_sizes(config: Any, bias: bool = False) -> LayerSizes:
     """The sizes of the layers of the configuration of a causal language model in transformers."""
+    kind = type(config).__name__
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings"):
         if not hasattr(config, name):
-            kind = type(config).__name__
             raise ValueError(
-                f"polyhead: the configuration must be that of a causal language model but {kind} has no {name}"
+                f"polyhead: the configuration must be that of a causal language model, {kind} has no {name}"
             )
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -337,5 +332,4 @@ def _put(attention: Any, heads: Heads) -> None:
     """Put heads into an attention module."""
     attention.polyhead = heads
     if len(heads.symbols) and not hasattr(type(attention), "polyhead_stream"):
-        kind: Any = type(attention)
-        attention.__class__ = with_symbols(kind)
+        attention.__class__ = with_symbols(type(attention))

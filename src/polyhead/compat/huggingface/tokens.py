@@ -7,6 +7,7 @@
 """
 
 import json
+from typing import Any
 
 import tokenizers
 import transformers
@@ -33,15 +34,16 @@ def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers
             f"tokenizer_of: bytes or a tokenizer.json was wanted but a {type(codec).__name__} came: "
             "save the model alone and use the tokenizer that the library has for it"
         )
-    named = {} if end is None else {"eos_token": end, "pad_token": end}
+    options: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}
+    if end is not None:
+        options |= {"eos_token": end, "pad_token": end}
+    if max_length is not None:
+        options["model_max_length"] = max_length
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=rust,
-        padding_side="left",
-        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
         split_special_tokens=isinstance(codec, Subwords),  # "<|endoftext|>" in a text is no token
-        **({} if max_length is None else {"model_max_length": max_length}),
-        **named,
+        **options,
     )
 
 
