@@ -55,8 +55,8 @@ def place_tokens(
 ) -> Placement:
     """Return the placement of `tokens` (b t ...), which follow those in the cache.
 
-    `attention_mask` (b s) is 1 at real tokens, those in the cache included.  `position_ids` are (b|1 t).  `boundaries`
-    (n + 1) are the edges of packed sequences as a collator counts them; they are compared with the positions.
+    `attention_mask` (b s) is 1 at real tokens, those in the cache included.  `boundaries` (n + 1) are the edges of
+    packed sequences as a collator counts them; they are compared with the positions.
 
     Raises ValueError, in the name of `model`, for other shapes or numbers, for a mask that contradicts the cache, and
     for packed sequences with a cache, with padding, in several rows, or for a model that `packs` none.
@@ -88,9 +88,10 @@ def place_tokens(
         mask = mask[:, num_cached:]
 
     # Positions that are counted need not be passed on.
-    if mask is None and is_readable(position_ids) and (cache is None or "positions" not in cache.memory[0]):
+    has_none = mask is None and boundaries is None and (cache is None or "positions" not in cache.memory[0])
+    if has_none and is_readable(position_ids):
         counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
-        if boundaries is None and torch.equal(position_ids, counted.expand_as(position_ids)):
+        if torch.equal(position_ids, counted.expand_as(position_ids)):
             return Placement(None, None, None)
 
     # Several sequences in one row: positions restart, and no token is padding.
@@ -107,14 +108,14 @@ def place_tokens(
         require(~restarts, f"{model}: sequences one after the other must come without a cache")
     elif b != 1:
         require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
-    else:
-        is_packed = not is_readable(restarts) or bool(restarts.any())
-        if is_packed or boundaries is not None:
-            cu_seqlens = sequence_edges(model, position_ids, restarts[0], boundaries)
-        if is_packed and is_readable(restarts):
-            return Placement(None, None, cu_seqlens)
-        if is_packed:  # perhaps: then the positions may also be those of one sequence, from any number on
+    elif boundaries is not None or not is_readable(restarts) or restarts.any():
+        cu_seqlens = sequence_edges(model, position_ids, restarts[0], boundaries)
+        if not is_readable(
+            restarts
+        ):  # perhaps packed: the positions may also be those of one sequence, from any number
             return Placement(mask, position_ids, cu_seqlens)
+        if restarts.any():
+            return Placement(None, None, cu_seqlens)
     return Placement(mask, position_ids, None)
 
 

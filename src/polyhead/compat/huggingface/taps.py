@@ -3,13 +3,13 @@
     taps = capture(model, input_ids=ids, attention_mask=mask)      one Taps per call of attention, in order
     codes(taps[0], -1, -1)                                         polyhead.analysis reads them like our own
 
-For one forward pass our function computes the model's attention.  It computes the same softmax attention and records
-its arguments: q and k as they enter the scores (after rotation and norms), v, mask and bias.
+For one forward pass our function computes the model's softmax attention, and records its arguments: q and k as they
+enter the scores (after rotation and norms), v, mask and bias.
 
 The weights around the code are found by following tensors, not by name.  A linear layer is the value projection if v is
 a view of its output; it is the output projection if its input is the output of attention.  If another operation lies
-between (a norm of values, a gate on the output, a cache), or changes the result (a hook, an adapter of PEFT), or if
-accelerate has offloaded them, the weights are None.
+between or changes the result (a norm, a gate, a hook, a cache, an adapter), or if accelerate has offloaded them, the
+weights are None.
 """
 
 import contextlib
@@ -43,8 +43,7 @@ REFUSED = ("sinks", "head_mask", "indices", "block_indices")
 def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> list[Taps]:
     """One forward pass, without dropout, gradients or cache: the taps of every call of attention, in order.
 
-    `batch`: a mapping of inputs (as a tokeniser returns), or the model's main input alone; `inputs` adds inputs by
-    name.  Tensors are moved to the model's device.
+    `batch`: a mapping of inputs (as a tokeniser returns), or the model's main input alone.
 
     >>> import transformers
     >>> gpt = transformers.GPT2Model(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
@@ -53,24 +52,22 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     [('h.0.attn', 3, 7, 4, 8), ('h.1.attn', 3, 7, 4, 8)]
 
     `context` is the tensor from which the values are computed.  A query without a visible key (padding on the left) has
-    the code 0.  Afterwards the model's attention, configuration and modes are restored, and hooks are removed.
+    the code 0.  Afterwards the model is as before.
 
     Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
     arguments = inputs_by_name(model, batch, inputs)
-    names = {module: name for name, module in model.named_modules()}
-    eager_modules: set[nn.Module] = set()
+    recorder = _Recorder({module: name for name, module in model.named_modules()})
     for module in model.modules():
         if not getattr(module, "_supports_sdpa", True):
-            eager_modules.update(module.modules())
-    recorder = _Recorder(names, eager_modules)
+            recorder.eager_modules.update(module.modules())
     with torch.inference_mode(False), _recording(model, recorder), looking(model):
         model(**arguments)
     # A model that computes attention itself called nothing of ours; empty taps would look like a result.
     if not recorder.taps:
+        name = type(model).__name__
         raise ValueError(
-            f"capture: {type(model).__name__} must call its attention through transformers' AttentionInterface "
-            "but called none"
+            f"capture: {name} must call its attention through transformers' AttentionInterface but called none"
         )
     return recorder.taps
 
@@ -116,12 +113,11 @@ def _recording(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
     configs = {}
     for module in model.modules():
         config = getattr(module, "config", None)
+        heads = getattr(config, _IMPLEMENTATION, None)
+        if is_polyhead(heads):  # their code is not that of softmax attention
+            raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {heads}")
         if hasattr(config, _IMPLEMENTATION):
             configs[id(config)] = config
-            heads = getattr(config, _IMPLEMENTATION)
-            if is_polyhead(heads):  # their code is not that of softmax attention
-                name = type(model).__name__
-                raise ValueError(f"capture: {name} must run softmax attention but its heads are {heads}")
 
     # The matrices of an adapter read the input of its base layer, but are no projections.
     adapters = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), nn.Module)]
@@ -170,18 +166,13 @@ class _Linear:
     y: Tensor
     version: int  # version of y, which detects in-place changes
 
-    def weight_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
+    def weight_and_bias(self) -> list[Tensor | None]:
         """The weight [out, in] and the bias; None where there is none, or accelerate has offloaded it."""
-        stored = self.module.get_parameter("weight").detach()
-        bias: Any = self.module.bias
+        weight: Any = self.module.weight
         if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
-            stored = stored.T
-        weight: Tensor | None = stored
-        if stored.is_meta:
-            weight = None
-        if bias is None or bias.is_meta:
-            return weight, None
-        return weight, bias.detach()
+            weight = weight.T
+        known: list[Any] = [weight, self.module.bias]
+        return [None if x is None or x.is_meta else x.detach() for x in known]
 
 
 @dataclass
@@ -189,7 +180,7 @@ class _Recorder:
     """Follows one forward pass."""
 
     names: dict[nn.Module, str]
-    eager_modules: set[nn.Module]  # the modules of models without SDPA
+    eager_modules: set[nn.Module] = field(default_factory=set)  # the modules of models without SDPA
     taps: list[Taps] = field(default_factory=list)
     linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention, without `output`
     output: _Linear | None = None  # the output projection of the last attention
@@ -203,13 +194,11 @@ class _Recorder:
         if not self.taps or not self._reads_heads(call.x):
             self.linears.append(call)
         elif self.output is None:
-            self.output, layer = call, self.taps[-1]
-            heads = layer.groups[0]
+            self.output, heads = call, self.taps[-1].groups[0]
             weight, bias = call.weight_and_bias()
             if weight is not None:
                 weight = weight.unflatten(1, heads.output.shape[2:]).transpose(0, 1)
-            output = y.reshape(*heads.output.shape[:2], -1)
-            self.taps[-1] = replace(layer, output=output, b_out=bias, groups=(replace(heads, w_out=weight),))
+            self._set_output(y.reshape(*heads.output.shape[:2], -1), weight, bias)
 
     def forget_if_changed(self, module: nn.Module, args: object, y: Tensor) -> None:
         """A hook on linear layers and adapters, after all other hooks: a changed output has unknown weights."""
@@ -217,8 +206,12 @@ class _Recorder:
         if call is None or (y is call.y and y._version == call.version):
             return
         if any(part is call.module for part in module.modules()):
-            layer = self.taps[-1]
-            self.taps[-1] = replace(layer, output=None, b_out=None, groups=(replace(layer.groups[0], w_out=None),))
+            self._set_output(None, None, None)
+
+    def _set_output(self, output: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
+        layer = self.taps[-1]
+        group = replace(layer.groups[0], w_out=weight)
+        self.taps[-1] = replace(layer, output=output, b_out=bias, groups=(group,))
 
     def _reads_heads(self, x: Tensor) -> bool:
         heads = self.taps[-1].groups[0].output
@@ -278,9 +271,7 @@ class _Recorder:
             x = None
             if len(others) == 1 and others[0].shape[:-1].numel() == b * t:
                 x = others[0].reshape(b, t, -1)
-            weight, bias = call.weight_and_bias()
-            w_value = None if weight is None else weight[rows]
-            b_value = None if bias is None else bias[rows]
+            w_value, b_value = (None if known is None else known[rows] for known in call.weight_and_bias())
             return x, call.x.reshape(b, s, -1), w_value, b_value
         return None, None, None, None
 
