@@ -105,13 +105,6 @@ def test_caches_and_padding_change_nothing(name):
     assert torch.equal(model.generate(ids, attention_mask=mask, **chunks, **GREEDY), found)
 
 
-def test_beams_keep_their_keys_of_relations():
-    """A beam is another row of the cache from one step to the next."""
-    model = swapped(llama(), "relative", (0, 1))
-    said = [model.generate(tokens(), use_cache=cache, num_beams=3, **GREEDY) for cache in (True, False)]
-    assert torch.equal(*said)
-
-
 def test_a_window_with_relative_symbols():
     """The cache of a window forgets, so that keys are fewer than tokens."""
     config = transformers.MistralConfig(**SMALL, sliding_window=3)
@@ -241,7 +234,22 @@ def gpt():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=50))
 
 
+def of_other_layers():
+    config = hf.with_heads(llama(num_hidden_layers=2).config, ph.Hyla(4))
+    config.num_hidden_layers = 3
+    transformers.AutoModelForCausalLM.from_config(config)
+
+
+NO_CAUSAL_MODEL = "polyhead: the configuration must be that of a causal language model, NoneType has no"
 MISTAKES = {
+    "swap_heads: layers must be below 2 but are [5]": swap(ph.Hyla(4), layers=5),
+    "swap_heads: layers must be below 2 but are [0, 7]": swap(ph.Hyla(4), layers=[0, 7]),
+    "swap_heads: layers must be below 2 but are [-3]": swap(ph.Hyla(4), layers=-3),
+    "polyhead_heads: heads of 3 layers must be there but are of 2": of_other_layers,
+    NO_CAUSAL_MODEL: swap(ph.Hyla(4), model=lambda: nn.Linear(3, 3)),
+    "polyhead: LlamaAttention returns no attentions, so output_attentions must be False": lambda: swap(ph.Hyla(4))()(
+        tokens(1, 4), output_attentions=True
+    ),
     "swap_heads: the model has 4 heads, so give 4, got 8": swap(ph.Hyla()),
     "swap_heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
     "swap_heads: kv_heads of Softmax must be 2 but is 4": swap(ph.Softmax(4, kv_heads=4)),
@@ -261,25 +269,6 @@ def test_mistakes_are_one_clear_line(line):
         MISTAKES[line]()
 
 
-@pytest.mark.parametrize("layers", [5, [0, 7], -3])
-def test_layers_that_a_model_does_not_have_are_refused(layers):
-    with refusing("swap_heads: layers must be below 2 but are "):
-        hf.swap_heads(llama(num_hidden_layers=2), layers, ph.Hyla(4))
-
-
-def test_a_configuration_with_heads_of_another_number_of_layers_is_refused():
-    config = hf.with_heads(llama(num_hidden_layers=2).config, ph.Hyla(4))
-    config.num_hidden_layers = 3
-    with refusing("polyhead_heads: heads of 3 layers must be there but are of 2"):
-        transformers.AutoModelForCausalLM.from_config(config)
-
-
-def test_attentions_are_not_returned_without_a_word():
-    model = hf.swap_heads(llama(num_hidden_layers=1), None, ph.Hyla(4))
-    with refusing("polyhead: LlamaAttention returns no attentions, so output_attentions must be False"):
-        model(tokens(1, 4), output_attentions=True)
-
-
 def test_a_name_behind_the_back_of_a_model_that_computes_attention_itself_is_refused():
     hf.register()
     config = transformers.GPTNeoConfig(
@@ -289,8 +278,3 @@ def test_a_name_behind_the_back_of_a_model_that_computes_attention_itself_is_ref
     model.config._attn_implementation = "polyhead_hyla"
     with pytest.raises(ValueError, match=r"^[^\n]*polyhead_hyla[^\n]*$"):
         model(tokens(1, 4))
-
-
-def test_what_is_no_causal_language_model_is_refused():
-    with refusing("polyhead: the configuration must be that of a causal language model, NoneType has no "):
-        hf.swap_heads(torch.nn.Linear(3, 3), [0], ph.Hyla(4))

@@ -37,8 +37,8 @@ def test_the_backbone_of_a_language_model(changes, tmp_path):
     assert backbone(ids, return_dict=False)[0].equal(out.last_hidden_state)
     assert [x.shape for x in out.hidden_states] == [(2, 6, 16)] * 3
     assert torch.equal(out.hidden_states[2], out.last_hidden_state)
+    first, second, last = out.hidden_states
     if changes is not DUAL:  # whose blocks are given symbols
-        first, second, last = out.hidden_states
         assert_close(first, model.model.inputs(ids))
         assert_close(model.model.blocks[0](first), second)
         assert_close(model.model.norm(model.model.blocks[1](second)), last)

@@ -51,7 +51,6 @@ def test_softmax_by_name_is_their_attention(kind):
         gradients = torch.autograd.grad(logits.log_softmax(-1)[:, 3].mean(), model.parameters())
         steps = stepwise(model, ids, transformers.DynamicCache(config=model.config))
         results.append((logits, steps, gradients))
-    print(kind, *((x - y).abs().max().item() for x, y in zip(results[0][:2], results[1][:2], strict=True)))
     assert_close(*results, rtol=1e-9, atol=1e-9)
 
 

@@ -118,22 +118,3 @@ def test_gradient_checkpointing():
     assert not model.is_activation_checkpointing
     assert saved(model, ids) == plain
     assert make(checkpoint=True).is_activation_checkpointing
-
-
-def test_the_trainer(tmp_path):
-    """Twenty steps on a few sequences with common options; the best model is loaded from its folder."""
-    pytest.importorskip("accelerate")
-    ids = 1 + (torch.arange(8)[:, None] + torch.arange(10)) % 20
-    data = [{"input_ids": row, "labels": row} for row in ids]
-    options = {"max_steps": 20, "learning_rate": 1e-2, "max_grad_norm": 1.0, "activation_checkpointing": True}
-    options |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "load_best_model_at_end": True}
-    options |= {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 20, "save_steps": 20}
-    trainer = trainer_of(make(), data, tmp_path, **options)
-    before = trainer.evaluate()["eval_loss"]
-    trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert abs(losses[0] - before) < 1e-4 * before  # accumulated: the mean over all eight
-    assert trainer.state.log_history[-2]["eval_loss"] < 0.7 * before
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-20")
-    with torch.no_grad():
-        assert_close(again(ids, labels=ids).loss.item(), trainer.evaluate()["eval_loss"])

@@ -80,17 +80,6 @@ def test_the_same_seed_keys_and_signature(kind):
         assert list(names.items())[: len(expected)] == list(expected.items())
 
 
-def test_arguments_by_position():
-    settings = (DIM, HEADS, 0.25, False, False, False, 7, 10, True, "cpu", F64)
-    theirs, ours = nn.MultiheadAttention(*settings).eval(), MultiheadAttention(*settings).eval()
-    ours.load_state_dict(theirs.state_dict())
-    assert ours.dropout == 0.25
-    qkv, causal = [x[:, :T] for x in inputs("widths")], torch.ones(T, T, dtype=torch.bool).triu(1)
-    for average in (True, False):
-        given = (None, True, causal, average, True)
-        assert_close(ours(*qkv, *given), theirs(*qkv, *given), **EXACT)
-
-
 @pytest.mark.parametrize(("b", "t", "s", "each"), [(0, T, S, True), (B, 0, S, False), (B, T, 0, True)])
 def test_no_queries_or_no_keys_with_masks(b, t, s, each):
     theirs, ours = pair("cross")
@@ -166,11 +155,17 @@ def test_nan_in_a_mask_is_not_lost(name):
     assert torch.equal(y, wanted)
 
 
+def numbers_at_the_last_key():
+    """A mixture with HYLA heads, its inputs, and a mask as libraries make it."""
+    padding = torch.zeros(B, S, dtype=F64)
+    padding[:, -1] = -1e9
+    heads = [ph.Softmax(2), ph.Hyla(2)]
+    return MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64), inputs("self"), padding
+
+
 def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
     """For them -1e9 is a score like others: their code at the key to be hidden would be the largest."""
-    x, padding = inputs("self"), torch.zeros(B, S, dtype=F64)
-    padding[:, -1] = -1e9
-    mixed = MultiheadAttention(DIM, HEADS, batch_first=True, heads=[ph.Softmax(2), ph.Hyla(2)], dtype=F64)
+    mixed, x, padding = numbers_at_the_last_key()
     with refusing("-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"):
         mixed(*x, key_padding_mask=padding)
     for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
@@ -184,9 +179,7 @@ def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
 @pytest.mark.compile
 def test_in_compiled_code_large_numbers_hide():
     """There they cannot be read, and hid nothing from heads without a softmax over keys."""
-    x, padding = inputs("self"), torch.zeros(B, S, dtype=F64)
-    padding[:, -1] = -1e9
-    mixed = MultiheadAttention(DIM, HEADS, batch_first=True, heads=[ph.Softmax(2), ph.Hyla(2)], dtype=F64)
+    mixed, x, padding = numbers_at_the_last_key()
     torch._dynamo.reset()
     compiled = torch.compile(mixed, fullgraph=True, backend="eager")
     assert_close(compiled(*x, key_padding_mask=padding), mixed(*x, key_padding_mask=padding < 0))

@@ -86,11 +86,9 @@ def test_an_encoder_with_padding_runs_our_forward_in_all_layers(ran):
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # PyTorch's own, of its own module
 def test_encoder_and_decoder(ran):
-    batch_first = False
-    theirs = nn.Transformer(12, 4, 1, 1, 16, batch_first=batch_first, dropout=0.0, dtype=F64)
+    theirs = nn.Transformer(12, 4, 1, 1, 16, dropout=0.0, dtype=F64)
     ours = replaced(theirs, count=3)
-    source, target = torch.randn(B, S, 12, dtype=F64), torch.randn(B, T, 12, dtype=F64)
-    given = (source, target) if batch_first else (source.transpose(0, 1), target.transpose(0, 1))
+    given = torch.randn(S, B, 12, dtype=F64), torch.randn(T, B, 12, dtype=F64)
     hidden = torch.zeros(B, S, dtype=F64)
     hidden[0, 2:] = -torch.inf
     how = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(T, dtype=F64), "tgt_is_causal": True}
@@ -112,15 +110,6 @@ def test_dropout_keeps_the_mean_in_bfloat16(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.ones(*shape))  # nothing is dropped
     kept, plain = (found(x, x, x)[0].double() for found in (module.train(), copy.deepcopy(module).eval()))
     assert abs((kept * plain).sum() / plain.square().sum() * 0.9 - 1) < 8e-4
-
-
-@pytest.mark.compile
-def test_a_layer_compiles_as_one_graph():
-    theirs = layer(dropout=0.0)
-    ours, x, given = replaced(theirs, HYLA, count=1), torch.randn(2, 5, 16), LIMITS["both"]
-    compiled = torch.compile(ours, fullgraph=True, backend="eager")
-    assert_close(compiled(x, **given), ours(x, **given), rtol=1e-5, atol=1e-6)
-    assert (compiled(x, **given) - theirs(x, **given)).abs().max() > 1e-3
 
 
 # ----------------------------------------------------------------------------------------------------------------- taps
@@ -175,11 +164,10 @@ def test_replace_keeps_the_parameters_themselves():
 
 
 def test_replace_under_a_default_device_of_meta():
-    heads = RELATIONAL
     with torch.device("meta"):
         model = nn.TransformerEncoder(layer(), 1)
-        replace(model, heads)
-    wanted = replaced(nn.TransformerEncoder(layer(), 1), heads, count=1)
+        replace(model, RELATIONAL)
+    wanted = replaced(nn.TransformerEncoder(layer(), 1), RELATIONAL, count=1)
     shapes = [{name: x.shape for name, x in made.state_dict().items()} for made in (model, wanted)]
     assert shapes[0] == shapes[1]
     assert all(x.is_meta for x in model.state_dict().values())
