@@ -99,7 +99,7 @@ def _of_the_format(settings: TransformerConfig) -> TransformerConfig:
     heads = []
     for layer in range(settings.layers):
         heads.append(tuple(dataclasses.replace(group, impl="auto") for group in settings.layer_heads(layer)))
-    training = {"dropout": 0.0, "dropout_shared": False, "residual_dropout": 0.0, "checkpoint": False}
+    training: dict[str, Any] = {"dropout": 0.0, "dropout_shared": False, "residual_dropout": 0.0, "checkpoint": False}
     return dataclasses.replace(settings, heads=tuple(heads), init="cs336", **training)
 
 

@@ -332,4 +332,5 @@ def _put(attention: Any, heads: Heads) -> None:
     """Put heads into an attention module."""
     attention.polyhead = heads
     if len(heads.symbols) and not hasattr(type(attention), "polyhead_stream"):
-        attention.__class__ = with_symbols(type(attention))
+        kind: Any = type(attention)
+        attention.__class__ = with_symbols(kind)

@@ -40,7 +40,8 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     replacements = {module: drop_in(module, heads, max_length=max_length) for module in modules}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            setattr(parent, name, replacements.get(child, child))
+            if child in replacements:
+                setattr(parent, name, replacements[child])
         # Nested tensors exist for the fused kernel, which would not call our module.
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
