@@ -1,7 +1,6 @@
 """The base of our models in transformers: tied parameters, saving, and the common part of `forward`."""
 
 import dataclasses
-import os
 from typing import Any
 
 import torch
@@ -46,13 +45,12 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         if not outputs:
             self._keys_to_ignore_on_load_unexpected = [r"^model\.outputs\."]
         self.gradient_checkpointing = config.settings.checkpoint
-        # Further names of a parameter -> its first name: the tables of tokens and logits, libraries of symbols.
+        # Further names of a parameter -> its first name: the table of tokens and logits, or what a user's layers share.
         self._tied_weights_keys = {}
         first_names: dict[Tensor, str] = {}
         for name, parameter in self.model.named_parameters(prefix="model", remove_duplicate=False):
-            if parameter in first_names:
+            if first_names.setdefault(parameter, name) != name:
                 self._tied_weights_keys[name] = first_names[parameter]
-            first_names.setdefault(parameter, name)
         for tensor in self.model.state_dict(keep_vars=True).values():
             if not tensor.is_meta:  # already initialised by our own rules
                 tensor._is_hf_initialized = True
@@ -73,22 +71,6 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             is_on_disk = parameter.is_meta
             if not is_on_disk and not getattr(parameter, "_is_hf_initialized", False):
                 raise ValueError(f"{type(self).__name__}: the file must have {name} of each {type(module).__name__}")
-
-    def save_pretrained(  # type: ignore[override]  # other arguments are passed on
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> None:
-        """As in the library.  A shared, untrained library of symbols is written once per layer."""
-        # safetensors refuses two names for the same memory, unless they are tied parameters.
-        state = dict(self.state_dict() if state_dict is None else state_dict)
-        first_names = {id(tensor): name for name, tensor in self.named_buffers()}
-        for name, tensor in self.named_buffers(remove_duplicate=False):
-            if name in state and first_names[id(tensor)] != name:
-                state[name] = state[name].clone()
-        super().save_pretrained(save_directory, is_main_process, state_dict=state, **options)
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: object = None, every_n_layers: int = 1
