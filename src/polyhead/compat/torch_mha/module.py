@@ -187,13 +187,13 @@ class MultiheadAttention(Groups):
     ) -> tuple[Tensor, Tensor, list[AttentionCall], Tensor | None]:
         """Return query and value (b t m), the call of each group's op, and the dropout mask of all heads."""
         # Equal inputs stay one tensor.
-        x = self._to_batch_first(query)
+        x = batch_first(self, query)
         keys = x
         if key is not query:
-            keys = self._to_batch_first(key)
+            keys = batch_first(self, key)
         values = keys
         if value is not key:
-            values = self._to_batch_first(value)
+            values = batch_first(self, value)
         b, t = x.shape[:2]
         s = keys.shape[1]
         shapes = ((b, t, self.embed_dim), (b, s, self.kdim), (b, s, self.vdim))
@@ -223,17 +223,6 @@ class MultiheadAttention(Groups):
         for group_tensors, (first, last) in zip(tensors, self.heads_of, strict=True):
             calls.append(layer_limits.call(group_tensors, first, last))
         return x, values, calls, keep
-
-    def _to_batch_first(self, x: Tensor) -> Tensor:
-        if x.is_nested:
-            raise ValueError(
-                f"{NAME}: padded tensors are wanted, but a nested one came: set enable_nested_tensor=False"
-            )
-        if x.ndim not in (2, 3):
-            raise ValueError(f"{NAME}: query, key and value must have 2 or 3 dimensions but one is {tuple(x.shape)}")
-        if x.ndim == 2:
-            return x[None]
-        return x if self.batch_first else x.transpose(0, 1)
 
     def _group_tensors(self, x: Tensor, keys: Tensor, values: Tensor, is_token: Tensor | None) -> list[Rows]:
         """The tensors for the op of each group: q, k and v; for relational heads symbols as v, q_rel and k_rel."""
@@ -267,6 +256,17 @@ class MultiheadAttention(Groups):
     def extra_repr(self) -> str:
         """Sizes, as `repr` shows them."""
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
+
+
+def batch_first(module: Any, x: Tensor) -> Tensor:
+    """(b t m) from an input or output of PyTorch's module or ours, which may be (t b m), or (t m) for one sequence."""
+    if x.is_nested:
+        raise ValueError(f"{NAME}: padded tensors are wanted, but a nested one came: set enable_nested_tensor=False")
+    if x.ndim not in (2, 3):
+        raise ValueError(f"{NAME}: query, key and value must have 2 or 3 dimensions but one is {tuple(x.shape)}")
+    if x.ndim == 2:
+        return x[None]
+    return x if module.batch_first else x.transpose(0, 1)
 
 
 def sdpa_masks(padding: Tensor | None, pairs: Tensor | None, heads: int, x: Tensor, s: int) -> list[Tensor]:

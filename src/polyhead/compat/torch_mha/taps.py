@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.compat.foreign import limits, softmax_group
-from polyhead.compat.torch_mha.module import MultiheadAttention, projections, sdpa_masks
+from polyhead.compat.torch_mha.module import MultiheadAttention, batch_first, projections, sdpa_masks
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight, widths_of
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
@@ -46,7 +46,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     def record(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple[Tensor, Tensor | None]) -> None:
         call = SIGNATURE.bind(module, *args, **kwargs).arguments
         recorded = _taps_of_ours(module, call) if isinstance(module, MultiheadAttention) else _taps(module, call)
-        output = _batch_first(module, result[0])
+        output = batch_first(module, result[0])
         taps.append(replace(_detached(recorded), output=output, name=names[module]))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
@@ -80,9 +80,9 @@ def _check(name: str, module: Any) -> None:
 
 def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
     """The taps of a call of PyTorch's module, whose queries, keys and values are computed here again."""
-    x = _batch_first(module, call["query"])
-    keys = _batch_first(module, call["key"])
-    values = _batch_first(module, call["value"])
+    x = batch_first(module, call["query"])
+    keys = batch_first(module, call["key"])
+    values = batch_first(module, call["value"])
     weights, biases = projections(module, module.embed_dim)
     split = (module.num_heads, module.head_dim)
     q, k, v = (rows.unflatten(-1, split) for rows in map(F.linear, (x, keys, values), weights, biases))
@@ -148,12 +148,3 @@ def _group_taps(module: MultiheadAttention, i: int, call: AttentionCall) -> Grou
 def _detached(taps: Any) -> Any:
     """Taps without the parameters' gradients."""
     return replace(taps, **{name: x.detach() for name, x in vars(taps).items() if isinstance(x, Tensor)})
-
-
-def _batch_first(module: nn.MultiheadAttention | MultiheadAttention, x: Tensor) -> Tensor:
-    """(b t m) from the module's input or output, which may be (t b m), or (t m) for one sequence."""
-    if x.ndim == 2:
-        return x[None]
-    if module.batch_first:
-        return x
-    return x.transpose(0, 1)
