@@ -56,12 +56,15 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
             raise ValueError(f"cs336.load: missing {key}")
 
     # "layers.3.attn.q_proj.weight": the second part is the number of the layer.
-    layers = len({key.split(".")[1] for key in state if key.startswith("layers.") and key.count(".") > 1})
+    layers = set()
+    for key in state:
+        if key.startswith("layers.") and key.count(".") > 1:
+            layers.add(key.split(".")[1])
     table = state[TABLE]
     vocabulary, dim = table.shape
-    settings = course_config(vocabulary, dim, len(state[UP]), layers, heads, theta=theta, context=context)
+    settings = course_config(vocabulary, dim, len(state[UP]), len(layers), heads, theta=theta, context=context)
     model = Transformer(settings, device="meta", dtype=table.dtype).to_empty(device=table.device)
-    fill("cs336.load", model, _mappings(layers, dim), state)
+    fill("cs336.load", model, _mappings(len(layers), dim), state)
     return model
 
 

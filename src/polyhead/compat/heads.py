@@ -1,7 +1,7 @@
 """Groups of our heads inside attention modules of other libraries: what all replacements share."""
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -51,7 +51,9 @@ class Groups(nn.Module):
         self.shared = [mechanism.share for mechanism in heads]
         self.sizes = [group.sizes for group in groups]
         check_shared(layer, heads, self.sizes)
-        edges = accumulate((size.heads for size in self.sizes), initial=0)
+        edges = [0]
+        for size in self.sizes:
+            edges.append(edges[-1] + size.heads)
         self.heads_of = list(pairwise(edges))  # the first head of each group, and that of the next one
 
         # Groups with equal sources read one module.
@@ -70,8 +72,10 @@ class Groups(nn.Module):
 def is_plain(module: nn.Module) -> bool:
     """Whether a module has no hooks and no `forward` of its own (as accelerate sets it), which a replacement loses."""
     attributes = vars(module)
-    has_hooks = any(attribute for name, attribute in attributes.items() if name.endswith("_hooks"))
-    return not has_hooks and "forward" not in attributes
+    for name, attribute in attributes.items():
+        if name.endswith("_hooks") and attribute:
+            return False
+    return "forward" not in attributes
 
 
 def added(layer: str, groups: Iterable[nn.Module], bias: Tensor | None) -> Tensor | None:

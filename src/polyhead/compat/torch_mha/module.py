@@ -156,7 +156,9 @@ class MultiheadAttention(Groups):
         )
         # With weights PyTorch computes its softmax step by step, which has second derivatives.  So does this module.
         with sdpa_kernel(SDPBackend.MATH) if need_weights else contextlib.nullcontext():
-            outputs = [attended(group, call).flatten(2) for group, call in zip(self.groups, calls, strict=True)]
+            outputs = []
+            for group, call in zip(self.groups, calls, strict=True):
+                outputs.append(attended(group, call).flatten(2))
         y = self.out_proj(torch.cat(outputs, dim=-1))
         is_single = query.ndim == 2
         if is_single:
@@ -166,8 +168,10 @@ class MultiheadAttention(Groups):
         if not need_weights:
             return y, None
 
-        code = torch.cat([coder(group)(call) for group, call in zip(self.groups, calls, strict=True)], 1)
-        code = drop(code, keep)
+        codes = []
+        for group, call in zip(self.groups, calls, strict=True):
+            codes.append(coder(group)(call))
+        code = drop(torch.cat(codes, 1), keep)
         if average_attn_weights:
             code = code.mean(1)
         if is_single:
