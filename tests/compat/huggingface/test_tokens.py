@@ -55,7 +55,7 @@ def test_the_tokens_are_those_of_the_codec(codec, tmp_path):
 
 
 def test_other_codecs_are_one_clear_line():
-    parts = ("count", "digest", "end", "encode", "encode_all", "decode", "pieces", "to_json")
+    parts = ("count", "digest", "end", "encode", "decode", "pieces", "to_json")
     other = type("Sentences", (), {name: getattr(Bytes, name) for name in parts})()
     with refusing("tokenizer_of: bytes or a tokenizer.json was wanted but a Sentences came: "):
         tokenizer_of(other)
